@@ -1,0 +1,13 @@
+"""The original Transformer of "Attention Is All You Need" as a Hugging Face model package."""
+
+from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from .configuration_vanilla import VanillaConfig
+from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
+from .tokenization_vanilla import VanillaTokenizer
+from .tokenizer_training import train_tokenizer
+
+AutoConfig.register("vanilla", VanillaConfig, exist_ok=True)
+AutoModel.register(VanillaConfig, VanillaModel, exist_ok=True)
+AutoModelForSeq2SeqLM.register(VanillaConfig, VanillaForConditionalGeneration, exist_ok=True)
+AutoTokenizer.register(VanillaConfig, fast_tokenizer_class=VanillaTokenizer, exist_ok=True)

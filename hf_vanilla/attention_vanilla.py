@@ -1,0 +1,150 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Scaled dot-product and multi-head attention (3.2), with the cache of incremental decoding.
+
+Shapes: B batch, T queries, S keys, D `d_model`, H heads, K key width d_k, W value width d_v.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .configuration_vanilla import VanillaConfig
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: object,
+) -> tuple[Tensor, Tensor]:
+    """Weighted mean of the values a query may see (3.2.1), written out; it also returns the weights.
+
+    The softmax runs in float32 at least. A query that may see nothing gets zeros, never NaN.
+
+    Args:
+        module: the attention that calls; its `training` decides on dropout.
+        query: `(B, H, T, K)`.
+        key: `(B, H, S, K)`.
+        value: `(B, H, S, W)`.
+        attention_mask: `(B, 1, T, S)`, bool with True = may look, or float to be added to the
+            scores with `torch.finfo(dtype).min` or -inf = may not look; None: all may look.
+        dropout: rate on the weights.
+        scaling: factor on the scores; None: `K ** -0.5`.
+        **kwargs: what other attention implementations need.
+
+    Returns:
+        The means `(B, T, H, W)` and the weights `(B, H, T, S)`, whose rows sum to 1 or are all zero.
+    """
+    scaling = query.size(-1) ** -0.5 if scaling is None else scaling
+    scores = query @ key.transpose(-2, -1) * scaling  # (B, H, T, S)
+    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if attention_mask is None:
+        weights = wide.softmax(dim=-1)
+    else:
+        may_attend = attention_mask
+        if attention_mask.dtype != torch.bool:
+            may_attend = attention_mask > torch.finfo(attention_mask.dtype).min
+            wide = wide + attention_mask
+        wide = wide.masked_fill(~may_attend, torch.finfo(wide.dtype).min)
+        weights = wide.softmax(dim=-1) * may_attend.any(dim=-1, keepdim=True)
+    weights = nn.functional.dropout(weights.to(query.dtype), p=dropout, training=module.training)
+    return (weights @ value).transpose(1, 2), weights
+
+
+class VanillaAttention(nn.Module):
+    """Multi-head attention (3.2.2) over three inputs; it knows no positions and no masks of its own.
+
+    Args:
+        config: read for `d_model`, `head_dim`, `v_head_dim`, `attention_bias`, `attention_dropout`.
+        num_heads: h.
+        is_causal: True only for a text decoder's self-attention. Always set, because transformers'
+            sdpa takes a module without it for a causal one.
+        layer_idx: place of the layer in the cache; needed only with a cache.
+    """
+
+    def __init__(
+        self,
+        config: VanillaConfig,
+        num_heads: int,
+        *,
+        is_causal: bool = False,
+        layer_idx: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.is_causal = is_causal
+        self.layer_idx = layer_idx
+        self.head_dim, self.v_head_dim = config.head_widths(num_heads)
+        self.scaling = self.head_dim**-0.5
+        d_model, bias = config.d_model, config.attention_bias
+        self.q_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(d_model, num_heads * self.v_head_dim, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.v_head_dim, d_model, bias=bias)
+
+    def forward(
+        self,
+        query_input: Tensor,
+        key_input: Tensor,
+        value_input: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let every query look at the keys it may see.
+
+        Args:
+            query_input: `(B, T, D)`.
+            key_input: `(B, S, D)`.
+            value_input: `(B, S, D)`.
+            attention_mask: `(B, 1, T, S)` in the form of the attention implementation; None: all.
+            past_key_values: a plain `Cache` grows by these keys and values. An
+                `EncoderDecoderCache` keeps those of the source, computed at the first call only.
+            **kwargs: passed on to the attention implementation.
+
+        Returns:
+            `(B, T, D)` and the weights `(B, H, T, S)`, None where the implementation keeps none.
+        """
+        query = _split_heads(self.q_proj(query_input), self.head_dim)
+        key, value = self._keys_and_values(key_input, value_input, past_key_values)
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention
+        )
+        attended, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return self.out_proj(attended.flatten(2)), weights  # (B, T, H, W) -> (B, T, D)
+
+    def _keys_and_values(
+        self, key_input: Tensor, value_input: Tensor, past_key_values: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        is_of_source = isinstance(past_key_values, EncoderDecoderCache)
+        if is_of_source and past_key_values.is_updated.get(self.layer_idx):
+            kept = past_key_values.cross_attention_cache.layers[self.layer_idx]
+            return kept.keys, kept.values
+        key = _split_heads(self.k_proj(key_input), self.head_dim)
+        value = _split_heads(self.v_proj(value_input), self.v_head_dim)
+        if is_of_source:
+            past_key_values.is_updated[self.layer_idx] = True
+            return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
+        if past_key_values is not None:
+            return past_key_values.update(key, value, self.layer_idx)
+        return key, value
+
+
+def _split_heads(projected: Tensor, width: int) -> Tensor:
+    return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, H, L, width)

@@ -1,0 +1,223 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Every number that shapes the weights or the function of the 2017 Transformer.
+
+The defaults are the paper's base model ("Attention Is All You Need", Table 3).
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+POSITION_EMBEDDING_TYPES = ("sinusoidal", "learned")
+POSITION_LAYOUTS = ("interleaved", "concatenated")
+POSITION_FREQUENCIES = ("paper", "tensor2tensor")
+LABEL_SMOOTHING_TYPES = ("non_target", "uniform", "non_target_non_pad")
+
+
+@strict
+class VanillaConfig(PreTrainedConfig):
+    r"""Configuration of the post-norm encoder-decoder of "Attention Is All You Need" (section 3).
+
+    Args:
+        vocab_size (`int`, defaults to 37000): entries of the source table; of the one shared table
+            unless `share_encoder_decoder_embeddings` is off.
+        decoder_vocab_size (`int`, *optional*): entries of the target table. None: `vocab_size`.
+        d_model (`int`, defaults to 512): width of every hidden state.
+        encoder_layers (`int`, defaults to 6): N of the encoder.
+        encoder_attention_heads (`int`, defaults to 8): h of the encoder.
+        encoder_ffn_dim (`int`, defaults to 2048): d_ff of the encoder.
+        decoder_layers (`int`, defaults to 6): N of the decoder.
+        decoder_attention_heads (`int`, defaults to 8): h of the decoder, in both its attentions.
+        decoder_ffn_dim (`int`, defaults to 2048): d_ff of the decoder.
+        head_dim (`int`, *optional*): d_k, width of a head's queries and keys. None: d_model / heads.
+        v_head_dim (`int`, *optional*): d_v, width of a head's values. None: d_model / heads.
+        dropout (`float`, defaults to 0.1): P_drop, on every sublayer's output and on the sum of
+            embedding and position (5.4).
+        attention_dropout (`float`, defaults to 0.0): on the attention weights; not in the paper's base.
+        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network; not in the paper.
+        activation_function (`str`, defaults to `"relu"`): a name of `transformers.activations.ACT2FN`.
+        attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
+        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
+        scale_embedding (`bool`, defaults to `True`): multiply embeddings by sqrt(d_model) (3.4).
+        max_position_embeddings (`int`, defaults to 1024): tokens of the longest sequence: a hard limit
+            for learned positions, the length at which the tokenizer truncates for sinusoids, which
+            themselves have no limit.
+        position_embedding_type (`str`, defaults to `"sinusoidal"`): or `"learned"` (Table 3, row E).
+        position_layout (`str`, defaults to `"interleaved"`): sine and cosine in turn as in 3.5, or
+            `"concatenated"`: all sines, then all cosines (tensor2tensor, fairseq, Marian).
+        position_frequencies (`str`, defaults to `"paper"`): 10000^(-2i/d), or `"tensor2tensor"`:
+            10000^(-i/(d/2-1)).
+        position_offset (`int`, defaults to 0): place of the first token (fairseq: 2).
+        label_smoothing (`float`, defaults to 0.1): eps_ls (5.4), used in training mode only.
+        label_smoothing_type (`str`, defaults to `"non_target"`): where eps_ls goes: to the V-1 other
+            words (tensor2tensor), `"uniform"`: to all V words, or `"non_target_non_pad"`: to the V-2
+            words that are neither true nor padding.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`): one table for source and target.
+        tie_word_embeddings (`bool`, defaults to `True`): the output projection is the target table.
+        pad_token_id (`int`, defaults to 0): embedded as zeros, never attended to, never a target.
+        eos_token_id (`int` or `list[int]`, defaults to 1): ends every sentence.
+        bos_token_id (`int`, *optional*): not used by this model.
+        decoder_start_token_id (`int`, defaults to 0): the decoder's first input; the padding token,
+            hence a zero vector plus position 0, as in tensor2tensor.
+        use_cache (`bool`, defaults to `True`): return keys and values for incremental decoding.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
+            the message names the value and the remedy.
+
+    Example:
+        >>> from hf_vanilla import VanillaConfig
+        >>> VanillaConfig(d_model=256, encoder_attention_heads=4, decoder_attention_heads=4).d_model
+        256
+    """
+
+    model_type = "vanilla"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - transformers' form
+    attribute_map = {  # noqa: RUF012 - transformers' form
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    vocab_size: int = 37_000
+    decoder_vocab_size: int | None = None
+    d_model: int = 512
+    encoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_layers: int = 6
+    decoder_attention_heads: int = 8
+    decoder_ffn_dim: int = 2048
+    head_dim: int | None = None
+    v_head_dim: int | None = None
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    attention_bias: bool = False
+    layer_norm_eps: float = 1e-6
+    scale_embedding: bool = True
+    max_position_embeddings: int = 1024
+    position_embedding_type: str = "sinusoidal"
+    position_layout: str = "interleaved"
+    position_frequencies: str = "paper"
+    position_offset: int = 0
+    label_smoothing: float | int = 0.1
+    label_smoothing_type: str = "non_target"
+    share_encoder_decoder_embeddings: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = 0
+    eos_token_id: int | list[int] | None = 1
+    bos_token_id: int | None = None
+    decoder_start_token_id: int | None = 0
+    use_cache: bool = True
+    is_encoder_decoder: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        # transformers reads this field as an int, so the default is resolved here and not in a property
+        if self.decoder_vocab_size is None:
+            self.decoder_vocab_size = self.vocab_size
+        super().__post_init__(**kwargs)
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Entries of the target table and of the output projection."""
+        is_shared = self.share_encoder_decoder_embeddings
+        return self.vocab_size if is_shared else self.decoder_vocab_size
+
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
+        share = self.d_model // num_heads
+        return self.head_dim or share, self.v_head_dim or share
+
+    def validate_sizes(self) -> None:
+        """Sizes and counts are positive; the optional ones may be None."""
+        for name in (
+            "vocab_size",
+            "d_model",
+            "encoder_layers",
+            "encoder_attention_heads",
+            "encoder_ffn_dim",
+            "decoder_layers",
+            "decoder_attention_heads",
+            "decoder_ffn_dim",
+            "max_position_embeddings",
+            "decoder_vocab_size",
+            "head_dim",
+            "v_head_dim",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}: give a positive number")
+        if self.position_offset < 0:
+            raise ValueError(f"position_offset={self.position_offset}: give 0 or more")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
+
+    def validate_head_split(self) -> None:
+        """Heads divide d_model wherever their width is not given."""
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name)
+            is_derived = self.head_dim is None or self.v_head_dim is None
+            if heads > 0 and is_derived and self.d_model % heads:
+                raise ValueError(
+                    f"d_model={self.d_model} is not a multiple of {name}={heads}: "
+                    "change either, or set head_dim and v_head_dim"
+                )
+
+    def validate_positions(self) -> None:
+        """Sine and cosine come in pairs, so the paper's positions need an even width (3.5)."""
+        if self.position_embedding_type == "sinusoidal" and self.d_model % 2:
+            raise ValueError(
+                f"d_model={self.d_model} is odd, and sinusoids come in pairs: "
+                "take an even d_model or position_embedding_type='learned'"
+            )
+
+    def validate_rates(self) -> None:
+        """Dropouts and smoothing are probabilities below 1."""
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            rate = getattr(self, name)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+
+    def validate_names(self) -> None:
+        """An unknown name never becomes a default."""
+        for name, choices in (
+            ("activation_function", sorted(ACT2FN)),
+            ("position_embedding_type", POSITION_EMBEDDING_TYPES),
+            ("position_layout", POSITION_LAYOUTS),
+            ("position_frequencies", POSITION_FREQUENCIES),
+            ("label_smoothing_type", LABEL_SMOOTHING_TYPES),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}"
+                )
+
+    def validate_sharing(self) -> None:
+        """One table has one size."""
+        is_shared = self.share_encoder_decoder_embeddings
+        if is_shared and self.decoder_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"decoder_vocab_size={self.decoder_vocab_size} differs from vocab_size="
+                f"{self.vocab_size}, but one table serves both sides: "
+                "set share_encoder_decoder_embeddings=False or leave decoder_vocab_size out"
+            )
+
+    def validate_special_tokens(self) -> None:
+        """Special tokens lie inside the vocabularies that look them up."""
+        smaller = min(self.vocab_size, self.target_vocab_size)
+        end_ids = self.eos_token_id if isinstance(self.eos_token_id, list) else [self.eos_token_id]
+        for name, token_id, size in (
+            ("pad_token_id", self.pad_token_id, smaller),
+            ("bos_token_id", self.bos_token_id, smaller),
+            ("decoder_start_token_id", self.decoder_start_token_id, self.target_vocab_size),
+            *(("eos_token_id", end_id, smaller) for end_id in end_ids),
+        ):
+            if token_id is not None and not 0 <= token_id < size:
+                raise ValueError(
+                    f"{name}={token_id} is outside the vocabulary of {size} entries: "
+                    f"give an id from 0 to {size - 1}"
+                )

@@ -1,0 +1,77 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""The paper's decoding (6.1) in transformers' `generate()`: what its beam search does not have.
+
+Two entries of our own live in the generation config and are saved with it: `length_penalty_form`
+("gnmt" or "power") and `max_tokens_beyond_source`.
+"""
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria
+
+from .configuration_vanilla import VanillaConfig
+
+LENGTH_PENALTY_FORMS = ("gnmt", "power")
+
+
+def paper_decoding(config: VanillaConfig) -> GenerationConfig:
+    """Beam 4, GNMT penalty with alpha 0.6, at most source length + 50 tokens (6.1)."""
+    return GenerationConfig(
+        num_beams=4,
+        length_penalty=0.6,
+        length_penalty_form="gnmt",
+        # the paper's bound: stop once no open beam can still overtake the finished ones
+        early_stopping="never",
+        max_tokens_beyond_source=50,
+        pad_token_id=config.pad_token_id,
+        eos_token_id=config.eos_token_id,
+        bos_token_id=config.bos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+    )
+
+
+class GnmtLengthPenalty(float):
+    """An alpha for which `n ** alpha` is the penalty of Wu et al. 2016, `((5 + n) / 6) ** alpha`.
+
+    transformers' beam search divides by `length ** length_penalty`; with this exponent the same
+    line computes the paper's score. It lives for one call and is never saved.
+    """
+
+    __slots__ = ()
+
+    def __rpow__(self, length: float) -> float:  # type: ignore[override] - a real base, no modulus
+        """Penalty of a hypothesis of `length` tokens, the end token included."""
+        return ((5 + length) / 6) ** float(self)
+
+
+def length_penalty(generation_config: GenerationConfig) -> float:
+    """The exponent that beam search must use for this generation config.
+
+    Raises:
+        ValueError: `length_penalty_form` is unknown.
+    """
+    form = getattr(generation_config, "length_penalty_form", None) or "power"
+    if form not in LENGTH_PENALTY_FORMS:
+        names = ", ".join(LENGTH_PENALTY_FORMS)
+        raise ValueError(f"length_penalty_form={form!r}: choose one of {names}")
+    alpha = generation_config.length_penalty
+    return GnmtLengthPenalty(alpha) if form == "gnmt" else alpha
+
+
+class SourceLengthCriteria(StoppingCriteria):
+    """Ends each hypothesis at its own source's length plus a constant (6.1).
+
+    A limit per row, not per batch: a short sentence beside a long one decodes as it would alone.
+
+    Args:
+        max_lengths: `(B,)` int64, tokens a hypothesis of each sentence may have, prompt included.
+    """
+
+    def __init__(self, max_lengths: Tensor) -> None:
+        self.max_lengths = max_lengths
+
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        """Which of the `(B * n, L)` hypotheses are at their limit, `(B * n,)` bool."""
+        per_sentence = input_ids.shape[0] // self.max_lengths.shape[0]
+        limits = self.max_lengths.repeat_interleave(per_sentence).to(input_ids.device)
+        return torch.as_tensor(input_ids.shape[1], device=input_ids.device) >= limits

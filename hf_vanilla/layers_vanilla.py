@@ -1,0 +1,133 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""The two layers of Figure 1: `LayerNorm(x + Dropout(Sublayer(x)))` around every sublayer (3.1).
+
+A layer reads widths, counts and rates from its config and knows no vocabulary, image or label, so
+that heads other than text can stack it. Shapes: B batch, S source, T target, D `d_model`.
+"""
+
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention_vanilla import VanillaAttention
+from .configuration_vanilla import VanillaConfig
+
+
+def placed(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
+    """Queries or keys with their positions; None: positions came in with the embedding (3.5)."""
+    return hidden_states if positions is None else hidden_states + positions
+
+
+class VanillaEncoderLayer(GradientCheckpointingLayer):
+    """Self-attention, then feed-forward (3.1, 3.3)."""
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__()
+        self.self_attn = VanillaAttention(config, config.encoder_attention_heads)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
+        self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        **kwargs: object,
+    ) -> Tensor:
+        """One layer of the encoder.
+
+        Args:
+            hidden_states: `(B, S, D)`.
+            attention_mask: `(B, 1, S, S)` in the form of the attention implementation; None: all.
+            positions: broadcastable to `(B, S, D)`, added to queries and keys, never to values.
+            **kwargs: passed on to attention.
+
+        Returns:
+            `(B, S, D)`.
+        """
+        query = placed(hidden_states, positions)
+        attended, _ = self.self_attn(query, query, hidden_states, attention_mask, **kwargs)
+        hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
+
+        fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(hidden_states))))
+        return self.final_layer_norm(hidden_states + self.dropout(fed))
+
+
+class VanillaDecoderLayer(GradientCheckpointingLayer):
+    """Masked self-attention, attention to the source, then feed-forward (3.1, 3.3).
+
+    Args:
+        config: widths, counts and rates.
+        layer_idx: place of the layer in the cache.
+        is_causal: False for a decoder that emits all its outputs in one pass.
+    """
+
+    def __init__(self, config: VanillaConfig, layer_idx: int, *, is_causal: bool = True) -> None:
+        super().__init__()
+        heads = config.decoder_attention_heads
+        self.self_attn = VanillaAttention(config, heads, is_causal=is_causal, layer_idx=layer_idx)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.encoder_attn = VanillaAttention(config, heads, layer_idx=layer_idx)
+        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.fc1 = nn.Linear(config.d_model, config.decoder_ffn_dim)
+        self.fc2 = nn.Linear(config.decoder_ffn_dim, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.activation_dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(  # noqa: PLR0913 - three sublayers need their inputs
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        positions: Tensor | None = None,
+        encoder_positions: Tensor | None = None,
+        **kwargs: object,
+    ) -> Tensor:
+        """One layer of the decoder.
+
+        Args:
+            hidden_states: `(B, T, D)`.
+            attention_mask: `(B, 1, T, T + past)` in the form of the attention implementation. None:
+                the self-attention's `is_causal` decides.
+            encoder_hidden_states: `(B, S, D)`; None skips the attention to the source.
+            encoder_attention_mask: `(B, 1, T, S)`; None: all.
+            past_key_values: an `EncoderDecoderCache`, or a plain `Cache` for self-attention alone.
+            positions: broadcastable to `(B, T, D)`, added to the queries of both attentions and to
+                the keys of self-attention.
+            encoder_positions: broadcastable to `(B, S, D)`, added to the keys of the source.
+            **kwargs: passed on to attention.
+
+        Returns:
+            `(B, T, D)`.
+        """
+        has_two_caches = isinstance(past_key_values, EncoderDecoderCache)
+        own_cache = past_key_values.self_attention_cache if has_two_caches else past_key_values
+        query = placed(hidden_states, positions)
+        attended, _ = self.self_attn(
+            query, query, hidden_states, attention_mask, own_cache, **kwargs
+        )
+        hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
+
+        if encoder_hidden_states is not None:
+            attended, _ = self.encoder_attn(
+                placed(hidden_states, positions),
+                placed(encoder_hidden_states, encoder_positions),
+                encoder_hidden_states,
+                encoder_attention_mask,
+                past_key_values if has_two_caches else None,
+                **kwargs,
+            )
+            hidden_states = self.encoder_attn_layer_norm(hidden_states + self.dropout(attended))
+
+        fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(hidden_states))))
+        return self.final_layer_norm(hidden_states + self.dropout(fed))

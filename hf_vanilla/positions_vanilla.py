@@ -1,0 +1,93 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Where a token stands: the sinusoids of section 3.5, or learned positions (Table 3, row E).
+
+Shapes: B batch, L any length, D `d_model`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from .configuration_vanilla import POSITION_FREQUENCIES, POSITION_LAYOUTS, VanillaConfig
+
+
+def sinusoid(
+    places: Tensor,
+    width: int,
+    *,
+    base: float = 10_000.0,
+    layout: str = "interleaved",
+    frequencies: str = "paper",
+) -> Tensor:
+    """Sines and cosines of geometrically falling frequency (3.5).
+
+    Args:
+        places: `(...,)` any integer or float places; fractions are welcome.
+        width: even number of channels.
+        base: ratio between the first and (nearly) the last wavelength.
+        layout: `"interleaved"` (sine, cosine, sine, ...) or `"concatenated"` (sines, then cosines).
+        frequencies: `"paper"`, `base^(-2i/width)`, or `"tensor2tensor"`, `base^(-i/(width/2-1))`.
+
+    Returns:
+        `(..., width)` in [-1, 1]; float64, except on a device that has none.
+
+    Raises:
+        ValueError: `width` is odd or not positive, or a name is unknown.
+    """
+    if width < 1 or width % 2:
+        raise ValueError(f"width={width}: sines and cosines come in pairs, give an even width")
+    if layout not in POSITION_LAYOUTS:
+        raise ValueError(f"layout={layout!r}: choose one of {', '.join(POSITION_LAYOUTS)}")
+    if frequencies not in POSITION_FREQUENCIES:
+        names = ", ".join(POSITION_FREQUENCIES)
+        raise ValueError(f"frequencies={frequencies!r}: choose one of {names}")
+    # float32 angles lose the fourth decimal of the sine near place 1,000
+    dtype = torch.float32 if places.device.type == "mps" else torch.float64
+    pair = torch.arange(width // 2, dtype=dtype, device=places.device)
+    last = width / 2 if frequencies == "paper" else max(width / 2 - 1, 1)
+    angles = places.to(dtype).unsqueeze(-1) * base ** (-pair / last)  # (..., D/2)
+    sine, cosine = angles.sin(), angles.cos()
+    if layout == "interleaved":
+        return torch.stack((sine, cosine), dim=-1).flatten(-2)
+    return torch.cat((sine, cosine), dim=-1)
+
+
+class SinusoidalPositions(nn.Module):
+    """The paper's positions, for sequences of any length.
+
+    They are computed where they are needed, in double precision, and never stored: no table goes
+    into a checkpoint, follows the model into half precision, or comes back unfilled from loading.
+    """
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__()
+        self.width = config.d_model
+        self.layout = config.position_layout
+        self.frequencies = config.position_frequencies
+        self.offset = config.position_offset
+
+    def forward(self, length: int, first: "int | Tensor", like: Tensor) -> Tensor:
+        """Positions `first` to `first + length - 1`, `(L, D)` in dtype and on the device of `like`."""
+        places = torch.arange(length, device=like.device) + first + self.offset
+        table = sinusoid(places, self.width, layout=self.layout, frequencies=self.frequencies)
+        return table.to(like.dtype)
+
+
+class LearnedPositions(nn.Embedding):
+    """One trained vector per position (Table 3, row E), up to `max_position_embeddings`."""
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config.max_position_embeddings, config.d_model)
+
+    def forward(self, length: int, first: "int | Tensor", like: Tensor) -> Tensor:
+        """Positions `first` to `first + length - 1`, `(L, D)`.
+
+        Raises:
+            ValueError: the sequence is longer than `max_position_embeddings`.
+        """
+        if isinstance(first, int) and first + length > self.num_embeddings:
+            raise ValueError(
+                f"a sequence of {first + length} tokens, but learned positions end at "
+                f"max_position_embeddings={self.num_embeddings}: shorten it or train with more"
+            )
+        places = torch.arange(length, device=like.device) + first
+        return super().forward(places).to(like.dtype)
