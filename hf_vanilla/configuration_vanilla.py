@@ -13,7 +13,8 @@ from transformers.activations import ACT2FN
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "learned")
 POSITION_LAYOUTS = ("interleaved", "concatenated")
 POSITION_FREQUENCIES = ("paper", "tensor2tensor")
-LABEL_SMOOTHING_TYPES = ("non_target", "uniform", "non_target_non_pad")
+# words that have no share of the smoothing, by type
+LABEL_SMOOTHING_TYPES = {"non_target": 1, "uniform": 0, "non_target_non_pad": 2}
 
 
 @strict

@@ -1,15 +1,23 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Smoothed cross-entropy per real target token (5.4). Shapes: B batch, T target, V vocabulary."""
+"""Smoothed cross-entropy per real target token (5.4).
+
+Shapes: B batch, T target, N = B T tokens, V vocabulary.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .configuration_vanilla import LABEL_SMOOTHING_TYPES
 
 IGNORED_LABEL = -100
+# logits handled at once on a CPU: few enough to stay in its cache
+CACHED_LOGITS = 2**19
 
 
-def label_smoothed_loss(  # noqa: PLR0913 - the loss and its divisor are one thought
+def label_smoothed_loss(
     logits: Tensor,
     labels: Tensor,
     *,
@@ -21,7 +29,7 @@ def label_smoothed_loss(  # noqa: PLR0913 - the loss and its divisor are one tho
     """Nats per real target token, with the targets smoothed over the vocabulary (5.4).
 
     Args:
-        logits: `(B, T, V)`; taken to float32 at least.
+        logits: `(B, T, V)`; summed in float32 at least.
         labels: `(B, T)` int64, already aligned with `logits`; -100 is padding.
         smoothing: probability eps taken from the true word, in [0, 1); 0 gives the plain NLL.
         smoothing_type: who shares eps: `"non_target"`, the V-1 other words (tensor2tensor,
@@ -37,32 +45,96 @@ def label_smoothed_loss(  # noqa: PLR0913 - the loss and its divisor are one tho
     Raises:
         ValueError: `smoothing_type` is unknown or lacks its `pad_token_id`.
     """
+    unsmoothed = None if smoothing_type != "non_target_non_pad" else pad_token_id
     if smoothing_type not in LABEL_SMOOTHING_TYPES:
         names = ", ".join(LABEL_SMOOTHING_TYPES)
         raise ValueError(f"label_smoothing_type={smoothing_type!r}: choose one of {names}")
+    if smoothing_type == "non_target_non_pad" and pad_token_id is None:
+        raise ValueError("label_smoothing_type='non_target_non_pad' needs a pad_token_id")
+    words = logits.size(-1) - LABEL_SMOOTHING_TYPES[smoothing_type]
+    share = smoothing / words if smoothing else 0.0
+    extra = 1 - smoothing if smoothing_type == "uniform" else 1 - smoothing - share
     is_real = labels != IGNORED_LABEL
-    targets = labels.masked_fill(~is_real, 0).unsqueeze(-1)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_probs = logits.log_softmax(dim=-1)
-    losses = -log_probs.gather(-1, targets).squeeze(-1)  # (B, T)
-    if smoothing:
-        others = _mean_of_others(log_probs, losses, smoothing_type, pad_token_id)
-        losses = (1 - smoothing) * losses + smoothing * others
-    total = (losses * is_real).sum()
+    targets = labels.masked_fill(~is_real, 0)
+    # a compiler fuses the plain formula and cannot follow the other
+    is_plain = torch.compiler.is_compiling() or not logits.requires_grad
+    cross_entropy = _plain_cross_entropy if is_plain else _CrossEntropy.apply
+    losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), share, extra, unsmoothed)
+    total = (losses * is_real.flatten()).sum()
     if num_items_in_batch is None:
         return total / is_real.sum().clamp(min=1)
     return total / num_items_in_batch
 
 
-def _mean_of_others(
-    log_probs: Tensor, nll: Tensor, smoothing_type: str, pad_token_id: int | None
+def _plain_cross_entropy(
+    logits: Tensor, targets: Tensor, share: float, extra: float, unsmoothed: int | None
 ) -> Tensor:
-    """Mean of -log p over the words that share eps, `(B, T)`."""
-    total, words = -log_probs.sum(dim=-1), log_probs.size(-1)
-    if smoothing_type == "uniform":
-        return total / words
-    if smoothing_type == "non_target":
-        return (total - nll) / (words - 1)
-    if pad_token_id is None:
-        raise ValueError("label_smoothing_type='non_target_non_pad' needs a pad_token_id")
-    return (total - nll + log_probs[..., pad_token_id]) / (words - 2)
+    """Cross-entropy `(N,)` against `share` on every word and `extra` more on the true one.
+
+    Args:
+        logits: `(N, V)`.
+        targets: `(N,)` int64 ids of the true words.
+        share: probability of each word.
+        extra: what the true word has besides.
+        unsmoothed: id of a word without its share.
+    """
+    logits = _wide(logits)
+    losses = logits.logsumexp(dim=-1) - extra * logits.gather(-1, targets[:, None]).squeeze(-1)
+    if share:
+        losses = losses - share * logits.sum(dim=-1)
+    if share and unsmoothed is not None:
+        losses = losses + share * logits[:, unsmoothed]
+    return losses
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """`_plain_cross_entropy` whose backward writes its gradient once, a cacheful of rows at a time.
+
+    Autograd's own would make several more arrays of N x V numbers, which costs more time than the
+    product that made the logits.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        targets: Tensor,
+        share: float,
+        extra: float,
+        unsmoothed: int | None,
+    ) -> Tensor:
+        ctx.save_for_backward(logits, targets)
+        ctx.shares = share, extra, unsmoothed
+        parts = zip(_cachefuls(logits), _cachefuls(targets, like=logits), strict=True)
+        return torch.cat([_plain_cross_entropy(*part, *ctx.shares) for part in parts])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        logits, targets = ctx.saved_tensors
+        share, extra, unsmoothed = ctx.shares
+        result = torch.empty_like(logits)
+        parts = (logits, targets, gradient, result)
+        for rows, ids, factor, out in zip(
+            *(_cachefuls(part, like=logits) for part in parts), strict=True
+        ):
+            is_wide = _wide(out) is out
+            wide = torch.softmax(rows, dim=-1, out=out) if is_wide else _wide(rows).softmax(dim=-1)
+            if share:
+                wide -= share
+            if share and unsmoothed is not None:
+                wide[:, unsmoothed] += share
+            wide.scatter_add_(-1, ids[:, None], wide.new_full((len(ids), 1), -extra))
+            torch.mul(wide, factor[:, None], out=out)
+        return result, None, None, None, None
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _cachefuls(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Rows in parts of which a CPU's cache holds the logits; all at once elsewhere."""
+    logits = rows if like is None else like
+    is_cpu = logits.device.type == "cpu"
+    return rows.split(max(1, CACHED_LOGITS // logits.size(-1)) if is_cpu else max(1, len(rows)))

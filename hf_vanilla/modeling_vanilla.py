@@ -515,16 +515,28 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
     def _prepare_generated_length(
         self, generation_config: GenerationConfig, **kwargs: Any
     ) -> GenerationConfig:
-        """At most source length + `max_tokens_beyond_source`, unless the caller gives a limit."""
+        """At most source length + `max_tokens_beyond_source`; `max_new_tokens` replaces that limit.
+
+        A `max_length` counts too if it is smaller, except for the placeholder of transformers,
+        which `Seq2SeqTrainer` writes into a model's generation config while it evaluates.
+        """
         beyond = getattr(generation_config, "max_tokens_beyond_source", None)
-        has_limit = generation_config.max_new_tokens is not None
-        if beyond is not None and kwargs["has_default_max_length"] and not has_limit:
-            lengths = generation_config._source_lengths + beyond
-            if self.config.position_embedding_type == "learned":
-                room = self.config.max_position_embeddings - kwargs["input_ids_length"]
-                lengths = lengths.clamp(max=max(room, 1))
-            generation_config._max_lengths = lengths + kwargs["input_ids_length"]
-            generation_config.max_new_tokens = int(lengths.max())
+        if beyond is not None and generation_config.max_new_tokens is None:
+            prompt = kwargs["input_ids_length"]
+            limits = generation_config._source_lengths + beyond
+            placeholder = generation_config._get_default_generation_params()["max_length"]
+            asked = generation_config.max_length
+            if kwargs["has_default_max_length"] or asked == placeholder == (
+                self.generation_config.max_length
+            ):
+                asked = None
+            is_learned = self.config.position_embedding_type == "learned"
+            ends = [asked, self.config.max_position_embeddings if is_learned else None]
+            for end in ends:
+                limits = limits if end is None else limits.clamp(max=max(end - prompt, 1))
+            generation_config._max_lengths = limits + prompt
+            generation_config.max_new_tokens = int(limits.max())
+            kwargs["has_default_max_length"] = True  # there is only one limit left
         return super()._prepare_generated_length(generation_config=generation_config, **kwargs)
 
     def _get_stopping_criteria(
@@ -543,7 +555,7 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        """transformers' beam search, scoring by the penalty that the generation config names."""
+        """Transformers' beam search, scoring by the penalty that the generation config names."""
         generation_config.length_penalty = length_penalty(generation_config)
         return super()._beam_search(
             input_ids, logits_processor, stopping_criteria, generation_config, **kwargs

@@ -2,9 +2,13 @@
 """Sentences to a trained `VanillaTokenizer`."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from .corpus import read_lines
 from .tokenization_vanilla import VanillaTokenizer
 
 PAD_TOKEN, EOS_TOKEN = "<pad>", "</s>"
@@ -67,3 +71,33 @@ def _checked(sentences: Iterable[str]) -> Iterable[str]:
         yield sentence
     if is_empty:
         raise ValueError("no text to learn a vocabulary from: every sentence is empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTokenizerOptions:
+    """Options of `train_tokenizer_on_files`."""
+
+    files: list[str] = field(metadata={"help": "text of both languages, plain or .gz"})
+    output: str = field(metadata={"help": "folder for the tokenizer"})
+    vocab_size: int = field(default=37_000, metadata={"help": "entries at most, 258 at least"})
+    model_max_length: int = field(default=1024, metadata={"help": "tokens at which it truncates"})
+
+
+def train_tokenizer_on_files(options: TrainTokenizerOptions) -> Path:
+    """Learn one vocabulary from files and save it; returns the folder.
+
+    Raises:
+        ValueError: a file is not UTF-8, or all are empty.
+        OSError: a file cannot be read, or the output exists.
+    """
+    output = Path(options.output)
+    if output.exists():
+        raise FileExistsError(f"{output} exists: choose another name")
+    tokenizer = train_tokenizer(
+        chain.from_iterable(read_lines(file) for file in options.files),
+        vocab_size=options.vocab_size,
+        model_max_length=options.model_max_length,
+        progress=True,
+    )
+    tokenizer.save_pretrained(output)
+    return output

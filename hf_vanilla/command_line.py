@@ -1,0 +1,40 @@
+"""How a script runs one function of the package: options in, one line of error out."""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers.utils.logging import disable_progress_bar
+
+from .recipe import parse_options
+
+logger = logging.getLogger(__name__)
+
+
+def run(action: Callable[..., Any], *options: "type | Callable[[Sequence[str]], Any]") -> Any:
+    """Call `action` with the options of the command line.
+
+    A user's mistake ends in one line on stderr and exit status 1; Ctrl-C ends with status 130.
+
+    Args:
+        action: takes the parsed options.
+        *options: dataclasses of options, or one function from arguments to what `action` takes.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("hf_vanilla").setLevel(logging.INFO)
+    # it tells at every checkpoint that tied weights are stored once, which is how it should be
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+    disable_progress_bar()
+    try:
+        arguments = sys.argv[1:]
+        if isinstance(options[0], type):
+            return action(*parse_options(options, arguments))
+        return action(options[0](arguments))
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it can", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+    except (ValueError, OSError, ImportError, StrictDataclassError) as error:
+        logger.debug("where it happened", exc_info=True)
+        sys.exit(f"error: {error}")

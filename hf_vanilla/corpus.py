@@ -1,0 +1,164 @@
+"""Parallel text to rows of `source` and `target`: files, a `datasets` set, or the built-in corpus."""
+
+import gzip
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets.exceptions import DatasetGenerationError
+
+BUILT_IN_CORPUS = "numbers"
+# every number below DENSE is in the built-in corpus, and SPARSE of the larger ones
+DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
+HELD_OUT = 1_000
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """Lines of a UTF-8 file, plain or `.gz`, without their line ends.
+
+    Only a line feed ends a line, so that both sides of a corpus count lines alike.
+
+    Raises:
+        ValueError: a line is not UTF-8; the message names file and line.
+        OSError: the file cannot be read.
+    """
+    path = Path(path)
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        yield from decoded_lines(file, str(path))
+
+
+def decoded_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines of a binary stream as text without line ends; `name` is for the error message.
+
+    Raises:
+        ValueError: a line is not UTF-8.
+    """
+    for number, line in enumerate(file, start=1):
+        try:
+            yield line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{name}, line {number}: byte {error.start + 1} is not UTF-8; "
+                "convert the text, for example with iconv -t utf-8"
+            ) from None
+
+
+def read_pairs(source: str | Path, target: str | Path) -> Iterator[dict[str, str]]:
+    """Rows of `source` and `target` from two files that correspond line by line.
+
+    Raises:
+        ValueError: one file ends before the other, both are empty, or a line is not UTF-8.
+    """
+    number = 0
+    sides = zip_longest(read_lines(source), read_lines(target))
+    for number, (source_line, target_line) in enumerate(sides, start=1):
+        if source_line is None or target_line is None:
+            short, long = (source, target) if source_line is None else (target, source)
+            raise ValueError(
+                f"{short} ends after line {number - 1}, but {long} goes on: "
+                f"line {number} has no translation"
+            )
+        yield {"source": source_line, "target": target_line}
+    if not number:
+        raise ValueError(f"{source} and {target} are empty: no sentence pairs to read")
+
+
+def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
+    """The rows of `read_pairs` as a memory-mapped set, kept in the cache of `datasets`.
+
+    Raises:
+        ValueError: as `read_pairs`.
+        OSError: a file cannot be read.
+    """
+    facts = []
+    for path in (Path(source), Path(target)):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file")
+        stat = path.stat()
+        facts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
+    # the cache must notice an edited file, so its key is more than the two names
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    try:
+        return Dataset.from_generator(
+            read_pairs,
+            gen_kwargs={"source": str(source), "target": str(target)},
+            fingerprint=f"vanilla-pairs-{key}",
+        )
+    except DatasetGenerationError as error:
+        raise error.__cause__ or error from None
+
+
+def pairs_from_dataset(
+    name: str, *, config_name: str | None = None, source_column: str, target_column: str
+) -> DatasetDict:
+    """Rows of `source` and `target` from a set on the Hub, or from a folder of `save_to_disk`.
+
+    Both usual forms are understood: two text columns (`bentrevett/multi30k`), and one column
+    `translation` that holds a dict of languages (`wmt14`).
+
+    Args:
+        name: Hub id or local folder.
+        config_name: configuration of the set, such as `"de-en"`.
+        source_column: name of the source column or language.
+        target_column: name of the target column or language.
+
+    Raises:
+        ValueError: the columns are not there; the message lists those that are.
+    """
+    is_saved = (Path(name) / "dataset_dict.json").is_file()
+    splits = load_from_disk(name) if is_saved else load_dataset(name, config_name)
+    return DatasetDict(
+        {split: _two_columns(rows, source_column, target_column) for split, rows in splits.items()}
+    )
+
+
+def _two_columns(rows: Dataset, source_column: str, target_column: str) -> Dataset:
+    if rows.column_names == ["translation"]:
+        rows = rows.flatten().rename_columns(
+            {f"translation.{name}": name for name in rows.features["translation"]}
+        )
+    missing = {source_column, target_column} - set(rows.column_names)
+    if missing:
+        raise ValueError(
+            f"no column {', '.join(sorted(missing))}: choose among {', '.join(rows.column_names)}"
+        )
+    rows = rows.select_columns([source_column, target_column])
+    return rows.rename_columns({source_column: "source", target_column: "target"})
+
+
+def number_words(number: int) -> dict[str, str]:
+    """A number in English and in German words: "forty-two", "zweiundvierzig".
+
+    Raises:
+        ImportError: `num2words` is not installed.
+    """
+    try:
+        from num2words import num2words
+    except ImportError:
+        raise ImportError(
+            "the built-in corpus needs num2words: pip install 'hf-vanilla[demo]'"
+        ) from None
+    english = num2words(number, lang="en").replace(" and ", " ").replace(",", "")
+    return {"source": english, "target": num2words(number, lang="de")}
+
+
+def built_in_corpus(seed: int = 0) -> DatasetDict:
+    """English number words to German ones: a small real translation task without a download.
+
+    German writes a number as one word and swaps tens and units. Train, validation and test share
+    no number; the two held-out parts have 1,000 each.
+    """
+    draw = random.Random(seed)
+    numbers = [*range(DENSE), *draw.sample(range(DENSE, LARGEST + 1), SPARSE)]
+    draw.shuffle(numbers)
+    parts = {
+        "test": numbers[:HELD_OUT],
+        "validation": numbers[HELD_OUT : 2 * HELD_OUT],
+        "train": numbers[2 * HELD_OUT :],
+    }
+    return DatasetDict(
+        {split: Dataset.from_list([number_words(n) for n in part]) for split, part in parts.items()}
+    )

@@ -1,0 +1,89 @@
+"""Fine-tune by transformers' own `Seq2SeqTrainer`: our rows, collator, loss and schedule as they are."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from transformers import (
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+)
+
+from .batching import PairCollator, encode_pairs
+from .corpus import pairs_from_files
+from .evaluation import score_translations
+from .translation import load_translator
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions:
+    """What to fine-tune, and on what; how is told by `Seq2SeqTrainingArguments`."""
+
+    model: str = field(metadata={"help": "model folder or Hub id to start from"})
+    train_source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
+    train_target: str = field(metadata={"help": "file of their translations, line by line"})
+    validation_source: str | None = field(default=None, metadata={"help": "held-out sentences"})
+    validation_target: str | None = field(default=None, metadata={"help": "their translations"})
+    max_length: int = field(
+        default=256, metadata={"help": "tokens a side may have; longer pairs are counted out"}
+    )
+
+    def __post_init__(self) -> None:
+        if (self.validation_source is None) != (self.validation_target is None):
+            raise ValueError("give both validation_source and validation_target, or neither")
+
+
+def bleu_metrics(
+    tokenizer: PreTrainedTokenizerBase,
+) -> Callable[[EvalPrediction], dict[str, float]]:
+    """A `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate`: BLEU and chrF."""
+
+    def compute(prediction: EvalPrediction) -> dict[str, float]:
+        # batches and processes are joined with -100, which no tokenizer can decode
+        texts = [
+            tokenizer.batch_decode(
+                np.where(ids < 0, tokenizer.pad_token_id, ids), skip_special_tokens=True
+            )
+            for ids in (prediction.predictions, prediction.label_ids)
+        ]
+        scores = score_translations(*texts)
+        return {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
+
+    return compute
+
+
+def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> Path:
+    """Fine-tune a model on two files; returns the folder of the result.
+
+    Raises:
+        ValueError: the files or the model folder are not what they should be.
+        OSError: a file cannot be read.
+    """
+    model, tokenizer = load_translator(options.model)
+    decoding, use_cache = copy.deepcopy(model.generation_config), model.config.use_cache
+    pairs = {"train": pairs_from_files(options.train_source, options.train_target)}
+    if options.validation_source is not None:
+        pairs["eval"] = pairs_from_files(options.validation_source, options.validation_target)
+    rows = {
+        part: encode_pairs(text, tokenizer, max_length=options.max_length).rows
+        for part, text in pairs.items()
+    }
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows["train"],
+        eval_dataset=rows.get("eval"),
+        data_collator=PairCollator(tokenizer.pad_token_id),
+        processing_class=tokenizer,
+        compute_metrics=bleu_metrics(tokenizer) if arguments.predict_with_generate else None,
+    )
+    is_resumed = any(Path(arguments.output_dir).glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=is_resumed or None)
+    # while it trains and evaluates, the Trainer overwrites both with defaults of its own
+    model.generation_config, model.config.use_cache = decoding, use_cache
+    trainer.save_model()
+    return Path(arguments.output_dir)

@@ -1,0 +1,117 @@
+"""The model card, filled by the run, and the way to the Hub."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from string import Template
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from .evaluation import Scores
+from .translation import load_translator
+
+CARD_FILE = "model_card.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What a run knows about its model.
+
+    Attributes:
+        model_name: shown as the title.
+        corpus: what it was trained on.
+        languages: codes such as `("en", "de")`, source first; empty where unknown.
+        license: of the trained weights; None where nobody said.
+        parameters: count.
+        recipe: the recipe as YAML text.
+        training: one sentence: steps, tokens, time, device.
+        scores: on the validation set; None where it was not translated.
+        validation_nll: nats per target token on the validation set; None where there is none.
+    """
+
+    model_name: str
+    corpus: str
+    languages: tuple[str, ...]
+    license: str | None
+    parameters: int
+    recipe: str
+    training: str
+    scores: Scores | None
+    validation_nll: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """Options of `push_folder`."""
+
+    model: str = field(metadata={"help": "folder written by training or save_pretrained"})
+    repo_id: str = field(metadata={"help": "where to push it: USER/NAME"})
+    private: bool = field(default=False, metadata={"help": "make a new repository private"})
+
+
+def card_template() -> Template:
+    """The text of `model_card.md`, which lies in the wheel or beside the package in a clone."""
+    here = Path(__file__).resolve().parent
+    folder = here if (here / CARD_FILE).is_file() else here.parent
+    return Template((folder / CARD_FILE).read_text(encoding="utf-8"))
+
+
+def model_card(facts: CardFacts) -> ModelCard:
+    """The filled card, with the metadata that the Hub reads."""
+    results = None
+    if facts.scores is not None:
+        results = [
+            EvalResult(
+                task_type="translation",
+                dataset_type="custom",
+                dataset_name=f"{facts.corpus}, validation",
+                dataset_split="validation",
+                metric_type=kind,
+                metric_value=round(value, 2),
+                metric_name=f"{name} ({signature})",
+            )
+            for kind, name, value, signature in (
+                ("sacrebleu", "BLEU", facts.scores.bleu, facts.scores.bleu_signature),
+                ("chrf", "chrF", facts.scores.chrf, facts.scores.chrf_signature),
+            )
+        ]
+    data = ModelCardData(
+        model_name=facts.model_name,
+        language=list(facts.languages) or None,
+        license=facts.license,
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["hf-vanilla", "transformer", "attention-is-all-you-need"],
+        metrics=["sacrebleu", "chrf"] if results else None,
+        eval_results=results,
+    )
+    nll = facts.validation_nll
+    body = card_template().substitute(
+        model_name=facts.model_name,
+        corpus=facts.corpus,
+        languages=" to ".join(facts.languages) or "not stated",
+        parameters=f"{facts.parameters:,}",
+        recipe=facts.recipe.strip(),
+        training=facts.training,
+        scores="not measured" if facts.scores is None else str(facts.scores),
+        validation_nll="not measured" if nll is None else f"{nll:.4f}",
+    )
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
+
+
+def push_folder(options: PushOptions) -> str:
+    """Push model, tokenizer, generation config and card of a folder; returns the address.
+
+    Raises:
+        ValueError: the folder holds no model.
+        OSError: the Hub refuses.
+    """
+    model, tokenizer = load_translator(options.model)
+    card = Path(options.model) / "README.md"
+    # the card goes first: transformers would otherwise write a nearly empty one
+    if card.is_file():
+        from huggingface_hub import create_repo
+
+        create_repo(options.repo_id, private=options.private, exist_ok=True)
+        ModelCard.load(card).push_to_hub(options.repo_id)
+    tokenizer.push_to_hub(options.repo_id, private=options.private)
+    return str(model.push_to_hub(options.repo_id, private=options.private))

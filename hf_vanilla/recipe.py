@@ -1,0 +1,286 @@
+"""What a training run is told: data, model, training and decoding, in one YAML file.
+
+Three kinds of number have three homes: what shapes the weights goes to `VanillaConfig`, how to
+decode to `GenerationConfig`, and how to train to `TrainRecipe`.
+"""
+
+import difflib
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentError
+from collections.abc import Sequence
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import GenerationConfig, HfArgumentParser
+
+from .configuration_vanilla import VanillaConfig
+from .corpus import BUILT_IN_CORPUS
+from .generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
+
+RECIPE_HELP = (
+    "Options override --recipe FILE, a YAML file of the same names. Sections of the file are set by "
+    "--model.KEY VALUE (fields of VanillaConfig) and --decoding.KEY VALUE (generation config)."
+)
+SECTIONS = ("model", "decoding")
+PRECISIONS = ("no", "bf16", "fp16")
+PAIRED_FILES = (("train_source", "train_target"), ("validation_source", "validation_target"))
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """How to train. The defaults train the paper's way on the built-in corpus."""
+
+    output_dir: str = _option("runs/train", "folder of the run: checkpoints, then the model")
+
+    dataset: str | None = _option(None, f"'{BUILT_IN_CORPUS}' (built in), a Hub id, or a folder")
+    dataset_config: str | None = _option(None, "configuration of the Hub set, such as de-en")
+    source_column: str = _option("source", "column or language to translate from")
+    target_column: str = _option("target", "column or language to translate to")
+    train_source: str | None = _option(None, "file of source sentences, plain or .gz")
+    train_target: str | None = _option(None, "file of their translations, line by line")
+    validation_source: str | None = _option(None, "file of held-out source sentences")
+    validation_target: str | None = _option(None, "file of their translations")
+    source_language: str | None = _option(None, "code for the model card, such as en")
+    target_language: str | None = _option(None, "code for the model card, such as de")
+    model_license: str | None = _option(None, "licence of the weights, for the model card")
+    tokenizer: str | None = _option(None, "folder or Hub id of a tokenizer; default: train one")
+    max_length: int = _option(256, "tokens a side may have; longer pairs are counted out")
+
+    max_steps: int = _option(100_000, "optimizer steps")
+    tokens_per_step: int = _option(25_000, "tokens of either side per optimizer step, padded")
+    tokens_per_batch: int = _option(25_000, "tokens of either side per process and pass, padded")
+    learning_rate: float | None = _option(
+        None, "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper"
+    )
+    warmup_steps: int = _option(4000, "optimizer steps to the peak")
+    adam_beta1: float = _option(0.9, "decay of the first moment")
+    adam_beta2: float = _option(0.98, "decay of the second moment")
+    adam_epsilon: float = _option(1e-9, "added to the root of the second moment")
+    max_grad_norm: float = _option(0.0, "gradients are scaled down to this norm; 0: never")
+    average_checkpoints: int = _option(5, "last checkpoints whose mean is the final model")
+    seed: int = _option(0, "of weights, order and dropout")
+    mixed_precision: str | None = _option(None, "no, bf16 or fp16; default: as accelerate is set")
+    use_cpu: bool = _option(False, "train on the CPU even where there is a GPU")
+
+    bleu_tokenize: str = _option(
+        "13a", "sacreBLEU's tokenizer; none: the text is tokenized already"
+    )
+    eval_steps: int = _option(1000, "optimizer steps between validations")
+    eval_sentences: int = _option(200, "validation sentences translated for BLEU; 0: none")
+    save_steps: int = _option(1000, "optimizer steps between checkpoints")
+    save_total_limit: int = _option(5, "checkpoints kept; at least average_checkpoints")
+    logging_steps: int = _option(50, "optimizer steps between lines of the log")
+
+    def __post_init__(self) -> None:
+        for check in (self._check_data, self._check_counts, self._check_rates):
+            check()
+
+    def _check_data(self) -> None:
+        for pair in (*PAIRED_FILES, ("source_language", "target_language")):
+            given = [name for name in pair if getattr(self, name) is not None]
+            if len(given) == 1:
+                missing = (set(pair) - set(given)).pop()
+                raise ValueError(f"{given[0]} is given, but not {missing}: give both or neither")
+        if self.dataset is not None and self.train_source is not None:
+            raise ValueError(
+                f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
+            )
+        if self.validation_source is not None and self.train_source is None:
+            raise ValueError("validation files need train_source and train_target")
+        if self.mixed_precision is not None and self.mixed_precision not in PRECISIONS:
+            names = ", ".join(PRECISIONS)
+            raise ValueError(f"mixed_precision={self.mixed_precision!r}: choose one of {names}")
+
+    def _check_counts(self) -> None:
+        positive = (
+            "max_length max_steps tokens_per_step tokens_per_batch warmup_steps "
+            "average_checkpoints eval_steps save_steps save_total_limit logging_steps"
+        )
+        for name in positive.split():
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        if self.eval_sentences < 0:
+            raise ValueError(f"eval_sentences={self.eval_sentences}: give 0 or more")
+        if self.tokens_per_batch < self.max_length:
+            raise ValueError(
+                f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
+                f"{self.max_length}: a batch must hold one sentence"
+            )
+        if self.save_total_limit < self.average_checkpoints:
+            raise ValueError(
+                f"save_total_limit={self.save_total_limit} is smaller than average_checkpoints="
+                f"{self.average_checkpoints}: keep as many as are averaged"
+            )
+
+    def _check_rates(self) -> None:
+        for name in ("adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a rate in [0, 1)")
+        if self.adam_epsilon <= 0:
+            raise ValueError(f"adam_epsilon={self.adam_epsilon}: give a positive number")
+        if self.learning_rate is not None and self.learning_rate <= 0:
+            raise ValueError(f"learning_rate={self.learning_rate}: give a positive number")
+        if self.max_grad_norm < 0:
+            raise ValueError(f"max_grad_norm={self.max_grad_norm}: give 0 or more")
+
+    @property
+    def is_built_in(self) -> bool:
+        """Whether the run trains on the built-in corpus."""
+        return self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A whole recipe.
+
+    Attributes:
+        train: how to train.
+        model: fields of `VanillaConfig` that differ from the paper's base model.
+        decoding: entries of the generation config that differ from the paper's decoding.
+    """
+
+    train: TrainRecipe
+    model: dict[str, Any]
+    decoding: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        _check_names("model", self.model, VanillaConfig().to_dict())
+        known = {**GenerationConfig().to_dict(), **paper_decoding(VanillaConfig()).to_dict()}
+        _check_names("decoding", self.decoding, known)
+        form = self.decoding.get("length_penalty_form", LENGTH_PENALTY_FORMS[0])
+        if form not in LENGTH_PENALTY_FORMS:
+            names = ", ".join(LENGTH_PENALTY_FORMS)
+            raise ValueError(f"decoding.length_penalty_form={form!r}: choose one of {names}")
+        self.generation_config(self.config())
+
+    def config(self, **changes: Any) -> VanillaConfig:
+        """The model's config; `changes` are what only the data can tell.
+
+        Raises:
+            huggingface_hub.errors.StrictDataclassError: a value cannot be built.
+        """
+        return VanillaConfig(**{**self.model, **changes})
+
+    def generation_config(self, config: VanillaConfig) -> GenerationConfig:
+        """The paper's decoding with this recipe's changes."""
+        return GenerationConfig(**{**paper_decoding(config).to_diff_dict(), **self.decoding})
+
+    def to_yaml(self) -> str:
+        """This recipe as a file that `read_recipe` reads; defaults are left out."""
+        defaults = asdict(TrainRecipe())
+        train = {k: v for k, v in asdict(self.train).items() if v != defaults[k]}
+        sections = {"model": self.model, "decoding": self.decoding}
+        return yaml.safe_dump(
+            {**train, **{k: v for k, v in sections.items() if v}}, sort_keys=False
+        )
+
+
+def read_recipe(arguments: Sequence[str]) -> Recipe:
+    """A recipe from `--recipe FILE` and options that override it.
+
+    `--max_steps 500` overrides a field of `TrainRecipe`, `--model.d_model 256` one of the model,
+    `--decoding.num_beams 5` one of decoding. Relative data paths are taken as they stand, from the
+    working directory.
+
+    Raises:
+        ValueError: a key is unknown or a value impossible; the message names the key.
+        OSError: the recipe cannot be read.
+    """
+    arguments = list(arguments)
+    path = _pop_option(arguments, "--recipe")
+    values = {} if path is None else _read_yaml(Path(path))
+    sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
+    _check_names("recipe", values, {f.name: None for f in fields(TrainRecipe)})
+    for name in SECTIONS:
+        for option in [a for a in arguments if a.startswith(f"--{name}.")]:
+            key = option.split("=")[0]
+            value = _pop_option(arguments, key)
+            sections[name][key.removeprefix(f"--{name}.")] = yaml.safe_load(value or "")
+    _drop_replaced_data(values, arguments)
+    # a recipe is a command line written down: one parser reads both, and the later value wins
+    written = [f"--{key}={value}" for key, value in values.items() if value is not None]
+    return Recipe(train=parse_options(TrainRecipe, [*written, *arguments]), **sections)
+
+
+def parse_options(options: type | Sequence[type], arguments: Sequence[str]) -> Any:
+    """One dataclass of options, or a tuple of several, from command-line arguments.
+
+    Raises:
+        ValueError: an option is unknown, missing or of the wrong type.
+    """
+    classes = [options] if isinstance(options, type) else list(options)
+    parser = HfArgumentParser(
+        classes,
+        allow_abbrev=False,
+        exit_on_error=False,
+        description=(classes[0].__doc__ or "").splitlines()[0],
+        epilog=RECIPE_HELP if TrainRecipe in classes else None,
+        formatter_class=ArgumentDefaultsHelpFormatter,
+    )
+    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
+    missing = sorted(required - {a.split("=")[0].removeprefix("--") for a in arguments})
+    if missing and not {"-h", "--help"} & set(arguments):
+        raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
+    try:
+        *parsed, unknown = parser.parse_args_into_dataclasses(
+            list(arguments), return_remaining_strings=True, look_for_args_file=False
+        )
+    except ArgumentError as error:
+        raise ValueError(str(error)) from None
+    if unknown:
+        raise ValueError(f"unknown: {' '.join(unknown)}; see --help")
+    return parsed[0] if isinstance(options, type) else tuple(parsed)
+
+
+def _is_required(option: Field) -> bool:
+    return option.init and option.default is MISSING and option.default_factory is MISSING
+
+
+def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> None:
+    """Data chosen on the command line takes the place of the file's, whatever kind that was."""
+    chosen = {argument.split("=")[0].removeprefix("--") for argument in arguments}
+    files = {name for pair in PAIRED_FILES for name in pair}
+    hub = {"dataset", "dataset_config"}
+    if chosen & (files | {"dataset"}):
+        for name in (files | hub) - chosen:
+            values.pop(name, None)
+
+
+def _pop_option(arguments: list[str], name: str) -> str | None:
+    """Remove `name VALUE` or `name=VALUE` and return the last value given."""
+    value = None
+    for place in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
+        if "=" in arguments[place]:
+            found = arguments.pop(place).split("=", 1)[1]
+        elif place + 1 < len(arguments):
+            found = arguments.pop(place + 1)
+            del arguments[place]
+        else:
+            raise ValueError(f"{name} needs a value")
+        value = found if value is None else value
+    return value
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not a YAML file: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold keys and values, such as 'max_steps: 1000'")
+    return values
+
+
+def _check_names(place: str, given: dict[str, Any], known: dict[str, Any]) -> None:
+    if not isinstance(given, dict):
+        raise ValueError(f"{place} must hold keys and values, not {given!r}")
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+            raise ValueError(f"{place}: unknown key {name!r}; {hint}")

@@ -1,0 +1,404 @@
+"""The training loop: any number of processes through Accelerate, one recipe (5)."""
+
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+from datasets import DatasetDict
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .batching import EncodedPairs, PairCollator, StepSampler, TokenBatchSampler, encode_pairs
+from .checkpointing import (
+    all_checkpoints,
+    average_checkpoints,
+    load_weights,
+    resume,
+    save_checkpoint,
+)
+from .configuration_vanilla import VanillaConfig
+from .corpus import BUILT_IN_CORPUS, built_in_corpus, pairs_from_dataset, pairs_from_files
+from .evaluation import Scores, score_translations
+from .hub import CardFacts, model_card
+from .modeling_vanilla import VanillaForConditionalGeneration
+from .optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
+from .recipe import Recipe, TrainRecipe, read_recipe
+from .tokenizer_training import train_tokenizer
+from .translation import translate
+
+logger = logging.getLogger(__name__)
+
+RECIPE_FILE, LOG_FILE = "recipe.yaml", "log.jsonl"
+# a run may go on with other values of these; any other change makes it another run
+FREE_TO_CHANGE = {"max_steps", "eval_steps", "eval_sentences", "save_steps", "save_total_limit"}
+FREE_TO_CHANGE |= {"logging_steps", "average_checkpoints", "use_cpu", "model_license"}
+
+
+def load_corpus(recipe: TrainRecipe) -> DatasetDict:
+    """Splits `train` and, where the recipe names one, `validation`, of `source` and `target`.
+
+    Raises:
+        ValueError: the data is not what the recipe says.
+        OSError: a file cannot be read.
+    """
+    if recipe.is_built_in:
+        return built_in_corpus()
+    if recipe.train_source is None:
+        return pairs_from_dataset(
+            recipe.dataset,
+            config_name=recipe.dataset_config,
+            source_column=recipe.source_column,
+            target_column=recipe.target_column,
+        )
+    corpus = DatasetDict(train=pairs_from_files(recipe.train_source, recipe.train_target))
+    if recipe.validation_source is not None:
+        corpus["validation"] = pairs_from_files(recipe.validation_source, recipe.validation_target)
+    return corpus
+
+
+def make_accelerator(recipe: TrainRecipe) -> Accelerator:
+    """The processes of this run.
+
+    Raises:
+        ValueError: several processes were launched, but they do not know each other.
+    """
+    accelerator = Accelerator(cpu=recipe.use_cpu, mixed_precision=recipe.mixed_precision)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != accelerator.num_processes:
+        raise ValueError(
+            f"{launched} processes were launched, but each would train alone and overwrite the "
+            "others' files: on machines without GPU add --use_cpu True"
+        )
+    return accelerator
+
+
+@dataclass
+class Progress:
+    """Where a run stands; saved with each checkpoint.
+
+    Attributes:
+        step: optimizer steps done.
+        target_tokens: real target tokens seen.
+        seconds: time of training, validation and saving included.
+    """
+
+    step: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+
+
+class TrainingRun:
+    """One run of one recipe: prepared when made, trained by `run`.
+
+    Args:
+        recipe: data, model, training and decoding.
+
+    Raises:
+        ValueError: the recipe does not fit the data or the folder's earlier run.
+        OSError: data cannot be read.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.options = recipe, recipe.train
+        self.output_dir = Path(recipe.train.output_dir)
+        self.accelerator = make_accelerator(recipe.train)
+        _check_folder(recipe, self.output_dir)
+        set_seed(recipe.train.seed)
+        with self.accelerator.main_process_first():
+            corpus = load_corpus(recipe.train)
+            self.tokenizer = self._make_tokenizer(corpus)
+            self.train_pairs = self._encode(corpus, "train")
+            self.validation = corpus.get("validation")
+            if self.validation is not None:
+                self.validation_pairs = self._encode(corpus, "validation")
+        self.model = VanillaForConditionalGeneration(self._config())
+        self.model.generation_config = recipe.generation_config(self.model.config)
+        if self.accelerator.is_main_process:  # with them, the checkpoints of any moment are usable
+            self.model.config.save_pretrained(self.output_dir)
+            self.model.generation_config.save_pretrained(self.output_dir)
+        self._prepare()
+
+    def _make_tokenizer(self, corpus: DatasetDict) -> PreTrainedTokenizerBase:
+        if self.options.tokenizer is not None:
+            return AutoTokenizer.from_pretrained(self.options.tokenizer)
+        if (self.output_dir / "tokenizer.json").is_file():
+            return AutoTokenizer.from_pretrained(self.output_dir)
+        config = self.recipe.config()
+        tokenizer = train_tokenizer(
+            (text for row in corpus["train"] for text in (row["source"], row["target"])),
+            vocab_size=config.vocab_size,
+            model_max_length=config.max_position_embeddings,
+        )
+        if self.accelerator.is_main_process:
+            tokenizer.save_pretrained(self.output_dir)
+        return tokenizer
+
+    def _encode(self, corpus: DatasetDict, split: str) -> EncodedPairs:
+        pairs = encode_pairs(corpus[split], self.tokenizer, max_length=self.options.max_length)
+        if self.accelerator.is_main_process:
+            logger.info(
+                "%s: %d pairs; left out: %d with an empty side, %d longer than %d tokens",
+                split,
+                len(pairs.rows),
+                pairs.blank,
+                pairs.too_long,
+                self.options.max_length,
+            )
+        return pairs
+
+    def _config(self) -> VanillaConfig:
+        """The recipe's config with what only the tokenizer knows."""
+        return self.recipe.config(
+            vocab_size=len(self.tokenizer),
+            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
+            decoder_start_token_id=self.tokenizer.pad_token_id,
+        )
+
+    def _prepare(self) -> None:
+        options, d_model = self.options, self.model.config.d_model
+        rate = options.learning_rate or peak_learning_rate(d_model, options.warmup_steps)
+        optimizer = paper_adam(
+            self.model.parameters(),
+            learning_rate=rate,
+            betas=(options.adam_beta1, options.adam_beta2),
+            epsilon=options.adam_epsilon,
+        )
+        # not prepared: a prepared schedule would take one step per process
+        self.schedule = inverse_sqrt_schedule(optimizer, warmup_steps=options.warmup_steps)
+        self.accelerator.register_for_checkpointing(self.schedule)
+        self.parallel, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+        processes = self.accelerator.num_processes
+        self.passes_per_step = math.ceil(
+            options.tokens_per_step / (options.tokens_per_batch * processes)
+        )
+        self.batches = TokenBatchSampler(
+            self.train_pairs.source_lengths,
+            self.train_pairs.target_lengths,
+            tokens_per_batch=options.tokens_per_step // (self.passes_per_step * processes),
+            seed=options.seed,
+        )
+        self.collate = PairCollator(self.tokenizer.pad_token_id)
+
+    def run(self) -> Path:
+        """Train to the last step, from the newest checkpoint if there is one.
+
+        Returns:
+            The folder of the finished model.
+        """
+        state = resume(self.accelerator, self.output_dir)
+        progress = Progress(**state) if state else Progress()
+        is_main = self.accelerator.is_main_process
+        last = self.options.max_steps
+        if progress.step and is_main:
+            what = "going on after" if progress.step < last else "nothing to train after"
+            logger.info("found %s: %s step %d", self.output_dir, what, progress.step)
+        bar = tqdm(total=last, initial=progress.step, disable=not is_main, unit="step")
+        steps = self._steps(progress.step)
+        started = time.monotonic() - progress.seconds
+        with bar:
+            while progress.step < last:
+                loss = self._step(*next(steps), progress)
+                progress.seconds = time.monotonic() - started
+                bar.update()
+                self._report(progress, loss, bar)
+        return self._finish(progress)
+
+    def _steps(self, first: int) -> Iterator[tuple[list[int], list[dict[str, Tensor]]]]:
+        """This process's micro-batches, step by step, with their places in the whole run."""
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        per_step = self.passes_per_step * processes
+        sampler = StepSampler(
+            self.batches, per_step=per_step, first_step=first, rank=rank, processes=processes
+        )
+        rows = self.train_pairs.rows
+        loader = iter(DataLoader(rows, batch_sampler=sampler, collate_fn=self.collate))
+        place = first * per_step + rank
+        while True:
+            places = [place + i * processes for i in range(self.passes_per_step)]
+            yield places, [next(loader) for _ in places]
+            place += per_step
+
+    def _step(
+        self, places: list[int], micro_batches: list[dict[str, Tensor]], progress: Progress
+    ) -> float:
+        """One update; returns the loss in nats per target token, over all processes."""
+        accelerator = self.accelerator
+        self.parallel.train()
+        count = sum(int((batch["labels"] >= 0).sum()) for batch in micro_batches)
+        tokens = accelerator.reduce(torch.tensor(count, device=accelerator.device))
+        total = torch.zeros((), device=accelerator.device)
+        for place, batch in zip(places, micro_batches, strict=True):
+            # dropout depends on the place in the run alone, so that a resumed run repeats itself
+            torch.manual_seed(self.options.seed * 1_000_003 + place)
+            is_last = place == places[-1]
+            with nullcontext() if is_last else accelerator.no_sync(self.parallel):
+                on_device = {name: ids.to(accelerator.device) for name, ids in batch.items()}
+                loss = self.parallel(**on_device, num_items_in_batch=tokens).loss
+                # data-parallel training averages gradients; this loss is already per token of all
+                accelerator.backward(loss * accelerator.num_processes)
+            total += loss.detach()
+        if self.options.max_grad_norm:
+            accelerator.clip_grad_norm_(self.parallel.parameters(), self.options.max_grad_norm)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        progress.step += 1
+        progress.target_tokens += int(tokens)
+        return accelerator.reduce(total).item()
+
+    def _report(self, progress: Progress, loss: float, bar: tqdm) -> None:
+        """Log, validate and save where it is time to.
+
+        Raises:
+            ValueError: the loss is no number any more; the last checkpoint stays.
+        """
+        options, step = self.options, progress.step
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"the loss is {loss} at step {step}, learning rate "
+                f"{self.schedule.get_last_lr()[0]:.3g}: lower learning_rate, lengthen "
+                "warmup_steps or set max_grad_norm; the last checkpoint is untouched"
+            )
+        if step % options.logging_steps == 0:
+            rate = progress.target_tokens / progress.seconds
+            bar.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{rate:,.0f}")
+            self._log(
+                step=step,
+                loss=loss,
+                learning_rate=self.schedule.get_last_lr()[0],
+                target_tokens=progress.target_tokens,
+                seconds=round(progress.seconds, 1),
+            )
+        is_end = step == options.max_steps
+        if self.validation is not None and (step % options.eval_steps == 0 or is_end):
+            self._validate(progress, options.eval_sentences)
+        if step % options.save_steps == 0 or is_end:
+            save_checkpoint(
+                self.accelerator, self.output_dir, asdict(progress), keep=options.save_total_limit
+            )
+
+    def _validate(self, progress: Progress, sentences: int) -> tuple[float, Scores | None]:
+        """Plain NLL per token of all validation pairs, and scores of the first `sentences`."""
+        self.model.eval()
+        nll, scores = self._validation_nll(), None
+        entry = {"validation_nll": nll, "perplexity": math.exp(min(nll, 700.0))}
+        if sentences:
+            scores = self._validation_scores(sentences)
+            entry |= {"bleu": scores.bleu, "exact_match": scores.exact_match}
+        self._log(step=progress.step, **entry)
+        if self.accelerator.is_main_process:
+            line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
+            tqdm.write(f"step {progress.step}: {line}", file=sys.stderr)
+        return nll, scores
+
+    @torch.no_grad()
+    def _validation_nll(self) -> float:
+        accelerator, pairs = self.accelerator, self.validation_pairs
+        budget = max(self.options.tokens_per_batch, self.options.max_length)
+        batches = TokenBatchSampler(
+            pairs.source_lengths, pairs.target_lengths, tokens_per_batch=budget
+        ).batches(0)[accelerator.process_index :: accelerator.num_processes]
+        total = torch.zeros((), device=accelerator.device)
+        for rows in batches:
+            batch = self.collate(pairs.rows.select(rows))
+            batch = {name: ids.to(accelerator.device) for name, ids in batch.items()}
+            total += self.model(**batch, num_items_in_batch=1).loss
+        return accelerator.reduce(total).item() / int(pairs.target_lengths.sum())
+
+    def _validation_scores(self, sentences: int) -> Scores:
+        rows = self.validation.select(range(min(sentences, len(self.validation))))
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        mine = rows.select(range(rank, len(rows), processes))
+        texts = translate(self.model, self.tokenizer, mine["source"][:])
+        parts = gather_object(list(zip(texts, mine["target"][:], strict=True)))
+        translations, references = zip(*parts, strict=True)
+        return score_translations(translations, references, tokenize=self.options.bleu_tokenize)
+
+    def _log(self, **entry: Any) -> None:
+        if self.accelerator.is_main_process:
+            with (self.output_dir / LOG_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry) + "\n")
+
+    def _finish(self, progress: Progress) -> Path:
+        """Average the last checkpoints, score the mean, write the model folder."""
+        folders = all_checkpoints(self.output_dir)[-self.options.average_checkpoints :]
+        load_weights(self.model, average_checkpoints(folders))
+        nll, scores = None, None
+        if self.validation is not None:
+            every = len(self.validation) if self.options.eval_sentences else 0
+            nll, scores = self._validate(progress, every)
+        if self.accelerator.is_main_process:
+            self.model.save_pretrained(self.output_dir)
+            self.tokenizer.save_pretrained(self.output_dir)
+            card = model_card(self._card_facts(progress, nll, scores))
+            card.save(self.output_dir / "README.md")
+            logger.info("wrote the mean of %d checkpoints to %s", len(folders), self.output_dir)
+        self.accelerator.wait_for_everyone()
+        return self.output_dir
+
+    def _card_facts(
+        self, progress: Progress, nll: float | None, scores: Scores | None
+    ) -> CardFacts:
+        options = self.options
+        source, target = options.source_language, options.target_language
+        corpus = BUILT_IN_CORPUS if options.is_built_in else options.dataset
+        minutes, processes = progress.seconds / 60, self.accelerator.num_processes
+        return CardFacts(
+            model_name=self.output_dir.resolve().name,
+            corpus=corpus or f"{options.train_source} and {options.train_target}",
+            languages=() if source is None or target is None else (source, target),
+            license=options.model_license,
+            parameters=self.model.num_parameters(),
+            recipe=self.recipe.to_yaml(),
+            training=(
+                f"{progress.step:,} steps, {progress.target_tokens:,} target tokens, "
+                f"{minutes:.1f} minutes on {processes} {self.accelerator.device.type} process(es)."
+            ),
+            scores=scores,
+            validation_nll=nll,
+        )
+
+
+def _check_folder(recipe: Recipe, output_dir: Path) -> None:
+    """Refuse to mix two runs in one folder; note this run's recipe in it."""
+    written = output_dir / RECIPE_FILE
+    if written.is_file():
+        earlier = asdict(read_recipe(["--recipe", str(written)]).train)
+        now = asdict(recipe.train)
+        changed = {n for n in now if earlier[n] != now[n]} - FREE_TO_CHANGE - {"output_dir"}
+        if changed:
+            told = ", ".join(f"{n} ({earlier[n]!r}, now {now[n]!r})" for n in sorted(changed))
+            raise ValueError(
+                f"{output_dir} holds a run of another recipe, which differs in {told}: choose "
+                "another output_dir, or delete the folder to start anew"
+            )
+    elif output_dir.is_dir() and any(output_dir.iterdir()):
+        raise ValueError(
+            f"{output_dir} is not empty and holds no run to go on with: choose another output_dir"
+        )
+    output_dir.mkdir(parents=True, exist_ok=True)
+    written.write_text(recipe.to_yaml(), encoding="utf-8")
+
+
+def train(recipe: Recipe) -> Path:
+    """Train by a recipe, or go on with it; returns the folder of the finished model.
+
+    Raises:
+        ValueError: the recipe, the data or the folder is not what it should be.
+        OSError: data cannot be read.
+    """
+    return TrainingRun(recipe).run()

@@ -1,0 +1,142 @@
+"""Attention weights to a picture: what each target token looked at (3.2.3).
+
+Shapes: B batch, S source, T target, H heads.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .translation import load_translator
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotAttentionOptions:
+    """Options of `plot_attention`."""
+
+    model: str = field(metadata={"help": "model folder or Hub id"})
+    sentence: str = field(metadata={"help": "source sentence"})
+    output: str = field(default="attention.png", metadata={"help": "picture file, .png or .svg"})
+    layer: int = field(default=-1, metadata={"help": "decoder layer from 0; -1: the last"})
+    head: int | None = field(default=None, metadata={"help": "head from 0; default: mean of all"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """Where the decoder looked while it wrote one translation.
+
+    Attributes:
+        source: S tokens as a reader knows them.
+        target: T tokens of the translation, `</s>` included.
+        weights: `(layers, H, T, S)`; row t belongs to the step that wrote target token t, and sums
+            to 1.
+    """
+
+    source: list[str]
+    target: list[str]
+    weights: Tensor
+
+
+def cross_attention(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str
+) -> CrossAttention:
+    """Translate a sentence and read the attention from target to source.
+
+    Raises:
+        ValueError: the sentence is blank.
+    """
+    if not sentence.strip():
+        raise ValueError("the sentence is blank: there is nothing to look at")
+    inputs = tokenizer(sentence, return_tensors="pt").to(model.device)
+    generated = model.generate(**inputs)[:, 1:]  # without the start token
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # the only one that keeps its weights
+    try:
+        with torch.inference_mode():
+            outputs = model(**inputs, labels=generated, output_attentions=True)
+    finally:
+        model.set_attn_implementation(implementation)
+    return CrossAttention(
+        source=readable_tokens(tokenizer, inputs.input_ids[0].tolist()),
+        target=readable_tokens(tokenizer, generated[0].tolist()),
+        weights=torch.stack(outputs.cross_attentions)[:, 0].cpu(),
+    )
+
+
+def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    """Each token as text; spaces visible, bytes of a split character in hexadecimal."""
+    texts = []
+    for token_id in ids:
+        text = tokenizer.decode([token_id]).replace(" ", "␣").replace("\n", "↵")
+        if "\N{REPLACEMENT CHARACTER}" in text:
+            alphabet = _byte_of_character()
+            token = tokenizer.convert_ids_to_tokens(token_id)
+            text = "".join(f"⟨{alphabet[c]:02X}⟩" if c in alphabet else c for c in token)
+        texts.append(text)
+    return texts
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE's way of writing bytes: printable ones as they are, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + place): byte for place, byte in enumerate(others)
+    }
+
+
+def plot_attention(options: PlotAttentionOptions) -> Path:
+    """Draw the cross-attention of one sentence and save it; returns the file.
+
+    Raises:
+        ValueError: layer or head does not exist, or the sentence is blank.
+        OSError: the picture exists and `overwrite` is off.
+    """
+    output = Path(options.output)
+    if output.exists() and not options.overwrite:
+        raise FileExistsError(f"{output} exists: choose another name or add --overwrite True")
+    model, tokenizer = load_translator(options.model)
+    seen = cross_attention(model, tokenizer, options.sentence)
+    layers, heads = seen.weights.shape[:2]
+    for name, value, count in (("layer", options.layer, layers), ("head", options.head, heads)):
+        if value is not None and not -count <= value < count:
+            raise ValueError(f"{name}={value}: the decoder has {count}, counted from 0")
+    in_layer = seen.weights[options.layer]
+    weights = in_layer.mean(dim=0) if options.head is None else in_layer[options.head]
+    which = "mean of all heads" if options.head is None else f"head {options.head % heads}"
+    title = f"Cross-attention, decoder layer {options.layer % layers}, {which}"
+    save_heat_map(weights, seen.source, seen.target, title=title, path=output)
+    return output
+
+
+def save_heat_map(
+    weights: Tensor, source: list[str], target: list[str], *, title: str, path: Path
+) -> None:
+    """Save `(T, S)` weights as a heat map, source tokens across and target tokens down.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install 'hf-vanilla[plot]'") from None
+    cell = 0.36  # inches, room for a rotated token
+    longest = max(map(len, source + target)) * 0.1
+    size = (len(source) * cell + longest + 2.2, len(target) * cell + longest + 1.2)
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    picture = axes.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1)
+    axes.set_xticks(range(len(source)), source, rotation=90)
+    axes.set_yticks(range(len(target)), target)
+    axes.set_xlabel("source token")
+    axes.set_ylabel("target token being written")
+    axes.set_title(title, fontsize=10, loc="left", wrap=True)
+    figure.colorbar(picture, label="attention weight", shrink=0.8)
+    figure.savefig(path, dpi=150)
