@@ -7,6 +7,14 @@ from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
 from .tokenization_vanilla import VanillaTokenizer
 from .tokenizer_training import train_tokenizer
 
+__all__ = [
+    "VanillaConfig",
+    "VanillaForConditionalGeneration",
+    "VanillaModel",
+    "VanillaTokenizer",
+    "train_tokenizer",
+]
+
 AutoConfig.register("vanilla", VanillaConfig, exist_ok=True)
 AutoModel.register(VanillaConfig, VanillaModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VanillaConfig, VanillaForConditionalGeneration, exist_ok=True)

@@ -5,6 +5,7 @@ Shapes: B batch, T queries, S keys, D `d_model`, H heads, K key width d_k, W val
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .configuration_vanilla import VanillaConfig
 
 
-def eager_attention(
+def eager_attention(  # noqa: PLR0913 - transformers' attention interface
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -24,7 +25,7 @@ def eager_attention(
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of the values a query may see (3.2.1), written out; it also returns the weights.
+    """Weighted mean of the values a query may see (3.2.1), written out, and the weights.
 
     The softmax runs in float32 at least. A query that may see nothing gets zeros, never NaN.
 
@@ -40,7 +41,7 @@ def eager_attention(
         **kwargs: what other attention implementations need.
 
     Returns:
-        The means `(B, T, H, W)` and the weights `(B, H, T, S)`, whose rows sum to 1 or are all zero.
+        The means `(B, T, H, W)` and the weights `(B, H, T, S)`, rows of which sum to 1 or to 0.
     """
     scaling = query.size(-1) ** -0.5 if scaling is None else scaling
     scores = query @ key.transpose(-2, -1) * scaling  # (B, H, T, S)
@@ -59,7 +60,7 @@ def eager_attention(
 
 
 class VanillaAttention(nn.Module):
-    """Multi-head attention (3.2.2) over three inputs; it knows no positions and no masks of its own.
+    """Multi-head attention (3.2.2) over three inputs; it knows no positions and no masks.
 
     Args:
         config: read for `d_model`, `head_dim`, `v_head_dim`, `attention_bias`, `attention_dropout`.
@@ -133,17 +134,16 @@ class VanillaAttention(nn.Module):
         self, key_input: Tensor, value_input: Tensor, past_key_values: Cache | None
     ) -> tuple[Tensor, Tensor]:
         is_of_source = isinstance(past_key_values, EncoderDecoderCache)
-        if is_of_source and past_key_values.is_updated.get(self.layer_idx):
-            kept = past_key_values.cross_attention_cache.layers[self.layer_idx]
+        cache: Any = past_key_values
+        if is_of_source and cache.is_updated.get(self.layer_idx):
+            kept = cache.cross_attention_cache.layers[self.layer_idx]
             return kept.keys, kept.values
         key = _split_heads(self.k_proj(key_input), self.head_dim)
         value = _split_heads(self.v_proj(value_input), self.v_head_dim)
         if is_of_source:
-            past_key_values.is_updated[self.layer_idx] = True
-            return past_key_values.cross_attention_cache.update(key, value, self.layer_idx)
-        if past_key_values is not None:
-            return past_key_values.update(key, value, self.layer_idx)
-        return key, value
+            cache.is_updated[self.layer_idx] = True
+            cache = cache.cross_attention_cache
+        return (key, value) if cache is None else cache.update(key, value, self.layer_idx)
 
 
 def _split_heads(projected: Tensor, width: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Save, resume, average (6.1). A checkpoint is written aside and renamed, so a named one is whole."""
+"""Save, resume, average (6.1). A checkpoint is written aside and renamed: a named one is whole."""
 
 import json
 import shutil

@@ -29,9 +29,10 @@ def run(action: Callable[..., Any], *options: "type | Callable[[Sequence[str]], 
     disable_progress_bar()
     try:
         arguments = sys.argv[1:]
-        if isinstance(options[0], type):
-            return action(*parse_options(options, arguments))
-        return action(options[0](arguments))
+        classes = [option for option in options if isinstance(option, type)]
+        if classes:
+            return action(*parse_options(classes, arguments))
+        return action(*(read(arguments) for read in options))
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it can", file=sys.stderr)  # noqa: T201
         sys.exit(130)

@@ -32,30 +32,36 @@ class VanillaConfig(PreTrainedConfig):
         decoder_layers (`int`, defaults to 6): N of the decoder.
         decoder_attention_heads (`int`, defaults to 8): h of the decoder, in both its attentions.
         decoder_ffn_dim (`int`, defaults to 2048): d_ff of the decoder.
-        head_dim (`int`, *optional*): d_k, width of a head's queries and keys. None: d_model / heads.
+        head_dim (`int`, *optional*): d_k, width of a head's queries and keys. None:
+            d_model / heads.
         v_head_dim (`int`, *optional*): d_v, width of a head's values. None: d_model / heads.
         dropout (`float`, defaults to 0.1): P_drop, on every sublayer's output and on the sum of
             embedding and position (5.4).
-        attention_dropout (`float`, defaults to 0.0): on the attention weights; not in the paper's base.
-        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network; not in the paper.
-        activation_function (`str`, defaults to `"relu"`): a name of `transformers.activations.ACT2FN`.
+        attention_dropout (`float`, defaults to 0.0): on the attention weights; not in the
+            paper's base.
+        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network; not in the
+            paper.
+        activation_function (`str`, defaults to `"relu"`): a name of
+            `transformers.activations.ACT2FN`.
         attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
         layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
         scale_embedding (`bool`, defaults to `True`): multiply embeddings by sqrt(d_model) (3.4).
-        max_position_embeddings (`int`, defaults to 1024): tokens of the longest sequence: a hard limit
-            for learned positions, the length at which the tokenizer truncates for sinusoids, which
-            themselves have no limit.
-        position_embedding_type (`str`, defaults to `"sinusoidal"`): or `"learned"` (Table 3, row E).
+        max_position_embeddings (`int`, defaults to 1024): tokens of the longest sequence: a hard
+            limit for learned positions; for sinusoids, which have none, the length at which the
+            tokenizer truncates.
+        position_embedding_type (`str`, defaults to `"sinusoidal"`): or `"learned"` (Table 3,
+            row E).
         position_layout (`str`, defaults to `"interleaved"`): sine and cosine in turn as in 3.5, or
             `"concatenated"`: all sines, then all cosines (tensor2tensor, fairseq, Marian).
         position_frequencies (`str`, defaults to `"paper"`): 10000^(-2i/d), or `"tensor2tensor"`:
             10000^(-i/(d/2-1)).
         position_offset (`int`, defaults to 0): place of the first token (fairseq: 2).
         label_smoothing (`float`, defaults to 0.1): eps_ls (5.4), used in training mode only.
-        label_smoothing_type (`str`, defaults to `"non_target"`): where eps_ls goes: to the V-1 other
-            words (tensor2tensor), `"uniform"`: to all V words, or `"non_target_non_pad"`: to the V-2
-            words that are neither true nor padding.
-        share_encoder_decoder_embeddings (`bool`, defaults to `True`): one table for source and target.
+        label_smoothing_type (`str`, defaults to `"non_target"`): where eps_ls goes: to the V-1
+            other words (tensor2tensor), `"uniform"`: to all V words, or `"non_target_non_pad"`: to
+            the V-2 words that are neither true nor padding.
+        share_encoder_decoder_embeddings (`bool`, defaults to `True`): one table for source and
+            target.
         tie_word_embeddings (`bool`, defaults to `True`): the output projection is the target table.
         pad_token_id (`int`, defaults to 0): embedded as zeros, never attended to, never a target.
         eos_token_id (`int` or `list[int]`, defaults to 1): ends every sentence.
@@ -117,7 +123,7 @@ class VanillaConfig(PreTrainedConfig):
     is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # transformers reads this field as an int, so the default is resolved here and not in a property
+        # transformers reads this field as an int, so no property can resolve the default
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
@@ -125,8 +131,8 @@ class VanillaConfig(PreTrainedConfig):
     @property
     def target_vocab_size(self) -> int:
         """Entries of the target table and of the output projection."""
-        is_shared = self.share_encoder_decoder_embeddings
-        return self.vocab_size if is_shared else self.decoder_vocab_size
+        own = None if self.share_encoder_decoder_embeddings else self.decoder_vocab_size
+        return self.vocab_size if own is None else own
 
     def head_widths(self, num_heads: int) -> tuple[int, int]:
         """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""

@@ -1,4 +1,4 @@
-"""Parallel text to rows of `source` and `target`: files, a `datasets` set, or the built-in corpus."""
+"""Parallel text to rows of `source` and `target`: files, a `datasets` set, the built-in corpus."""
 
 import gzip
 import hashlib

@@ -1,4 +1,4 @@
-"""Fine-tune by transformers' own `Seq2SeqTrainer`: our rows, collator, loss and schedule as they are."""
+"""Fine-tune by transformers' own `Seq2SeqTrainer`, with our rows, collator and loss as they are."""
 
 import copy
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     model, tokenizer = load_translator(options.model)
     decoding, use_cache = copy.deepcopy(model.generation_config), model.config.use_cache
     pairs = {"train": pairs_from_files(options.train_source, options.train_target)}
-    if options.validation_source is not None:
+    if options.validation_source is not None and options.validation_target is not None:
         pairs["eval"] = pairs_from_files(options.validation_source, options.validation_target)
     rows = {
         part: encode_pairs(text, tokenizer, max_length=options.max_length).rows

@@ -39,7 +39,7 @@ class GnmtLengthPenalty(float):
 
     __slots__ = ()
 
-    def __rpow__(self, length: float) -> float:  # type: ignore[override] - a real base, no modulus
+    def __rpow__(self, length: float, modulus: None = None) -> float:
         """Penalty of a hypothesis of `length` tokens, the end token included."""
         return ((5 + length) / 6) ** float(self)
 

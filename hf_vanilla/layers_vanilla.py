@@ -110,8 +110,9 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         Returns:
             `(B, T, D)`.
         """
-        has_two_caches = isinstance(past_key_values, EncoderDecoderCache)
-        own_cache = past_key_values.self_attention_cache if has_two_caches else past_key_values
+        own_cache, source_cache = past_key_values, None
+        if isinstance(past_key_values, EncoderDecoderCache):
+            own_cache, source_cache = past_key_values.self_attention_cache, past_key_values
         query = placed(hidden_states, positions)
         attended, _ = self.self_attn(
             query, query, hidden_states, attention_mask, own_cache, **kwargs
@@ -124,7 +125,7 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
                 placed(encoder_hidden_states, encoder_positions),
                 encoder_hidden_states,
                 encoder_attention_mask,
-                past_key_values if has_two_caches else None,
+                source_cache,
                 **kwargs,
             )
             hidden_states = self.encoder_attn_layer_norm(hidden_states + self.dropout(attended))

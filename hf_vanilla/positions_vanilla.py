@@ -66,7 +66,7 @@ class SinusoidalPositions(nn.Module):
         self.offset = config.position_offset
 
     def forward(self, length: int, first: "int | Tensor", like: Tensor) -> Tensor:
-        """Positions `first` to `first + length - 1`, `(L, D)` in dtype and on the device of `like`."""
+        """Positions `first` to `first + length - 1`, `(L, D)`, in dtype and device of `like`."""
         places = torch.arange(length, device=like.device) + first + self.offset
         table = sinusoid(places, self.width, layout=self.layout, frequencies=self.frequencies)
         return table.to(like.dtype)
@@ -78,7 +78,9 @@ class LearnedPositions(nn.Embedding):
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config.max_position_embeddings, config.d_model)
 
-    def forward(self, length: int, first: "int | Tensor", like: Tensor) -> Tensor:
+    def forward(  # type: ignore[override]  # called as the sinusoids are
+        self, length: int, first: "int | Tensor", like: Tensor
+    ) -> Tensor:
         """Positions `first` to `first + length - 1`, `(L, D)`.
 
         Raises:

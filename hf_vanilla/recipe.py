@@ -19,7 +19,7 @@ from .corpus import BUILT_IN_CORPUS
 from .generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
 
 RECIPE_HELP = (
-    "Options override --recipe FILE, a YAML file of the same names. Sections of the file are set by "
+    "Options override --recipe FILE, a YAML file of the same names. Its sections are set by "
     "--model.KEY VALUE (fields of VanillaConfig) and --decoding.KEY VALUE (generation config)."
 )
 SECTIONS = ("model", "decoding")
@@ -65,11 +65,9 @@ class TrainRecipe:
     average_checkpoints: int = _option(5, "last checkpoints whose mean is the final model")
     seed: int = _option(0, "of weights, order and dropout")
     mixed_precision: str | None = _option(None, "no, bf16 or fp16; default: as accelerate is set")
-    use_cpu: bool = _option(False, "train on the CPU even where there is a GPU")
+    use_cpu: bool = _option(default=False, text="train on the CPU even where there is a GPU")
 
-    bleu_tokenize: str = _option(
-        "13a", "sacreBLEU's tokenizer; none: the text is tokenized already"
-    )
+    bleu_tokenize: str = _option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
     eval_steps: int = _option(1000, "optimizer steps between validations")
     eval_sentences: int = _option(200, "validation sentences translated for BLEU; 0: none")
     save_steps: int = _option(1000, "optimizer steps between checkpoints")
@@ -129,9 +127,16 @@ class TrainRecipe:
             raise ValueError(f"max_grad_norm={self.max_grad_norm}: give 0 or more")
 
     @property
-    def is_built_in(self) -> bool:
-        """Whether the run trains on the built-in corpus."""
-        return self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS)
+    def train_files(self) -> tuple[str, str] | None:
+        """The two files to train on, if the data are files."""
+        files = self.train_source, self.train_target
+        return None if files[0] is None or files[1] is None else (files[0], files[1])
+
+    @property
+    def validation_files(self) -> tuple[str, str] | None:
+        """The two held-out files, if the data are files."""
+        files = self.validation_source, self.validation_target
+        return None if files[0] is None or files[1] is None else (files[0], files[1])
 
 
 @dataclass(frozen=True)

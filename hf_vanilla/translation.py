@@ -1,10 +1,10 @@
-"""Sentences to sentences: sort by length, batch by tokens, `generate`, decode, restore the order."""
+"""Sentences to sentences: sort by length, batch by tokens, `generate`, decode, restore order."""
 
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -104,7 +104,7 @@ def translate(
     order = np.argsort(-lengths, kind="stable")  # longest first: memory runs out at once or never
     bounds = batch_bounds(lengths[order], max(tokens_per_batch, lengths.max()))
     with tqdm(total=len(places), unit="sent", disable=not progress, desc="Translating") as bar:
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in pairwise(bounds.tolist()):
             batch = order[begin:end]
             texts = _translate_batch(model, tokenizer, [rows[i] for i in batch], generate_kwargs)
             for i, text in zip(batch, texts, strict=True):

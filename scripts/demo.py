@@ -23,7 +23,8 @@ def demo(recipe: Recipe) -> None:
     translations = translate(model, tokenizer, unseen["source"][:], progress=True)
 
     print("\nTen numbers that were never trained on:")
-    for source, translation, reference in zip(unseen["source"][:10], translations, references):
+    shown = zip(unseen["source"][:10], translations[:10], references[:10], strict=True)
+    for source, translation, reference in shown:
         mark = "right" if translation == reference else f"WRONG, not {reference}"
         print(f"  {source}\n    -> {translation}  ({mark})")
     # a German number is one word, so BLEU counts characters here; its signature says so

@@ -1,0 +1,257 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""The encoder and the decoder stack over their embedding (3.1, 3.4), and their initial values.
+
+Shapes: B batch, S source, T target, L any length, D `d_model`.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention_vanilla import VanillaAttention
+from .configuration_vanilla import VanillaConfig
+from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
+from .positions_vanilla import LearnedPositions, SinusoidalPositions
+
+
+class VanillaEmbedding(nn.Embedding):
+    """A table of word vectors in which padding is always looked up as zeros.
+
+    `nn.Embedding` alone only keeps the lookup's own gradient from the padding row; tied to the
+    softmax, that row learns all the same and would stop being zero.
+    """
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Vectors of `(B, L)` ids, `(B, L, D)`."""
+        vectors = super().forward(input_ids)
+        if self.padding_idx is None:
+            return vectors
+        return vectors.masked_fill(input_ids.eq(self.padding_idx).unsqueeze(-1), 0)
+
+
+class VanillaPreTrainedModel(PreTrainedModel):
+    """What the models of this file share: flags for transformers, and initial values."""
+
+    config_class = VanillaConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["VanillaEncoderLayer", "VanillaDecoderLayer"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Glorot everywhere and N(0, 1/d_model) for tables, as in the tensor2tensor release."""
+        if isinstance(module, VanillaAttention):
+            # drawn there as one d x 3d matrix, which narrows the range of each third
+            for projection in (module.q_proj, module.k_proj, module.v_proj):
+                init.xavier_uniform_(projection.weight, gain=2**-0.5)
+        elif isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            is_loaded = getattr(module.weight, "_is_hf_initialized", False)
+            if module.padding_idx is not None and not is_loaded:
+                init.zeros_(module.weight[module.padding_idx])
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Resize as transformers does, and keep both vocabulary sizes of one table equal."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        if self.config.share_encoder_decoder_embeddings:
+            self.config.decoder_vocab_size = self.config.vocab_size
+        return embeddings
+
+
+class VanillaStack(VanillaPreTrainedModel):
+    """The bottom of either stack: `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4)."""
+
+    def __init__(self, config: VanillaConfig, vocab_size: int) -> None:
+        super().__init__(config)
+        self.embed_tokens: nn.Embedding = VanillaEmbedding(
+            vocab_size, config.d_model, config.pad_token_id
+        )
+        is_learned = config.position_embedding_type == "learned"
+        self.embed_positions = (LearnedPositions if is_learned else SinusoidalPositions)(config)
+        # the table is shared with the softmax and drawn small for it; an input needs its scale back
+        self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.dropout = nn.Dropout(config.dropout)
+
+    def embed(
+        self,
+        input_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+        attention_mask: Tensor | None,
+        past_length: "int | Tensor" = 0,
+    ) -> Tensor:
+        """Words and places, `(B, L, D)`.
+
+        Places count real tokens, so that padding on the left moves nothing.
+
+        Args:
+            input_ids: `(B, L)` int64; this or `inputs_embeds`.
+            inputs_embeds: `(B, L, D)`, unscaled.
+            attention_mask: `(B, past_length + L)`, 1 = real token; else all are real.
+            past_length: tokens already in the cache.
+
+        Raises:
+            ValueError: both or neither of `input_ids` and `inputs_embeds` are given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input ids or input embeddings: exactly one of the two")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        vectors = inputs_embeds * self.embed_scale
+        length = vectors.shape[1]
+        if attention_mask is not None and attention_mask.dim() == 2:
+            table = self.embed_positions(attention_mask.shape[1], 0, vectors)
+            places = attention_mask.to(torch.long).cumsum(-1)[:, -length:] - 1
+            positions = nn.functional.embedding(places.clamp(min=0), table)  # (B, L, D)
+        else:
+            positions = self.embed_positions(length, past_length, vectors)  # (L, D)
+        return self.dropout(vectors + positions)
+
+
+class VanillaEncoder(VanillaStack):
+    """N layers of self-attention and feed-forward; no norm after the last (3.1)."""
+
+    _can_record_outputs = {  # noqa: RUF012 - transformers' form
+        "hidden_states": VanillaEncoderLayer,
+        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
+    }
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config, config.vocab_size)
+        layers = [VanillaEncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Read the source.
+
+        Args:
+            input_ids: `(B, S)` int64.
+            attention_mask: `(B, S)`, 1 = real token; None: every token but `pad_token_id`.
+            inputs_embeds: `(B, S, D)` instead of `input_ids`; scaled like them.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+        """
+        attention_mask = real_tokens(self.config, input_ids, attention_mask)
+        hidden_states = self.embed(input_ids, inputs_embeds, attention_mask)
+        layer_mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, layer_mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+
+class VanillaDecoder(VanillaStack):
+    """N layers of masked self-attention, attention to the source and feed-forward (3.1)."""
+
+    _can_record_outputs = {  # noqa: RUF012 - transformers' form
+        "hidden_states": VanillaDecoderLayer,
+        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config, config.target_vocab_size)
+        layers = [VanillaDecoderLayer(config, index) for index in range(config.decoder_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(  # noqa: PLR0913 - transformers' signature
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Read the target so far, looking at the source.
+
+        Args:
+            input_ids: `(B, T)` int64, shifted right by one.
+            attention_mask: `(B, past + T)`, 1 = real token; None: causality suffices, since target
+                padding stands on the right.
+            encoder_hidden_states: `(B, S, D)`; None leaves the source out.
+            encoder_attention_mask: `(B, S)`, 1 = real token.
+            past_key_values: keys and values of earlier tokens and of the source.
+            inputs_embeds: `(B, T, D)` instead of `input_ids`.
+            use_cache: return `past_key_values`.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+        """
+        if use_cache and past_key_values is None:
+            own, of_source = (DynamicCache(config=self.config) for _ in range(2))
+            has_source = encoder_hidden_states is not None
+            past_key_values = EncoderDecoderCache(own, of_source) if has_source else own
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        hidden_states = self.embed(input_ids, inputs_embeds, attention_mask, past_length)
+        own_cache = past_key_values
+        if isinstance(past_key_values, EncoderDecoderCache):
+            own_cache = past_key_values.self_attention_cache
+        layer_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=own_cache,
+        )
+        source_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                layer_mask,
+                encoder_hidden_states,  # by place: reentrant checkpointing needs its gradient
+                source_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values
+        )
+
+
+def real_tokens(
+    config: VanillaConfig, input_ids: Tensor | None, attention_mask: Tensor | None
+) -> Tensor | None:
+    """The mask given, or else which of the source ids are not padding; None where nobody knows."""
+    if attention_mask is not None or input_ids is None or config.pad_token_id is None:
+        return attention_mask
+    return input_ids.ne(config.pad_token_id).long()
