@@ -30,12 +30,13 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
     The softmax runs in float32 at least. A query that may see nothing gets zeros, never NaN.
 
     Args:
-        module: the attention that calls; its `training` decides on dropout.
+        module: the attention that calls; read for `training` and `is_causal`.
         query: `(B, H, T, K)`.
         key: `(B, H, S, K)`.
         value: `(B, H, S, W)`.
         attention_mask: `(B, 1, T, S)`, bool with True = may look, or float to be added to the
-            scores with `torch.finfo(dtype).min` or -inf = may not look; None: all may look.
+            scores with `torch.finfo(dtype).min` or -inf = may not look; None: `module.is_causal`
+            decides.
         dropout: rate on the weights.
         scaling: factor on the scores; None: `K ** -0.5`.
         **kwargs: what other attention implementations need.
@@ -46,6 +47,9 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
     scaling = query.size(-1) ** -0.5 if scaling is None else scaling
     scores = query @ key.transpose(-2, -1) * scaling  # (B, H, T, S)
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if attention_mask is None and getattr(module, "is_causal", False):
+        past = scores.size(-1) - scores.size(-2)
+        attention_mask = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril(past)
     if attention_mask is None:
         weights = wide.softmax(dim=-1)
     else:
@@ -89,6 +93,9 @@ class VanillaAttention(nn.Module):
         self.k_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(d_model, num_heads * self.v_head_dim, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.v_head_dim, d_model, bias=bias)
+        for projection in (self.q_proj, self.k_proj, self.v_proj):
+            # tensor2tensor draws them as one d x 3d matrix, which narrows the range of each third
+            projection.init_gain = 2**-0.5  # type: ignore[assignment]  # a module takes any
 
     def forward(
         self,

@@ -181,6 +181,11 @@ class VanillaConfig(PreTrainedConfig):
                 f"d_model={self.d_model} is odd, and sinusoids come in pairs: "
                 "take an even d_model or position_embedding_type='learned'"
             )
+        if self.position_embedding_type == "learned" and self.position_offset:
+            raise ValueError(
+                f"position_offset={self.position_offset} moves sinusoids only: "
+                "leave it out with position_embedding_type='learned'"
+            )
 
     def validate_rates(self) -> None:
         """Dropouts and smoothing are probabilities below 1."""
@@ -202,6 +207,18 @@ class VanillaConfig(PreTrainedConfig):
                 raise ValueError(
                     f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}"
                 )
+
+    def validate_smoothing(self) -> None:
+        """There is a word to take the smoothing, and a padding word where it is to be spared."""
+        if self.label_smoothing_type not in LABEL_SMOOTHING_TYPES or not self.label_smoothing:
+            return
+        if self.label_smoothing_type == "non_target_non_pad" and self.pad_token_id is None:
+            raise ValueError("label_smoothing_type='non_target_non_pad' needs a pad_token_id")
+        if self.target_vocab_size <= LABEL_SMOOTHING_TYPES[self.label_smoothing_type]:
+            raise ValueError(
+                f"a vocabulary of {self.target_vocab_size} leaves no word for label_smoothing_type="
+                f"{self.label_smoothing_type!r}: set label_smoothing=0"
+            )
 
     def validate_sharing(self) -> None:
         """One table has one size."""

@@ -263,7 +263,13 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
             torch.cat((torch.zeros_like(begin, dtype=torch.bool), labels[:, :-1] < 0), dim=1), pad
         )
 
-    # The three steps of `generate()` below are transformers' own; each adds one fact of the paper.
+    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
+        """The output belongs to the target table; resizing the source's own leaves it alone."""
+        if not self.config.share_encoder_decoder_embeddings:
+            return old_lm_head
+        return super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+
+    # The steps of `generate()` below are transformers' own; each adds one fact of the paper.
 
     def _maybe_prepare_encoder_kwargs_for_generation(
         self,

@@ -55,12 +55,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Glorot everywhere and N(0, 1/d_model) for tables, as in the tensor2tensor release."""
-        if isinstance(module, VanillaAttention):
-            # drawn there as one d x 3d matrix, which narrows the range of each third
-            for projection in (module.q_proj, module.k_proj, module.v_proj):
-                init.xavier_uniform_(projection.weight, gain=2**-0.5)
-        elif isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight, gain=getattr(module, "init_gain", 1.0))
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):

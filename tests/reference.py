@@ -1,0 +1,148 @@
+"""The paper's model, slow and obvious, in double precision: what the package is held against.
+
+Written from sections 3.1 to 3.5 for **one** sentence pair without padding. So it needs no batch
+axis and no padding mask, and a padded batch must come out as its sentences do here, one by one.
+Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved names.
+Shapes: S source, T target, D width, K width of a head, V vocabulary.
+"""
+
+import math
+
+import torch
+
+
+def position_vector(place, width, *, layout="interleaved", frequencies="paper"):
+    """The sinusoids of one place, number by number (3.5)."""
+    last = width / 2 if frequencies == "paper" else width / 2 - 1
+    vector = [0.0] * width
+    for pair in range(width // 2):
+        angle = place / 10_000 ** (pair / last)
+        sine, cosine = (2 * pair, 2 * pair + 1)
+        if layout == "concatenated":
+            sine, cosine = (pair, width // 2 + pair)
+        vector[sine], vector[cosine] = math.sin(angle), math.cos(angle)
+    return torch.tensor(vector, dtype=torch.float64)
+
+
+def part(weights, prefix):
+    """The weights below `prefix`, under the rest of their names."""
+    start = prefix + "."
+    return {name.removeprefix(start): w for name, w in weights.items() if name.startswith(start)}
+
+
+def linear(vectors, weights):
+    result = vectors @ weights["weight"].T
+    return result + weights["bias"] if "bias" in weights else result
+
+
+def layer_norm(vectors, weights, eps):
+    """Each vector on its own: mean 0, variance 1, then scale and shift."""
+    rows = []
+    for vector in vectors:
+        centred = vector - vector.mean()
+        rows.append(centred / torch.sqrt((centred**2).mean() + eps))
+    return torch.stack(rows) * weights["weight"] + weights["bias"]
+
+
+def softmax(scores):
+    exponentials = torch.exp(scores - scores.max())
+    return exponentials / exponentials.sum()
+
+
+def scaled_dot_product(queries, keys, values, *, is_causal):
+    """The mean of the values each query sees, weighted by likeness of query and key (3.2.1)."""
+    means = []
+    for place, query in enumerate(queries):
+        seen = place + 1 if is_causal else len(keys)
+        likeness = torch.stack([query @ key for key in keys[:seen]]) / math.sqrt(len(query))
+        means.append(softmax(likeness) @ values[:seen])
+    return torch.stack(means)
+
+
+def multi_head(query_input, key_input, value_input, weights, *, heads, is_causal=False):
+    """Every head looks through its own slice of the projections (3.2.2)."""
+    queries = linear(query_input, part(weights, "q_proj")).chunk(heads, dim=-1)
+    keys = linear(key_input, part(weights, "k_proj")).chunk(heads, dim=-1)
+    values = linear(value_input, part(weights, "v_proj")).chunk(heads, dim=-1)
+    found = [
+        scaled_dot_product(query, key, value, is_causal=is_causal)
+        for query, key, value in zip(queries, keys, values, strict=True)
+    ]
+    return linear(torch.cat(found, dim=-1), part(weights, "out_proj"))
+
+
+def activation(name, vectors):
+    if name == "relu":
+        return torch.where(vectors > 0, vectors, torch.zeros_like(vectors))
+    if name == "gelu":
+        return vectors * (1 + torch.erf(vectors / math.sqrt(2))) / 2
+    raise ValueError(f"the reference does not know {name}")
+
+
+def feed_forward(vectors, weights, name):
+    inner = activation(name, linear(vectors, part(weights, "fc1")))
+    return linear(inner, part(weights, "fc2"))
+
+
+def encoder_layer(states, weights, config):
+    """LayerNorm(x + Sublayer(x)) around self-attention and feed-forward (3.1)."""
+    heads, eps = config.encoder_attention_heads, config.layer_norm_eps
+    attended = multi_head(states, states, states, part(weights, "self_attn"), heads=heads)
+    states = layer_norm(states + attended, part(weights, "self_attn_layer_norm"), eps)
+    fed = feed_forward(states, weights, config.activation_function)
+    return layer_norm(states + fed, part(weights, "final_layer_norm"), eps)
+
+
+def decoder_layer(states, source, weights, config):
+    """As above, with attention to the source between the two (3.1)."""
+    heads, eps = config.decoder_attention_heads, config.layer_norm_eps
+    own = part(weights, "self_attn")
+    attended = multi_head(states, states, states, own, heads=heads, is_causal=True)
+    states = layer_norm(states + attended, part(weights, "self_attn_layer_norm"), eps)
+    found = multi_head(states, source, source, part(weights, "encoder_attn"), heads=heads)
+    states = layer_norm(states + found, part(weights, "encoder_attn_layer_norm"), eps)
+    fed = feed_forward(states, weights, config.activation_function)
+    return layer_norm(states + fed, part(weights, "final_layer_norm"), eps)
+
+
+def embed(ids, weights, config):
+    """Word vector times sqrt(d), plus the place; padding has no vector, only a place (3.4, 3.5)."""
+    scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+    rows = []
+    for index, token in enumerate(ids):
+        word = weights["embed_tokens.weight"][token] * (token != config.pad_token_id)
+        if config.position_embedding_type == "learned":
+            place = weights["embed_positions.weight"][index]
+        else:
+            place = position_vector(
+                index + config.position_offset,
+                config.d_model,
+                layout=config.position_layout,
+                frequencies=config.position_frequencies,
+            )
+        rows.append(word * scale + place)
+    return torch.stack(rows)
+
+
+def encode(source_ids, weights, config):
+    """The last states of the encoder, (S, D); no norm after the stack."""
+    states = embed(source_ids, weights, config)
+    for index in range(config.encoder_layers):
+        states = encoder_layer(states, part(weights, f"layers.{index}"), config)
+    return states
+
+
+def decode(target_ids, source, weights, config):
+    """The last states of the decoder, (T, D); no norm after the stack."""
+    states = embed(target_ids, weights, config)
+    for index in range(config.decoder_layers):
+        states = decoder_layer(states, source, part(weights, f"layers.{index}"), config)
+    return states
+
+
+def transformer(source_ids, target_ids, state_dict, config):
+    """Logits of the next word after every target word, (T, V), for two lists of ids."""
+    weights = {name: weight.detach().double() for name, weight in state_dict.items()}
+    source = encode(source_ids, part(weights, "model.encoder"), config)
+    states = decode(target_ids, source, part(weights, "model.decoder"), config)
+    return linear(states, part(weights, "lm_head"))

@@ -1,0 +1,222 @@
+"""`VanillaConfig`: the paper's numbers by default, and no number that cannot be built."""
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+
+# Table 3 and the big model; the columns: what changes, our count with V = 37,000, the paper's
+# millions. The paper's vocabulary is not exactly 37,000, so its own figures hold within a few %.
+EVERY_LAYER = {
+    "N=2": {"encoder_layers": 2, "decoder_layers": 2},
+    "N=4": {"encoder_layers": 4, "decoder_layers": 4},
+    "N=8": {"encoder_layers": 8, "decoder_layers": 8},
+}
+TABLE_3 = {
+    "base": ({}, 63_045_632, 65),
+    "A 1 head": ({"encoder_attention_heads": 1, "decoder_attention_heads": 1}, 63_045_632, 65),
+    "A 4 heads": ({"encoder_attention_heads": 4, "decoder_attention_heads": 4}, 63_045_632, 65),
+    "A 16 heads": ({"encoder_attention_heads": 16, "decoder_attention_heads": 16}, 63_045_632, 65),
+    "A 32 heads": ({"encoder_attention_heads": 32, "decoder_attention_heads": 32}, 63_045_632, 65),
+    "B d_k=16": ({"head_dim": 16, "v_head_dim": 64}, 55_967_744, 58),
+    "B d_k=32": ({"head_dim": 32, "v_head_dim": 64}, 58_327_040, 60),
+    "C N=2": (EVERY_LAYER["N=2"], 33_644_544, 36),
+    "C N=4": (EVERY_LAYER["N=4"], 48_345_088, 50),
+    "C N=8": (EVERY_LAYER["N=8"], 77_746_176, 80),
+    "C d_model=256": ({"d_model": 256}, 26_816_512, 28),
+    "C d_model=1024": ({"d_model": 1024}, 163_815_424, 168),
+    "C d_ff=1024": ({"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024}, 50_450_432, 53),
+    "C d_ff=4096": ({"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}, 88_236_032, 90),
+    "big": (
+        {
+            "d_model": 1024,
+            "encoder_ffn_dim": 4096,
+            "decoder_ffn_dim": 4096,
+            "encoder_attention_heads": 16,
+            "decoder_attention_heads": 16,
+        },
+        214_171_648,
+        213,
+    ),
+}
+
+
+def count_parameters(**changes):
+    with torch.device("meta"):  # shapes without memory: the big model counts in a moment
+        model = VanillaForConditionalGeneration(VanillaConfig(**changes))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def counted_by_formula(config):
+    d, heads = config.d_model, config.encoder_attention_heads
+    d_k, d_v = config.head_widths(heads)
+    attention = 2 * d * heads * d_k + 2 * d * heads * d_v
+    if config.attention_bias:
+        attention += 2 * heads * d_k + heads * d_v + d
+    feed_forward = 2 * d * config.encoder_ffn_dim + config.encoder_ffn_dim + d
+    encoder = config.encoder_layers * (attention + feed_forward + 4 * d)
+    decoder = config.decoder_layers * (2 * attention + feed_forward + 6 * d)
+    return encoder + decoder + config.vocab_size * d
+
+
+def test_the_defaults_are_the_papers_base_model():
+    config = VanillaConfig()
+    assert (config.encoder_layers, config.decoder_layers) == (6, 6)
+    assert (config.encoder_attention_heads, config.decoder_attention_heads) == (8, 8)
+    assert (config.d_model, config.encoder_ffn_dim, config.decoder_ffn_dim) == (512, 2048, 2048)
+    assert config.head_widths(8) == (64, 64)
+    assert (config.dropout, config.attention_dropout, config.activation_dropout) == (0.1, 0, 0)
+    assert (config.label_smoothing, config.activation_function) == (0.1, "relu")
+    assert config.position_embedding_type == "sinusoidal"
+    assert config.position_layout == "interleaved"
+    assert (config.position_frequencies, config.position_offset) == ("paper", 0)
+    assert config.scale_embedding
+    assert config.share_encoder_decoder_embeddings
+    assert config.tie_word_embeddings
+    assert not config.attention_bias
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_each_row_of_table_3_has_the_parameters_its_sizes_imply(row):
+    changes, by_hand, _ = TABLE_3[row]
+    assert count_parameters(**changes) == by_hand == counted_by_formula(VanillaConfig(**changes))
+
+
+@pytest.mark.parametrize("row", TABLE_3)
+def test_each_row_of_table_3_comes_near_the_papers_millions(row):
+    _, count, millions = TABLE_3[row]
+    # the paper's joint vocabulary is "about 37,000"; it weighs most where the layers weigh least
+    tolerance = 0.07 if row == "C N=2" else 0.05
+    assert count == pytest.approx(millions * 1e6, rel=tolerance)
+
+
+def test_attention_biases_add_four_vectors_to_every_attention():
+    assert count_parameters(attention_bias=True) == 63_082_496
+    assert counted_by_formula(VanillaConfig(attention_bias=True)) == 63_082_496
+
+
+def test_learned_positions_add_one_table_to_each_side():
+    extra = count_parameters(position_embedding_type="learned") - count_parameters()
+    assert extra == 2 * 1024 * 512
+
+
+REFUSED = [
+    ({"d_model": 510}, r"d_model=510 is not a multiple of encoder_attention_heads=8.*head_dim"),
+    ({"decoder_attention_heads": 7}, r"multiple of decoder_attention_heads=7.*v_head_dim"),
+    ({"d_model": 511, "head_dim": 3, "v_head_dim": 5}, r"d_model=511 is odd.*even d_model"),
+    ({"vocab_size": 0}, r"vocab_size=0: give a positive number"),
+    ({"d_model": -8}, r"d_model=-8: give a positive number"),
+    ({"encoder_layers": 0}, r"encoder_layers=0: give a positive number"),
+    ({"decoder_layers": -1}, r"decoder_layers=-1: give a positive number"),
+    ({"encoder_attention_heads": 0}, r"encoder_attention_heads=0: give a positive number"),
+    ({"decoder_attention_heads": -3}, r"decoder_attention_heads=-3: give a positive number"),
+    ({"encoder_ffn_dim": 0}, r"encoder_ffn_dim=0: give a positive number"),
+    ({"decoder_ffn_dim": 0}, r"decoder_ffn_dim=0: give a positive number"),
+    ({"max_position_embeddings": 0}, r"max_position_embeddings=0: give a positive number"),
+    ({"head_dim": 0}, r"head_dim=0: give a positive number"),
+    ({"v_head_dim": -2}, r"v_head_dim=-2: give a positive number"),
+    ({"position_offset": -1}, r"position_offset=-1: give 0 or more"),
+    ({"layer_norm_eps": 0.0}, r"layer_norm_eps=0.0: give a positive number"),
+    ({"dropout": 1.0}, r"dropout=1.0: give a rate from 0 up to, not including, 1"),
+    ({"attention_dropout": -0.1}, r"attention_dropout=-0.1: give a rate from 0"),
+    ({"activation_dropout": 2}, r"activation_dropout=2: give a rate from 0"),
+    ({"label_smoothing": 1}, r"label_smoothing=1: give a rate from 0"),
+    ({"label_smoothing": float("nan")}, r"label_smoothing=nan: give a rate from 0"),
+    ({"activation_function": "rely"}, r"activation_function='rely': choose one of .*relu"),
+    ({"position_embedding_type": "none"}, r"='none': choose one of sinusoidal, learned"),
+    ({"position_layout": "mixed"}, r"='mixed': choose one of interleaved, concatenated"),
+    ({"position_frequencies": "t2t"}, r"='t2t': choose one of paper, tensor2tensor"),
+    ({"label_smoothing_type": "flat"}, r"='flat': choose one of non_target, uniform"),
+    (
+        {"decoder_vocab_size": 31_000},
+        r"decoder_vocab_size=31000 differs from vocab_size=37000.*embeddings=False",
+    ),
+    ({"pad_token_id": 37_000}, r"pad_token_id=37000 is outside .* give an id from 0 to 36999"),
+    ({"eos_token_id": -1}, r"eos_token_id=-1 is outside .* give an id from 0 to 36999"),
+    ({"eos_token_id": [1, 40_000]}, r"eos_token_id=40000 is outside .* from 0 to 36999"),
+    ({"bos_token_id": 99_999}, r"bos_token_id=99999 is outside .* from 0 to 36999"),
+    (
+        {
+            "decoder_start_token_id": 80,
+            "decoder_vocab_size": 79,
+            "share_encoder_decoder_embeddings": False,
+        },
+        r"decoder_start_token_id=80 is outside .* from 0 to 78",
+    ),
+    ({"d_model": "512"}, r"'d_model'.*expected int.*'512'"),
+    ({"encoder_layers": 6.0}, r"'encoder_layers'.*expected int.*6\.0"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_built_is_refused_by_value_with_a_remedy(changes, message):
+    with pytest.raises(StrictDataclassError, match="(?s)" + message):
+        VanillaConfig(**changes)
+
+
+def test_heads_need_not_divide_the_width_when_their_widths_are_given():
+    config = VanillaConfig(d_model=34, encoder_attention_heads=3, head_dim=7, v_head_dim=5)
+    assert config.head_widths(3) == (7, 5)
+
+
+def test_an_odd_width_is_fine_with_learned_positions():
+    changes = {"encoder_attention_heads": 3, "decoder_attention_heads": 3}
+    assert VanillaConfig(d_model=33, position_embedding_type="learned", **changes).d_model == 33
+
+
+def test_a_rate_of_zero_may_be_written_without_a_point():
+    assert VanillaConfig(dropout=0, label_smoothing=0).dropout == 0
+
+
+def test_sides_without_a_common_table_may_have_vocabularies_of_their_own():
+    config = VanillaConfig(
+        vocab_size=53, decoder_vocab_size=71, share_encoder_decoder_embeddings=False
+    )
+    assert (config.vocab_size, config.target_vocab_size) == (53, 71)
+
+
+def test_a_config_comes_back_from_json_as_it_went(tmp_path):
+    config = VanillaConfig(
+        vocab_size=53,
+        decoder_vocab_size=71,
+        share_encoder_decoder_embeddings=False,
+        tie_word_embeddings=False,
+        d_model=34,
+        encoder_layers=2,
+        encoder_attention_heads=3,
+        encoder_ffn_dim=19,
+        decoder_layers=5,
+        decoder_attention_heads=7,
+        decoder_ffn_dim=23,
+        head_dim=11,
+        v_head_dim=13,
+        dropout=0,
+        attention_dropout=0.25,
+        activation_dropout=0.125,
+        activation_function="gelu",
+        attention_bias=True,
+        layer_norm_eps=1e-5,
+        scale_embedding=False,
+        max_position_embeddings=97,
+        position_layout="concatenated",
+        position_frequencies="tensor2tensor",
+        position_offset=2,
+        label_smoothing=0.0625,
+        label_smoothing_type="uniform",
+        pad_token_id=3,
+        eos_token_id=[4, 5],
+        bos_token_id=6,
+        decoder_start_token_id=7,
+        use_cache=False,
+    )
+    config.save_pretrained(tmp_path)
+    assert VanillaConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
+
+
+def test_transformers_finds_width_heads_and_layers_under_its_own_names(tiny_config):
+    assert tiny_config.hidden_size == tiny_config.d_model == 12
+    assert tiny_config.num_attention_heads == tiny_config.encoder_attention_heads == 3
+    assert tiny_config.num_hidden_layers == tiny_config.encoder_layers == 2
+    tiny_config.num_hidden_layers = 7
+    assert tiny_config.encoder_layers == 7

@@ -1,0 +1,112 @@
+"""A saved model works where this package is not installed: its files travel with the weights."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hf_vanilla
+
+pytestmark = pytest.mark.slow
+
+SAVE = """
+import sys, torch
+torch.set_num_threads(1)
+from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla import VanillaTokenizer, train_tokenizer
+VanillaConfig.register_for_auto_class()
+VanillaForConditionalGeneration.register_for_auto_class("AutoModelForSeq2SeqLM")
+VanillaTokenizer.register_for_auto_class("AutoTokenizer")
+torch.manual_seed(17)
+tokenizer = train_tokenizer(["ein Haus am See", "a house by the lake"], vocab_size=271)
+config = VanillaConfig(
+    vocab_size=len(tokenizer), d_model=12, encoder_layers=2, encoder_attention_heads=3,
+    encoder_ffn_dim=29, decoder_layers=3, decoder_attention_heads=2, decoder_ffn_dim=31,
+)
+model = VanillaForConditionalGeneration(config)
+model.save_pretrained(sys.argv[1])
+tokenizer.save_pretrained(sys.argv[1])
+"""
+
+# the same lines for both: once with the package, once where importing it fails
+USE = """
+import json, sys, torch
+folder, has_package = sys.argv[1], sys.argv[2] == "with"
+if not has_package:
+    sys.modules["hf_vanilla"] = None
+torch.set_num_threads(1)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+if has_package:
+    import hf_vanilla
+trust = {} if has_package else {"trust_remote_code": True}
+tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
+batch = tokenizer(["ein Haus </s>", "das große Haus am See"], padding=True, return_tensors="pt")
+model = AutoModelForSeq2SeqLM.from_pretrained(folder, **trust)
+with torch.no_grad():
+    labels = batch["input_ids"]
+    outputs = model(**batch, labels=labels)
+found = model.generate(**batch, output_scores=True, return_dict_in_generate=True)
+json.dump(
+    {
+        "modules": [type(thing).__module__ for thing in (model, tokenizer, model.config)],
+        "ids": batch["input_ids"].tolist(),
+        "logits": outputs.logits.double().tolist(),
+        "loss": outputs.loss.item(),
+        "sequences": found.sequences.tolist(),
+        "scores": found.sequences_scores.tolist(),
+    },
+    open(sys.argv[3], "w"),
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def both_sides(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("travel")
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(folder / "modules"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def run(code, *arguments):
+        subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments)], check=True, env=environment
+        )
+
+    run(SAVE, folder / "model")
+    results = {}
+    for side in ("with", "without"):
+        run(USE, folder / "model", side, folder / side)
+        results[side] = json.loads((folder / side).read_text())
+    return folder / "model", results
+
+
+def test_only_files_named_for_travel_lie_beside_the_weights_and_unchanged(both_sides):
+    folder, _ = both_sides
+    home = Path(hf_vanilla.__file__).parent
+    travelers = {path.name for path in folder.glob("*.py")}
+    assert {
+        "configuration_vanilla.py",
+        "modeling_vanilla.py",
+        "tokenization_vanilla.py",
+    } <= travelers
+    for name in travelers:
+        assert name.endswith("_vanilla.py")
+        assert (folder / name).read_bytes() == (home / name).read_bytes()
+
+
+def test_each_side_ran_its_own_code(both_sides):
+    _, results = both_sides
+    assert all(name.startswith("hf_vanilla.") for name in results["with"]["modules"])
+    assert all(name.startswith("transformers_modules.") for name in results["without"]["modules"])
+
+
+@pytest.mark.parametrize("what", ["ids", "logits", "loss", "sequences", "scores"])
+def test_without_the_package_every_number_is_the_same(both_sides, what):
+    _, results = both_sides
+    assert results["without"][what] == results["with"][what]
