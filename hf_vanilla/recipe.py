@@ -228,7 +228,7 @@ def parse_options(options: type | Sequence[type], arguments: Sequence[str]) -> A
         formatter_class=ArgumentDefaultsHelpFormatter,
     )
     required = {f.name for c in classes for f in fields(c) if _is_required(f)}
-    missing = sorted(required - {a.split("=")[0].removeprefix("--") for a in arguments})
+    missing = sorted(required - _given(arguments))
     if missing and not {"-h", "--help"} & set(arguments):
         raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
     try:
@@ -248,12 +248,18 @@ def _is_required(option: Field) -> bool:
 
 def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> None:
     """Data chosen on the command line takes the place of the file's, whatever kind that was."""
-    chosen = {argument.split("=")[0].removeprefix("--") for argument in arguments}
+    chosen = _given(arguments)
     files = {name for pair in PAIRED_FILES for name in pair}
     hub = {"dataset", "dataset_config"}
     if chosen & (files | {"dataset"}):
         for name in (files | hub) - chosen:
             values.pop(name, None)
+
+
+def _given(arguments: Sequence[str]) -> set[str]:
+    """Names of the options on a command line; the parser takes them with dashes too."""
+    names = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+    return {name.removeprefix("--").replace("-", "_") for name in names}
 
 
 def _pop_option(arguments: list[str], name: str) -> str | None:
