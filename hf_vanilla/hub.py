@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, create_repo
 
 from .evaluation import Scores
 from .translation import load_translator
@@ -109,8 +109,6 @@ def push_folder(options: PushOptions) -> str:
     card = Path(options.model) / "README.md"
     # the card goes first: transformers would otherwise write a nearly empty one
     if card.is_file():
-        from huggingface_hub import create_repo
-
         create_repo(options.repo_id, private=options.private, exist_ok=True)
         ModelCard.load(card).push_to_hub(options.repo_id)
     tokenizer.push_to_hub(options.repo_id, private=options.private)

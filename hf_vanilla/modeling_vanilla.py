@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
@@ -194,7 +193,7 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
             decoder_inputs_embeds: `(B, T, D)` instead of `decoder_input_ids`.
             labels: `(B, T)` int64 ids to predict; -100 and `pad_token_id` do not count.
             use_cache: return `past_key_values`; None: as the config says, never with labels.
-            logits_to_keep: compute only the last so many places; 0: all.
+            logits_to_keep: compute only the last so many places; 0: all. A tensor: those places.
             **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
                 of the loss), `output_attentions`, `output_hidden_states`, what attention takes.
 
@@ -219,7 +218,9 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        is_count = isinstance(logits_to_keep, int)
+        kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
         return Seq2SeqLMOutput(
             loss=loss,

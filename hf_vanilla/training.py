@@ -132,9 +132,9 @@ class TrainingRun:
         self.accelerator = make_accelerator(recipe.train)
         if self.accelerator.device.type == "cpu":
             keep_freed_memory()
-        _check_folder(recipe, self.output_dir)
         set_seed(recipe.train.seed)
         with self.accelerator.main_process_first():
+            _check_folder(recipe, self.output_dir)
             corpus = load_corpus(recipe.train)
             self.tokenizer = self._make_tokenizer(corpus)
             self.train_pairs = self._encode(corpus, "train")
