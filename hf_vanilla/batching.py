@@ -49,20 +49,23 @@ def encode_pairs(
         ValueError: no pair is left.
     """
 
+    def lengths(texts: list[str], rows: list[list[int]]) -> list[int]:
+        return [len(row) if text.strip() else 0 for text, row in zip(texts, rows, strict=True)]
+
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         ids = tokenizer(batch["source"], verbose=False).input_ids
         labels = tokenizer(text_target=batch["target"], verbose=False).input_ids
         return {
             "input_ids": ids,
             "labels": labels,
-            "source_length": [len(row) for row in ids],
-            "target_length": [len(row) for row in labels],
+            "source_length": lengths(batch["source"], ids),
+            "target_length": lengths(batch["target"], labels),
         }
 
     rows = pairs.map(encode, batched=True, remove_columns=pairs.column_names, desc="Tokenizing")
     rows = rows.with_format("numpy")
     source, target = np.asarray(rows["source_length"]), np.asarray(rows["target_length"])
-    is_blank = np.minimum(source, target) < 2  # </s> alone
+    is_blank = np.minimum(source, target) == 0
     is_long = np.maximum(source, target) > max_length
     keep = np.flatnonzero(~is_blank & ~is_long)
     if not len(keep):

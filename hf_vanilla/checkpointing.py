@@ -99,7 +99,11 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
         weights = load_file(path)
         shapes = {name: weight.shape for name, weight in weights.items()}
         if totals and shapes != {name: total.shape for name, total in totals.items()}:
-            odd = sorted(shapes.keys() ^ totals.keys()) or "shapes"
+            odd = sorted(
+                n
+                for n in shapes.keys() | totals.keys()
+                if n not in shapes or n not in totals or shapes[n] != totals[n].shape
+            )
             raise ValueError(f"{folder} is of another model than {folders[0]}: {odd} differ")
         for name, weight in weights.items():
             dtypes.setdefault(name, weight.dtype)

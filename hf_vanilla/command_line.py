@@ -38,4 +38,4 @@ def run(action: Callable[..., Any], *options: "type | Callable[[Sequence[str]], 
         sys.exit(130)
     except (ValueError, OSError, ImportError, StrictDataclassError) as error:
         logger.debug("where it happened", exc_info=True)
-        sys.exit(f"error: {error}")
+        sys.exit(f"error: {' '.join(str(error).split())}")

@@ -27,7 +27,10 @@ def read_lines(path: str | Path) -> Iterator[str]:
     """
     path = Path(path)
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        yield from decoded_lines(file, str(path))
+        try:
+            yield from decoded_lines(file, str(path))
+        except EOFError:
+            raise OSError(f"{path} is cut off: the compressed data has no end") from None
 
 
 def decoded_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
@@ -38,7 +41,9 @@ def decoded_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
     """
     for number, line in enumerate(file, start=1):
         try:
-            yield line.decode("utf-8").rstrip("\r\n")
+            # some editors begin a file with a byte order mark
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            yield text.rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{name}, line {number}: byte {error.start + 1} is not UTF-8; "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .corpus import read_pairs
-from .translation import load_translator, translate
+from .translation import DecodingOptions, load_translator, translate
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,14 @@ def score_translations(
         ValueError: the counts differ or there is nothing to score.
         ImportError: `sacrebleu` is not installed.
     """
-    try:
-        from sacrebleu.metrics import BLEU, CHRF
-    except ImportError:
-        raise ImportError("scores need sacrebleu: pip install 'hf-vanilla[eval]'") from None
+    check_bleu_tokenizer(tokenize)
+    from sacrebleu.metrics import BLEU, CHRF
+
     if len(translations) != len(references):
         raise ValueError(
             f"{len(translations)} translations, but {len(references)} references: "
             "both need one line per sentence"
         )
-    if tokenize not in BLEU.TOKENIZERS:
-        names = ", ".join(sorted(BLEU.TOKENIZERS))
-        raise ValueError(f"tokenize={tokenize!r}: choose one of {names}")
     if not references:
         raise ValueError("no sentences to score")
     # sentences tokenized on purpose are told apart by the signature, so no warning is due
@@ -82,23 +78,32 @@ def score_translations(
     )
 
 
+def check_bleu_tokenizer(name: str) -> None:
+    """Find out early whether scores can be had.
+
+    Raises:
+        ValueError: sacreBLEU has no tokenizer of that name.
+        ImportError: `sacrebleu` is not installed.
+    """
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError:
+        raise ImportError("scores need sacrebleu: pip install 'hf-vanilla[eval]'") from None
+    if name not in BLEU.TOKENIZERS:
+        names = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise ValueError(f"tokenize={name!r}: choose one of {names}")
+
+
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions:
+class EvaluateOptions(DecodingOptions):
     """Options of `evaluate_files`."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
     source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
     reference: str = field(metadata={"help": "file of reference translations, line by line"})
     tokenize: str = field(
         default="13a", metadata={"help": "sacreBLEU's tokenizer; none: text is tokenized already"}
     )
     lowercase: bool = field(default=False, metadata={"help": "ignore case"})
-    num_beams: int | None = field(
-        default=None, metadata={"help": "hypotheses kept per sentence; default: as the model saved"}
-    )
-    tokens_per_batch: int = field(
-        default=4096, metadata={"help": "source tokens decoded together, padding included"}
-    )
 
 
 def evaluate_files(options: EvaluateOptions) -> Scores:
@@ -108,16 +113,16 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
         ValueError: the files do not correspond, or there is no model in the folder.
         OSError: a file cannot be read.
     """
+    check_bleu_tokenizer(options.tokenize)  # before hours of translating
     pairs = list(read_pairs(options.source, options.reference))
     model, tokenizer = load_translator(options.model)
-    beams = {} if options.num_beams is None else {"num_beams": options.num_beams}
     translations = translate(
         model,
         tokenizer,
         [pair["source"] for pair in pairs],
         tokens_per_batch=options.tokens_per_batch,
         progress=True,
-        **beams,
+        **options.generate_kwargs,
     )
     return score_translations(
         translations,

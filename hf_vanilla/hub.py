@@ -110,6 +110,7 @@ def push_folder(options: PushOptions) -> str:
     # the card goes first: transformers would otherwise write a nearly empty one
     if card.is_file():
         create_repo(options.repo_id, private=options.private, exist_ok=True)
-        ModelCard.load(card).push_to_hub(options.repo_id)
+        text = card.read_text(encoding="utf-8").replace("THIS_MODEL", options.repo_id)
+        ModelCard(text).push_to_hub(options.repo_id)
     tokenizer.push_to_hub(options.repo_id, private=options.private)
     return str(model.push_to_hub(options.repo_id, private=options.private))

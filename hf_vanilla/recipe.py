@@ -5,6 +5,7 @@ decode to `GenerationConfig`, and how to train to `TrainRecipe`.
 """
 
 import difflib
+import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentError
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, field, fields
@@ -161,6 +162,9 @@ class Recipe:
         if form not in LENGTH_PENALTY_FORMS:
             names = ", ".join(LENGTH_PENALTY_FORMS)
             raise ValueError(f"decoding.length_penalty_form={form!r}: choose one of {names}")
+        beams = self.decoding.get("num_beams", 1)
+        if not isinstance(beams, int) or beams < 1:
+            raise ValueError(f"decoding.num_beams={beams!r}: give a positive number")
         self.generation_config(self.config())
 
     def config(self, **changes: Any) -> VanillaConfig:
@@ -173,7 +177,12 @@ class Recipe:
 
     def generation_config(self, config: VanillaConfig) -> GenerationConfig:
         """The paper's decoding with this recipe's changes."""
-        return GenerationConfig(**{**paper_decoding(config).to_diff_dict(), **self.decoding})
+        paper = paper_decoding(config).to_diff_dict()
+        if self.decoding.get("num_beams") == 1:  # transformers refuses to save them without a beam
+            paper = {
+                k: v for k, v in paper.items() if k not in ("early_stopping", "length_penalty")
+            }
+        return GenerationConfig(**{**paper, **self.decoding})
 
     def to_yaml(self) -> str:
         """This recipe as a file that `read_recipe` reads; defaults are left out."""
@@ -202,10 +211,13 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
     _check_names("recipe", values, {f.name: None for f in fields(TrainRecipe)})
     for name in SECTIONS:
-        for option in [a for a in arguments if a.startswith(f"--{name}.")]:
-            key = option.split("=")[0]
-            value = _pop_option(arguments, key)
-            sections[name][key.removeprefix(f"--{name}.")] = yaml.safe_load(value or "")
+        for key in dict.fromkeys(a.split("=")[0] for a in arguments if a.startswith(f"--{name}.")):
+            text = _pop_option(arguments, key) or ""
+            try:
+                value = yaml.load(text, _Yaml)
+            except yaml.YAMLError:
+                raise ValueError(f"{key}={text!r} is not a YAML value") from None
+            sections[name][key.removeprefix(f"--{name}.")] = value
     _drop_replaced_data(values, arguments)
     # a recipe is a command line written down: one parser reads both, and the later value wins
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
@@ -238,7 +250,10 @@ def parse_options(options: type | Sequence[type], arguments: Sequence[str]) -> A
     except ArgumentError as error:
         raise ValueError(str(error)) from None
     if unknown:
-        raise ValueError(f"unknown: {' '.join(unknown)}; see --help")
+        known = [f"--{f.name}" for c in classes for f in fields(c)]
+        close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see --help"
+        raise ValueError(f"unknown: {' '.join(unknown)}; {hint}")
     return parsed[0] if isinstance(options, type) else tuple(parsed)
 
 
@@ -251,7 +266,7 @@ def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> Non
     chosen = _given(arguments)
     files = {name for pair in PAIRED_FILES for name in pair}
     hub = {"dataset", "dataset_config"}
-    if chosen & (files | {"dataset"}):
+    if chosen & {"dataset", "train_source", "train_target"}:
         for name in (files | hub) - chosen:
             values.pop(name, None)
 
@@ -260,6 +275,25 @@ def _given(arguments: Sequence[str]) -> set[str]:
     """Names of the options on a command line; the parser takes them with dashes too."""
     names = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
     return {name.removeprefix("--").replace("-", "_") for name in names}
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML in which 1e-4 is a number, as in YAML 1.2, and only true and false are switches."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - yaml's form
+        first: [r for r in resolvers if r[0] != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
 
 
 def _pop_option(arguments: list[str], name: str) -> str | None:
@@ -279,7 +313,7 @@ def _pop_option(arguments: list[str], name: str) -> str | None:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _Yaml)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a YAML file: {error}") from None
     if not isinstance(values, dict):

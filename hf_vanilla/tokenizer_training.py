@@ -1,6 +1,7 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """Sentences to a trained `VanillaTokenizer`."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -97,7 +98,7 @@ def train_tokenizer_on_files(options: TrainTokenizerOptions) -> Path:
         chain.from_iterable(read_lines(file) for file in options.files),
         vocab_size=options.vocab_size,
         model_max_length=options.model_max_length,
-        progress=True,
+        progress=sys.stdout.isatty(),  # the bar leaves line feeds on stdout
     )
     tokenizer.save_pretrained(output)
     return output

@@ -32,7 +32,7 @@ from .checkpointing import (
 )
 from .configuration_vanilla import VanillaConfig
 from .corpus import BUILT_IN_CORPUS, built_in_corpus, pairs_from_dataset, pairs_from_files
-from .evaluation import Scores, score_translations
+from .evaluation import Scores, check_bleu_tokenizer, score_translations
 from .hub import CardFacts, model_card
 from .modeling_vanilla import VanillaForConditionalGeneration
 from .optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
@@ -129,6 +129,8 @@ class TrainingRun:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.options = recipe, recipe.train
         self.output_dir = Path(recipe.train.output_dir)
+        if recipe.train.eval_sentences:
+            check_bleu_tokenizer(recipe.train.bleu_tokenize)
         self.accelerator = make_accelerator(recipe.train)
         if self.accelerator.device.type == "cpu":
             keep_freed_memory()
@@ -136,6 +138,10 @@ class TrainingRun:
         with self.accelerator.main_process_first():
             _check_folder(recipe, self.output_dir)
             corpus = load_corpus(recipe.train)
+            if self.accelerator.is_main_process:
+                self.output_dir.mkdir(parents=True, exist_ok=True)
+                written = self.output_dir / RECIPE_FILE
+                written.write_text(recipe.to_yaml(), encoding="utf-8")
             self.tokenizer = self._make_tokenizer(corpus)
             self.train_pairs = self._encode(corpus, "train")
             self.validation = corpus.get("validation")
@@ -202,6 +208,14 @@ class TrainingRun:
         self.passes_per_step = math.ceil(
             options.tokens_per_step / (options.tokens_per_batch * processes)
         )
+        budget = options.tokens_per_step // (self.passes_per_step * processes)
+        longest = max(self.train_pairs.source_lengths.max(), self.train_pairs.target_lengths.max())
+        if budget < longest:
+            raise ValueError(
+                f"tokens_per_step={options.tokens_per_step} in {self.passes_per_step} pass(es) of "
+                f"{processes} process(es) leaves {budget} tokens a batch, but one sentence has "
+                f"{longest}: raise it, or lower max_length"
+            )
         self.batches = TokenBatchSampler(
             self.train_pairs.source_lengths,
             self.train_pairs.target_lengths,
@@ -308,7 +322,9 @@ class TrainingRun:
                 self.accelerator, self.output_dir, asdict(progress), keep=options.save_total_limit
             )
 
-    def _validate(self, progress: Progress, sentences: int) -> tuple[float, Scores | None]:
+    def _validate(
+        self, progress: Progress, sentences: int, **facts: int
+    ) -> tuple[float, Scores | None]:
         """Plain NLL per token of all validation pairs, and scores of the first `sentences`."""
         self.model.eval()
         nll, scores = self._validation_nll(), None
@@ -316,7 +332,7 @@ class TrainingRun:
         if sentences:
             scores = self._validation_scores(sentences)
             entry |= {"bleu": scores.bleu, "exact_match": scores.exact_match}
-        self._log(step=progress.step, **entry)
+        self._log(step=progress.step, **facts, **entry)
         if self.accelerator.is_main_process:
             line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
             tqdm.write(f"step {progress.step}: {line}", file=sys.stderr)
@@ -357,7 +373,7 @@ class TrainingRun:
         nll, scores = None, None
         if self.validation is not None:
             every = len(self.validation) if self.options.eval_sentences else 0
-            nll, scores = self._validate(progress, every)
+            nll, scores = self._validate(progress, every, averaged_checkpoints=len(folders))
         if self.accelerator.is_main_process:
             self.model.save_pretrained(self.output_dir)
             self.tokenizer.save_pretrained(self.output_dir)
@@ -373,7 +389,9 @@ class TrainingRun:
         options = self.options
         source, target = options.source_language, options.target_language
         files = options.train_files
-        corpus = options.dataset or BUILT_IN_CORPUS if files is None else " and ".join(files)
+        corpus = options.dataset or BUILT_IN_CORPUS
+        if files is not None:
+            corpus = " and ".join(Path(file).name for file in files)
         minutes, processes = progress.seconds / 60, self.accelerator.num_processes
         return CardFacts(
             model_name=self.output_dir.resolve().name,
@@ -392,11 +410,12 @@ class TrainingRun:
 
 
 def _check_folder(recipe: Recipe, output_dir: Path) -> None:
-    """Refuse to mix two runs in one folder; note this run's recipe in it."""
+    """Refuse to mix two runs in one folder."""
     written = output_dir / RECIPE_FILE
     if written.is_file():
-        earlier = asdict(read_recipe(["--recipe", str(written)]).train)
-        now = asdict(recipe.train)
+        before = read_recipe(["--recipe", str(written)])
+        earlier = {**asdict(before.train), "model": before.model}
+        now = {**asdict(recipe.train), "model": recipe.model}
         changed = {n for n in now if earlier[n] != now[n]} - FREE_TO_CHANGE - {"output_dir"}
         if changed:
             told = ", ".join(f"{n} ({earlier[n]!r}, now {now[n]!r})" for n in sorted(changed))
@@ -408,8 +427,6 @@ def _check_folder(recipe: Recipe, output_dir: Path) -> None:
         raise ValueError(
             f"{output_dir} is not empty and holds no run to go on with: choose another output_dir"
         )
-    output_dir.mkdir(parents=True, exist_ok=True)
-    written.write_text(recipe.to_yaml(), encoding="utf-8")
 
 
 def train(recipe: Recipe) -> Path:

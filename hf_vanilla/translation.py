@@ -29,15 +29,10 @@ STANDARD_STREAM = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateOptions:
-    """Options of `translate_file`."""
+class DecodingOptions:
+    """Which model, and how it decodes."""
 
     model: str = field(metadata={"help": "model folder or Hub id"})
-    input: str = field(
-        default="-", metadata={"help": "UTF-8 text, plain or .gz, a sentence a line; -: stdin"}
-    )
-    output: str = field(default="-", metadata={"help": "file for the translations; -: stdout"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
     num_beams: int | None = field(
         default=None, metadata={"help": "hypotheses kept per sentence; default: as the model saved"}
     )
@@ -50,6 +45,22 @@ class TranslateOptions:
             raise ValueError(f"tokens_per_batch={self.tokens_per_batch}: give a positive number")
         if self.num_beams is not None and self.num_beams < 1:
             raise ValueError(f"num_beams={self.num_beams}: give a positive number")
+
+    @property
+    def generate_kwargs(self) -> dict[str, int]:
+        """What to tell `generate()` beyond the model's own settings."""
+        return {} if self.num_beams is None else {"num_beams": self.num_beams}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(DecodingOptions):
+    """Options of `translate_file`."""
+
+    input: str = field(
+        default="-", metadata={"help": "UTF-8 text, plain or .gz, a sentence a line; -: stdin"}
+    )
+    output: str = field(default="-", metadata={"help": "file for the translations; -: stdout"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
 
 
 def load_translator(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -65,7 +76,10 @@ def load_translator(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
             "give the folder that training or save_pretrained wrote"
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
+    try:
+        model = AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
+    except OSError as error:
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {error}") from None
     return model, AutoTokenizer.from_pretrained(name)
 
 
@@ -150,7 +164,6 @@ def translate_file(options: TranslateOptions) -> None:
     if options.input != STANDARD_STREAM and not Path(options.input).is_file():
         raise FileNotFoundError(f"{options.input}: no such file")
     model, tokenizer = load_translator(options.model)
-    beams = {} if options.num_beams is None else {"num_beams": options.num_beams}
     chunks = (
         translate(
             model,
@@ -159,7 +172,7 @@ def translate_file(options: TranslateOptions) -> None:
             tokens_per_batch=options.tokens_per_batch,
             progress=sys.stderr.isatty(),
             first_line=1 + number * CHUNK_LINES,
-            **beams,
+            **options.generate_kwargs,
         )
         for number, chunk in enumerate(_chunks(_lines(options.input)))
     )

@@ -1,14 +1,25 @@
 """Small things that many tests need: a config, a model, a tokenizer, and one seed for each test."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before any import of huggingface_hub: no test needs a network
+# before any import of huggingface_hub: no test needs a network, or a cache that outlives it
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hf-vanilla-tests-")
+os.environ["HF_DATASETS_CACHE"] = os.environ["HF_HOME"] + "/datasets"
 
 import pytest
+import small_run
 import torch
+from accelerate.state import AcceleratorState, GradientState
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
+from hf_vanilla.training import train
+from hf_vanilla.translation import load_translator
 
+atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
 
 SENTENCES = (
@@ -48,3 +59,33 @@ def tiny_model(tiny_config) -> VanillaForConditionalGeneration:
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
     return train_tokenizer(SENTENCES, vocab_size=283, model_max_length=61)
+
+
+@pytest.fixture
+def fresh_accelerator():
+    """accelerate keeps one state per process; a test with another environment needs a new one."""
+    for when in ("before", "after"):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        if when == "before":
+            yield
+
+
+@pytest.fixture(scope="session")
+def corpus_files(tmp_path_factory) -> dict[str, str]:
+    """A parallel corpus that a tiny model learns by heart: digits in English and in German."""
+    return small_run.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def trained_run(corpus_files, tmp_path_factory):
+    """The folder of a finished run; read it only."""
+    folder = tmp_path_factory.mktemp("runs") / "trained"
+    options = {"max_steps": 400, "save_steps": 50, "learning_rate": 0.02}
+    return train(small_run.recipe(folder, corpus_files, **options))
+
+
+@pytest.fixture(scope="session")
+def trained(trained_run):
+    """Model and tokenizer of that run."""
+    return load_translator(str(trained_run))

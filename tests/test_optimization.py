@@ -1,0 +1,106 @@
+"""The paper's learning rates, read from the real optimizer and schedule."""
+
+import pytest
+import torch
+
+from hf_vanilla.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
+
+
+def rates(steps, *, d_model=512, warmup_steps=4000, peak=None):
+    """The rate of each of these updates."""
+    weight = torch.nn.Parameter(torch.zeros(3))
+    peak = peak_learning_rate(d_model, warmup_steps) if peak is None else peak
+    optimizer = paper_adam([weight], learning_rate=peak)
+    schedule = inverse_sqrt_schedule(optimizer, warmup_steps=warmup_steps)
+    found = {}
+    for step in range(1, max(steps) + 1):
+        if step in steps:
+            found[step] = optimizer.param_groups[0]["lr"]
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+# d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5), by a calculator
+BASE = {1: 1.746928e-07, 1000: 1.746928e-04, 4000: 6.987712e-04, 16000: 3.493856e-04}
+
+
+def test_the_base_models_rates_are_the_papers():
+    # seven digits were noted
+    assert rates(BASE) == pytest.approx(BASE, rel=1e-6)
+
+
+def test_the_big_models_peak_is_the_papers():
+    assert peak_learning_rate(1024, 4000) == pytest.approx(4.941059e-04, rel=1e-6)
+
+
+def test_the_rate_far_beyond_the_warmup_is_the_papers():
+    optimizer = paper_adam([torch.nn.Parameter(torch.zeros(1))], learning_rate=1.0)
+    (share,) = inverse_sqrt_schedule(optimizer, warmup_steps=4000).lr_lambdas
+    rate = peak_learning_rate(512, 4000) * share(100_000 - 1)  # updates done before it
+    assert rate == pytest.approx(1.397542e-04, rel=1e-6)
+
+
+def test_the_rate_rises_in_a_line_and_falls_with_the_root():
+    found = rates({1, 2, 3, 7, 28, 63}, warmup_steps=7, peak=0.7)
+    expected = {1: 0.1, 2: 0.2, 3: 0.3, 7: 0.7, 28: 0.35, 63: 0.7 / 3}
+    assert found == pytest.approx(expected)
+
+
+def test_a_warmup_of_one_step_starts_at_the_peak():
+    assert rates({1, 4}, warmup_steps=1, peak=0.5) == pytest.approx({1: 0.5, 4: 0.25})
+
+
+@pytest.mark.parametrize("warmup_steps", [0, -5])
+def test_no_warmup_is_refused(warmup_steps):
+    optimizer = paper_adam([torch.nn.Parameter(torch.zeros(1))], learning_rate=0.1)
+    with pytest.raises(ValueError, match=f"warmup_steps={warmup_steps}: give a positive number"):
+        inverse_sqrt_schedule(optimizer, warmup_steps=warmup_steps)
+
+
+def test_adam_is_the_papers():
+    optimizer = paper_adam([torch.nn.Parameter(torch.zeros(2))], learning_rate=0.25)
+    (group,) = optimizer.param_groups
+    assert (group["betas"], group["eps"], group["lr"]) == ((0.9, 0.98), 1e-9, 0.25)
+    assert (group["weight_decay"], group["amsgrad"]) == (0, False)
+
+
+def test_adam_is_what_the_caller_says():
+    weights = [torch.nn.Parameter(torch.zeros(2))]
+    optimizer = paper_adam(weights, learning_rate=0.1, betas=(0.5, 0.75), epsilon=1e-3)
+    assert optimizer.defaults["betas"] == (0.5, 0.75)
+    assert optimizer.defaults["eps"] == 1e-3
+
+
+def test_one_update_by_hand():
+    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    optimizer = paper_adam([weight], learning_rate=0.1)
+    for gradient in (3.0, -1.0):
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        optimizer.step()
+    first, second = 0.0, 0.0
+    expected = 2.0
+    for step, gradient in enumerate((3.0, -1.0), start=1):
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.98 * second + 0.02 * gradient**2
+        expected -= 0.1 * (first / (1 - 0.9**step)) / ((second / (1 - 0.98**step)) ** 0.5 + 1e-9)
+    assert weight.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_state_of_the_schedule_comes_back():
+    found = {}
+    for resumed_at in (0, 5):
+        weight = torch.nn.Parameter(torch.zeros(1))
+        optimizer = paper_adam([weight], learning_rate=0.3)
+        schedule = inverse_sqrt_schedule(optimizer, warmup_steps=4)
+        for step in range(9):
+            if resumed_at and step == resumed_at:
+                states = optimizer.state_dict(), schedule.state_dict()
+                optimizer = paper_adam([weight], learning_rate=0.3)
+                schedule = inverse_sqrt_schedule(optimizer, warmup_steps=4)
+                optimizer.load_state_dict(states[0])
+                schedule.load_state_dict(states[1])
+            optimizer.step()
+            schedule.step()
+        found[resumed_at] = optimizer.param_groups[0]["lr"]
+    assert found[0] == found[5]

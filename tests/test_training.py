@@ -1,0 +1,392 @@
+"""The loop: what it writes, that it goes on as if never interrupted, and what it refuses."""
+
+import json
+import math
+from itertools import islice
+
+import pytest
+import small_run
+import torch
+from torch.nn.functional import log_softmax
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla import training
+from hf_vanilla.checkpointing import all_checkpoints
+from hf_vanilla.recipe import read_recipe
+from hf_vanilla.training import TrainingRun, make_accelerator, train
+
+NO_DROPOUT = {"dropout": 0.0, "label_smoothing": 0.0}
+
+
+def log_of(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def assert_same_weights(first, second, **tolerance):
+    first, second = small_run.weights(first), small_run.weights(second)
+    assert first.keys() == second.keys()
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], **tolerance)
+
+
+EXACTLY = {"rtol": 0, "atol": 0}
+
+
+# --- the folder --------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_a_whole_model_folder_and_its_history(trained_run):
+    written = {path.name for path in trained_run.iterdir()}
+    assert {
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "README.md",
+        "recipe.yaml",
+        "log.jsonl",
+        "checkpoint-400",
+    } <= written
+    assert not [name for name in written if name.endswith(".partial")]
+
+
+def test_the_folder_loads_by_the_auto_classes_and_has_learned(trained_run, corpus_files):
+    model = AutoModelForSeq2SeqLM.from_pretrained(trained_run).eval()
+    tokenizer = AutoTokenizer.from_pretrained(trained_run)
+    assert model.config.vocab_size == len(tokenizer)
+    assert tokenizer.model_max_length == small_run.MODEL["max_position_embeddings"]
+    source, target = small_run.digit_pairs()[0]
+    ids = model.generate(**tokenizer(source, return_tensors="pt"))
+    assert tokenizer.decode(ids[0], skip_special_tokens=True) == target
+
+
+def test_the_saved_decoding_is_the_recipes(corpus_files, tmp_path):
+    decoding = {"num_beams": 3, "length_penalty": 0.9}
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, decoding=decoding))
+    saved = json.loads((folder / "generation_config.json").read_text())
+    assert (saved["num_beams"], saved["length_penalty"]) == (3, 0.9)
+    assert (saved["length_penalty_form"], saved["max_tokens_beyond_source"]) == ("gnmt", 50)
+    assert "max_length" not in saved
+
+
+def test_a_recipe_may_decode_greedily(corpus_files, tmp_path):
+    greedy = {"decoding": {"num_beams": 1}, "eval_sentences": 3}
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **greedy))
+    assert AutoModelForSeq2SeqLM.from_pretrained(folder).generation_config.num_beams in (1, None)
+
+
+def test_the_recipe_lies_in_the_folder_and_can_be_run_again(corpus_files, tmp_path):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files)
+    folder = train(recipe)
+    again = read_recipe(
+        ["--recipe", str(folder / "recipe.yaml"), "--output_dir", str(tmp_path / "again")]
+    )
+    assert_same_weights(train(again), folder, **EXACTLY)
+
+
+def test_the_log_tells_loss_rate_and_tokens_by_step(corpus_files, tmp_path):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, eval_steps=4))
+    entries = log_of(folder)
+    assert [e["step"] for e in entries if "loss" in e] == [2, 4, 6]
+    assert [e["step"] for e in entries if "validation_nll" in e] == [4, 6, 6]  # last: the mean's
+    tokens = [e["target_tokens"] for e in entries if "loss" in e]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] <= 6 * small_run.TRAINING["tokens_per_step"]
+
+
+def test_the_log_counts_every_target_token_once(corpus_files, tmp_path):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files)
+    run = TrainingRun(recipe)
+    batches = [batch for _, step in islice(run._steps(0), 6) for batch in step]
+    real = sum(int((batch["labels"] >= 0).sum()) for batch in batches)
+    run.run()
+    assert log_of(tmp_path / "run")[-3]["target_tokens"] == real
+
+
+def test_the_loss_goes_down(trained_run):
+    losses = [entry["loss"] for entry in log_of(trained_run) if "loss" in entry]
+    assert losses[0] > math.log(250)  # near the logarithm of the vocabulary, as nothing is known
+    assert losses[-1] < losses[0] / 3
+
+
+# --- validation --------------------------------------------------------------------------------
+
+
+def test_the_validation_nll_is_that_of_a_hand_computation(trained, trained_run, corpus_files):
+    model, tokenizer = trained
+    total, count = 0.0, 0
+    for source, target in small_run.digit_pairs()[small_run.TRAIN :]:
+        ids, labels = tokenizer(source).input_ids, tokenizer(target).input_ids
+        start = model.config.decoder_start_token_id
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.tensor([ids]),
+                decoder_input_ids=torch.tensor([[start, *labels[:-1]]]),
+            ).logits
+        total -= log_softmax(logits[0], -1)[range(len(labels)), labels].sum().item()
+        count += len(labels)
+    logged = [entry for entry in log_of(trained_run) if "validation_nll" in entry][-1]
+    # float32 sums in another order
+    assert logged["validation_nll"] == pytest.approx(total / count, rel=1e-5)
+    assert logged["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+
+
+def test_validation_does_not_change_the_run(corpus_files, tmp_path):
+    often = {"eval_steps": 1, "eval_sentences": 3}
+    folders = [
+        train(small_run.recipe(tmp_path / name, corpus_files, **options))
+        for name, options in (("often", often), ("once", {}))
+    ]
+    assert_same_weights(*folders, **EXACTLY)
+
+
+def test_validation_scores_as_many_sentences_as_asked_and_all_at_the_end(corpus_files, tmp_path):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, eval_sentences=2))
+    assert all("bleu" in e for e in log_of(folder) if "validation_nll" in e)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"of {small_run.VALIDATION} sentences" in card
+
+
+def test_a_run_without_validation_files_needs_none(corpus_files, tmp_path):
+    files = {name: corpus_files[name] for name in ("train_source", "train_target")}
+    folder = train(small_run.recipe(tmp_path / "run", files))
+    assert not [entry for entry in log_of(folder) if "validation_nll" in entry]
+    assert "not measured" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+# --- averaging ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_saved_model_is_the_mean_of_the_last_checkpoints(corpus_files, tmp_path, count):
+    recipe = small_run.recipe(
+        tmp_path / "run", corpus_files, max_steps=7, average_checkpoints=count
+    )
+    folder = train(recipe)
+    names = ["checkpoint-7", "checkpoint-6", "checkpoint-4"][:count]
+    parts = [small_run.weights(folder / name) for name in names]
+    saved = small_run.weights(folder)
+    assert saved.keys() == parts[0].keys()
+    for name, weight in saved.items():
+        mean = torch.stack([part[name].double() for part in parts]).mean(0)
+        # one rounding to float32 of a sum of at most three
+        torch.testing.assert_close(weight.double(), mean, rtol=1e-6, atol=1e-8)
+
+
+# --- interrupted -------------------------------------------------------------------------------
+
+
+def interrupt(monkeypatch, *, after):
+    """Ctrl-C when so many steps are made."""
+    step = TrainingRun._step
+
+    def stepping(self, places, batches, progress):
+        if progress.step == after:
+            raise KeyboardInterrupt
+        return step(self, places, batches, progress)
+
+    monkeypatch.setattr(TrainingRun, "_step", stepping)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus_files, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return train(small_run.recipe(folder, corpus_files, max_steps=11, tokens_per_batch=120))
+
+
+@pytest.mark.parametrize("after", [1, 2, 5, 10])
+def test_an_interrupted_run_goes_on_to_the_very_same_weights(
+    corpus_files, tmp_path, monkeypatch, undisturbed, after
+):
+    options = {"max_steps": 11, "tokens_per_batch": 120}  # two passes a step, epochs of several
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=after)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    torch.rand(after)  # whatever happened to the generator meanwhile
+    folder = train(recipe)
+    assert_same_weights(folder, undisturbed, **EXACTLY)
+    assert_same_weights(folder / "checkpoint-11", undisturbed / "checkpoint-11", **EXACTLY)
+    assert [p.name for p in all_checkpoints(folder)] == [
+        p.name for p in all_checkpoints(undisturbed)
+    ]
+
+
+def test_a_resumed_run_counts_tokens_as_an_undisturbed_one(
+    corpus_files, tmp_path, monkeypatch, undisturbed
+):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=11, tokens_per_batch=120)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=7)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    state = [
+        json.loads((folder / "checkpoint-11" / "training_state.json").read_text())
+        for folder in (train(recipe), undisturbed)
+    ]
+    assert state[0]["target_tokens"] == state[1]["target_tokens"]
+    assert state[0]["step"] == 11
+
+
+def test_a_finished_run_goes_on_when_more_steps_are_asked_for(corpus_files, tmp_path, undisturbed):
+    files = {"files": corpus_files, "tokens_per_batch": 120}
+    train(small_run.recipe(tmp_path / "run", max_steps=5, **files))
+    folder = train(small_run.recipe(tmp_path / "run", max_steps=11, **files))
+    assert_same_weights(folder / "checkpoint-11", undisturbed / "checkpoint-11", **EXACTLY)
+
+
+def test_a_finished_run_is_not_trained_again(corpus_files, tmp_path, monkeypatch):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files)
+    before = small_run.weights(train(recipe))
+    interrupt(monkeypatch, after=6)  # one more step would raise
+    after = small_run.weights(train(recipe))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_checkpoint_cut_off_while_written_is_not_resumed_from(
+    corpus_files, tmp_path, monkeypatch, undisturbed
+):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=11, tokens_per_batch=120)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=5)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    (tmp_path / "run" / "checkpoint-4").rename(tmp_path / "run" / "checkpoint-4.partial")
+    assert_same_weights(train(recipe), undisturbed, **EXACTLY)
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
+# --- refused -----------------------------------------------------------------------------------
+
+
+def test_a_run_of_another_recipe_is_refused_with_the_difference(corpus_files, tmp_path):
+    train(small_run.recipe(tmp_path / "run", corpus_files))
+    with pytest.raises(ValueError, match=r"seed \(0, now 5\)") as caught:
+        train(small_run.recipe(tmp_path / "run", corpus_files, seed=5))
+    assert "another output_dir" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "section", [{"model": {"d_model": 18}}, {"model": {"dropout": 0.3}}], ids=str
+)
+def test_a_run_of_another_model_is_refused(corpus_files, tmp_path, section):
+    before = small_run.weights(train(small_run.recipe(tmp_path / "run", corpus_files)))
+    (name,) = section["model"]
+    with pytest.raises(ValueError, match=name):
+        train(small_run.recipe(tmp_path / "run", corpus_files, **section))
+    after = small_run.weights(tmp_path / "run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(corpus_files, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("ten years of work")
+    with pytest.raises(ValueError, match="is not empty and holds no run"):
+        train(small_run.recipe(tmp_path / "run", corpus_files))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+
+
+def test_a_loss_that_is_no_number_stops_with_a_remedy_and_a_whole_checkpoint(
+    corpus_files, tmp_path, monkeypatch
+):
+    step = TrainingRun._step
+    monkeypatch.setattr(
+        TrainingRun,
+        "_step",
+        lambda self, places, batches, progress: (
+            step(self, places, batches, progress) * (1 if progress.step < 5 else math.nan)
+        ),
+    )
+    with pytest.raises(ValueError, match=r"the loss is nan at step 5.*lower learning_rate"):
+        train(small_run.recipe(tmp_path / "run", corpus_files))
+    folders = all_checkpoints(tmp_path / "run")
+    assert [folder.name for folder in folders] == ["checkpoint-2", "checkpoint-4"]
+    assert all(weight.isfinite().all() for weight in small_run.weights(folders[-1]).values())
+
+
+def test_two_processes_that_do_not_know_each_other_are_refused(
+    corpus_files, tmp_path, monkeypatch, fresh_accelerator
+):
+    class Alone:
+        num_processes = 1
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(training, "Accelerator", lambda **_: Alone())
+    with pytest.raises(ValueError, match=r"2 processes were launched.*--use_cpu True"):
+        make_accelerator(small_run.recipe(tmp_path, corpus_files, use_cpu=False).train)
+
+
+def test_a_step_smaller_than_a_sentence_is_refused_by_the_options_name(corpus_files, tmp_path):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, tokens_per_step=9)
+    with pytest.raises(ValueError, match="tokens_per_step=9"):
+        train(recipe)
+
+
+def test_a_missing_file_is_named_and_the_corrected_command_runs(corpus_files, tmp_path):
+    files = {**corpus_files, "train_target": str(tmp_path / "nowhere")}
+    with pytest.raises(FileNotFoundError, match="nowhere: no such file"):
+        train(small_run.recipe(tmp_path / "run", files))
+    train(small_run.recipe(tmp_path / "run", corpus_files))
+
+
+# --- many passes, one step ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def gradients(monkeypatch):
+    """The gradients of every update, as the optimizer gets them."""
+    seen, step = [], torch.optim.Adam.step
+
+    def noting(self, *args, **kwargs):
+        seen.append([p.grad.clone() for group in self.param_groups for p in group["params"]])
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", noting)
+    return seen
+
+
+def test_one_step_in_four_unequal_passes_has_the_gradient_of_one_pass(
+    corpus_files, tmp_path, gradients
+):
+    budget = {"max_steps": 1, "tokens_per_step": 480, "tokens_per_batch": 480}
+    losses = []
+    for passes in (1, 4):
+        folder = tmp_path / str(passes)
+        run = TrainingRun(small_run.recipe(folder, corpus_files, model=NO_DROPOUT, **budget))
+        ((_, (whole,)),) = islice(run._steps(0), 1)
+        rows = torch.arange(len(whole["labels"]))
+        # parts of unequal size: a mean of means would differ
+        parts = [
+            {name: ids[part] for name, ids in whole.items()}
+            for part in rows.tensor_split([1, 3, 8][: passes - 1])
+        ]
+        losses.append(run._step(list(range(passes)), parts, training.Progress()))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    for of_one, of_four in zip(*gradients, strict=True):
+        # float32 sums in another order
+        torch.testing.assert_close(of_four, of_one, rtol=1e-4, atol=1e-7)
+
+
+def test_the_gradient_can_be_held_to_a_norm(corpus_files, tmp_path, gradients):
+    train(small_run.recipe(tmp_path / "run", corpus_files, max_grad_norm=0.05, max_steps=3))
+    norms = [torch.cat([g.flatten() for g in step]).norm().item() for step in gradients]
+    # clipping divides by the norm plus 1e-6
+    assert norms == pytest.approx([0.05] * 3, rel=1e-3)
+
+
+def test_a_seed_gives_the_same_weights_again_and_another_seed_others(corpus_files, tmp_path):
+    folders = [
+        train(small_run.recipe(tmp_path / name, corpus_files, seed=seed))
+        for name, seed in (("a", 3), ("b", 3), ("c", 4))
+    ]
+    assert_same_weights(folders[0], folders[1], **EXACTLY)
+    first, other = (small_run.weights(folder) for folder in folders[::2])
+    assert not torch.equal(first["model.shared.weight"], other["model.shared.weight"])
+
+
+def test_a_tokenizer_of_an_earlier_run_can_be_used(corpus_files, trained_run, tmp_path):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, tokenizer=str(trained_run)))
+    vocabularies = [AutoTokenizer.from_pretrained(f).get_vocab() for f in (folder, trained_run)]
+    assert vocabularies[0] == vocabularies[1]
