@@ -54,7 +54,9 @@ class TrainRecipe:
 
     max_steps: int = _option(100_000, "optimizer steps")
     tokens_per_step: int = _option(25_000, "tokens of either side per optimizer step, padded")
-    tokens_per_batch: int = _option(25_000, "tokens of either side per process and pass, padded")
+    # as on the paper's 8 GPUs. A batch holds sentences of like length; a step of one batch only
+    # would see one length at a time, and learns far worse than a step of several
+    tokens_per_batch: int = _option(3_125, "tokens of either side per process and pass, padded")
     learning_rate: float | None = _option(
         None, "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper"
     )
