@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers.utils.logging import disable_progress_bar
 
-from .recipe import parse_options
+from .options import parse_options
 
 logger = logging.getLogger(__name__)
 

@@ -4,20 +4,18 @@ Three kinds of number have three homes: what shapes the weights goes to `Vanilla
 decode to `GenerationConfig`, and how to train to `TrainRecipe`.
 """
 
-import difflib
-import re
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentError
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import GenerationConfig, HfArgumentParser
+from transformers import GenerationConfig
 
 from .configuration_vanilla import VanillaConfig
 from .corpus import BUILT_IN_CORPUS
 from .generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
+from .options import check_names, given_options, parse_options, pop_option, read_yaml, yaml_value
 
 RECIPE_HELP = (
     "Options override --recipe FILE, a YAML file of the same names. Its sections are set by "
@@ -157,9 +155,9 @@ class Recipe:
     decoding: dict[str, Any]
 
     def __post_init__(self) -> None:
-        _check_names("model", self.model, VanillaConfig().to_dict())
+        check_names("model", self.model, VanillaConfig().to_dict())
         known = {**GenerationConfig().to_dict(), **paper_decoding(VanillaConfig()).to_dict()}
-        _check_names("decoding", self.decoding, known)
+        check_names("decoding", self.decoding, known)
         form = self.decoding.get("length_penalty_form", LENGTH_PENALTY_FORMS[0])
         if form not in LENGTH_PENALTY_FORMS:
             names = ", ".join(LENGTH_PENALTY_FORMS)
@@ -208,126 +206,30 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         OSError: the recipe cannot be read.
     """
     arguments = list(arguments)
-    path = _pop_option(arguments, "--recipe")
-    values = {} if path is None else _read_yaml(Path(path))
+    path = pop_option(arguments, "--recipe")
+    values = {} if path is None else read_yaml(Path(path))
     sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
-    _check_names("recipe", values, {f.name: None for f in fields(TrainRecipe)})
+    check_names("recipe", values, [f.name for f in fields(TrainRecipe)])
     for name in SECTIONS:
         for key in dict.fromkeys(a.split("=")[0] for a in arguments if a.startswith(f"--{name}.")):
-            text = _pop_option(arguments, key) or ""
+            text = pop_option(arguments, key) or ""
             try:
-                value = yaml.load(text, _Yaml)
-            except yaml.YAMLError:
+                value = yaml_value(text)
+            except ValueError:
                 raise ValueError(f"{key}={text!r} is not a YAML value") from None
             sections[name][key.removeprefix(f"--{name}.")] = value
     _drop_replaced_data(values, arguments)
     # a recipe is a command line written down: one parser reads both, and the later value wins
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
-    return Recipe(train=parse_options(TrainRecipe, [*written, *arguments]), **sections)
-
-
-def parse_options(options: type | Sequence[type], arguments: Sequence[str]) -> Any:
-    """One dataclass of options, or a tuple of several, from command-line arguments.
-
-    Raises:
-        ValueError: an option is unknown, missing or of the wrong type.
-    """
-    classes = [options] if isinstance(options, type) else list(options)
-    parser = HfArgumentParser(
-        classes,
-        allow_abbrev=False,
-        exit_on_error=False,
-        description=(classes[0].__doc__ or "").splitlines()[0],
-        epilog=RECIPE_HELP if TrainRecipe in classes else None,
-        formatter_class=ArgumentDefaultsHelpFormatter,
-    )
-    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
-    missing = sorted(required - _given(arguments))
-    if missing and not {"-h", "--help"} & set(arguments):
-        raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
-    try:
-        *parsed, unknown = parser.parse_args_into_dataclasses(
-            list(arguments), return_remaining_strings=True, look_for_args_file=False
-        )
-    except ArgumentError as error:
-        raise ValueError(str(error)) from None
-    if unknown:
-        known = [f"--{f.name}" for c in classes for f in fields(c)]
-        close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see --help"
-        raise ValueError(f"unknown: {' '.join(unknown)}; {hint}")
-    return parsed[0] if isinstance(options, type) else tuple(parsed)
-
-
-def _is_required(option: Field) -> bool:
-    return option.init and option.default is MISSING and option.default_factory is MISSING
+    train = parse_options(TrainRecipe, [*written, *arguments], epilog=RECIPE_HELP)
+    return Recipe(train=train, **sections)
 
 
 def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> None:
     """Data chosen on the command line takes the place of the file's, whatever kind that was."""
-    chosen = _given(arguments)
+    chosen = given_options(arguments)
     files = {name for pair in PAIRED_FILES for name in pair}
     hub = {"dataset", "dataset_config"}
     if chosen & {"dataset", "train_source", "train_target"}:
         for name in (files | hub) - chosen:
             values.pop(name, None)
-
-
-def _given(arguments: Sequence[str]) -> set[str]:
-    """Names of the options on a command line; the parser takes them with dashes too."""
-    names = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
-    return {name.removeprefix("--").replace("-", "_") for name in names}
-
-
-class _Yaml(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, as in YAML 1.2, and only true and false are switches."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - yaml's form
-        first: [r for r in resolvers if r[0] != "tag:yaml.org,2002:bool"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
-
-
-def _pop_option(arguments: list[str], name: str) -> str | None:
-    """Remove `name VALUE` or `name=VALUE` and return the last value given."""
-    value = None
-    for place in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
-        if "=" in arguments[place]:
-            found = arguments.pop(place).split("=", 1)[1]
-        elif place + 1 < len(arguments):
-            found = arguments.pop(place + 1)
-            del arguments[place]
-        else:
-            raise ValueError(f"{name} needs a value")
-        value = found if value is None else value
-    return value
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _Yaml)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a YAML file: {error}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{path} must hold keys and values, such as 'max_steps: 1000'")
-    return values
-
-
-def _check_names(place: str, given: dict[str, Any], known: dict[str, Any]) -> None:
-    if not isinstance(given, dict):
-        raise ValueError(f"{place} must hold keys and values, not {given!r}")
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"{place}: unknown key {name!r}; {hint}")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, set_seed
+from accelerate.utils import set_seed
 from datasets import DatasetDict
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -32,13 +32,13 @@ from .checkpointing import (
 )
 from .configuration_vanilla import VanillaConfig
 from .corpus import BUILT_IN_CORPUS, built_in_corpus, pairs_from_dataset, pairs_from_files
-from .evaluation import Scores, check_bleu_tokenizer, score_translations
+from .evaluation import Scores, check_bleu_tokenizer
 from .hub import CardFacts, model_card
 from .modeling_vanilla import VanillaForConditionalGeneration
 from .optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
 from .recipe import Recipe, TrainRecipe, read_recipe
 from .tokenizer_training import train_tokenizer
-from .translation import translate
+from .validation import validation_nll, validation_scores
 
 logger = logging.getLogger(__name__)
 
@@ -327,39 +327,29 @@ class TrainingRun:
     ) -> tuple[float, Scores | None]:
         """Plain NLL per token of all validation pairs, and scores of the first `sentences`."""
         self.model.eval()
-        nll, scores = self._validation_nll(), None
+        nll = validation_nll(
+            self.accelerator,
+            self.model,
+            self.validation_pairs,
+            self.collate,
+            tokens_per_batch=max(self.options.tokens_per_batch, self.options.max_length),
+        )
+        scores = None
         entry = {"validation_nll": nll, "perplexity": math.exp(min(nll, 700.0))}
         if sentences:
-            scores = self._validation_scores(sentences)
+            scores = validation_scores(
+                self.accelerator,
+                self.model,
+                self.tokenizer,
+                self.validation.select(range(min(sentences, len(self.validation)))),
+                bleu_tokenize=self.options.bleu_tokenize,
+            )
             entry |= {"bleu": scores.bleu, "exact_match": scores.exact_match}
         self._log(step=progress.step, **facts, **entry)
         if self.accelerator.is_main_process:
             line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
             tqdm.write(f"step {progress.step}: {line}", file=sys.stderr)
         return nll, scores
-
-    @torch.no_grad()
-    def _validation_nll(self) -> float:
-        accelerator, pairs = self.accelerator, self.validation_pairs
-        budget = max(self.options.tokens_per_batch, self.options.max_length)
-        batches = TokenBatchSampler(
-            pairs.source_lengths, pairs.target_lengths, tokens_per_batch=budget
-        ).batches(0)[accelerator.process_index :: accelerator.num_processes]
-        total = torch.zeros((), device=accelerator.device)
-        for rows in batches:
-            batch = self.collate(pairs.rows.select(rows))
-            batch = {name: ids.to(accelerator.device) for name, ids in batch.items()}
-            total += self.model(**batch, num_items_in_batch=1).loss
-        return accelerator.reduce(total).item() / int(pairs.target_lengths.sum())
-
-    def _validation_scores(self, sentences: int) -> Scores:
-        rows = self.validation.select(range(min(sentences, len(self.validation))))
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        mine = rows.select(range(rank, len(rows), processes))
-        texts = translate(self.model, self.tokenizer, mine["source"][:])
-        parts = gather_object(list(zip(texts, mine["target"][:], strict=True)))
-        translations, references = zip(*parts, strict=True)
-        return score_translations(translations, references, tokenize=self.options.bleu_tokenize)
 
     def _log(self, **entry: Any) -> None:
         if self.accelerator.is_main_process:
@@ -402,7 +392,8 @@ class TrainingRun:
             recipe=self.recipe.to_yaml(),
             training=(
                 f"{progress.step:,} steps, {progress.target_tokens:,} target tokens, "
-                f"{minutes:.1f} minutes on {processes} {self.accelerator.device.type} process(es)."
+                f"{minutes:.1f} minutes, {processes} process{'es' * (processes > 1)} on "
+                f"{self.accelerator.device.type}."
             ),
             scores=scores,
             validation_nll=nll,

@@ -35,9 +35,15 @@ FLOORS = [
         "visualization": ("translation",),
         "hub": ("evaluation", "translation"),
         "optimization": (),
+        "options": (),
         "checkpointing": (),
     },
-    {"recipe": (), "training": ("recipe",), "finetuning": ()},
+    {
+        "recipe": (),
+        "validation": (),
+        "training": ("recipe", "validation"),
+        "finetuning": (),
+    },
     {"command_line": (), "__init__": ()},
 ]
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}

@@ -1,14 +1,14 @@
 """One YAML file and a command line: the later value wins, and no misspelled key is swallowed."""
 
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
-from hf_vanilla.recipe import Recipe, TrainRecipe, parse_options, read_recipe
+from hf_vanilla.recipe import Recipe, TrainRecipe, read_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "scripts" / "recipes").glob("*.yaml"))
@@ -348,40 +348,9 @@ def test_defaults_are_left_out_of_the_yaml():
 # --- any options -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class SomeOptions:
-    """Options of a test."""
-
-    model: str = field(metadata={"help": "a folder"})
-    count: int = field(default=3, metadata={"help": "how many"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherOptions:
-    """More options of a test."""
-
-    name: str | None = field(default=None, metadata={"help": "a name"})
-
-
-def test_options_of_one_class_come_as_one_and_of_several_as_a_tuple():
-    assert parse_options(SomeOptions, ["--model", "a"]) == SomeOptions(model="a")
-    both = parse_options([SomeOptions, OtherOptions], ["--name=b", "--model", "a"])
-    assert both == (SomeOptions(model="a"), OtherOptions(name="b"))
-
-
-def test_a_missing_option_is_named():
-    with pytest.raises(ValueError, match="missing: --model; see --help"):
-        parse_options(SomeOptions, ["--count", "5"])
-
-
-def test_an_abbreviated_option_is_not_guessed():
-    with pytest.raises(ValueError, match="unknown: --coun 5"):
-        parse_options(SomeOptions, ["--model", "a", "--coun", "5"])
-
-
-def test_help_lists_every_option(capsys):
+def test_help_lists_every_option_and_tells_of_recipe_files(capsys):
     with pytest.raises(SystemExit) as caught:
-        parse_options(TrainRecipe, ["--help"])
+        read_recipe(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name in OPTIONS)

@@ -1,0 +1,148 @@
+"""Command lines and YAML files to dataclasses of options."""
+
+import difflib
+import re
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentError
+from collections.abc import Collection, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import HfArgumentParser
+
+
+def parse_options(
+    options: type | Sequence[type], arguments: Sequence[str], *, epilog: str | None = None
+) -> Any:
+    """One dataclass of options, or a tuple of several, from command-line arguments.
+
+    Args:
+        options: a dataclass, or several.
+        arguments: as in `sys.argv[1:]`.
+        epilog: last words of `--help`.
+
+    Raises:
+        ValueError: an option is unknown, missing or of the wrong type.
+    """
+    classes = [options] if isinstance(options, type) else list(options)
+    parser = HfArgumentParser(
+        classes,
+        allow_abbrev=False,
+        exit_on_error=False,
+        description=(classes[0].__doc__ or "").splitlines()[0],
+        epilog=epilog,
+        formatter_class=ArgumentDefaultsHelpFormatter,
+    )
+    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
+    missing = sorted(required - given_options(arguments))
+    if missing and not {"-h", "--help"} & set(arguments):
+        raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
+    try:
+        *parsed, unknown = parser.parse_args_into_dataclasses(
+            list(arguments), return_remaining_strings=True, look_for_args_file=False
+        )
+    except ArgumentError as error:
+        raise ValueError(str(error)) from None
+    if unknown:
+        known = [f"--{f.name}" for c in classes for f in fields(c)]
+        close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see --help"
+        raise ValueError(f"unknown: {' '.join(unknown)}; {hint}")
+    return parsed[0] if isinstance(options, type) else tuple(parsed)
+
+
+def _is_required(option: Field) -> bool:
+    return option.init and option.default is MISSING and option.default_factory is MISSING
+
+
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """Names of the options on a command line; the parser takes them with dashes too."""
+    names = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
+    return {name.removeprefix("--").replace("-", "_") for name in names}
+
+
+def pop_option(arguments: list[str], name: str) -> str | None:
+    """Remove every `name VALUE` and `name=VALUE` and return the last value; None if there is none.
+
+    Raises:
+        ValueError: the name stands at the end without a value.
+    """
+    value = None
+    for place in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
+        if "=" in arguments[place]:
+            found = arguments.pop(place).split("=", 1)[1]
+        elif place + 1 < len(arguments):
+            found = arguments.pop(place + 1)
+            del arguments[place]
+        else:
+            raise ValueError(f"{name} needs a value")
+        value = found if value is None else value
+    return value
+
+
+class _Yaml(yaml.SafeLoader):
+    """YAML in which 1e-4 is a number, as in YAML 1.2, and only true and false are switches."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - yaml's form
+        first: [r for r in resolvers if r[0] != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def yaml_value(text: str) -> Any:
+    """What a piece of YAML says.
+
+    Raises:
+        ValueError: it says nothing that YAML knows.
+    """
+    try:
+        return yaml.load(text, _Yaml)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{text!r} is not YAML: {error}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file.
+
+    Raises:
+        ValueError: it is not YAML, or holds something else.
+        OSError: it cannot be read.
+    """
+    try:
+        values = yaml_value(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a YAML file: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold keys and values, such as 'max_steps: 1000'")
+    return values
+
+
+def check_names(place: str, given: Any, known: Collection[str]) -> None:
+    """Refuse a name that is not known, and suggest the one that was meant.
+
+    Args:
+        place: where the names were given, for the message.
+        given: a dict by name.
+        known: all names there are.
+
+    Raises:
+        ValueError: a name is unknown, or `given` is no dict.
+    """
+    if not isinstance(given, dict):
+        raise ValueError(f"{place} must hold keys and values, not {given!r}")
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+            raise ValueError(f"{place}: unknown key {name!r}; {hint}")

@@ -1,0 +1,104 @@
+"""Command lines and YAML files to options."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from hf_vanilla.options import (
+    check_names,
+    given_options,
+    parse_options,
+    pop_option,
+    read_yaml,
+    yaml_value,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SomeOptions:
+    """Options of a test."""
+
+    model: str = field(metadata={"help": "a folder"})
+    count: int = field(default=3, metadata={"help": "how many"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherOptions:
+    """More options of a test."""
+
+    name: str | None = field(default=None, metadata={"help": "a name"})
+
+
+def test_options_of_one_class_come_as_one_and_of_several_as_a_tuple():
+    assert parse_options(SomeOptions, ["--model", "a"]) == SomeOptions(model="a")
+    both = parse_options([SomeOptions, OtherOptions], ["--name=b", "--model", "a"])
+    assert both == (SomeOptions(model="a"), OtherOptions(name="b"))
+
+
+def test_a_missing_option_is_named():
+    with pytest.raises(ValueError, match="missing: --model; see --help"):
+        parse_options(SomeOptions, ["--count", "5"])
+
+
+def test_an_abbreviated_option_is_not_guessed():
+    with pytest.raises(ValueError, match="unknown: --coun 5"):
+        parse_options(SomeOptions, ["--model", "a", "--coun", "5"])
+
+
+def test_help_lists_every_option_and_ends_with_the_epilog(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_options([SomeOptions, OtherOptions], ["--help"], epilog="last words")
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"--{name}" in text for name in ("model", "count", "name"))
+    assert text.rstrip().endswith("last words")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-4", 1e-4), ("3E5", 3e5), ("no", "no"), ("true", True), ("7", 7), ("[1, 2]", [1, 2])],
+)
+def test_yaml_reads_numbers_and_switches_as_people_write_them(text, value):
+    read = yaml_value(text)
+    assert (read, type(read)) == (value, type(value))
+
+
+def test_what_is_no_yaml_is_refused():
+    with pytest.raises(ValueError, match="not YAML"):
+        yaml_value("[")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "only words\n", ""])
+def test_a_file_without_keys_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "list.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"list\.yaml must hold keys and values"):
+        read_yaml(path)
+
+
+def test_popping_an_option_takes_all_its_places_and_the_last_value():
+    arguments = ["--a", "1", "--b=2", "--a=3", "rest"]
+    assert pop_option(arguments, "--a") == "3"
+    assert arguments == ["--b=2", "rest"]
+    assert pop_option(arguments, "--a") is None
+
+
+def test_an_option_at_the_end_without_a_value_is_named():
+    with pytest.raises(ValueError, match="--a needs a value"):
+        pop_option(["--b=2", "--a"], "--a")
+
+
+def test_given_options_know_dashes_from_underscores_and_values_from_names():
+    assert given_options(["--max-steps", "5", "--seed=1", "file"]) == {"max_steps", "seed"}
+
+
+def test_an_unknown_name_suggests_the_one_that_was_meant():
+    check_names("recipe", {"seed": 1}, ["seed", "max_steps"])
+    with pytest.raises(
+        ValueError, match="recipe: unknown key 'max_step'; did you mean 'max_steps'"
+    ):
+        check_names("recipe", {"max_step": 1}, ["seed", "max_steps"])
+    with pytest.raises(ValueError, match="known: max_steps, seed"):
+        check_names("recipe", {"xyz": 1}, ["seed", "max_steps"])
+    with pytest.raises(ValueError, match="recipe must hold keys and values"):
+        check_names("recipe", ["seed"], ["seed"])

@@ -1,0 +1,45 @@
+"""The two measures of a model in training."""
+
+import json
+import math
+
+import pytest
+import small_run
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from torch.nn.functional import log_softmax
+
+from hf_vanilla.evaluation import score_translations
+from hf_vanilla.translation import translate
+from hf_vanilla.validation import validation_scores
+
+
+def test_the_validation_nll_is_that_of_a_hand_computation(trained, trained_run, corpus_files):
+    model, tokenizer = trained
+    total, count = 0.0, 0
+    for source, target in small_run.digit_pairs()[small_run.TRAIN :]:
+        ids, labels = tokenizer(source).input_ids, tokenizer(target).input_ids
+        start = model.config.decoder_start_token_id
+        with torch.no_grad():
+            logits = model(
+                input_ids=torch.tensor([ids]),
+                decoder_input_ids=torch.tensor([[start, *labels[:-1]]]),
+            ).logits
+        total -= log_softmax(logits[0], -1)[range(len(labels)), labels].sum().item()
+        count += len(labels)
+    lines = (trained_run / "log.jsonl").read_text().splitlines()
+    logged = [entry for entry in map(json.loads, lines) if "validation_nll" in entry][-1]
+    # float32 sums in another order
+    assert logged["validation_nll"] == pytest.approx(total / count, rel=1e-5)
+    assert logged["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+
+
+def test_the_scores_are_those_of_translating_every_pair(trained, fresh_accelerator):
+    model, tokenizer = trained
+    pairs = small_run.digit_pairs()[small_run.TRAIN :]
+    rows = Dataset.from_list([{"source": source, "target": target} for source, target in pairs])
+    sources, targets = zip(*pairs, strict=True)
+    expected = score_translations(translate(model, tokenizer, sources), targets, tokenize="char")
+    scores = validation_scores(Accelerator(cpu=True), model, tokenizer, rows, bleu_tokenize="char")
+    assert scores == expected
