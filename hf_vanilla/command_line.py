@@ -34,8 +34,10 @@ def run(action: Callable[..., Any], *options: "type | Callable[[Sequence[str]], 
             return action(*parse_options(classes, arguments))
         return action(*(read(arguments) for read in options))
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it can", file=sys.stderr)  # noqa: T201
+        print("interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(130)
+    except FileNotFoundError as error:
+        sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")
     except (ValueError, OSError, ImportError, StrictDataclassError) as error:
         logger.debug("where it happened", exc_info=True)
         sys.exit(f"error: {' '.join(str(error).split())}")

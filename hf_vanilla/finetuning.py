@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
@@ -60,9 +61,18 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     """Fine-tune a model on two files; returns the folder of the result.
 
     Raises:
-        ValueError: the files or the model folder are not what they should be.
+        ValueError: the files or the model folder are not what they should be, or the output folder
+            holds another run.
         OSError: a file cannot be read.
     """
+    has_checkpoints = any(Path(arguments.output_dir).glob("checkpoint-*"))
+    if has_checkpoints and not arguments.resume_from_checkpoint:
+        raise ValueError(
+            f"{arguments.output_dir} holds checkpoints of an earlier run: add "
+            "--resume_from_checkpoint True to go on with it, or choose another output_dir"
+        )
+    if not torch.cuda.is_available():
+        arguments.dataloader_pin_memory = False  # it would only warn
     model, tokenizer = load_translator(options.model)
     decoding, use_cache = copy.deepcopy(model.generation_config), model.config.use_cache
     pairs = {"train": pairs_from_files(options.train_source, options.train_target)}
@@ -81,8 +91,8 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
         processing_class=tokenizer,
         compute_metrics=bleu_metrics(tokenizer) if arguments.predict_with_generate else None,
     )
-    is_resumed = any(Path(arguments.output_dir).glob("checkpoint-*"))
-    trainer.train(resume_from_checkpoint=is_resumed or None)
+    newest = str(arguments.resume_from_checkpoint) == "True"
+    trainer.train(resume_from_checkpoint=newest or arguments.resume_from_checkpoint)
     # while it trains and evaluates, the Trainer overwrites both with defaults of its own
     model.generation_config, model.config.use_cache = decoding, use_cache
     trainer.save_model()

@@ -105,12 +105,20 @@ def push_folder(options: PushOptions) -> str:
         ValueError: the folder holds no model.
         OSError: the Hub refuses.
     """
+    if not Path(options.model).is_dir():
+        raise FileNotFoundError(f"{options.model}: no such folder; give one that training wrote")
     model, tokenizer = load_translator(options.model)
+    try:
+        # a name without an owner means the user's own
+        repo_id = create_repo(options.repo_id, private=options.private, exist_ok=True).repo_id
+    except Exception as error:  # network, login and server fail each in a class of their own
+        raise OSError(
+            f"cannot push to {options.repo_id}: {error}; is there a network, and are you logged in "
+            "(hf auth login)?"
+        ) from None
     card = Path(options.model) / "README.md"
-    # the card goes first: transformers would otherwise write a nearly empty one
-    if card.is_file():
-        create_repo(options.repo_id, private=options.private, exist_ok=True)
-        text = card.read_text(encoding="utf-8").replace("THIS_MODEL", options.repo_id)
-        ModelCard(text).push_to_hub(options.repo_id)
-    tokenizer.push_to_hub(options.repo_id, private=options.private)
-    return str(model.push_to_hub(options.repo_id, private=options.private))
+    if card.is_file():  # first, since transformers would otherwise write a nearly empty one
+        text = card.read_text(encoding="utf-8").replace("THIS_MODEL", repo_id)
+        ModelCard(text).push_to_hub(repo_id)
+    tokenizer.push_to_hub(repo_id, private=options.private)
+    return str(model.push_to_hub(repo_id, private=options.private))

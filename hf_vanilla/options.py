@@ -35,7 +35,11 @@ def parse_options(
         formatter_class=ArgumentDefaultsHelpFormatter,
     )
     required = {f.name for c in classes for f in fields(c) if _is_required(f)}
-    missing = sorted(required - given_options(arguments))
+    given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
+    missing = sorted(required - given)
+    misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
+    if misspelled:
+        check_names("options", dict.fromkeys(misspelled), known)
     if missing and not {"-h", "--help"} & set(arguments):
         raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
     try:
@@ -45,9 +49,9 @@ def parse_options(
     except ArgumentError as error:
         raise ValueError(str(error)) from None
     if unknown:
-        known = [f"--{f.name}" for c in classes for f in fields(c)]
-        close = difflib.get_close_matches(unknown[0].split("=")[0], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "see --help"
+        name = unknown[0].split("=")[0].removeprefix("--")
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean --{close[0]}?" if close else "see --help"
         raise ValueError(f"unknown: {' '.join(unknown)}; {hint}")
     return parsed[0] if isinstance(options, type) else tuple(parsed)
 

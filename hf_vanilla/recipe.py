@@ -230,6 +230,7 @@ def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> Non
     chosen = given_options(arguments)
     files = {name for pair in PAIRED_FILES for name in pair}
     hub = {"dataset", "dataset_config"}
+    told = {"source_language", "target_language", "model_license"}  # of the data that is replaced
     if chosen & {"dataset", "train_source", "train_target"}:
-        for name in (files | hub) - chosen:
+        for name in (files | hub | told) - chosen:
             values.pop(name, None)

@@ -135,6 +135,8 @@ class TrainingRun:
         if self.accelerator.device.type == "cpu":
             keep_freed_memory()
         set_seed(recipe.train.seed)
+        if self.accelerator.is_main_process:
+            logger.info("reading the corpus, learning the vocabulary")
         with self.accelerator.main_process_first():
             _check_folder(recipe, self.output_dir)
             corpus = load_corpus(recipe.train)
@@ -240,12 +242,18 @@ class TrainingRun:
         bar = tqdm(total=last, initial=progress.step, disable=not is_main, unit="step")
         steps = self._steps(progress.step)
         started = time.monotonic() - progress.seconds
-        with bar:
-            while progress.step < last:
-                loss = self._step(*next(steps), progress)
-                progress.seconds = time.monotonic() - started
-                bar.update()
-                self._report(progress, loss, bar)
+        try:
+            with bar:
+                while progress.step < last:
+                    loss = self._step(*next(steps), progress)
+                    progress.seconds = time.monotonic() - started
+                    bar.update()
+                    self._report(progress, loss, bar)
+        except KeyboardInterrupt:
+            if is_main:
+                logger.info("after step %d: the same command goes on from the last checkpoint",
+                            progress.step)  # fmt: skip
+            raise
         return self._finish(progress)
 
     def _steps(self, first: int) -> Iterator[tuple[list[int], list[dict[str, Tensor]]]]:
@@ -323,7 +331,7 @@ class TrainingRun:
             )
 
     def _validate(
-        self, progress: Progress, sentences: int, **facts: int
+        self, progress: Progress, sentences: int, *, averaged: int = 0
     ) -> tuple[float, Scores | None]:
         """Plain NLL per token of all validation pairs, and scores of the first `sentences`."""
         self.model.eval()
@@ -345,10 +353,11 @@ class TrainingRun:
                 bleu_tokenize=self.options.bleu_tokenize,
             )
             entry |= {"bleu": scores.bleu, "exact_match": scores.exact_match}
-        self._log(step=progress.step, **facts, **entry)
+        self._log(step=progress.step, averaged_checkpoints=averaged, **entry)
         if self.accelerator.is_main_process:
             line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
-            tqdm.write(f"step {progress.step}: {line}", file=sys.stderr)
+            which = f"mean of {averaged} checkpoints" if averaged else f"step {progress.step}"
+            tqdm.write(f"{which}: {line}", file=sys.stderr)
         return nll, scores
 
     def _log(self, **entry: Any) -> None:
@@ -363,7 +372,7 @@ class TrainingRun:
         nll, scores = None, None
         if self.validation is not None:
             every = len(self.validation) if self.options.eval_sentences else 0
-            nll, scores = self._validate(progress, every, averaged_checkpoints=len(folders))
+            nll, scores = self._validate(progress, every, averaged=len(folders))
         if self.accelerator.is_main_process:
             self.model.save_pretrained(self.output_dir)
             self.tokenizer.save_pretrained(self.output_dir)
@@ -427,4 +436,7 @@ def train(recipe: Recipe) -> Path:
         ValueError: the recipe, the data or the folder is not what it should be.
         OSError: data cannot be read.
     """
-    return TrainingRun(recipe).run()
+    run = TrainingRun(recipe)
+    folder = run.run()
+    run.accelerator.end_training()  # processes that part without a word may crash at their end
+    return folder

@@ -75,11 +75,15 @@ def load_translator(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
             f"{name} is not a model folder: it has no config.json; "
             "give the folder that training or save_pretrained wrote"
         )
+    parent = Path(name).parent
+    if not Path(name).is_dir() and parent != Path() and parent.is_dir():
+        raise FileNotFoundError(f"{name}: no such folder")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         model = AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
     except OSError as error:
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {error}") from None
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
     return model, AutoTokenizer.from_pretrained(name)
 
 
@@ -151,8 +155,11 @@ def _translate_batch(
     return tokenizer.batch_decode(generated, skip_special_tokens=True)
 
 
-def translate_file(options: TranslateOptions) -> None:
+def translate_file(options: TranslateOptions) -> Path | None:
     """Translate a file or stdin, line by line and in order, into a file or stdout.
+
+    Returns:
+        The file written; None for stdout.
 
     Raises:
         ValueError: the model folder or the input is not what it should be.
@@ -170,7 +177,7 @@ def translate_file(options: TranslateOptions) -> None:
             tokenizer,
             chunk,
             tokens_per_batch=options.tokens_per_batch,
-            progress=sys.stderr.isatty(),
+            progress=sys.stderr.isatty() or options.output != STANDARD_STREAM,
             first_line=1 + number * CHUNK_LINES,
             **options.generate_kwargs,
         )
@@ -178,11 +185,12 @@ def translate_file(options: TranslateOptions) -> None:
     )
     if options.output == STANDARD_STREAM:
         _write(chunks, sys.stdout)
-        return
+        return None
     unfinished = output.with_name(output.name + ".partial")
     with unfinished.open("w", encoding="utf-8") as file:
         _write(chunks, file)
     unfinished.replace(output)
+    return output
 
 
 def _write(chunks: Iterable[list[str]], file: TextIO) -> None:

@@ -98,7 +98,7 @@ def plot_attention(options: PlotAttentionOptions) -> Path:
     """
     output = Path(options.output)
     if output.exists() and not options.overwrite:
-        raise FileExistsError(f"{output} exists: choose another name or add --overwrite True")
+        raise FileExistsError(f"{output} exists: choose another name or add --overwrite")
     model, tokenizer = load_translator(options.model)
     seen = cross_attention(model, tokenizer, options.sentence)
     layers, heads = seen.weights.shape[:2]
@@ -107,8 +107,12 @@ def plot_attention(options: PlotAttentionOptions) -> Path:
             raise ValueError(f"{name}={value}: the decoder has {count}, counted from 0")
     in_layer = seen.weights[options.layer]
     weights = in_layer.mean(dim=0) if options.head is None else in_layer[options.head]
-    which = "mean of all heads" if options.head is None else f"head {options.head % heads}"
-    title = f"Cross-attention, decoder layer {options.layer % layers}, {which}"
+    which = (
+        "mean of all heads"
+        if options.head is None
+        else f"head {options.head % heads + 1} of {heads}"
+    )
+    title = f"Cross-attention, decoder layer {options.layer % layers + 1} of {layers}, {which}"
     save_heat_map(weights, seen.source, seen.target, title=title, path=output)
     return output
 

@@ -4,4 +4,6 @@ from hf_vanilla.command_line import run
 from hf_vanilla.translation import TranslateOptions, translate_file
 
 if __name__ == "__main__":
-    run(translate_file, TranslateOptions)
+    output = run(translate_file, TranslateOptions)
+    if output is not None:
+        print(output)

@@ -140,7 +140,9 @@ def test_evaluation_does_not_cut_translations_at_a_length_of_its_own(
     assert (seen[-1] >= 0).sum() >= paper
 
 
-def test_the_same_command_goes_on_after_an_interruption(options, arguments, tmp_path, monkeypatch):
+def test_a_run_goes_on_after_an_interruption_when_it_is_told_to(
+    options, arguments, tmp_path, monkeypatch
+):
     told = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
     undisturbed = small_run.weights(
         finetune(options, arguments(output_dir=str(tmp_path / "whole"), **told))
@@ -158,7 +160,10 @@ def test_the_same_command_goes_on_after_an_interruption(options, arguments, tmp_
         patch.setattr(Seq2SeqTrainer, "training_step", interrupted)
         with pytest.raises(KeyboardInterrupt):
             finetune(options, arguments(**told))
-    resumed = small_run.weights(finetune(options, arguments(**told)))
+    with pytest.raises(ValueError, match="add --resume_from_checkpoint True"):
+        finetune(options, arguments(**told))
+    going_on = arguments(resume_from_checkpoint="True", **told)
+    resumed = small_run.weights(finetune(options, going_on))
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
 

@@ -176,8 +176,8 @@ def test_layer_and_head_choose_their_weights(options, seen, monkeypatch, layer, 
     plot_attention(options(layer=layer, head=head))
     expected = seen.weights[0].mean(0) if head is None else seen.weights[0, head]
     assert torch.equal(drawn["weights"], expected)
-    assert f"layer {layer % 1}" in drawn["title"]
-    assert ("mean of all heads" if head is None else f"head {head % 2}") in drawn["title"]
+    assert "layer 1 of 1" in drawn["title"]
+    assert ("mean of all heads" if head is None else f"head {head % 2 + 1} of 2") in drawn["title"]
 
 
 @pytest.mark.parametrize(
