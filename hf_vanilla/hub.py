@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, create_repo
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, create_repo, upload_file
 
 from .evaluation import Scores
 from .translation import load_translator
@@ -119,6 +119,6 @@ def push_folder(options: PushOptions) -> str:
     card = Path(options.model) / "README.md"
     if card.is_file():  # first, since transformers would otherwise write a nearly empty one
         text = card.read_text(encoding="utf-8").replace("THIS_MODEL", repo_id)
-        ModelCard(text).push_to_hub(repo_id)
+        upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=repo_id)
     tokenizer.push_to_hub(repo_id, private=options.private)
     return str(model.push_to_hub(repo_id, private=options.private))

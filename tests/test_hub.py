@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,7 +128,7 @@ class FakeHub:
 
     def upload_file(self, *, path_or_fileobj, path_in_repo, repo_id, **_):
         self.calls.append(("upload", repo_id, path_in_repo))
-        shutil.copy(path_or_fileobj, self.folder / path_in_repo)
+        (self.folder / path_in_repo).write_bytes(path_or_fileobj)
 
     def create_commit(self, repo_id, operations, **_):
         for operation in operations:
@@ -153,7 +152,7 @@ def hub(tmp_path, monkeypatch):
         replaced = lambda _, *args, method=method, **told: method(*args, **told)  # noqa: E731
         monkeypatch.setattr(huggingface_hub.HfApi, name, replaced)
     monkeypatch.setattr("hf_vanilla.hub.create_repo", fake.create_repo)
-    monkeypatch.setattr("huggingface_hub.repocard.upload_file", fake.upload_file)
+    monkeypatch.setattr("hf_vanilla.hub.upload_file", fake.upload_file)
     monkeypatch.setattr("huggingface_hub.repocard.hf_hub_download", fake.download)
     monkeypatch.setattr(ModelCard, "validate", lambda *_, **__: None)  # asks the Hub
     return fake
