@@ -221,7 +221,7 @@ class TrainingRun:
         self.batches = TokenBatchSampler(
             self.train_pairs.source_lengths,
             self.train_pairs.target_lengths,
-            tokens_per_batch=options.tokens_per_step // (self.passes_per_step * processes),
+            tokens_per_batch=budget,
             seed=options.seed,
         )
         self.collate = PairCollator(self.tokenizer.pad_token_id)
