@@ -75,6 +75,37 @@ class VanillaPreTrainedModel(PreTrainedModel):
             self.config.decoder_vocab_size = self.config.vocab_size
         return embeddings
 
+    def resize_decoder_token_embeddings(
+        self,
+        new_num_tokens: int,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        """Resize the target table, and the output with it, where the source has a table of its own.
+
+        Raises:
+            ValueError: source and target share one table.
+        """
+        if self.config.share_encoder_decoder_embeddings:
+            raise ValueError(
+                "source and target share one table (share_encoder_decoder_embeddings=True): "
+                "call resize_token_embeddings, which resizes both sides"
+            )
+        decoder = self.base_model.decoder
+        decoder.embed_tokens = self._get_resized_embeddings(
+            decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        size = decoder.embed_tokens.num_embeddings
+        if (head := self.get_output_embeddings()) is not None:
+            # not our own method, which leaves the output alone when the source is resized
+            resized = PreTrainedModel._get_resized_lm_head(
+                self, head, size, mean_resizing=mean_resizing
+            )
+            self.set_output_embeddings(resized)
+        self.config.decoder_vocab_size = size
+        self.tie_weights()
+        return decoder.embed_tokens
+
 
 class VanillaStack(VanillaPreTrainedModel):
     """The bottom of either stack: `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4)."""

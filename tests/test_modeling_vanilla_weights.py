@@ -257,6 +257,48 @@ def test_resizing_the_vocabulary_keeps_the_model_whole(tmp_path, sharing, size):
     assert torch.equal(loaded(**arguments).logits, after)
 
 
+@EACH_SHARING
+def test_a_bias_of_the_output_is_added_saved_and_resized(tmp_path, sharing):
+    model = model_with(**SHARINGS[sharing], lm_head_bias=True)
+    arguments = batch()
+    plain = model(**arguments).logits
+    with torch.no_grad():
+        model.lm_head.bias.copy_(torch.arange(float(len(model.lm_head.bias))))
+    assert_close(model(**arguments).logits, plain + model.lm_head.bias)
+    model.save_pretrained(tmp_path)
+    loaded = VanillaForConditionalGeneration.from_pretrained(tmp_path)
+    assert torch.equal(loaded.lm_head.bias, model.lm_head.bias)
+    loaded.resize_token_embeddings(41)
+    size = 41 if loaded.config.share_encoder_decoder_embeddings else 37
+    assert loaded.lm_head.bias.tolist() == list(range(size))
+    assert torch.equal(loaded(**arguments).logits, model(**arguments).logits[..., :size])
+
+
+@pytest.mark.parametrize("sharing", ["source apart", "three tables"])
+@pytest.mark.parametrize("size", [53, 31])
+def test_the_target_vocabulary_is_resized_apart_and_back(tmp_path, sharing, size):
+    model = model_with(**SHARINGS[sharing], lm_head_bias=True)
+    arguments = batch()
+    before = model(**arguments).logits
+    assert model.resize_decoder_token_embeddings(size).weight.shape == (size, 12)
+    source, target, output = tables(model)
+    assert source.weight.shape == (43, 12)
+    assert target.weight.shape == output.weight.shape == (size, 12)
+    assert (target.weight is output.weight) == (sharing == "source apart")
+    assert (model.config.vocab_size, model.config.target_vocab_size) == (43, size)
+    common = min(size, 37)
+    assert torch.equal(model(**arguments).logits[..., :common], before[..., :common])
+    model.save_pretrained(tmp_path)
+    loaded = VanillaForConditionalGeneration.from_pretrained(tmp_path)
+    loaded.resize_decoder_token_embeddings(37)
+    assert torch.equal(loaded(**arguments).logits[..., :common], before[..., :common])
+
+
+def test_one_table_has_no_target_vocabulary_of_its_own():
+    with pytest.raises(ValueError, match="call resize_token_embeddings"):
+        model_with(vocab_size=43).resize_decoder_token_embeddings(53)
+
+
 def test_padding_is_still_looked_up_as_zeros_after_resizing():
     model = model_with(vocab_size=43)
     model.resize_token_embeddings(53)
