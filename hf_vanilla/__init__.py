@@ -1,15 +1,35 @@
 """The original Transformer of "Attention Is All You Need" as a Hugging Face model package."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from typing import TYPE_CHECKING, Any
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+)
 
 from .configuration_vanilla import VanillaConfig
+from .halves_vanilla import (
+    VanillaEncoderModel,
+    VanillaForCausalLM,
+    VanillaForSequenceClassification,
+)
 from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
 from .tokenization_vanilla import VanillaTokenizer
-from .tokenizer_training import train_tokenizer
+
+if TYPE_CHECKING:
+    from .tokenizer_training import train_tokenizer
 
 __all__ = [
     "VanillaConfig",
+    "VanillaEncoderModel",
+    "VanillaForCausalLM",
     "VanillaForConditionalGeneration",
+    "VanillaForSequenceClassification",
     "VanillaModel",
     "VanillaTokenizer",
     "train_tokenizer",
@@ -18,4 +38,18 @@ __all__ = [
 AutoConfig.register("vanilla", VanillaConfig, exist_ok=True)
 AutoModel.register(VanillaConfig, VanillaModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VanillaConfig, VanillaForConditionalGeneration, exist_ok=True)
+AutoModelForCausalLM.register(VanillaConfig, VanillaForCausalLM, exist_ok=True)
+AutoModelForTextEncoding.register(VanillaConfig, VanillaEncoderModel, exist_ok=True)
+AutoModelForSequenceClassification.register(
+    VanillaConfig, VanillaForSequenceClassification, exist_ok=True
+)
 AutoTokenizer.register(VanillaConfig, fast_tokenizer_class=VanillaTokenizer, exist_ok=True)
+
+
+def __getattr__(name: str) -> Any:
+    """What needs more libraries than the model does comes when it is asked for."""
+    if name == "train_tokenizer":
+        from .tokenizer_training import train_tokenizer
+
+        return train_tokenizer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

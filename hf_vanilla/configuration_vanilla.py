@@ -65,6 +65,8 @@ class VanillaConfig(PreTrainedConfig):
         tie_word_embeddings (`bool`, defaults to `True`): the output projection is the target table.
         lm_head_bias (`bool`, defaults to `False`): a bias on the output projection; not in the
             paper (Marian has one).
+        add_cross_attention (`bool`, defaults to `False`): read by `VanillaForCausalLM` alone: its
+            decoder keeps the attention to a source, which the caller then encodes.
         pad_token_id (`int`, defaults to 0): embedded as zeros, never attended to, never a target.
         eos_token_id (`int` or `list[int]`, defaults to 1): ends every sentence.
         bos_token_id (`int`, *optional*): not used by this model.
@@ -118,6 +120,7 @@ class VanillaConfig(PreTrainedConfig):
     share_encoder_decoder_embeddings: bool = True
     tie_word_embeddings: bool = True
     lm_head_bias: bool = False
+    add_cross_attention: bool = False
     pad_token_id: int | None = 0
     eos_token_id: int | list[int] | None = 1
     bos_token_id: int | None = None

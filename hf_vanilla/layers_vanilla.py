@@ -66,15 +66,24 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         config: widths, counts and rates.
         layer_idx: place of the layer in the cache.
         is_causal: False for a decoder that emits all its outputs in one pass.
+        has_source: False for a decoder alone, without the middle sublayer.
     """
 
-    def __init__(self, config: VanillaConfig, layer_idx: int, *, is_causal: bool = True) -> None:
+    def __init__(
+        self,
+        config: VanillaConfig,
+        layer_idx: int,
+        *,
+        is_causal: bool = True,
+        has_source: bool = True,
+    ) -> None:
         super().__init__()
         heads = config.decoder_attention_heads
         self.self_attn = VanillaAttention(config, heads, is_causal=is_causal, layer_idx=layer_idx)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.encoder_attn = VanillaAttention(config, heads, layer_idx=layer_idx)
-        self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        if has_source:
+            self.encoder_attn = VanillaAttention(config, heads, layer_idx=layer_idx)
+            self.encoder_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.fc1 = nn.Linear(config.d_model, config.decoder_ffn_dim)
         self.fc2 = nn.Linear(config.decoder_ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)

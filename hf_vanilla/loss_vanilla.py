@@ -10,11 +10,42 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .configuration_vanilla import LABEL_SMOOTHING_TYPES
+from .configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
+from .inputs_vanilla import outside_vocabulary
 
 IGNORED_LABEL = -100
 # logits handled at once on a CPU: few enough to stay in its cache
 CACHED_LOGITS = 2**19
+
+
+def training_loss(
+    config: VanillaConfig,
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    is_training: bool,
+    num_items_in_batch: "int | Tensor | None" = None,
+) -> Tensor:
+    """The loss that a config describes: smoothed in training, the plain NLL in evaluation (5.4).
+
+    Args:
+        config: read for `label_smoothing`, `label_smoothing_type`, `pad_token_id`.
+        logits: `(B, T, V)`.
+        labels: `(B, T)` int64, aligned with `logits`; -100 and `pad_token_id` do not count.
+        is_training: whether to smooth.
+        num_items_in_batch: as for `label_smoothed_loss`.
+    """
+    pad = config.pad_token_id
+    if pad is not None:  # a tokenizer pads `text_target` with its pad token, not with -100
+        labels = labels.masked_fill(labels == pad, IGNORED_LABEL)
+    return label_smoothed_loss(
+        logits,
+        labels,
+        smoothing=config.label_smoothing if is_training else 0.0,
+        smoothing_type=config.label_smoothing_type,
+        pad_token_id=pad,
+        num_items_in_batch=num_items_in_batch,
+    )
 
 
 def label_smoothed_loss(
@@ -43,8 +74,14 @@ def label_smoothed_loss(
         A scalar; 0 with a zero gradient where every label is -100.
 
     Raises:
-        ValueError: `smoothing_type` is unknown or lacks its `pad_token_id`.
+        ValueError: `smoothing_type` is unknown or lacks its `pad_token_id`; `labels` are of another
+            shape, or outside the vocabulary (a GPU's own assertion tells the latter).
     """
+    if labels.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} do not fit logits of shape "
+            f"{tuple(logits.shape)}: give one label for each place"
+        )
     unsmoothed = None if smoothing_type != "non_target_non_pad" else pad_token_id
     if smoothing_type not in LABEL_SMOOTHING_TYPES:
         names = ", ".join(LABEL_SMOOTHING_TYPES)
@@ -59,7 +96,12 @@ def label_smoothed_loss(
     # a compiler fuses the plain formula and cannot follow the other
     is_plain = torch.compiler.is_compiling() or not logits.requires_grad
     cross_entropy = _plain_cross_entropy if is_plain else _CrossEntropy.apply
-    losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), share, extra, unsmoothed)
+    try:
+        losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), share, extra, unsmoothed)
+    except (IndexError, RuntimeError):
+        if torch.compiler.is_compiling() or not _is_outside(targets, logits.size(-1)):
+            raise
+        raise outside_vocabulary("labels", targets, logits.size(-1)) from None
     total = (losses * is_real.flatten()).sum()
     if num_items_in_batch is None:
         return total / is_real.sum().clamp(min=1)
@@ -127,6 +169,10 @@ class _CrossEntropy(torch.autograd.Function):
             wide.scatter_add_(-1, ids[:, None], wide.new_full((len(ids), 1), -extra))
             torch.mul(wide, factor[:, None], out=out)
         return result, None, None, None, None
+
+
+def _is_outside(targets: Tensor, size: int) -> bool:
+    return bool(targets.numel()) and not 0 <= int(targets.min()) <= int(targets.max()) < size
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -16,17 +16,17 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .generation_vanilla import SourceLengthCriteria, length_penalty, paper_decoding
-from .loss_vanilla import IGNORED_LABEL, label_smoothed_loss
+from .inputs_vanilla import real_tokens
+from .loss_vanilla import training_loss
 from .stacks_vanilla import (
+    VanillaBody,
     VanillaDecoder,
-    VanillaEmbedding,
     VanillaEncoder,
     VanillaPreTrainedModel,
-    real_tokens,
 )
 
 
-class VanillaModel(VanillaPreTrainedModel):
+class VanillaModel(VanillaBody):
     """Encoder and decoder of the 2017 Transformer, without the output projection (Figure 1).
 
     Example:
@@ -46,32 +46,9 @@ class VanillaModel(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
-        if config.share_encoder_decoder_embeddings:
-            self.shared: nn.Embedding = VanillaEmbedding(
-                config.vocab_size, config.d_model, config.pad_token_id
-            )
-        else:
-            self._tied_weights_keys = {}
         self.encoder = VanillaEncoder(config)
         self.decoder = VanillaDecoder(config)
         self.post_init()
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Source and target share a table by their own field, whatever the output layer does."""
-        if all_submodels:
-            return super().get_expanded_tied_weights_keys(all_submodels=True)
-        return dict(self._tied_weights_keys)
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The source table, which is the shared one unless the sides have their own."""
-        return self.encoder.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the source table and, where it is shared, the target table too."""
-        self.encoder.embed_tokens = value
-        if self.config.share_encoder_decoder_embeddings:
-            self.shared = value
-            self.decoder.embed_tokens = value
 
     @can_return_tuple
     def forward(  # noqa: PLR0913, PLR0917 - transformers' signature
@@ -160,9 +137,7 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
         self.model = VanillaModel(config)
         if config.share_encoder_decoder_embeddings:
             self._tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
-        self.lm_head = nn.Linear(
-            config.d_model, config.target_vocab_size, bias=config.lm_head_bias
-        )
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.post_init()
         self.generation_config = paper_decoding(config)
 
@@ -223,7 +198,15 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
         is_count = isinstance(logits_to_keep, int)
         kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
+        loss = None
+        if labels is not None:
+            loss = training_loss(
+                self.config,
+                logits,
+                labels,
+                is_training=self.training,
+                num_items_in_batch=num_items_in_batch,
+            )
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
@@ -234,19 +217,6 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
             encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
-        )
-
-    def _loss(self, logits: Tensor, labels: Tensor, num_items: int | Tensor | None) -> Tensor:
-        pad = self.config.pad_token_id
-        if pad is not None:  # a tokenizer pads `text_target` with its pad token, not with -100
-            labels = labels.masked_fill(labels == pad, IGNORED_LABEL)
-        return label_smoothed_loss(
-            logits,
-            labels,
-            smoothing=self.config.label_smoothing if self.training else 0.0,
-            smoothing_type=self.config.label_smoothing_type,
-            pad_token_id=pad,
-            num_items_in_batch=num_items,
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla import VanillaConfig
+from .inputs_vanilla import check_mask, outside_vocabulary, real_tokens, require_one
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
 
@@ -33,8 +34,16 @@ class VanillaEmbedding(nn.Embedding):
     """
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Vectors of `(B, L)` ids, `(B, L, D)`."""
-        vectors = super().forward(input_ids)
+        """Vectors of `(B, L)` ids, `(B, L, D)`.
+
+        Raises:
+            ValueError: an id is outside the table. A GPU cannot tell which without slowing every
+                step; there its own assertion fails.
+        """
+        try:
+            vectors = super().forward(input_ids)
+        except IndexError:
+            raise outside_vocabulary("token ids", input_ids, self.num_embeddings) from None
         if self.padding_idx is None:
             return vectors
         return vectors.masked_fill(input_ids.eq(self.padding_idx).unsqueeze(-1), 0)
@@ -71,7 +80,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize as transformers does, and keep both vocabulary sizes of one table equal."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
-        if self.config.share_encoder_decoder_embeddings:
+        if self.config.share_encoder_decoder_embeddings or not self.config.is_encoder_decoder:
             self.config.decoder_vocab_size = self.config.vocab_size
         return embeddings
 
@@ -110,6 +119,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
 class VanillaStack(VanillaPreTrainedModel):
     """The bottom of either stack: `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4)."""
 
+    side = ""  # what a caller's names for the inputs begin with
+
     def __init__(self, config: VanillaConfig, vocab_size: int) -> None:
         super().__init__(config)
         self.embed_tokens: nn.Embedding = VanillaEmbedding(
@@ -139,21 +150,28 @@ class VanillaStack(VanillaPreTrainedModel):
             past_length: tokens already in the cache.
 
         Raises:
-            ValueError: both or neither of `input_ids` and `inputs_embeds` are given.
+            ValueError: both or neither of `input_ids` and `inputs_embeds` are given, an id is
+                outside the vocabulary, or the mask is of another shape.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input ids or input embeddings: exactly one of the two")
+        require_one(f"{self.side}input_ids", input_ids, inputs_embeds)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         vectors = inputs_embeds * self.embed_scale
-        length = vectors.shape[1]
-        if attention_mask is not None and attention_mask.dim() == 2:
-            table = self.embed_positions(attention_mask.shape[1], 0, vectors)
-            places = attention_mask.to(torch.long).cumsum(-1)[:, -length:] - 1
-            positions = nn.functional.embedding(places.clamp(min=0), table)  # (B, L, D)
-        else:
+        rows, length = vectors.shape[:2]
+        check_mask(f"{self.side}attention_mask", attention_mask, rows, past_length + length)
+        places = self._places(attention_mask, length)
+        if places is None:
             positions = self.embed_positions(length, past_length, vectors)  # (L, D)
+        else:
+            table = self.embed_positions(attention_mask.shape[-1], 0, vectors)
+            positions = nn.functional.embedding(places.clamp(min=0), table)  # (B, L, D)
         return self.dropout(vectors + positions)
+
+    def _places(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
+        """How many real tokens stand before each of the last `length`, `(B, L)`; None: all."""
+        if attention_mask is None or attention_mask.dim() != 2:
+            return None
+        return attention_mask.to(torch.long).cumsum(-1)[:, -length:] - 1
 
 
 class VanillaEncoder(VanillaStack):
@@ -209,8 +227,12 @@ class VanillaDecoder(VanillaStack):
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config, config.target_vocab_size)
-        layers = [VanillaDecoderLayer(config, index) for index in range(config.decoder_layers)]
-        self.layers = nn.ModuleList(layers)
+        self.side = "decoder_" if config.is_encoder_decoder else ""
+        self.has_source = config.is_encoder_decoder or config.add_cross_attention
+        self.layers = nn.ModuleList(
+            VanillaDecoderLayer(config, index, has_source=self.has_source)
+            for index in range(config.decoder_layers)
+        )
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -233,17 +255,25 @@ class VanillaDecoder(VanillaStack):
             input_ids: `(B, T)` int64, shifted right by one.
             attention_mask: `(B, past + T)`, 1 = real token; None: causality suffices, since target
                 padding stands on the right.
-            encoder_hidden_states: `(B, S, D)`; None leaves the source out.
+            encoder_hidden_states: `(B, S, D)`; None leaves the source out. A decoder alone takes
+                none, unless `add_cross_attention` is on.
             encoder_attention_mask: `(B, S)`, 1 = real token.
             past_key_values: keys and values of earlier tokens and of the source.
             inputs_embeds: `(B, T, D)` instead of `input_ids`.
             use_cache: return `past_key_values`.
             **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+
+        Raises:
+            ValueError: an input or a mask does not fit; the message says which and how.
         """
+        if encoder_hidden_states is not None and not self.has_source:
+            raise ValueError(
+                "encoder_hidden_states came, but this decoder has no attention to a source: "
+                "build it with add_cross_attention=True"
+            )
         if use_cache and past_key_values is None:
             own, of_source = (DynamicCache(config=self.config) for _ in range(2))
-            has_source = encoder_hidden_states is not None
-            past_key_values = EncoderDecoderCache(own, of_source) if has_source else own
+            past_key_values = EncoderDecoderCache(own, of_source) if self.has_source else own
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden_states = self.embed(input_ids, inputs_embeds, attention_mask, past_length)
         own_cache = past_key_values
@@ -255,6 +285,10 @@ class VanillaDecoder(VanillaStack):
             attention_mask=attention_mask,
             past_key_values=own_cache,
         )
+        if encoder_hidden_states is not None:
+            length = encoder_hidden_states.shape[1]
+            name = "attention_mask" if self.side else "encoder_attention_mask"
+            check_mask(name, encoder_attention_mask, len(hidden_states), length)
         source_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
@@ -274,11 +308,47 @@ class VanillaDecoder(VanillaStack):
             last_hidden_state=hidden_states, past_key_values=past_key_values
         )
 
+    def _places(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
+        """Also from a causal `(B, 1, L, S)` mask: a token stands behind those it may see."""
+        if attention_mask is None or attention_mask.dim() != 4:
+            return super()._places(attention_mask, length)
+        is_bool = attention_mask.dtype == torch.bool
+        lowest = 0 if is_bool else torch.finfo(attention_mask.dtype).min
+        may_attend = attention_mask if is_bool else attention_mask > lowest
+        return may_attend[:, 0].sum(dim=-1) - 1
 
-def real_tokens(
-    config: VanillaConfig, input_ids: Tensor | None, attention_mask: Tensor | None
-) -> Tensor | None:
-    """The mask given, or else which of the source ids are not padding; None where nobody knows."""
-    if attention_mask is not None or input_ids is None or config.pad_token_id is None:
-        return attention_mask
-    return input_ids.ne(config.pad_token_id).long()
+
+class VanillaBody(VanillaPreTrainedModel):
+    """The stacks of a model over the one table that its config lets them share (3.4)."""
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config)
+        if config.share_encoder_decoder_embeddings:
+            self.shared: nn.Embedding = VanillaEmbedding(
+                config.vocab_size, config.d_model, config.pad_token_id
+            )
+        else:
+            self._tied_weights_keys = {}
+
+    @property
+    def stacks(self) -> list[VanillaStack]:
+        """The encoder, the decoder, or both in this order."""
+        return [part for part in self.children() if isinstance(part, VanillaStack)]
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Source and target share a table by their own field, whatever the output layer does."""
+        if all_submodels:
+            return super().get_expanded_tied_weights_keys(all_submodels=True)
+        return dict(self._tied_weights_keys)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The table of the first stack, which is the shared one unless each has its own."""
+        return self.stacks[0].embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the table of the first stack and, where it is shared, of all."""
+        self.stacks[0].embed_tokens = value
+        if self.config.share_encoder_decoder_embeddings:
+            self.shared = value
+            for stack in self.stacks:
+                stack.embed_tokens = value

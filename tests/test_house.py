@@ -14,7 +14,7 @@ SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
 
 # a file imports only from floors below its own; on one floor, only along these arrows
 FLOORS = [
-    {"configuration_vanilla": ()},
+    {"configuration_vanilla": (), "inputs_vanilla": ("configuration_vanilla",)},
     {
         "positions_vanilla": (),
         "attention_vanilla": (),
@@ -25,6 +25,7 @@ FLOORS = [
     {
         "stacks_vanilla": (),
         "modeling_vanilla": ("stacks_vanilla",),
+        "halves_vanilla": ("stacks_vanilla",),
         "tokenization_vanilla": (),
     },
     {},  # heads, later
