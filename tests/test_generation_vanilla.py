@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from lively import EOS, PAD, V, assert_same_sentence, row_of, sources
 from torch.testing import assert_close
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 
-PAD, EOS, V = 0, 1, 19
 # a score is a float32 sum of some ten log probabilities
 SCORES = {"rtol": 1e-5, "atol": 1e-5}
 GREEDY_AND_BEAM = pytest.mark.parametrize("num_beams", [1, 3], ids=["greedy", "beam"])
@@ -38,29 +38,6 @@ def model_with(**changes):
             if "_proj" in name:  # attention three times as strong: the source has more of a say
                 weight.mul_(3)
     return model
-
-
-def sources(*lengths, side="right"):
-    """One random sentence per length, padded to the longest."""
-    ids = torch.randint(2, V, (len(lengths), max(lengths)))
-    is_real = torch.arange(max(lengths)) < torch.tensor(lengths).unsqueeze(1)
-    is_real = is_real if side == "right" else is_real.flip(1)
-    return {"input_ids": ids.masked_fill(~is_real, PAD), "attention_mask": is_real.long()}
-
-
-def row_of(batch, row):
-    """One sentence of a batch, without its padding."""
-    real = batch["attention_mask"][row] == 1
-    return {name: tensor[row : row + 1, real] for name, tensor in batch.items()}
-
-
-def assert_same_sentence(in_batch, alone):
-    """Equal word for word; in the batch, filling of one kind may follow."""
-    length = alone.shape[0]
-    assert torch.equal(in_batch[:length], alone)
-    filling = set(in_batch[length:].tolist())
-    assert len(filling) <= 1
-    assert filling <= {PAD, EOS}
 
 
 # --- the cache ---------------------------------------------------------------------------------
