@@ -71,6 +71,12 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
             f"{arguments.output_dir} holds checkpoints of an earlier run: add "
             "--resume_from_checkpoint True to go on with it, or choose another output_dir"
         )
+    if arguments.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor={arguments.label_smoothing_factor}: the model smooths by "
+            "itself while it trains; leave it out, or change label_smoothing in the model's "
+            "config.json"
+        )
     if not torch.cuda.is_available():
         arguments.dataloader_pin_memory = False  # it would only warn
     model, tokenizer = load_translator(options.model)

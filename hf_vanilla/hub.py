@@ -1,10 +1,20 @@
 """The model card, filled by the run, and the way to the Hub."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, create_repo, upload_file
+from huggingface_hub import (
+    EvalResult,
+    ModelCard,
+    ModelCardData,
+    create_branch,
+    create_repo,
+    upload_file,
+)
+from transformers import PreTrainedModel
 
 from .evaluation import Scores
 from .translation import load_translator
@@ -46,6 +56,13 @@ class PushOptions:
     model: str = field(metadata={"help": "folder written by training or save_pretrained"})
     repo_id: str = field(metadata={"help": "where to push it: USER/NAME"})
     private: bool = field(default=False, metadata={"help": "make a new repository private"})
+    revision: str | None = field(
+        default=None, metadata={"help": "branch to push to, made if it is new; else the main one"}
+    )
+    with_code: bool = field(
+        default=False,
+        metadata={"help": "push the model's code too, for those who load it without hf_vanilla"},
+    )
 
 
 def card_template() -> Template:
@@ -111,6 +128,8 @@ def push_folder(options: PushOptions) -> str:
     try:
         # a name without an owner means the user's own
         repo_id = create_repo(options.repo_id, private=options.private, exist_ok=True).repo_id
+        if options.revision is not None:
+            create_branch(repo_id, branch=options.revision, exist_ok=True)
     except Exception as error:  # network, login and server fail each in a class of their own
         raise OSError(
             f"cannot push to {options.repo_id}: {error}; is there a network, and are you logged in "
@@ -119,6 +138,33 @@ def push_folder(options: PushOptions) -> str:
     card = Path(options.model) / "README.md"
     if card.is_file():  # first, since transformers would otherwise write a nearly empty one
         text = card.read_text(encoding="utf-8").replace("THIS_MODEL", repo_id)
-        upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=repo_id)
-    tokenizer.push_to_hub(repo_id, private=options.private)
-    return str(model.push_to_hub(repo_id, private=options.private))
+        upload_file(
+            path_or_fileobj=text.encode(),
+            path_in_repo="README.md",
+            repo_id=repo_id,
+            revision=options.revision,
+        )
+    target = {"private": options.private, "revision": options.revision}
+    tokenizer.push_to_hub(repo_id, **target)
+    with code_beside_weights(model) if options.with_code else nullcontext():
+        return str(model.push_to_hub(repo_id, **target))
+
+
+@contextmanager
+def code_beside_weights(model: PreTrainedModel) -> Iterator[None]:
+    """While it lasts, saving or pushing this model writes its source files too.
+
+    Such a folder loads with `trust_remote_code=True` where this package is not installed. What
+    transformers keeps for it is state of whole classes, hence the way back.
+    """
+    classes = {type(model.config): "AutoConfig", type(model): "AutoModelForSeq2SeqLM"}
+    for kind, auto_class in classes.items():
+        kind.register_for_auto_class(auto_class)
+    # transformers itself writes only the class that is saved
+    model.config.auto_map = {"AutoModel": "modeling_vanilla.VanillaModel"}
+    try:
+        yield
+    finally:
+        del model.config.auto_map
+        for kind in classes:
+            kind._auto_class = None

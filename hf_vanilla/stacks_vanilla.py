@@ -160,7 +160,7 @@ class VanillaStack(VanillaPreTrainedModel):
         rows, length = vectors.shape[:2]
         check_mask(f"{self.side}attention_mask", attention_mask, rows, past_length + length)
         places = self._places(attention_mask, length)
-        if places is None:
+        if attention_mask is None or places is None:
             positions = self.embed_positions(length, past_length, vectors)  # (L, D)
         else:
             table = self.embed_positions(attention_mask.shape[-1], 0, vectors)
@@ -288,7 +288,7 @@ class VanillaDecoder(VanillaStack):
         if encoder_hidden_states is not None:
             length = encoder_hidden_states.shape[1]
             name = "attention_mask" if self.side else "encoder_attention_mask"
-            check_mask(name, encoder_attention_mask, len(hidden_states), length)
+            check_mask(name, encoder_attention_mask, hidden_states.shape[0], length)
         source_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
@@ -328,7 +328,7 @@ class VanillaBody(VanillaPreTrainedModel):
                 config.vocab_size, config.d_model, config.pad_token_id
             )
         else:
-            self._tied_weights_keys = {}
+            self._tied_weights_keys: dict[str, str] = {}
 
     @property
     def stacks(self) -> list[VanillaStack]:

@@ -84,11 +84,11 @@ def pull(repo_id, *places):
     return {**found, "branch": described(*branch)}
 
 
-def visit(repo_id, coded_repo_id, private_repo_id):
+def visit(repo_id, coded_repo_id, private_repo_id, scripted_repo_id):
     """Without our package and without a token."""
     sys.modules["hf_vanilla"] = None
     import torch
-    from transformers import AutoTokenizer
+    from transformers import AutoModel, AutoTokenizer
 
     alone = AutoTokenizer.from_pretrained(repo_id)
     model, tokenizer = pulled(coded_repo_id, trust_remote_code=True)
@@ -102,7 +102,14 @@ def visit(repo_id, coded_repo_id, private_repo_id):
         "coded": described(model, tokenizer),
         "modules": [type(part).__module__ for part in (model, model.config, tokenizer)],
     }
+    scripted, told = pulled(scripted_repo_id, revision="v1", trust_remote_code=True)
+    found["scripted"] = described(scripted, told)
+    bare = AutoModel.from_pretrained(scripted_repo_id, revision="v1", trust_remote_code=True)
     batch = tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = bare(**batch, decoder_input_ids=batch["input_ids"]).last_hidden_state
+        inner = scripted.model(**batch, decoder_input_ids=batch["input_ids"]).last_hidden_state
+    found["bare"] = [type(bare).__name__, torch.equal(states, inner)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(2):

@@ -220,6 +220,13 @@ def test_half_a_validation_set_is_refused(given):
         FinetuneOptions(model="m", train_source="a", train_target="b", **{given: "c"})
 
 
+def test_smoothing_twice_is_refused(options, arguments):
+    with pytest.raises(
+        ValueError, match=r"label_smoothing_factor=0\.1: the model smooths by itself"
+    ):
+        finetune(options, arguments(label_smoothing_factor=0.1))
+
+
 def test_a_folder_without_a_model_is_refused(arguments, corpus_files, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match=re.escape("has no config.json")):

@@ -1,0 +1,268 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Either half of the 2017 Transformer alone: read text into vectors or classes, or go on writing.
+
+Each loads its half of a translation model and leaves the other. Shapes: B batch, L tokens,
+S source, D `d_model`, V vocabulary, C `num_labels`.
+"""
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+    SequenceClassifierOutput,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .configuration_vanilla import VanillaConfig
+from .inputs_vanilla import real_tokens
+from .loss_vanilla import training_loss
+from .stacks_vanilla import VanillaBody, VanillaDecoder, VanillaEncoder, VanillaPreTrainedModel
+
+
+class VanillaEncoderModel(VanillaBody):
+    """The encoder half: one vector per source token (3.1).
+
+    Example:
+        >>> import torch
+        >>> from hf_vanilla import VanillaConfig, VanillaEncoderModel
+        >>> model = VanillaEncoderModel(VanillaConfig(vocab_size=20, d_model=16, encoder_layers=1))
+        >>> model(input_ids=torch.tensor([[5, 6, 1]])).last_hidden_state.shape
+        torch.Size([1, 3, 16])
+    """
+
+    _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(one_half(config))
+        self.encoder = VanillaEncoder(self.config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Read the text.
+
+        Args:
+            input_ids: `(B, S)` int64.
+            attention_mask: `(B, S)`, 1 = real token; None: every token but `pad_token_id`.
+            inputs_embeds: `(B, S, D)` instead of `input_ids`.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+        """
+        return self.encoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+
+
+class VanillaForSequenceClassification(VanillaPreTrainedModel):
+    """The encoder half, the mean of its real tokens, and a linear layer over it.
+
+    The kind of loss follows `config.problem_type` and the labels, as everywhere in transformers.
+
+    Example:
+        >>> import torch
+        >>> from hf_vanilla import VanillaConfig, VanillaForSequenceClassification
+        >>> model = VanillaForSequenceClassification(
+        ...     VanillaConfig(vocab_size=20, d_model=16, encoder_layers=1, num_labels=3))
+        >>> model(input_ids=torch.tensor([[5, 6, 1]]), labels=torch.tensor([2])).logits.shape
+        torch.Size([1, 3])
+    """
+
+    _keys_to_ignore_on_load_unexpected = [r"^model\.decoder\.", r"^lm_head\."]  # noqa: RUF012
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(one_half(config))
+        self.model = VanillaEncoderModel(self.config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> SequenceClassifierOutput:
+        """Logits `(B, C)` of each text.
+
+        Args:
+            input_ids: `(B, S)` int64.
+            attention_mask: `(B, S)`, 1 = real token; None: every token but `pad_token_id`.
+            inputs_embeds: `(B, S, D)` instead of `input_ids`.
+            labels: `(B,)` int64 classes, or `(B,)` or `(B, C)` float targets.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+        """
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        attention_mask = real_tokens(self.config, input_ids, attention_mask)
+        outputs = self.model(input_ids, attention_mask, inputs_embeds, **kwargs)
+        logits = self.classifier(
+            self.dropout(mean_of_real(outputs.last_hidden_state, attention_mask))
+        )
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                labels=labels,
+                pooled_logits=logits,
+                config=self.config,
+                num_items_in_batch=num_items_in_batch,
+            )
+        return SequenceClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class VanillaDecoderModel(VanillaBody):
+    """The decoder half (3.1), with or without its attention to a source."""
+
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^encoder\.",
+        r"\.encoder_attn(_layer_norm)?\.",
+    ]
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config)
+        self.decoder = VanillaDecoder(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Read the text so far; the arguments are those of `VanillaDecoder`."""
+        return self.decoder(*args, **kwargs)
+
+
+class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
+    """The decoder half with the output projection: a language model.
+
+    It has no attention to a source, unless `add_cross_attention` is on and the caller brings
+    `encoder_hidden_states`.
+
+    Example:
+        >>> import torch
+        >>> from hf_vanilla import VanillaConfig, VanillaForCausalLM
+        >>> model = VanillaForCausalLM(VanillaConfig(vocab_size=20, d_model=16, decoder_layers=1))
+        >>> ids = torch.tensor([[5, 6, 1]])
+        >>> model(input_ids=ids, labels=ids).logits.shape
+        torch.Size([1, 3, 20])
+    """
+
+    _tied_weights_keys = {  # noqa: RUF012 - transformers' form
+        "lm_head.weight": "model.decoder.embed_tokens.weight"
+    }
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^model\.encoder\.",
+        r"\.encoder_attn(_layer_norm)?\.",
+    ]
+
+    def __init__(self, config: VanillaConfig) -> None:
+        config = one_half(config)
+        config.is_decoder = True
+        config.vocab_size = config.target_vocab_size  # the source's has nothing to size here
+        super().__init__(config)
+        self.model = VanillaDecoderModel(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(  # noqa: PLR0913, PLR0917 - transformers' signature
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithCrossAttentions:
+        """Logits of the next token at every place, and the loss where `labels` are given.
+
+        Args:
+            input_ids: `(B, L)` int64.
+            attention_mask: `(B, past + L)`, 1 = real token; None: all are.
+            encoder_hidden_states: `(B, S, D)`, only with `add_cross_attention`.
+            encoder_attention_mask: `(B, S)`, 1 = real token.
+            past_key_values: cache of an earlier call.
+            inputs_embeds: `(B, L, D)` instead of `input_ids`.
+            labels: `(B, L)` int64, aligned with `input_ids` and shifted here, as transformers'
+                language models do; -100 and `pad_token_id` do not count.
+            use_cache: return `past_key_values`; None: as the config says, never with labels.
+            logits_to_keep: compute only the last so many places; 0: all. A tensor: those places.
+            **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
+                of the loss), `output_attentions`, `output_hidden_states`, what attention takes.
+
+        Returns:
+            `logits` `(B, L, V)`; `loss` in nats per real target token, label-smoothed in training
+            mode (5.4) and the plain NLL in evaluation mode.
+        """
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=False if labels is not None else use_cache,
+            **kwargs,
+        )
+        is_count = isinstance(logits_to_keep, int)
+        kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = training_loss(
+                self.config,
+                logits[:, :-1],
+                labels[:, 1:],
+                is_training=self.training,
+                num_items_in_batch=num_items_in_batch,
+            )
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )
+
+
+def one_half(config: VanillaConfig) -> VanillaConfig:
+    """A copy of the config that says that nothing is encoded first and then decoded."""
+    config = copy.deepcopy(config)
+    config.is_encoder_decoder = False
+    return config
+
+
+def mean_of_real(hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Mean over the real tokens, `(B, S, D)` -> `(B, D)`; zeros where no token is real."""
+    if attention_mask is None:
+        return hidden_states.mean(dim=1)
+    weights = attention_mask.to(hidden_states.dtype).unsqueeze(-1)  # (B, S, 1)
+    return (hidden_states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
