@@ -124,6 +124,10 @@ class VanillaForSequenceClassification(VanillaPreTrainedModel):
                 config=self.config,
                 num_items_in_batch=num_items_in_batch,
             )
+            is_mean = self.config.problem_type != "single_label_classification"
+            if is_mean and num_items_in_batch is not None:
+                # transformers counts the classes of a whole step, but no other kind of label
+                loss = loss * labels.numel() / num_items_in_batch
         return SequenceClassifierOutput(
             loss=loss,
             logits=logits,
@@ -178,7 +182,10 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     def __init__(self, config: VanillaConfig) -> None:
         config = one_half(config)
         config.is_decoder = True
-        config.vocab_size = config.target_vocab_size  # the source's has nothing to size here
+        # transformers counts layers and heads by the encoder's, when it makes a cache; here is none
+        config.encoder_layers = config.decoder_layers
+        config.encoder_attention_heads = config.decoder_attention_heads
+        config.vocab_size = config.target_vocab_size
         super().__init__(config)
         self.model = VanillaDecoderModel(config)
         if config.share_encoder_decoder_embeddings:
