@@ -38,7 +38,7 @@ class VanillaEncoderModel(VanillaBody):
     """
 
     _tied_weights_keys = {"encoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
-    _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [r"^(model\.)?decoder\.", r"^lm_head\."]  # noqa: RUF012
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(one_half(config))
@@ -141,7 +141,7 @@ class VanillaDecoderModel(VanillaBody):
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
-        r"^encoder\.",
+        r"^(model\.)?encoder\.",
         r"\.encoder_attn(_layer_norm)?\.",
     ]
 
