@@ -1,8 +1,8 @@
 """The paper's model, slow and obvious, in double precision: what the package is held against.
 
-Written from sections 3.1 to 3.5, 5.4 and 6.1 for **one** sentence pair without padding. So it needs no batch
-axis and no padding mask, and a padded batch must come out as its sentences do here, one by one.
-Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved names.
+Written from sections 3.1 to 3.5, 5.4 and 6.1 for **one** sentence pair without padding. So it needs
+no batch axis and no padding mask, and a padded batch must come out as its sentences do here, one by
+one. Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved names.
 Shapes: S source, T target, D width, K width of a head, V vocabulary.
 """
 
