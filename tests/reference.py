@@ -2,7 +2,8 @@
 
 Written from sections 3.1 to 3.5, 5.4 and 6.1 for **one** sentence pair without padding. So it needs
 no batch axis and no padding mask, and a padded batch must come out as its sentences do here, one by
-one. Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved names.
+one. Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved
+names.
 Shapes: S source, T target, D width, K width of a head, V vocabulary.
 """
 
