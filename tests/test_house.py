@@ -44,6 +44,7 @@ FLOORS = [
         "validation": (),
         "training": ("recipe", "validation"),
         "finetuning": (),
+        "parameter_table": ("recipe",),
     },
     {"command_line": (), "__init__": ()},
 ]
