@@ -292,6 +292,7 @@ class TrainingRun:
             total += loss.detach()
         if self.options.max_grad_norm:
             accelerator.clip_grad_norm_(self.parallel.parameters(), self.options.max_grad_norm)
+        self.rate = self.schedule.get_last_lr()[0]  # of this update; the schedule moves on
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -309,7 +310,7 @@ class TrainingRun:
         if not math.isfinite(loss):
             raise ValueError(
                 f"the loss is {loss} at step {step}, learning rate "
-                f"{self.schedule.get_last_lr()[0]:.3g}: lower learning_rate, lengthen "
+                f"{self.rate:.3g}: lower learning_rate, lengthen "
                 "warmup_steps or set max_grad_norm; the last checkpoint is untouched"
             )
         if step % options.logging_steps == 0:
@@ -318,7 +319,7 @@ class TrainingRun:
             self._log(
                 step=step,
                 loss=loss,
-                learning_rate=self.schedule.get_last_lr()[0],
+                learning_rate=self.rate,
                 target_tokens=progress.target_tokens,
                 seconds=round(progress.seconds, 1),
             )

@@ -1,8 +1,9 @@
 """The paper's model, slow and obvious, in double precision: what the package is held against.
 
-Written from sections 3.1 to 3.5 for **one** sentence pair without padding. So it needs no batch
-axis and no padding mask, and a padded batch must come out as its sentences do here, one by one.
-Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved names.
+Written from sections 3.1 to 3.5, 5.4 and 6.1 for **one** sentence pair without padding. So it needs
+no batch axis and no padding mask, and a padded batch must come out as its sentences do here, one by
+one. Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved
+names.
 Shapes: S source, T target, D width, K width of a head, V vocabulary.
 """
 
@@ -71,16 +72,74 @@ def multi_head(query_input, key_input, value_input, weights, *, heads, is_causal
     return linear(torch.cat(found, dim=-1), part(weights, "out_proj"))
 
 
-def activation(name, vectors):
-    if name == "relu":
-        return torch.where(vectors > 0, vectors, torch.zeros_like(vectors))
-    if name == "gelu":
-        return vectors * (1 + torch.erf(vectors / math.sqrt(2))) / 2
-    raise ValueError(f"the reference does not know {name}")
+def clip(vectors, low, high):
+    return torch.where(vectors < low, low, torch.where(vectors > high, high, vectors))
+
+
+def sigmoid(vectors):
+    return 1 / (1 + torch.exp(-vectors))
+
+
+def softplus(vectors):
+    return torch.log(1 + torch.exp(vectors))
+
+
+def gelu(vectors):
+    return vectors * (1 + torch.erf(vectors / math.sqrt(2))) / 2
+
+
+def gelu_by_tanh(vectors):
+    inner = math.sqrt(2 / math.pi) * (vectors + 0.044715 * vectors**3)
+    return vectors * (1 + torch.tanh(inner)) / 2
+
+
+ACTIVATIONS = {
+    "relu": lambda x: torch.where(x > 0, x, 0.0),
+    "relu2": lambda x: torch.where(x > 0, x, 0.0) ** 2,
+    "relu6": lambda x: clip(x, 0.0, 6.0),
+    "leaky_relu": lambda x: torch.where(x > 0, x, 0.01 * x),
+    "linear": lambda x: x,
+    "sigmoid": sigmoid,
+    "tanh": lambda x: 2 * sigmoid(2 * x) - 1,
+    "silu": lambda x: x * sigmoid(x),
+    "swish": lambda x: x * sigmoid(x),
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+    "hardswish": lambda x: x * clip(x + 3, 0.0, 6.0) / 6,
+    "mish": lambda x: x * torch.tanh(softplus(x)),
+    "sqrtsoftplus": lambda x: torch.sqrt(softplus(x)),
+    "laplace": lambda x: (1 + torch.erf((x - 0.707107) / (0.282095 * math.sqrt(2)))) / 2,
+    "gelu": gelu,
+    "gelu_python": gelu,
+    "gelu_10": lambda x: clip(gelu(x), -10.0, 10.0),
+    "gelu_new": gelu_by_tanh,
+    "gelu_fast": gelu_by_tanh,
+    "gelu_accurate": gelu_by_tanh,
+    "gelu_pytorch_tanh": gelu_by_tanh,
+    "gelu_python_tanh": gelu_by_tanh,
+}
+
+
+def prelu(vectors, weights):
+    return torch.where(vectors > 0, vectors, weights["weight"] * vectors)
+
+
+def xielu(vectors, weights):
+    rise, fall = softplus(weights["alpha_p"]), weights["beta"] + softplus(weights["alpha_n"])
+    below = torch.exp(torch.minimum(vectors, weights["eps"])) - 1 - vectors
+    return weights["beta"] * vectors + torch.where(vectors > 0, rise * vectors**2, fall * below)
+
+
+ACTIVATIONS_WITH_WEIGHTS = {"prelu": prelu, "xielu": xielu}
+
+
+def activation(name, vectors, weights):
+    if name in ACTIVATIONS_WITH_WEIGHTS:
+        return ACTIVATIONS_WITH_WEIGHTS[name](vectors, part(weights, "activation_fn"))
+    return ACTIVATIONS[name](vectors)
 
 
 def feed_forward(vectors, weights, name):
-    inner = activation(name, linear(vectors, part(weights, "fc1")))
+    inner = activation(name, linear(vectors, part(weights, "fc1")), weights)
     return linear(inner, part(weights, "fc2"))
 
 
@@ -146,3 +205,62 @@ def transformer(source_ids, target_ids, state_dict, config):
     source = encode(source_ids, part(weights, "model.encoder"), config)
     states = decode(target_ids, source, part(weights, "model.decoder"), config)
     return linear(states, part(weights, "lm_head"))
+
+
+def smoothed_target(label, size, *, smoothing, kind, pad=None):
+    """How likely each word of a vocabulary should be where `label` is the true one (5.4)."""
+    spared = {"non_target": {label}, "uniform": set(), "non_target_non_pad": {label, pad}}[kind]
+    target = torch.zeros(size, dtype=torch.float64)
+    for word in range(size):
+        if word not in spared:
+            target[word] = smoothing / (size - len(spared))
+    target[label] += 1 - smoothing
+    return target
+
+
+def smoothed_loss(logits, labels, config):
+    """The nats of one sentence, summed over its words, (T, V) against T words."""
+    nats = 0.0
+    for scores, label in zip(logits, labels, strict=True):
+        target = smoothed_target(
+            label,
+            len(scores),
+            smoothing=config.label_smoothing,
+            kind=config.label_smoothing_type,
+            pad=config.pad_token_id,
+        )
+        nats = nats - (target * torch.log(softmax(scores))).sum()
+    return nats
+
+
+def beam_search(next_log_probs, *, width, longest, penalty, end):
+    """Beam search with a length penalty, stopped by its bound (6.1), for one sentence.
+
+    Args:
+        next_log_probs: from the words so far to a list, the log-likelihood of each next word.
+        width: open sentences kept, and finished ones.
+        longest: words a sentence may have, its end included.
+        penalty: from a number of words to the divisor of the score.
+        end: the word that ends a sentence.
+
+    Returns:
+        The finished sentences as pairs of score and words, best first, and the words read.
+    """
+    opened, finished = [(0.0, [])], []
+    for length in range(1, longest + 1):
+        candidates = [
+            (likelihood + log_prob, [*words, word])
+            for likelihood, words in opened
+            for word, log_prob in enumerate(next_log_probs(words))
+        ]
+        candidates = sorted(candidates, key=lambda found: -found[0])[: 2 * width]
+        for likelihood, words in candidates[:width]:
+            if words[-1] == end or length == longest:
+                finished.append((likelihood / penalty(length), words))
+        finished = sorted(finished, key=lambda found: -found[0])[:width]
+        opened = [found for found in candidates if found[1][-1] != end][:width]
+        # no open sentence gets likelier, and none gets a greater divisor than the longest
+        best_hope = opened[0][0] / penalty(longest)
+        if len(finished) == width and best_hope <= finished[-1][0]:
+            break
+    return finished, length

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from reference import beam_search
 from torch.testing import assert_close
 from transformers import GenerationConfig
 
@@ -46,10 +47,9 @@ def search(model, source, form, **extra):
     model.generation_config.length_penalty_form = form
     return model.generate(
         source,
-        max_new_tokens=LONGEST,
         output_scores=True,
         return_dict_in_generate=True,
-        **extra,
+        **{"max_new_tokens": LONGEST, **extra},
     )
 
 
@@ -63,10 +63,23 @@ def every_sentence():
         yield list(sentence)
 
 
+def log_likelihoods(model, source, sentences):
+    """Of each sentence, in the order given; sentences of one length are read at once."""
+    found = {}
+    for length in {len(sentence) for sentence in sentences}:
+        rows = torch.tensor([sentence for sentence in sentences if len(sentence) == length])
+        start = torch.full((len(rows), 1), model.config.decoder_start_token_id)
+        inputs = torch.cat((start, rows[:, :-1]), dim=1)
+        logits = model(input_ids=source.expand(len(rows), -1), decoder_input_ids=inputs).logits
+        picked = logits.log_softmax(dim=-1).gather(-1, rows[:, :, None]).sum(dim=(1, 2))
+        found |= {
+            tuple(row): nats for row, nats in zip(rows.tolist(), picked.tolist(), strict=True)
+        }
+    return [found[tuple(sentence)] for sentence in sentences]
+
+
 def log_likelihood(model, source, sentence):
-    inputs = torch.tensor([[model.config.decoder_start_token_id, *sentence[:-1]]])
-    log_probs = model(input_ids=source, decoder_input_ids=inputs).logits[0].log_softmax(dim=-1)
-    return sum(log_probs[place, word] for place, word in enumerate(sentence)).item()
+    return log_likelihoods(model, source, [sentence])[0]
 
 
 @pytest.mark.parametrize("length", GNMT_NUMBERS)
@@ -86,16 +99,18 @@ def test_a_config_that_names_no_form_means_transformers_own():
 
 
 @FORMS
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.5])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 1.0, 2.5])
+@pytest.mark.parametrize("seed", range(5))
 def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_them(form, alpha, seed):
     torch.manual_seed(seed)
     model = model_with()
     source = torch.randint(2, V, (1, 3))
+    sentences = list(every_sentence())
     scores = {
-        tuple(sentence): log_likelihood(model, source, sentence)
-        / PENALTIES[form](len(sentence), alpha)
-        for sentence in every_sentence()
+        tuple(sentence): likelihood / PENALTIES[form](len(sentence), alpha)
+        for sentence, likelihood in zip(
+            sentences, log_likelihoods(model, source, sentences), strict=True
+        )
     }
     assert len(scores) == 1 + 4 + 16 + 64 + 256
     ranking = sorted(scores, key=scores.get, reverse=True)
@@ -170,19 +185,62 @@ def test_form_and_lengths_come_back_from_disk(model, tmp_path, form):
     assert torch.equal(after.sequences_scores, before.sequences_scores)
 
 
-def test_the_search_stops_only_when_no_open_beam_can_win():
-    """`early_stopping="never"` is the paper's bound: more patience never finds a better sentence.
+def searched(model, source, form, *, alpha, width, longest):
+    """What `generate()` finds, as score and words without filling, and how many words it read."""
+    steps = []
+    hook = model.model.decoder.register_forward_pre_hook(lambda *_: steps.append(1))
+    found = search(
+        model,
+        source,
+        form,
+        num_beams=width,
+        num_return_sequences=width,
+        length_penalty=alpha,
+        max_new_tokens=longest,
+    )
+    hook.remove()
+    sentences = [row[1:] for row in found.sequences.tolist()]
+    ends = [row.index(EOS) + 1 if EOS in row else longest for row in sentences]
+    sentences = [row[:end] for row, end in zip(sentences, ends, strict=True)]
+    return list(zip(found.sequences_scores.tolist(), sentences, strict=True)), len(steps)
 
-    A loose bound would go on, a hasty one would miss; both are held against trying everything by
-    the test above. Here: the first end in sight is not taken for the best.
-    """
-    for seed in range(40):
+
+def searched_by_hand(model, source, form, *, alpha, width, longest):
+    def next_log_probs(words):
+        inputs = torch.tensor([[model.config.decoder_start_token_id, *words]])
+        logits = model(input_ids=source, decoder_input_ids=inputs).logits
+        return logits[0, -1].log_softmax(dim=-1).tolist()
+
+    return beam_search(
+        next_log_probs,
+        width=width,
+        longest=longest,
+        penalty=lambda length: PENALTIES[form](length, alpha),
+        end=EOS,
+    )
+
+
+@FORMS
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_a_narrow_beam_finds_and_stops_as_the_search_written_out(form, alpha, width):
+    """`early_stopping="never"` is the paper's bound: no word is read more or less than it asks."""
+    read = []
+    for seed in range(5):
         torch.manual_seed(seed)
-        model = model_with()
-        source = torch.randint(2, V, (1, 3))
-        hasty = search(model, source, "gnmt", early_stopping=True, length_penalty=2.5)
-        patient = search(model, source, "gnmt", length_penalty=2.5)
-        assert patient.sequences_scores[0] >= hasty.sequences_scores[0]
+        model, source = model_with(lm_head_bias=True), torch.randint(2, V, (1, 3))
+        with torch.no_grad():
+            model.lm_head.bias[EOS] = seed  # from sentences that hardly end to those that end soon
+        settings = {"alpha": alpha, "width": width, "longest": 9}
+        found, steps = searched(model, source, form, **settings)
+        expected, words = searched_by_hand(model, source, form, **settings)
+        assert steps == words
+        for (score, sentence), (best_score, best) in zip(found, expected, strict=True):
+            assert sentence == best
+            assert_close(score, best_score, **SCORES)
+        read.append(steps)
+    # some search is stopped by the bound, unless nine words to the power of 1.5 outbid any end
+    assert (min(read) < 9) == ((form, alpha) != ("power", 1.5))
 
 
 def test_two_end_tokens_both_end_a_sentence():

@@ -44,6 +44,7 @@ FLOORS = [
         "validation": (),
         "training": ("recipe", "validation"),
         "finetuning": (),
+        "parameter_table": ("recipe",),
     },
     {"command_line": (), "__init__": ()},
 ]
@@ -149,6 +150,15 @@ def test_nothing_imports_the_scripts():
     for path in committed_files():
         if path.suffix == ".py":
             assert all(module.split(".")[0] != "scripts" for _, module, _ in imports_of(path))
+
+
+def test_importing_the_package_brings_the_model_and_nothing_else():
+    code = "import sys, hf_vanilla; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    own = {name.removeprefix("hf_vanilla.") for name in loaded if name.startswith("hf_vanilla.")}
+    assert own <= set(TRAVELERS)
+    assert "datasets" not in loaded  # half a second, for those who train only
 
 
 # --- passports ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reference import smoothed_target
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
@@ -65,17 +66,6 @@ def test_the_default_form_is_the_uniform_one_with_a_little_more_smoothing():
     assert_close(ours, uniform)
 
 
-def smoothed_target(label, form, smoothing):
-    """What the words of one place should be likely, written word by word; 0 is padding."""
-    target = torch.zeros(V, dtype=torch.float64)
-    excluded = {"non_target": {label}, "uniform": set(), "non_target_non_pad": {label, 0}}[form]
-    for word in range(V):
-        if word not in excluded:
-            target[word] = smoothing / (V - len(excluded))
-    target[label] += 1 - smoothing
-    return target
-
-
 @FORMS
 @pytest.mark.parametrize("cached", [1, 2 * V, 2**19], ids=["by row", "by two rows", "at once"])
 def test_the_gradient_is_the_likelihood_found_less_the_one_wanted(form, cached, monkeypatch):
@@ -84,7 +74,7 @@ def test_the_gradient_is_the_likelihood_found_less_the_one_wanted(form, cached, 
     logits = logits.detach().double().requires_grad_()
     expected, total = torch.zeros(B, T, V, dtype=torch.float64), 0
     for row, place in (labels != -100).nonzero().tolist():
-        wanted = smoothed_target(labels[row, place].item(), form, 0.3)
+        wanted = smoothed_target(labels[row, place].item(), V, smoothing=0.3, kind=form, pad=0)
         assert wanted.sum().item() == pytest.approx(1)
         found = logits[row, place].detach().softmax(dim=-1)
         total -= (wanted * found.log()).sum() / 9  # nine real words

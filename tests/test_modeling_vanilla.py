@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from reference import transformer
 from theirs import causal, torch_transformer
 from torch.testing import assert_close
 from transformers.modeling_outputs import BaseModelOutput
@@ -71,69 +68,6 @@ def test_logits_equal_torchs_transformer_within_1e_5(sizes, implementation):
     ours = model(input_ids=source_ids, attention_mask=mask, decoder_input_ids=target_ids)
     # the figure promised for this package; float32 with logits of size 1 to 10
     assert_close(ours.logits, model.lm_head(decoded), rtol=0, atol=1e-5)
-
-
-@st.composite
-def configs(draw):
-    heads, is_shared = draw(st.tuples(st.integers(1, 3), st.integers(1, 3))), draw(st.booleans())
-    has_own_widths = draw(st.booleans())
-    return VanillaConfig(
-        vocab_size=17,
-        decoder_vocab_size=None if is_shared else 23,
-        share_encoder_decoder_embeddings=is_shared,
-        tie_word_embeddings=draw(st.booleans()),
-        d_model=draw(st.sampled_from([10, 14])) if has_own_widths else 6 * draw(st.integers(1, 2)),
-        head_dim=draw(st.sampled_from([3, 7])) if has_own_widths else None,
-        v_head_dim=draw(st.sampled_from([2, 5])) if has_own_widths else None,
-        encoder_attention_heads=heads[0],
-        decoder_attention_heads=heads[1],
-        encoder_layers=draw(st.integers(1, 2)),
-        decoder_layers=draw(st.integers(1, 3)),
-        encoder_ffn_dim=draw(st.sampled_from([5, 11])),
-        decoder_ffn_dim=draw(st.sampled_from([7, 13])),
-        activation_function=draw(st.sampled_from(["relu", "gelu"])),
-        attention_bias=draw(st.booleans()),
-        scale_embedding=draw(st.booleans()),
-        layer_norm_eps=draw(st.sampled_from([1e-6, 1e-5, 1e-2])),
-        position_embedding_type=draw(st.sampled_from(["sinusoidal", "learned"])),
-        position_layout=draw(st.sampled_from(["interleaved", "concatenated"])),
-        position_frequencies=draw(st.sampled_from(["paper", "tensor2tensor"])),
-    )
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    config=configs(),
-    lengths=st.lists(st.integers(1, S), min_size=1, max_size=3),
-    side=st.sampled_from(["right", "left"]),
-    implementation=st.sampled_from(["eager", "sdpa"]),
-)
-def test_each_sentence_of_a_batch_equals_the_paper_written_out(
-    config, lengths, side, implementation
-):
-    model = VanillaForConditionalGeneration(config).eval().double()
-    model.set_attn_implementation(implementation)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    source_ids, mask = with_lengths(words(len(lengths), S, vocab_size=17), lengths, side=side)
-    target_ids = words(len(lengths), T, vocab_size=17)
-    target_ids[:, 0] = config.decoder_start_token_id
-    logits = model(input_ids=source_ids, attention_mask=mask, decoder_input_ids=target_ids).logits
-    for row in range(len(lengths)):
-        source = source_ids[row][mask[row] == 1].tolist()
-        expected = transformer(source, target_ids[row].tolist(), model.state_dict(), config)
-        # double precision through at most five layers
-        assert_close(logits[row], expected, rtol=0, atol=1e-9)
-
-
-def test_the_position_offset_is_the_references_too(tiny_config):
-    tiny_config.position_offset = 2
-    model = VanillaForConditionalGeneration(tiny_config).eval().double()
-    source, target = words(1, S), words(1, T)
-    expected = transformer(source[0].tolist(), target[0].tolist(), model.state_dict(), tiny_config)
-    logits = model(input_ids=source, decoder_input_ids=target).logits
-    assert_close(logits[0], expected, rtol=0, atol=1e-9)  # double precision
 
 
 @BOTH

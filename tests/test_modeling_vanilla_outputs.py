@@ -72,6 +72,27 @@ def test_the_loss_is_smoothed_in_training_mode_only(tiny_config, form):
     assert trained.loss != evaluated.loss
 
 
+@pytest.mark.parametrize(
+    ("form", "nats"),
+    # worked out by hand: the third of five words is true, the first is padding, eps is 0.1
+    [("non_target", 0.761938), ("uniform", 0.724438), ("non_target_non_pad", 0.774438)],
+)
+def test_the_models_own_loss_has_the_numbers_worked_out_by_hand(tiny_config, form, nats):
+    sizes = {"vocab_size": 5, "decoder_vocab_size": 5}
+    options = {"tie_word_embeddings": False, "lm_head_bias": True, "label_smoothing_type": form}
+    config = VanillaConfig(**{**tiny_config.to_diff_dict(), **sizes, **options, "dropout": 0})
+    model = VanillaForConditionalGeneration(config)
+    with torch.no_grad():  # whatever it reads, its logits are these
+        model.lm_head.weight.zero_()
+        model.lm_head.bias.copy_(torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0]))
+    arguments = {"input_ids": torch.tensor([[3, 4, 1]]), "labels": torch.tensor([[2, 2, 0, -100]])}
+    for loss, expected in (
+        (model.train()(**arguments).loss, nats),
+        (model.eval()(**arguments).loss, 0.574438),
+    ):
+        assert_close(loss.item(), expected, rtol=0, atol=6e-7)  # six places, in float32
+
+
 def test_labels_padded_with_the_padding_token_do_not_count(tiny_model):
     labels = labels_with_gaps()
     source, padded = words(B, S), labels.masked_fill(labels == -100, 0)

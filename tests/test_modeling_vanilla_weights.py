@@ -147,6 +147,50 @@ def test_padding_is_looked_up_as_zeros_even_when_the_softmax_has_moved_its_row()
     assert torch.equal(table(torch.tensor([[0, 5]]))[0, 1], table.weight[5])
 
 
+def trained(model, steps=3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(steps):
+        ids = torch.randint(2, 31, (B, S))
+        model.train()(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+@EACH_SHARING
+def test_the_decoder_starts_from_place_zero_and_nothing_else_after_training_too(sharing):
+    model = trained(model_with(**SHARINGS[sharing]))
+    seen = []
+    model.model.decoder.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    source = torch.randint(2, 31, (B, S))
+    model(input_ids=source, decoder_input_ids=torch.zeros(B, 1, dtype=torch.long))
+    model.generate(source, num_beams=1, max_new_tokens=1)
+    assert len(seen) == 2
+    for first in seen:
+        # the zero vector plus sin 0, cos 0, sin 0, ...
+        assert torch.equal(first, torch.tensor([0.0, 1.0]).repeat(6).expand(B, 1, 12))
+
+
+def test_another_start_token_begins_with_its_own_vector():
+    model = model_with(vocab_size=43, decoder_start_token_id=7)
+    first = model.model.decoder.embed(torch.tensor([[7]]), None, None)
+    expected = model.model.shared.weight[7] * math.sqrt(12) + torch.tensor([0.0, 1.0]).repeat(6)
+    assert_close(first[0, 0], expected)
+
+
+def test_the_row_of_padding_says_nothing_but_how_likely_padding_is():
+    model = model_with(vocab_size=43)
+    arguments = batch()
+    arguments["input_ids"][0, 4:] = 0
+    arguments["decoder_input_ids"][:, 0] = 0
+    before = model(**arguments).logits
+    with torch.no_grad():
+        model.model.shared.weight[0] += 1.0
+    after = model(**arguments).logits
+    assert torch.equal(after[..., 1:], before[..., 1:])
+    assert not torch.equal(after[..., 0], before[..., 0])
+
+
 def test_padding_of_another_id_is_looked_up_as_zeros_too():
     model = model_with(vocab_size=43, pad_token_id=7, decoder_start_token_id=7)
     with torch.no_grad():
@@ -197,6 +241,25 @@ def test_the_other_matrices_start_as_glorot_says(wide_model, name):
     assert len(found) == (3 if name == "out_proj" else 2)
     for linear in found:
         assert_uniform(linear.weight, math.sqrt(6 / (linear.in_features + linear.out_features)))
+
+
+def test_an_output_of_its_own_starts_as_glorot_says_too():
+    model = VanillaForConditionalGeneration(VanillaConfig(**WIDE, tie_word_embeddings=False))
+    assert_uniform(model.lm_head.weight, math.sqrt(6 / (128 + 997)))
+
+
+def test_no_kind_of_tensor_starts_in_a_way_that_is_not_tested_here():
+    options = {"attention_bias": True, "lm_head_bias": True, "tie_word_embeddings": False}
+    kinds = set()
+    for positions in ("sinusoidal", "learned"):
+        model = model_with(vocab_size=43, position_embedding_type=positions, **options)
+        kinds |= {".".join(name.split(".")[-2:]) for name, _ in model.named_parameters()}
+    projections = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2", "lm_head")
+    norms = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+    assert kinds == {
+        *(f"{name}.{part}" for name in projections + norms for part in ("weight", "bias")),
+        *("shared.weight", "embed_positions.weight"),
+    }
 
 
 def test_biases_start_at_zero_and_norms_at_one(wide_model):

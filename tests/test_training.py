@@ -94,6 +94,15 @@ def test_the_log_tells_loss_rate_and_tokens_by_step(corpus_files, tmp_path):
     assert tokens[-1] <= 6 * small_run.TRAINING["tokens_per_step"]
 
 
+def test_a_run_that_is_told_no_rate_takes_the_papers(corpus_files, tmp_path):
+    options = {"learning_rate": None, "warmup_steps": 3, "logging_steps": 1, "max_steps": 5}
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    rates = {e["step"]: e["learning_rate"] for e in log_of(folder) if "loss" in e}
+    d_model = small_run.MODEL["d_model"]
+    paper = {n: d_model**-0.5 * min(n**-0.5, n * 3**-1.5) for n in range(1, 6)}
+    assert rates == pytest.approx(paper)
+
+
 def test_the_log_counts_every_target_token_once(corpus_files, tmp_path):
     recipe = small_run.recipe(tmp_path / "run", corpus_files)
     run = TrainingRun(recipe)

@@ -12,6 +12,7 @@ from PIL import Image
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.parameter_table import ParameterTableOptions, parameter_table
 from hf_vanilla.translation import translate
 
 pytestmark = pytest.mark.slow
@@ -122,6 +123,14 @@ def test_push_to_hub_without_a_network_says_so_in_one_line(script, trained_run):
     done = script("push_to_hub.py", "--model", trained_run, "--repo_id", "me/none", fails=True)
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_count_parameters_prints_table_3_from_anywhere(script):
+    folder = SCRIPTS / "recipes" / "table3"
+    done = script("count_parameters.py")
+    assert done.stdout == f"{parameter_table(ParameterTableOptions(folder=str(folder)))}\n"
+    other = script("count_parameters.py", "--folder", folder.with_name("table4"))
+    assert "| wsj_only " in other.stdout
 
 
 def test_the_demo_shows_ten_translations_a_score_and_a_picture(script, tmp_path):

@@ -1,0 +1,36 @@
+"""What `import hf_vanilla` adds to transformers: scripts/benchmarks/import_cost.py [ROUNDS].
+
+Interleaved fresh processes, CPU seconds (user + system), medians. The baseline imports torch,
+transformers and what its own encoder-decoders import, here Marian's module.
+"""
+
+import resource
+import statistics
+import subprocess
+import sys
+
+PROGRAMS = {
+    "transformers": "import torch, transformers, transformers.models.marian.modeling_marian as m;"
+    "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, TokenizersBackend",
+    "hf_vanilla": "import hf_vanilla",
+}
+
+
+def cpu_seconds(program: str) -> float:
+    """CPU time of one fresh interpreter."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    for program in PROGRAMS.values():
+        cpu_seconds(program)  # the first of each reads the disk
+    times: dict[str, list[float]] = {name: [] for name in PROGRAMS}
+    for _ in range(rounds):
+        for name, program in PROGRAMS.items():
+            times[name].append(cpu_seconds(program))
+    base, ours = (statistics.median(times[name]) for name in ("transformers", "hf_vanilla"))
+    print(f"transformers {base:.2f} s, hf_vanilla {ours:.2f} s: {100 * (ours / base - 1):+.1f} %")

@@ -1,0 +1,60 @@
+"""Run the tests at both ends of the supported versions: scripts/check_transformers_compat.py.
+
+Each end has an environment in `runs/compat`, set up by its constraints file and used again.
+"""
+
+import os
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import HfArgumentParser
+
+ROOT = Path(__file__).resolve().parent.parent
+CONSTRAINTS = {"lowest": "constraints-lowest.txt", "newest": "constraints.txt"}
+
+
+@dataclass
+class CompatOptions:
+    """What to check."""
+
+    ends: list[str] = field(
+        default_factory=lambda: list(CONSTRAINTS), metadata={"help": "lowest, newest, or both"}
+    )
+    folder: str = field(default="runs/compat", metadata={"help": "where the environments lie"})
+    suites: str | None = field(
+        default=None,
+        metadata={"help": "checkout of transformers whose common model suites run too"},
+    )
+
+
+def python_of(end: str, folder: Path) -> Path:
+    """The interpreter of one end's environment, which is set up if it is not there."""
+    python, ready = folder / end / "bin/python", folder / end / ".ready"
+    if not ready.is_file():
+        venv.create(folder / end, with_pip=True, clear=True)
+        pip = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / CONSTRAINTS[end]]
+        subprocess.run([*pip, "torch"], check=True)
+        subprocess.run([*pip, "--editable", f"{ROOT}[dev]"], check=True)
+        subprocess.run([python, "-m", "pip", "check"], check=True)
+        ready.touch()
+    return python
+
+
+if __name__ == "__main__":
+    (options,) = HfArgumentParser(CompatOptions).parse_args_into_dataclasses()
+    if unknown := set(options.ends) - CONSTRAINTS.keys():
+        sys.exit(f"error: no end called {', '.join(unknown)}: give lowest, newest or both")
+    pythons = {end: python_of(end, Path(options.folder).resolve()) for end in options.ends}
+    places = {"tests": ROOT} | (
+        {"tests/common_suites.py": options.suites} if options.suites else {}
+    )
+    failed = []
+    for end, python in pythons.items():
+        for tests, place in places.items():
+            command = [python, "-m", "pytest", ROOT / tests]
+            done = subprocess.run(command, cwd=place, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            failed += [f"{tests} at the {end} versions"] * bool(done.returncode)
+    sys.exit(f"error: failed: {', '.join(failed)}" if failed else 0)

@@ -1,0 +1,196 @@
+"""Every default and every number on docs/fidelity.md is what the code says."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla.checkpointing import load_weights
+from hf_vanilla.generation_vanilla import length_penalty, paper_decoding
+from hf_vanilla.loss_vanilla import label_smoothed_loss
+from hf_vanilla.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
+from hf_vanilla.options import yaml_value
+from hf_vanilla.parameter_table import (
+    PAPER_MILLIONS,
+    ParameterTableOptions,
+    parameter_table,
+    parameters_by_formula,
+)
+from hf_vanilla.positions_vanilla import sinusoid
+from hf_vanilla.recipe import TrainRecipe, read_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE_3 = ROOT / "scripts" / "recipes" / "table3"
+PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
+# inline code of the form `name=value`, outside of code blocks
+DEFAULTS = sorted(set(re.findall(r"`(\w+)=([^`\s]+)`", PAGE)))
+
+
+def table(*columns):
+    """The rows of the page's table with these columns, without its head."""
+    head = f"| {' | '.join(columns)} |\n"
+    assert PAGE.count(head) == 1
+    lines = PAGE.split(head)[1].split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines]
+
+
+def numbers(*columns):
+    return [tuple(map(yaml_value, row)) for row in table(*columns)]
+
+
+# --- defaults ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "value"), DEFAULTS, ids=str)
+def test_a_default_on_the_page_is_that_of_the_code(name, value):
+    homes = (VanillaConfig(), TrainRecipe(), paper_decoding(VanillaConfig()))
+    found = [getattr(home, name) for home in homes if hasattr(home, name)]
+    assert found
+    assert yaml_value(value) in found
+
+
+def test_every_field_of_the_config_is_on_the_page():
+    missing = [name for name in VanillaConfig.__annotations__ if f"`{name}" not in PAGE]
+    assert missing == ["is_encoder_decoder"]  # which has one value
+
+
+def test_every_file_that_the_page_names_is_there():
+    named = set(re.findall(r"\b(?:scripts|tests)/[\w./]+\w", PAGE))
+    assert len(named) > 12
+    assert all((ROOT / name).exists() for name in named)
+
+
+def test_the_readme_leads_to_the_page():
+    assert "(docs/fidelity.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+# --- settings of others ------------------------------------------------------------------------
+
+
+def settings_of(column):
+    rows = table("field", "T2T", "fairseq", "`MarianMTModel`")
+    return {row[0]: yaml_value(row[column]) for row in rows if row[column]}
+
+
+@pytest.mark.parametrize("column", [1, 2, 3], ids=["T2T", "fairseq", "MarianMTModel"])
+def test_settings_of_others_can_be_built_and_differ_from_the_default(column):
+    settings, paper = settings_of(column), VanillaConfig()
+    config = VanillaConfig(**settings)
+    assert all(getattr(config, name) != getattr(paper, name) for name in settings)
+
+
+def test_the_settings_of_marian_in_transformers_compute_what_it_computes():
+    sizes = {"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 13, "decoder_ffn_dim": 17}
+    sizes |= {"vocab_size": 43, "d_model": 12, "encoder_attention_heads": 3}
+    sizes |= {"decoder_attention_heads": 2, "decoder_vocab_size": 43}
+    special = {"pad_token_id": 42, "eos_token_id": 0, "decoder_start_token_id": 42}
+    theirs = MarianMTModel(
+        MarianConfig(**sizes, **special, activation_function="swish", scale_embedding=True)
+    ).eval()
+    ours = VanillaForConditionalGeneration(
+        VanillaConfig(**sizes, **special, **settings_of(3))
+    ).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "embed_positions" not in name:  # a frozen table of sinusoids
+                parameter.add_(0.3 * torch.randn_like(parameter))
+        theirs.model.shared.weight[42] = 0
+        theirs.final_logits_bias.normal_()
+    weights = {n: w for n, w in theirs.state_dict().items() if "embed_positions" not in n}
+    weights["lm_head.bias"] = weights.pop("final_logits_bias")[0]
+    load_weights(ours, weights)
+    arguments = {"input_ids": torch.randint(1, 42, (3, 7)), "labels": torch.randint(1, 42, (3, 5))}
+    assert_close(ours(**arguments).logits, theirs(**arguments).logits, rtol=0, atol=1e-5)
+
+
+# --- numbers -----------------------------------------------------------------------------------
+
+
+def test_the_sinusoids_of_the_page():
+    rows = numbers("frequencies", "place", "c", "sine", "cosine")
+    assert len(rows) == 6
+    for frequencies, place, channel, *pair in rows:
+        vector = sinusoid(torch.tensor(place), 512, frequencies=frequencies)
+        assert vector[channel : channel + 2].tolist() == pytest.approx(pair, abs=5e-7)
+
+
+def test_the_distance_of_both_frequencies():
+    rows = numbers("place", "greatest difference of a channel")
+    assert len(rows) == 3
+    for place, greatest in rows:
+        forms = [
+            sinusoid(torch.tensor(place), 512, frequencies=frequencies)
+            for frequencies in ("paper", "tensor2tensor")
+        ]
+        assert (forms[0] - forms[1]).abs().max().item() == pytest.approx(greatest, abs=5e-5)
+
+
+def test_the_rates_of_the_page():
+    rows = numbers("d_model", "step", "rate")
+    assert len(rows) == 6
+    for d_model, step, rate in rows:
+        optimizer = paper_adam(
+            [torch.nn.Parameter(torch.zeros(1))], learning_rate=peak_learning_rate(d_model, 4000)
+        )
+        (share,) = inverse_sqrt_schedule(optimizer, warmup_steps=4000).lr_lambdas
+        assert peak_learning_rate(d_model, 4000) * share(step - 1) == pytest.approx(rate, rel=1e-6)
+
+
+def test_the_losses_of_the_page():
+    logits, label = torch.tensor([[[0.5, -1, 2, 0, 1]]], dtype=torch.float64), torch.tensor([[2]])
+    target = torch.tensor([0.025, 0.025, 0.9, 0.025, 0.025], dtype=torch.float64)
+    losses = {
+        kind: label_smoothed_loss(
+            logits, label, smoothing=0.1, smoothing_type=kind, pad_token_id=0
+        ).item()
+        for kind in ("non_target", "uniform", "non_target_non_pad")
+    }
+    losses["none"] = label_smoothed_loss(logits, label, smoothing=0).item()
+    entropy = -(target * target.log()).sum().item()
+    losses["non_target, less the entropy"] = losses["non_target"] - entropy
+    assert dict(numbers("smoothing", "nats")) == pytest.approx(losses, abs=5e-7)
+
+
+def test_the_penalties_of_the_page():
+    rows = numbers("n", "gnmt", "power")
+    assert len(rows) == 5
+    for length, *penalties in rows:
+        for form, penalty in zip(("gnmt", "power"), penalties, strict=True):
+            config = GenerationConfig(length_penalty=0.6, length_penalty_form=form)
+            assert length ** length_penalty(config) == pytest.approx(penalty, abs=5e-7)
+
+
+# --- parameters --------------------------------------------------------------------------------
+
+
+def test_the_table_of_parameters_is_the_scripts():
+    assert parameter_table(ParameterTableOptions(folder=str(TABLE_3))) in PAGE
+
+
+def has_the_papers_figure(name, vocab_size):
+    recipe = read_recipe(["--recipe", str(TABLE_3 / f"{name}.yaml")])
+    count = parameters_by_formula(recipe.config(vocab_size=vocab_size))
+    return round(count / 1e6) == PAPER_MILLIONS[name]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "is_big"),
+    [
+        (r"from ([\d,]+) to ([\d,]+)\s+words, would", False),
+        (r"for ([\d,]+) to ([\d,]+)\. The", True),
+    ],
+    ids=["all but big", "big"],
+)
+def test_these_vocabularies_and_no_others_give_the_papers_figures(sentence, is_big):
+    first, last = (int(n.replace(",", "")) for n in re.search(sentence, PAGE).groups())
+    names = [name for name in PAPER_MILLIONS if (name == "big") == is_big]
+
+    def fits(vocab_size):
+        return all(has_the_papers_figure(name, vocab_size) for name in names)
+
+    assert [fits(n) for n in (first - 1, first, last, last + 1)] == [False, True, True, False]
+    assert not any(has_the_papers_figure(name, 37_000) for name in names)
