@@ -7,7 +7,7 @@ Two entries of our own live in the generation config and are saved with it: `len
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
 from .configuration_vanilla import VanillaConfig
 
@@ -72,6 +72,33 @@ class SourceLengthCriteria(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """Which of the `(B * n, L)` hypotheses are at their limit, `(B * n,)` bool."""
-        per_sentence = input_ids.shape[0] // self.max_lengths.shape[0]
-        limits = self.max_lengths.repeat_interleave(per_sentence).to(input_ids.device)
+        limits = limit_of_each(input_ids, self.max_lengths)
         return torch.as_tensor(input_ids.shape[1], device=input_ids.device) >= limits
+
+
+class SourceLengthEnd(LogitsProcessor):
+    """Makes an end token the last of each hypothesis that reaches its own source's limit.
+
+    transformers' own `forced_eos_token_id` reaches only the longest sentence of a batch.
+
+    Args:
+        max_lengths: as for `SourceLengthCriteria`.
+        end_ids: `forced_eos_token_id` of the generation config.
+    """
+
+    def __init__(self, max_lengths: Tensor, end_ids: int | list[int]) -> None:
+        self.max_lengths = max_lengths
+        self.end_ids = end_ids
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores `(B * n, V)` of the next word, where it is the last: 0 for an end, else -inf."""
+        is_last = input_ids.shape[1] + 1 >= limit_of_each(input_ids, self.max_lengths)
+        ends = torch.full_like(scores, float("-inf"))
+        ends[:, self.end_ids] = 0
+        return torch.where(is_last.unsqueeze(-1), ends, scores)
+
+
+def limit_of_each(input_ids: Tensor, max_lengths: Tensor) -> Tensor:
+    """The limits `(B,)` of the sentences as those of their `(B * n, L)` hypotheses, `(B * n,)`."""
+    per_sentence = input_ids.shape[0] // max_lengths.shape[0]
+    return max_lengths.repeat_interleave(per_sentence).to(input_ids.device)

@@ -8,14 +8,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
-from .generation_vanilla import SourceLengthCriteria, length_penalty, paper_decoding
+from .generation_vanilla import (
+    SourceLengthCriteria,
+    SourceLengthEnd,
+    length_penalty,
+    paper_decoding,
+)
 from .inputs_vanilla import real_tokens
 from .loss_vanilla import training_loss
 from .stacks_vanilla import (
@@ -300,6 +310,16 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
         if (max_lengths := getattr(generation_config, "_max_lengths", None)) is not None:
             criteria.append(SourceLengthCriteria(max_lengths))
         return criteria
+
+    def _get_logits_processor(
+        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
+    ) -> LogitsProcessorList:
+        processors = super()._get_logits_processor(generation_config, *args, **kwargs)
+        max_lengths = getattr(generation_config, "_max_lengths", None)
+        end_ids = generation_config.forced_eos_token_id
+        if max_lengths is not None and end_ids is not None:
+            processors.append(SourceLengthEnd(max_lengths, end_ids))
+        return processors
 
     def _beam_search(
         self,

@@ -170,6 +170,24 @@ def test_what_a_rule_forbids_is_said_by_no_beam_of_a_padded_batch(model, name):
             assert scores[said[place]] == 0
 
 
+@GREEDY_AND_BEAM
+@pytest.mark.parametrize("end_ids", [EOS, [EOS]], ids=str)
+def test_a_forced_end_comes_at_the_limit_of_each_sentence_of_its_own(model, num_beams, end_ids):
+    class NeverAtOnce(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            scores[:, EOS] -= 1000
+            return scores
+
+    model.generation_config.max_tokens_beyond_source = 2
+    found = model.generate(
+        **sources(3, 7, 5),
+        num_beams=num_beams,
+        forced_eos_token_id=end_ids,
+        logits_processor=[NeverAtOnce()],
+    )
+    assert [row.tolist().index(EOS) for row in found] == [5, 9, 7]
+
+
 # --- streams -----------------------------------------------------------------------------------
 
 
