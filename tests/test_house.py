@@ -43,7 +43,7 @@ FLOORS = [
         "recipe": (),
         "validation": (),
         "training": ("recipe", "validation"),
-        "finetuning": (),
+        "finetuning": ("validation",),
         "parameter_table": ("recipe",),
     },
     {"command_line": (), "__init__": ()},
