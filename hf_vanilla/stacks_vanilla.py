@@ -113,7 +113,7 @@ class VanillaStack(VanillaPreTrainedModel):
     def __init__(self, config: VanillaConfig, vocab_size: int) -> None:
         super().__init__(config)
         self.embed_tokens: nn.Embedding = VanillaEmbedding(
-            vocab_size, config.d_model, config.pad_token_id
+            vocab_size, config.d_model, config.zero_token_id
         )
         is_learned = config.position_embedding_type == "learned"
         self.embed_positions = (LearnedPositions if is_learned else SinusoidalPositions)(config)
