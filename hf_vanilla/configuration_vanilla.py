@@ -45,6 +45,8 @@ class VanillaConfig(PreTrainedConfig):
             `transformers.activations.ACT2FN`.
         attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
         layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
+        final_layer_norm (`bool`, defaults to `False`): one more LayerNorm after the last layer of
+            either stack; not in the paper (`torch.nn.Transformer` adds it).
         scale_embedding (`bool`, defaults to `True`): multiply embeddings by sqrt(d_model) (3.4).
         zero_pad_embedding (`bool`, defaults to `True`): look padding up as zeros, whatever its row
             holds. False: as its row, like `MarianMTModel`, whose decoder starts from that row.
@@ -109,6 +111,7 @@ class VanillaConfig(PreTrainedConfig):
     activation_function: str = "relu"
     attention_bias: bool = False
     layer_norm_eps: float = 1e-6
+    final_layer_norm: bool = False
     scale_embedding: bool = True
     zero_pad_embedding: bool = True
     max_position_embeddings: int = 1024
