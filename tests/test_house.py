@@ -45,6 +45,8 @@ FLOORS = [
         "finetuning": (),
         "convert/renaming": (),
         "convert/reading": (),
+        "convert/marian": ("convert/renaming",),
+        "convert/to_marian": ("convert/marian", "convert/renaming"),
     },
     {"command_line": (), "__init__": ()},
 ]
