@@ -47,6 +47,8 @@ FLOORS = [
         "convert/reading": (),
         "convert/marian": ("convert/renaming",),
         "convert/to_marian": ("convert/marian", "convert/renaming"),
+        "convert/torch_transformer": ("convert/reading", "convert/renaming"),
+        "convert/formats": ("convert/marian", "convert/to_marian", "convert/torch_transformer"),
     },
     {"command_line": (), "__init__": ()},
 ]

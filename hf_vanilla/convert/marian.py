@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
     AutoTokenizer,
     MarianConfig,
@@ -25,7 +24,7 @@ from hf_vanilla.configuration_vanilla import VanillaConfig
 from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.positions_vanilla import sinusoid
 
-from .renaming import Names, fill, rename_to_ours, whole_folder
+from .renaming import Names, fill, is_zero_at, rename_to_ours, whole_folder
 
 logger = logging.getLogger(__name__)
 
@@ -212,11 +211,6 @@ def compare(
     if difference > CHECK_TOLERANCE or not is_same:
         raise ValueError(f"the converted model differs from the original: {told}")
     return told
-
-
-def is_zero_at(row: int | None, *tables: Tensor) -> bool:
-    """Whether tables look one id up as zeros without being told to."""
-    return row is None or not any(table[row].any() for table in tables)
 
 
 # --- inside ------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from hf_vanilla.configuration_vanilla import VanillaConfig
 from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.translation import load_translator
 
-from .marian import NAMES, SAME_FIELDS, compare, is_zero_at
-from .renaming import fill, rename_to_theirs, whole_folder
+from .marian import NAMES, SAME_FIELDS, compare
+from .renaming import fill, is_zero_at, rename_to_theirs, whole_folder
 
 logger = logging.getLogger(__name__)
 
