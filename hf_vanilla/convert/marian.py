@@ -196,7 +196,13 @@ def compare(
     Raises:
         ValueError: they do not.
     """
-    batch = tokenizer(list(sentences), padding=True, truncation=True, return_tensors="pt")
+    batch = tokenizer(
+        list(sentences),
+        padding=True,
+        truncation=True,
+        max_length=min(tokenizer.model_max_length, theirs.config.max_position_embeddings),
+        return_tensors="pt",
+    )
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     expected, found = theirs.generate(**inputs), ours.generate(**inputs)
     real = expected.ne(theirs.config.pad_token_id)

@@ -4,6 +4,7 @@ import json
 
 import opus
 import pytest
+import small_run
 import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
@@ -118,6 +119,29 @@ def test_a_folder_goes_there_and_back_through_files(tmp_path, caplog):
     tokenizers = [AutoTokenizer.from_pretrained(path) for path in paths]
     assert len({str(tokenizer(text, text_target=text)) for tokenizer in tokenizers}) == 1
     assert MarianMTModel.from_pretrained(paths[2]).dtype == torch.float32
+
+
+def test_a_recipe_can_ask_for_a_model_that_goes_there(tmp_path, corpus_files, tiny_tokenizer):
+    recipe = small_run.recipe(  # as the documentation says
+        tmp_path / "run",
+        corpus_files,
+        model={"position_layout": "concatenated", "layer_norm_eps": 1e-5},
+        decoding={
+            "length_penalty_form": "power",
+            "max_tokens_beyond_source": None,
+            "max_length": 20,
+        },
+    )
+    config = recipe.config()
+    ours = VanillaForConditionalGeneration(config)
+    ours.generation_config = recipe.generation_config(config)
+    ours.save_pretrained(tmp_path / "ours")
+    tiny_tokenizer.save_pretrained(tmp_path / "ours")
+    output = tmp_path / "theirs"
+    convert_to_marian(ToMarianOptions(input=str(tmp_path / "ours"), output=str(output), check=True))
+    assert MarianMTModel.from_pretrained(output).generation_config.max_length == 20
+    expected = tiny_tokenizer("ein Haus").input_ids
+    assert AutoTokenizer.from_pretrained(output)("ein Haus").input_ids == expected
 
 
 def test_one_message_names_every_reason_against_it():
