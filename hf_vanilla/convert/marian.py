@@ -273,10 +273,14 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def _misfits(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) -> list[str]:
     """What the vocabulary and the embedding say differently."""
-    last = max(tokenizer.get_vocab().values())
-    faults = []
-    if last >= config.vocab_size:
-        faults.append(f"the vocabulary goes up to id {last}, but vocab_size={config.vocab_size}")
+    words = {"vocab_size": tokenizer.get_vocab()}
+    if target_words := getattr(tokenizer, "target_encoder", None):  # where the sides have their own
+        words["decoder_vocab_size"] = target_words
+    faults = [
+        f"the vocabulary goes up to id {last}, but {name}={getattr(config, name)}"
+        for name, ids in words.items()
+        if (last := max(ids.values())) >= getattr(config, name)
+    ]
     for name in ("pad_token_id", "eos_token_id"):
         if getattr(tokenizer, name) != getattr(config, name):
             pair = f"{getattr(tokenizer, name)}, in the config {getattr(config, name)}"

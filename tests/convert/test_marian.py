@@ -212,7 +212,10 @@ def test_the_tokenizer_comes_along_for_both_sides(tmp_path, separate):
     pad = {"decoder_start_token_id": 1} if target_size < source_size else {}
     opus.marian_model(**sizes, **sharing, **pad).save_pretrained(tmp_path / "theirs")
     theirs = MarianTokenizer.from_pretrained(tmp_path / "theirs")
-    tokenizer = AutoTokenizer.from_pretrained(converted(tmp_path / "theirs"))
+    output = converted(tmp_path / "theirs")
+    assert str(tmp_path) not in (output / "tokenizer_config.json").read_text()
+    (tmp_path / "theirs").rename(tmp_path / "elsewhere")  # what was converted stands alone
+    tokenizer = AutoTokenizer.from_pretrained(output)
     texts = {"text": list(opus.SOURCES), "text_target": list(opus.TARGETS)}
     found, expected = tokenizer(**texts), theirs(**texts)
     assert found == expected
@@ -303,6 +306,16 @@ def test_a_vocabulary_that_does_not_fit_the_embedding_is_told(folder):
     with pytest.raises(ValueError, match="the vocabulary goes up to id 999, but vocab_size="):
         converted(folder)
     assert only(folder)
+
+
+def test_a_target_vocabulary_that_does_not_fit_its_embedding_is_told(tmp_path):
+    source_size, target_size = opus.write_tokenizer(tmp_path / "theirs", separate=True)
+    sizes = {"vocab_size": source_size, "decoder_vocab_size": target_size - 2}
+    own = {"share_encoder_decoder_embeddings": False, "pad_token_id": 3}
+    opus.marian_model(**sizes, **own, decoder_start_token_id=3).save_pretrained(tmp_path / "theirs")
+    told = f"goes up to id {target_size - 1}, but decoder_vocab_size={target_size - 2}"
+    with pytest.raises(ValueError, match=told):
+        converted(tmp_path / "theirs")
 
 
 def test_a_folder_without_its_tokenizer_is_told(folder):
