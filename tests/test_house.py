@@ -45,6 +45,12 @@ FLOORS = [
         "training": ("recipe", "validation"),
         "finetuning": ("validation",),
         "parameter_table": ("recipe",),
+        "convert/renaming": (),
+        "convert/reading": (),
+        "convert/marian": ("convert/renaming",),
+        "convert/to_marian": ("convert/marian", "convert/renaming"),
+        "convert/torch_transformer": ("convert/reading", "convert/renaming"),
+        "convert/formats": ("convert/marian", "convert/to_marian", "convert/torch_transformer"),
     },
     {"command_line": (), "__init__": ()},
 ]
