@@ -2,11 +2,12 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
+import yaml
 from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
@@ -16,8 +17,10 @@ from transformers import (
 
 from .batching import PairCollator, encode_pairs
 from .corpus import pairs_from_files
-from .evaluation import score_translations
+from .evaluation import Scores, score_translations
+from .hub import CardFacts, model_card, push_card
 from .translation import load_translator
+from .validation import validation_nll, validation_scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +35,21 @@ class FinetuneOptions:
     max_length: int = field(
         default=256, metadata={"help": "tokens a side may have; longer pairs are counted out"}
     )
+    source_language: str | None = field(
+        default=None, metadata={"help": "code for the model card, such as en"}
+    )
+    target_language: str | None = field(
+        default=None, metadata={"help": "code for the model card, such as de"}
+    )
+    model_license: str | None = field(
+        default=None, metadata={"help": "licence of the weights, for the model card"}
+    )
 
     def __post_init__(self) -> None:
         if (self.validation_source is None) != (self.validation_target is None):
             raise ValueError("give both validation_source and validation_target, or neither")
+        if (self.source_language is None) != (self.target_language is None):
+            raise ValueError("give both source_language and target_language, or neither")
 
 
 def bleu_metrics(
@@ -84,16 +98,17 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     pairs = {"train": pairs_from_files(options.train_source, options.train_target)}
     if options.validation_source is not None and options.validation_target is not None:
         pairs["eval"] = pairs_from_files(options.validation_source, options.validation_target)
-    rows = {
-        part: encode_pairs(text, tokenizer, max_length=options.max_length).rows
+    encoded = {
+        part: encode_pairs(text, tokenizer, max_length=options.max_length)
         for part, text in pairs.items()
     }
+    collate = PairCollator(tokenizer.pad_token_id)
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
-        train_dataset=rows["train"],
-        eval_dataset=rows.get("eval"),
-        data_collator=PairCollator(tokenizer.pad_token_id),
+        train_dataset=encoded["train"].rows,
+        eval_dataset=encoded["eval"].rows if "eval" in encoded else None,
+        data_collator=collate,
         processing_class=tokenizer,
         compute_metrics=bleu_metrics(tokenizer) if arguments.predict_with_generate else None,
     )
@@ -101,5 +116,47 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     trainer.train(resume_from_checkpoint=newest or arguments.resume_from_checkpoint)
     # while it trains and evaluates, the Trainer overwrites both with defaults of its own
     model.generation_config, model.config.use_cache = decoding, use_cache
+    nll = scores = None
+    if "eval" in encoded:
+        told = trainer.accelerator, model.eval()
+        size = {"tokens_per_batch": 16 * options.max_length}
+        nll = validation_nll(*told, encoded["eval"], collate, **size)
+        scores = validation_scores(*told, tokenizer, pairs["eval"], bleu_tokenize="13a")
     trainer.save_model()
+    if trainer.is_world_process_zero():
+        card = model_card(_card_facts(options, arguments, trainer, nll, scores))
+        card.save(Path(arguments.output_dir) / "README.md")
+        if arguments.push_to_hub:  # over the one that the Trainer has written and pushed
+            push_card(card, trainer.hub_model_id)
+    trainer.accelerator.wait_for_everyone()
     return Path(arguments.output_dir)
+
+
+def _card_facts(
+    options: FinetuneOptions,
+    arguments: Seq2SeqTrainingArguments,
+    trainer: Seq2SeqTrainer,
+    nll: float | None,
+    scores: Scores | None,
+) -> CardFacts:
+    usual = Seq2SeqTrainingArguments(arguments.output_dir).to_sanitized_dict()
+    told = {**asdict(options), **arguments.to_sanitized_dict()}
+    changed = {k: v for k, v in told.items() if v is not None and usual.get(k) != v}
+    source, target = options.source_language, options.target_language
+    step, processes = trainer.state.global_step, arguments.world_size
+    return CardFacts(
+        model_name=Path(arguments.output_dir).resolve().name,
+        corpus=f"{Path(options.train_source).name} and {Path(options.train_target).name}",
+        languages=() if source is None or target is None else (source, target),
+        license=options.model_license,
+        parameters=trainer.model.num_parameters(),
+        recipe=yaml.safe_dump(changed, sort_keys=False),
+        command="the options of `scripts/finetune.py`",
+        training=(
+            f"Fine-tuned from {options.model}: {step:,} steps of `Seq2SeqTrainer`, "
+            f"{processes} process{'es' * (processes > 1)} on {arguments.device.type}."
+        ),
+        scores=scores,
+        validation_nll=nll,
+        base_model=None if Path(options.model).exists() else options.model,
+    )

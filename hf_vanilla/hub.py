@@ -32,10 +32,12 @@ class CardFacts:
         languages: codes such as `("en", "de")`, source first; empty where unknown.
         license: of the trained weights; None where nobody said.
         parameters: count.
-        recipe: the recipe as YAML text.
+        recipe: what the run was told, as YAML text.
+        command: what takes it.
         training: one sentence: steps, tokens, time, device.
         scores: on the validation set; None where it was not translated.
         validation_nll: nats per target token on the validation set; None where there is none.
+        base_model: Hub id of the model it started from; None where it has none.
     """
 
     model_name: str
@@ -44,9 +46,11 @@ class CardFacts:
     license: str | None
     parameters: int
     recipe: str
+    command: str
     training: str
     scores: Scores | None
     validation_nll: float | None
+    base_model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         language=list(facts.languages) or None,
         license=facts.license,
         library_name="transformers",
+        base_model=facts.base_model,
         pipeline_tag="translation",
         tags=["hf-vanilla", "transformer", "attention-is-all-you-need"],
         metrics=["sacrebleu", "chrf"] if results else None,
@@ -108,6 +113,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         languages=" to ".join(facts.languages) or "not stated",
         parameters=f"{facts.parameters:,}",
         recipe=facts.recipe.strip(),
+        command=facts.command,
         training=facts.training,
         scores="not measured" if facts.scores is None else str(facts.scores),
         validation_nll="not measured" if nll is None else f"{nll:.4f}",
@@ -137,17 +143,19 @@ def push_folder(options: PushOptions) -> str:
         ) from None
     card = Path(options.model) / "README.md"
     if card.is_file():  # first, since transformers would otherwise write a nearly empty one
-        text = card.read_text(encoding="utf-8").replace("THIS_MODEL", repo_id)
-        upload_file(
-            path_or_fileobj=text.encode(),
-            path_in_repo="README.md",
-            repo_id=repo_id,
-            revision=options.revision,
-        )
+        push_card(ModelCard.load(card), repo_id, revision=options.revision)
     target = {"private": options.private, "revision": options.revision}
     tokenizer.push_to_hub(repo_id, **target)
     with code_beside_weights(model) if options.with_code else nullcontext():
         return str(model.push_to_hub(repo_id, **target))
+
+
+def push_card(card: ModelCard, repo_id: str, *, revision: str | None = None) -> None:
+    """Push a card, which from then on loads the model from this repository."""
+    text = str(card).replace("THIS_MODEL", repo_id)
+    upload_file(
+        path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=repo_id, revision=revision
+    )
 
 
 @contextmanager

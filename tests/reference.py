@@ -165,11 +165,12 @@ def decoder_layer(states, source, weights, config):
 
 
 def embed(ids, weights, config):
-    """Word vector times sqrt(d), plus the place; padding has no vector, only a place (3.4, 3.5)."""
+    """Word vector times sqrt(d), plus the place; padding has only a place (3.4, 3.5)."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     rows = []
     for index, token in enumerate(ids):
-        word = weights["embed_tokens.weight"][token] * (token != config.pad_token_id)
+        is_zero = config.zero_pad_embedding and token == config.pad_token_id
+        word = weights["embed_tokens.weight"][token] * (not is_zero)
         if config.position_embedding_type == "learned":
             place = weights["embed_positions.weight"][index]
         else:
@@ -183,20 +184,27 @@ def embed(ids, weights, config):
     return torch.stack(rows)
 
 
+def stack_norm(states, weights, config):
+    """What torch.nn.Transformer has after each stack, and the paper has not."""
+    if not config.final_layer_norm:
+        return states
+    return layer_norm(states, part(weights, "layer_norm"), config.layer_norm_eps)
+
+
 def encode(source_ids, weights, config):
-    """The last states of the encoder, (S, D); no norm after the stack."""
+    """The last states of the encoder, (S, D); no norm after the stack but by option."""
     states = embed(source_ids, weights, config)
     for index in range(config.encoder_layers):
         states = encoder_layer(states, part(weights, f"layers.{index}"), config)
-    return states
+    return stack_norm(states, weights, config)
 
 
 def decode(target_ids, source, weights, config):
-    """The last states of the decoder, (T, D); no norm after the stack."""
+    """The last states of the decoder, (T, D); no norm after the stack but by option."""
     states = embed(target_ids, weights, config)
     for index in range(config.decoder_layers):
         states = decoder_layer(states, source, part(weights, f"layers.{index}"), config)
-    return states
+    return stack_norm(states, weights, config)
 
 
 def transformer(source_ids, target_ids, state_dict, config):

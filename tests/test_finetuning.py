@@ -3,11 +3,14 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import small_run
 import torch
+import yaml
+from huggingface_hub import ModelCard
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla import finetuning
@@ -218,6 +221,30 @@ def test_padding_of_every_kind_is_gone_before_scoring(trained):
 def test_half_a_validation_set_is_refused(given):
     with pytest.raises(ValueError, match="give both validation_source and validation_target"):
         FinetuneOptions(model="m", train_source="a", train_target="b", **{given: "c"})
+
+
+def test_the_card_tells_what_was_done_and_how_good_it_is(options, arguments, corpus_files, base):
+    told = {"source_language": "en", "target_language": "de", "model_license": "mit"}
+    folder = finetune(replace(options, **told), arguments(learning_rate=0.003))
+    card = ModelCard.load(folder / "README.md")
+    assert (card.data.language, card.data.license) == (["en", "de"], "mit")
+    model, tokenizer = load_translator(str(folder))
+    pairs = pairs_from_files(corpus_files["validation_source"], corpus_files["validation_target"])
+    scores = score_translations(translate(model, tokenizer, pairs["source"][:]), pairs["target"][:])
+    assert card.data.eval_results[0].metric_value == round(scores.bleu, 2)
+    (written,) = re.findall(r"```yaml\n(.*?)```", card.text, re.DOTALL)
+    recipe = yaml.safe_load(written)
+    assert recipe["learning_rate"] == 0.003
+    assert recipe["train_source"] == options.train_source
+    assert "adam_beta2" not in recipe  # what is as usual goes without saying
+    assert f"Fine-tuned from {base}: 3 steps" in card.text
+    assert "scripts/finetune.py" in card.text
+    assert "${" not in card.text
+
+
+def test_a_language_alone_is_refused():
+    with pytest.raises(ValueError, match="give both source_language and target_language"):
+        FinetuneOptions(model="m", train_source="a", train_target="b", source_language="en")
 
 
 def test_smoothing_twice_is_refused(options, arguments):

@@ -30,7 +30,9 @@ CHOICES = {
     "activation_function": [*ACTIVATIONS, *ACTIVATIONS_WITH_WEIGHTS],
     "attention_bias": [False, True],
     "layer_norm_eps": [1e-6, 1e-5, 1e-2],
+    "final_layer_norm": [False, True],
     "scale_embedding": [True, False],
+    "zero_pad_embedding": [True, False],
     "max_position_embeddings": [61, S],
     "position_embedding_type": ["sinusoidal", "learned"],
     "position_layout": ["interleaved", "concatenated"],
@@ -59,7 +61,8 @@ APART = {
 WEIGHTLESS = {
     name: CHOICES[name]
     for name in (
-        *("layer_norm_eps", "scale_embedding", "position_layout", "position_frequencies"),
+        *("layer_norm_eps", "scale_embedding", "zero_pad_embedding"),
+        *("position_layout", "position_frequencies"),
         *("position_offset", "label_smoothing", "label_smoothing_type"),
         *("pad_token_id", "decoder_start_token_id"),
     )
