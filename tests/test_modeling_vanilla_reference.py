@@ -56,6 +56,7 @@ APART = {
     "bos_token_id": "read by nobody",
     "use_cache": "changes the work, not its result",
     "is_encoder_decoder": "has one value",
+    "add_cross_attention": "read by the decoder alone",
 }
 # what these fields change is neither a shape nor a weight
 WEIGHTLESS = {
