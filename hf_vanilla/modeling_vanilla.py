@@ -160,9 +160,7 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
         self.model = VanillaModel(config)
         if config.share_encoder_decoder_embeddings:
             self._tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
-        self.lm_head = nn.Linear(
-            config.d_model, config.target_vocab_size, bias=config.lm_head_bias
-        )
+        self.lm_head = nn.Linear(config.d_model, config.target_vocab_size, bias=config.lm_head_bias)
         self.post_init()
         self.generation_config = paper_decoding(config)
 

@@ -43,6 +43,8 @@ FLOORS = [
         "validation": (),
         "training": ("recipe", "validation"),
         "finetuning": (),
+        "convert/renaming": (),
+        "convert/reading": (),
     },
     {"command_line": (), "__init__": ()},
 ]
