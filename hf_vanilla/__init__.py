@@ -4,11 +4,13 @@ from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoToken
 
 from .configuration_vanilla import VanillaConfig
 from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
+from .tokenization_fairseq_vanilla import VanillaFairseqTokenizer
 from .tokenization_vanilla import VanillaTokenizer
 from .tokenizer_training import train_tokenizer
 
 __all__ = [
     "VanillaConfig",
+    "VanillaFairseqTokenizer",
     "VanillaForConditionalGeneration",
     "VanillaModel",
     "VanillaTokenizer",
@@ -18,4 +20,6 @@ __all__ = [
 AutoConfig.register("vanilla", VanillaConfig, exist_ok=True)
 AutoModel.register(VanillaConfig, VanillaModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VanillaConfig, VanillaForConditionalGeneration, exist_ok=True)
+# known by its name; the class registered last is the one for a folder that names none
+AutoTokenizer.register(VanillaConfig, tokenizer_class=VanillaFairseqTokenizer, exist_ok=True)
 AutoTokenizer.register(VanillaConfig, fast_tokenizer_class=VanillaTokenizer, exist_ok=True)

@@ -23,7 +23,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     Example:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from hf_vanilla.tokenization_fairseq_vanilla import VanillaFairseqTokenizer
+        >>> from hf_vanilla import VanillaFairseqTokenizer
         >>> words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}
         >>> backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
         >>> backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

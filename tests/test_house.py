@@ -26,6 +26,7 @@ FLOORS = [
         "stacks_vanilla": (),
         "modeling_vanilla": ("stacks_vanilla",),
         "tokenization_vanilla": (),
+        "tokenization_fairseq_vanilla": (),
     },
     {},  # heads, later
     {"corpus": (), "tokenizer_training": ("corpus",), "batching": ()},
@@ -45,6 +46,14 @@ FLOORS = [
         "finetuning": (),
         "convert/renaming": (),
         "convert/reading": (),
+        "convert/fairseq_settings": (),
+        "convert/fairseq_tokenizer": (),
+        "convert/fairseq": (
+            "convert/fairseq_settings",
+            "convert/fairseq_tokenizer",
+            "convert/reading",
+            "convert/renaming",
+        ),
     },
     {"command_line": (), "__init__": ()},
 ]

@@ -158,7 +158,7 @@ def max_positions(settings: Mapping[str, Any], side: str) -> int:
     return int(settings.get(f"max_{side}_positions") or 1024)
 
 
-def names_of(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...] | None]:
+def names_of(sharing: Sharing) -> dict[str, str | tuple[str, ...] | None]:
     """fairseq's names of weights, old and new, and ours."""
     attention = {
         "{side}.layers.{n}.{attention}.{what}_proj.{kind}": (
@@ -170,7 +170,6 @@ def names_of(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...] | Non
     }
     norms = ("self_attn_layer_norm", "final_layer_norm")
     old_norms = {"encoder": norms, "decoder": (norms[0], "encoder_attn_layer_norm", norms[1])}
-    is_shared = config["share_encoder_decoder_embeddings"]
     return {
         **attention,
         **{
@@ -188,7 +187,7 @@ def names_of(config: Mapping[str, Any]) -> dict[str, str | tuple[str, ...] | Non
         },
         **{
             f"{side}.embed_tokens.weight": (
-                "model.shared.weight" if is_shared else f"model.{side}.embed_tokens.weight"
+                "model.shared.weight" if sharing.of_sides else f"model.{side}.embed_tokens.weight"
             )
             for side in SIDES
         },
@@ -239,7 +238,7 @@ def _unequal_sides(settings: Mapping[str, Any]) -> list[str]:
     told = [
         f"{name}={settings[name]} differs from encoder_embed_dim={width}"
         for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
-        if settings.get(name) not in (None, width)
+        if isinstance(settings.get(name), int) and settings[name] != width
     ]
     learned = [bool(settings.get(f"{side}_learned_pos")) for side in SIDES]
     if learned[0] != learned[1]:
