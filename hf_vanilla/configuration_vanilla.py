@@ -45,7 +45,11 @@ class VanillaConfig(PreTrainedConfig):
             `transformers.activations.ACT2FN`.
         attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
         layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
+        final_layer_norm (`bool`, defaults to `False`): one more LayerNorm after the last layer of
+            either stack; not in the paper (`torch.nn.Transformer` adds it).
         scale_embedding (`bool`, defaults to `True`): multiply embeddings by sqrt(d_model) (3.4).
+        zero_pad_embedding (`bool`, defaults to `True`): look padding up as zeros, whatever its row
+            holds. False: as its row, like `MarianMTModel`, whose decoder starts from that row.
         max_position_embeddings (`int`, defaults to 1024): tokens of the longest sequence: a hard
             limit for learned positions; for sinusoids, which have none, the length at which the
             tokenizer truncates.
@@ -65,7 +69,7 @@ class VanillaConfig(PreTrainedConfig):
         tie_word_embeddings (`bool`, defaults to `True`): the output projection is the target table.
         lm_head_bias (`bool`, defaults to `False`): a bias on the output projection; not in the
             paper (Marian has one).
-        pad_token_id (`int`, defaults to 0): embedded as zeros, never attended to, never a target.
+        pad_token_id (`int`, defaults to 0): never attended to, never a target.
         eos_token_id (`int` or `list[int]`, defaults to 1): ends every sentence.
         bos_token_id (`int`, *optional*): not used by this model.
         decoder_start_token_id (`int`, defaults to 0): the decoder's first input; the padding token,
@@ -107,7 +111,9 @@ class VanillaConfig(PreTrainedConfig):
     activation_function: str = "relu"
     attention_bias: bool = False
     layer_norm_eps: float = 1e-6
+    final_layer_norm: bool = False
     scale_embedding: bool = True
+    zero_pad_embedding: bool = True
     max_position_embeddings: int = 1024
     position_embedding_type: str = "sinusoidal"
     position_layout: str = "interleaved"
@@ -136,6 +142,11 @@ class VanillaConfig(PreTrainedConfig):
         """Entries of the target table and of the output projection."""
         own = None if self.share_encoder_decoder_embeddings else self.decoder_vocab_size
         return self.vocab_size if own is None else own
+
+    @property
+    def zero_token_id(self) -> int | None:
+        """The id that is looked up as zeros, if there is one."""
+        return self.pad_token_id if self.zero_pad_embedding else None
 
     def head_widths(self, num_heads: int) -> tuple[int, int]:
         """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""

@@ -48,7 +48,7 @@ class VanillaModel(VanillaPreTrainedModel):
         super().__init__(config)
         if config.share_encoder_decoder_embeddings:
             self.shared: nn.Embedding = VanillaEmbedding(
-                config.vocab_size, config.d_model, config.pad_token_id
+                config.vocab_size, config.d_model, config.zero_token_id
             )
         else:
             self._tied_weights_keys = {}

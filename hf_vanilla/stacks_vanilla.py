@@ -108,18 +108,26 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
 
 class VanillaStack(VanillaPreTrainedModel):
-    """The bottom of either stack: `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4)."""
+    """The bottom of either stack: `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4).
+
+    And its top, which is nothing in the paper.
+    """
 
     def __init__(self, config: VanillaConfig, vocab_size: int) -> None:
         super().__init__(config)
         self.embed_tokens: nn.Embedding = VanillaEmbedding(
-            vocab_size, config.d_model, config.pad_token_id
+            vocab_size, config.d_model, config.zero_token_id
         )
         is_learned = config.position_embedding_type == "learned"
         self.embed_positions = (LearnedPositions if is_learned else SinusoidalPositions)(config)
         # the table is shared with the softmax and drawn small for it; an input needs its scale back
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.dropout = nn.Dropout(config.dropout)
+        # no part of the paper's post-norm stacks, whose last layer already ends in a norm
+        is_normed = config.final_layer_norm
+        self.layer_norm = (
+            nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_normed else nn.Identity()
+        )
 
     def embed(
         self,
@@ -157,7 +165,7 @@ class VanillaStack(VanillaPreTrainedModel):
 
 
 class VanillaEncoder(VanillaStack):
-    """N layers of self-attention and feed-forward; no norm after the last (3.1)."""
+    """N layers of self-attention and feed-forward (3.1)."""
 
     _can_record_outputs = {  # noqa: RUF012 - transformers' form
         "hidden_states": VanillaEncoderLayer,
@@ -195,7 +203,7 @@ class VanillaEncoder(VanillaStack):
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, layer_mask, **kwargs)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+        return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
 
 
 class VanillaDecoder(VanillaStack):
@@ -271,7 +279,7 @@ class VanillaDecoder(VanillaStack):
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values
+            last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
         )
 
 

@@ -155,6 +155,17 @@ def test_padding_of_another_id_is_looked_up_as_zeros_too():
     assert vectors.abs().amax(dim=-1).tolist() == [[1, 0, 1]]
 
 
+@EACH_SHARING
+def test_padding_is_looked_up_as_its_row_where_the_config_says_so(sharing, tmp_path):
+    model = model_with(**SHARINGS[sharing], zero_pad_embedding=False)
+    rows = [table.weight[0].detach().clone() for table in tables(model)[:2]]
+    assert all(row.abs().max() > 0 for row in rows)
+    model.save_pretrained(tmp_path)
+    again = VanillaForConditionalGeneration.from_pretrained(tmp_path)
+    for table, row in zip(tables(again)[:2], rows, strict=True):
+        assert torch.equal(table(torch.tensor([0, 5]))[0], row)
+
+
 WIDE = {
     "vocab_size": 997,
     "d_model": 128,

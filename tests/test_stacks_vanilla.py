@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from hf_vanilla import VanillaConfig
 from hf_vanilla.positions_vanilla import SinusoidalPositions
 from hf_vanilla.stacks_vanilla import VanillaDecoder, VanillaEmbedding, VanillaEncoder, real_tokens
 
@@ -68,6 +69,20 @@ def test_layers_follow_each_other_and_nothing_comes_after_the_last(tiny_config):
     found = encoder(input_ids=ids).last_hidden_state
     # one attention kernel with a mask, another without: float32 sums in another order
     torch.testing.assert_close(found, hidden_states, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", [VanillaEncoder, VanillaDecoder], ids=["encoder", "decoder"])
+def test_one_more_norm_after_the_last_layer_is_there_only_where_asked_for(side, tiny_config):
+    plain = side(tiny_config).eval()
+    normed = side(VanillaConfig(**tiny_config.to_dict() | {"final_layer_norm": True})).eval()
+    extra = normed.state_dict().keys() - plain.state_dict().keys()
+    assert extra == {"layer_norm.weight", "layer_norm.bias"}
+    normed.load_state_dict(plain.state_dict(), strict=False)
+    normed.layer_norm.weight.data.uniform_(1, 2)
+    ids = torch.tensor([[5, 7, 11]])
+    expected = normed.layer_norm(plain(input_ids=ids).last_hidden_state)
+    assert torch.equal(normed(input_ids=ids).last_hidden_state, expected)
+    assert normed.layer_norm.eps == tiny_config.layer_norm_eps
 
 
 def test_padding_is_looked_up_as_zeros_whatever_its_row_has_become():
