@@ -80,7 +80,7 @@ def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     config = checkpoint.get("cfg")
     if config is None:
         return _as_dict(checkpoint.get("args"))
-    flat: dict[str, Any] = {}
+    flat: dict[str, Any] = {"label_smoothing_type": "non_target"}
     for part in SETTINGS_PARTS:
         values = _as_dict(_as_dict(config).get(part))
         name = values.pop("_name", None)
@@ -135,6 +135,8 @@ def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, An
         "position_frequencies": "tensor2tensor",
         "position_offset": 0 if is_learned else 2,  # a learned table is cut instead
         "label_smoothing": smoothing if is_smoothed else 0.0,
+        # fairseq smoothed over all words as long as it saved `args` instead of `cfg`, until 2021
+        "label_smoothing_type": settings.get("label_smoothing_type", "uniform"),
         "share_encoder_decoder_embeddings": sharing.of_sides,
         "tie_word_embeddings": sharing.of_output,
         "bos_token_id": 0,

@@ -1,6 +1,6 @@
 """fairseq's transformer written slow and obvious from its tables, and archives in its layout.
 
-It shares no line with the package: one sentence at a time, no padding, no cache, double loops.
+It shares no line with the package: one sentence at a time, no padding, no cache, a loop over heads.
 """
 
 import argparse
@@ -128,6 +128,7 @@ def sentencepiece_model(path, kind, size=120):
         sentence_iterator=iter(ENGLISH + GERMAN),
         model_prefix=str(path.with_suffix("")),
         vocab_size=size,
+        hard_vocab_limit=False,
         model_type=kind,
         minloglevel=2,
     )
@@ -172,8 +173,17 @@ def put_layer(found, name, side, sizes, *, is_old):
         stem = f"{name}.layer_norms.{number}" if is_old else f"{name}.{norm}"
         found[f"{stem}.weight"] = 1 + torch.randn(d) * 0.2
         found[f"{stem}.bias"] = torch.randn(d) * 0.2
-    found |= {f"{name}.fc1.weight": torch.randn(f, d) * 0.3, f"{name}.fc1.bias": torch.randn(f)}
-    found |= {f"{name}.fc2.weight": torch.randn(d, f) * 0.3, f"{name}.fc2.bias": torch.randn(d)}
+    found |= {f"{name}.fc1.weight": torch.randn(f, d) * 0.3, f"{name}.fc1.bias": torch.randn(f) * 0.1}
+    found |= {f"{name}.fc2.weight": torch.randn(d, f) * 0.3, f"{name}.fc2.bias": torch.randn(d) * 0.1}
+
+
+def lively(found):
+    """Weights whose next word depends on the place, so that sentences vary; positions learned."""
+    for name in found:
+        if "bias" in name or "fc2" in name or "encoder_attn.out_proj" in name:
+            found[name] *= 0.2
+    found["decoder.embed_positions.weight"] *= 10
+    return found
 
 
 def put_output(found, said, size, *, is_old):
@@ -247,10 +257,11 @@ def attend(found, name, heads, queries, keys, *, is_causal=False):
     result = torch.zeros_like(q)
     for h in range(heads):
         part = slice(h * width, (h + 1) * width)
-        for t in range(len(q)):
-            seen = t + 1 if is_causal else len(k)
-            weight = (k[:seen, part] @ q[t, part] / math.sqrt(width)).softmax(0)
-            result[t, part] = weight @ v[:seen, part]
+        scores = q[:, part] @ k[:, part].T / math.sqrt(width)
+        if is_causal:
+            later = torch.ones_like(scores).triu(1).bool()
+            scores = scores.masked_fill(later, -math.inf)
+        result[:, part] = scores.softmax(-1) @ v[:, part]
     return linear(result, found[f"{name}.out_proj.weight"], found[f"{name}.out_proj.bias"])
 
 
@@ -295,7 +306,7 @@ def logits(found, said, source, target, activation=torch.relu):
 
 
 def beam_search(next_log_probs, longest, beam=5):
-    """fairseq's search: best sequence without its start, and log probability per token.
+    """fairseq's search: log probability per token of the best sequence, and it without its start.
 
     Two candidates per beam; an end counts among the first `beam` only; it stops at `beam`
     finished hypotheses.
