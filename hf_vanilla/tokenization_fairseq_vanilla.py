@@ -47,9 +47,11 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     @cached_property
     def _source_ids(self) -> list[int]:
-        """Source id of each backend piece."""
-        size = self._tokenizer.get_vocab_size()
-        return [*range(self.vocab_size), *[self.unk_token_id] * (size - self.vocab_size)]
+        """Source id of each backend piece; what is typed like a special word is unknown."""
+        ids = [self.unk_token_id] * self._tokenizer.get_vocab_size()
+        for known in set(range(self.vocab_size)) - set(self.all_special_ids):
+            ids[known] = known
+        return ids
 
     @cached_property
     def _pieces_of_target(self) -> list[int]:
@@ -61,10 +63,11 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     @cached_property
     def _target_ids(self) -> list[int]:
-        """Target id of each backend piece."""
+        """Target id of each backend piece; what is typed like a special word is unknown."""
         ids = [self.unk_token_id] * self._tokenizer.get_vocab_size()
         for target_id, piece in enumerate(self._pieces_of_target):
-            ids[piece] = target_id
+            if target_id not in self.all_special_ids:
+                ids[piece] = target_id
         return ids
 
     def _switch_to_input_mode(self) -> None:
@@ -82,7 +85,12 @@ class VanillaFairseqTokenizer(TokenizersBackend):
     def _convert_encoding(self, *args: Any, **kwargs: Any) -> Any:
         fields, encodings = super()._convert_encoding(*args, **kwargs)
         table = self._target_ids if self.is_for_target else self._source_ids
-        fields["input_ids"] = [[table[i] for i in row] for row in fields["input_ids"]]
+        fields["input_ids"] = [
+            [i if is_added else table[i] for i, is_added in zip(row, added, strict=True)]
+            for row, added in zip(
+                fields["input_ids"], [e.special_tokens_mask for e in encodings], strict=True
+            )
+        ]
         return fields, encodings
 
     def _decode(self, token_ids: Any, *args: Any, **kwargs: Any) -> str:

@@ -31,7 +31,9 @@ def backend():
 @pytest.fixture
 def make(backend):
     def made(**others):
-        names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL, strict=True))
+        names = dict(
+            zip(("bos_token", "pad_token", "eos_token", "unk_token"), SPECIAL, strict=True)
+        )
         told = {"source_vocab_size": len(SOURCE), "target_pieces": TARGET, **names, **others}
         return VanillaFairseqTokenizer(tokenizer_object=backend, **told)
 

@@ -17,7 +17,6 @@ from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
 from .fairseq_settings import (
     EXPLAINED,
     SIDES,
-    SIZES,
     Sharing,
     config_values,
     cut_positions,

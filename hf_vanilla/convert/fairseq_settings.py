@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .renaming import Names
+
 SETTINGS_PARTS = ("task", "criterion", "model")
 SIDES = ("encoder", "decoder")
 
@@ -59,7 +61,12 @@ REFUSED = {
     "scale_heads": "scaled heads",
     "scale_resids": "scaled residuals",
 }
-OTHER_ARCHITECTURES = ("transformer_lm", "transformer_align", "transformer_from_", "transformer_moe")
+OTHER_ARCHITECTURES = (
+    "transformer_lm",
+    "transformer_align",
+    "transformer_from_",
+    "transformer_moe",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +167,9 @@ def max_positions(settings: Mapping[str, Any], side: str) -> int:
     return int(settings.get(f"max_{side}_positions") or 1024)
 
 
-def names_of(sharing: Sharing) -> dict[str, str | tuple[str, ...] | None]:
-    """fairseq's names of weights, old and new, and ours."""
-    attention = {
+def names_of(sharing: Sharing) -> Names:
+    """Fairseq's names of weights, old and new, and ours."""
+    attention: Names = {
         "{side}.layers.{n}.{attention}.{what}_proj.{kind}": (
             "model.{side}.layers.{n}.{attention}.{what}_proj.{kind}"
         ),

@@ -252,7 +252,7 @@ def _merges_of(scores: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _normalizer(spec: Any) -> normalizers.Normalizer:
-    steps = []
+    steps: list[normalizers.Normalizer] = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
     if spec.remove_extra_whitespaces:
@@ -266,13 +266,13 @@ def _normalizer(spec: Any) -> normalizers.Normalizer:
 
 def _read_proto(path: str | Path) -> Any:
     try:
-        from google.protobuf.message import DecodeError  # noqa: PLC0415
-        from sentencepiece import sentencepiece_model_pb2  # noqa: PLC0415
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2 as protocol
     except ImportError:
         raise ImportError(
             f"{path} is a SentencePiece model: pip install sentencepiece protobuf"
         ) from None
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto = protocol.ModelProto()
     try:
         proto.ParseFromString(Path(path).read_bytes())
     except DecodeError:

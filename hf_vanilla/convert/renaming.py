@@ -135,6 +135,11 @@ def whole_folder(output: str | Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
+def is_zero_at(row: int | None, *tables: Tensor) -> bool:
+    """Whether tables look one id up as zeros without being told to."""
+    return row is None or not any(table[row : row + 1].any() for table in tables)
+
+
 # --- inside ------------------------------------------------------------------------------------
 
 

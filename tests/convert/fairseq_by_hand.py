@@ -173,8 +173,14 @@ def put_layer(found, name, side, sizes, *, is_old):
         stem = f"{name}.layer_norms.{number}" if is_old else f"{name}.{norm}"
         found[f"{stem}.weight"] = 1 + torch.randn(d) * 0.2
         found[f"{stem}.bias"] = torch.randn(d) * 0.2
-    found |= {f"{name}.fc1.weight": torch.randn(f, d) * 0.3, f"{name}.fc1.bias": torch.randn(f) * 0.1}
-    found |= {f"{name}.fc2.weight": torch.randn(d, f) * 0.3, f"{name}.fc2.bias": torch.randn(d) * 0.1}
+    found |= {
+        f"{name}.fc1.weight": torch.randn(f, d) * 0.3,
+        f"{name}.fc1.bias": torch.randn(f) * 0.1,
+    }
+    found |= {
+        f"{name}.fc2.weight": torch.randn(d, f) * 0.3,
+        f"{name}.fc2.bias": torch.randn(d) * 0.1,
+    }
 
 
 def lively(found):
@@ -201,9 +207,9 @@ def write_archive(folder, said, found, files, *, name="model.pt", is_nested=Fals
     for file, text in files.items():
         (folder / file).write_text(text, encoding="utf-8")
     checkpoint = {"model": found, "extra_state": {"epoch": 3}, "last_optimizer_state": None}
-    checkpoint |= {"cfg": nested(said), "args": None} if is_nested else {
-        "args": argparse.Namespace(**said)
-    }
+    checkpoint |= (
+        {"cfg": nested(said), "args": None} if is_nested else {"args": argparse.Namespace(**said)}
+    )
     torch.save(checkpoint, folder / name, _use_new_zipfile_serialization=is_nested)
     return folder
 

@@ -109,7 +109,11 @@ def test_half_precision_is_widened_without_loss(tmp_path):
 def test_the_config_says_what_the_settings_say(tmp_path):
     _, _, folder = archive(tmp_path / "a")
     config = converted(folder, tmp_path / "b").config
-    assert (config.dropout, config.activation_dropout, config.attention_dropout) == (0.3, 0.05, 0.07)
+    assert (config.dropout, config.activation_dropout, config.attention_dropout) == (
+        0.3,
+        0.05,
+        0.07,
+    )
     assert (config.label_smoothing, config.label_smoothing_type) == (0.2, "uniform")
     assert (config.layer_norm_eps, config.max_position_embeddings) == (1e-5, 53)
     assert (config.vocab_size, config.decoder_vocab_size) == tuple(map(len, APART))

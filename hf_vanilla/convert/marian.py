@@ -1,0 +1,300 @@
+"""MarianMTModel, and with it the OPUS-MT models on the Hub, to our model.
+
+Both are post-norm and call their weights alike. What Marian says by being Marian, our config says
+by name: see `from_marian`. What only training sees (LayerDrop, `init_std`) is not carried over.
+"""
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoTokenizer,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+)
+
+from hf_vanilla.configuration_vanilla import VanillaConfig
+from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.positions_vanilla import sinusoid
+
+from .renaming import Names, fill, is_zero_at, rename_to_ours, whole_folder
+
+logger = logging.getLogger(__name__)
+
+_SAME = (
+    "model.shared.weight",
+    "model.{side}.embed_tokens.weight",
+    "model.{side}.layers.{n}.{attention}.{projection}.{kind}",
+    "model.{side}.layers.{n}.{part}.{kind}",
+    "lm_head.weight",
+)
+NAMES: Names = {
+    **{name: name for name in _SAME},
+    "final_logits_bias": "lm_head.bias",
+    "model.{side}.embed_positions.weight": None,
+}
+POSITIONS = "model.{side}.embed_positions.weight"
+
+# fields that mean the same in both configs
+SAME_FIELDS = (
+    *("vocab_size", "d_model", "max_position_embeddings"),
+    *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
+    *("dropout", "attention_dropout", "activation_dropout", "activation_function"),
+    *("scale_embedding", "use_cache"),
+    *("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"),
+)
+# frequencies and epsilon: of transformers, and of Marian itself, which trained these models
+FREQUENCIES = {"transformers": ("paper", 1e-5), "marian": ("tensor2tensor", 1e-6)}
+# what old config files can say and MarianMTModel does not heed
+FOREIGN_FLAGS = {
+    "normalize_before": (True, "a pre-norm model"),
+    "add_final_layer_norm": (True, "a norm after each stack"),
+    "normalize_embedding": (True, "a norm on the embedding"),
+    "static_position_embeddings": (False, "learned positions"),
+}
+FOREIGN_WEIGHTS = {
+    "model.{side}.layer_norm.{kind}": "final norm of a pre-norm model",
+    "model.{side}.layernorm_embedding.{kind}": "a norm on the embedding",
+}
+
+CHECK_SENTENCES = (
+    "The house is small.",
+    "Where is the station?",
+    "Owning a dog is good for you, as several studies have shown since the year 1998.",
+)
+# float32 sums in another order; the logits of trained models reach 20
+CHECK_TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarianOptions:
+    """Options of `convert_marian`."""
+
+    input: str = field(metadata={"help": "MarianMTModel folder or Hub id"})
+    output: str = field(metadata={"help": "folder for our model"})
+    frequencies: str = field(
+        default="transformers",
+        metadata={"help": "positions and epsilon of: transformers (MarianMTModel) or marian"},
+    )
+    check: bool = field(
+        default=False, metadata={"help": "translate with both and compare before writing"}
+    )
+
+    def __post_init__(self) -> None:
+        _check_frequencies(self.frequencies)
+        if self.check and self.frequencies != "transformers":
+            raise ValueError(
+                f"check compares with MarianMTModel, whose positions differ from those of "
+                f"frequencies={self.frequencies!r}: leave out one of the two"
+            )
+
+
+def convert_marian(options: MarianOptions) -> Path:
+    """Our model folder, tokenizer and decoding settings included, from one of MarianMTModel.
+
+    Raises:
+        ValueError: it is no such model, is damaged, or has what ours cannot express; the message
+            names all of it.
+        OSError: nothing is found under that name, or the output is taken.
+    """
+    with whole_folder(options.output) as folder:
+        theirs, loading, faults = _read_marian(options.input)
+        tokenizer = _read_tokenizer(options.input)
+        faults += _misfits(tokenizer, theirs.config)
+        frequencies, origin = options.frequencies, options.input
+        ours = from_marian(
+            theirs, frequencies=frequencies, origin=origin, loading=loading, faults=faults
+        )
+        if options.check:
+            logger.info("%s", compare(theirs, ours, tokenizer))
+        ours.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return Path(options.output)
+
+
+def from_marian(
+    theirs: MarianMTModel,
+    *,
+    frequencies: str = "transformers",
+    origin: str = "the MarianMTModel",
+    loading: Mapping[str, Any] | None = None,
+    faults: Sequence[str] = (),
+) -> VanillaForConditionalGeneration:
+    """Our model with the weights, the function and the decoding of a MarianMTModel.
+
+    Two things are better here, and so not the same: padding on the left moves no position, and
+    sequences may be longer than `max_position_embeddings`.
+
+    Args:
+        theirs: in float32.
+        frequencies: `"transformers"` computes what MarianMTModel does; `"marian"` what Marian
+            itself does, whose positions and epsilon transformers changed.
+        origin: for messages.
+        loading: what `from_pretrained` told of it with `output_loading_info=True`.
+        faults: sentences about it that belong into the same message.
+
+    Raises:
+        ValueError: it has what ours cannot express; the message names all of it.
+    """
+    _check_frequencies(frequencies)
+    config = theirs.config
+    source, target = theirs.model.encoder.embed_tokens, theirs.model.decoder.embed_tokens
+    is_shared = source.weight is target.weight
+    position_frequencies, layer_norm_eps = FREQUENCIES[frequencies]
+    ours = VanillaForConditionalGeneration(
+        VanillaConfig(
+            **{name: getattr(config, name) for name in SAME_FIELDS},
+            decoder_vocab_size=theirs.lm_head.out_features,
+            share_encoder_decoder_embeddings=is_shared,
+            tie_word_embeddings=theirs.lm_head.weight is target.weight,
+            attention_bias=True,
+            lm_head_bias=True,
+            position_layout="concatenated",
+            position_frequencies=position_frequencies,
+            layer_norm_eps=layer_norm_eps,
+            zero_pad_embedding=is_zero_at(config.pad_token_id, source.weight, target.weight),
+            label_smoothing_type="uniform",  # as Marian trains
+        )
+    )
+    weights = theirs.state_dict()
+    weights["final_logits_bias"] = weights["final_logits_bias"].squeeze(0)
+    names = NAMES if is_shared else {**NAMES, "model.shared.weight": None}  # then it is unused
+    renamed = rename_to_ours(weights, names)
+    renamed.problems.extend([*faults, *_foreign_positions(theirs)])
+    if loading is not None:
+        for name in loading["missing_keys"]:
+            renamed.weights.pop(name, None)
+        renamed.left_over.extend(loading["unexpected_keys"])
+        renamed.problems.extend(
+            f"{name} (shape {tuple(found)}, expected {tuple(expected)})"
+            for name, found, expected in sorted(loading["mismatched_keys"])
+        )
+    fill(ours, renamed, origin=origin, reasons=FOREIGN_WEIGHTS)
+    ours.generation_config = copy.deepcopy(theirs.generation_config)
+    ours.generation_config.length_penalty_form = "power"
+    ours.generation_config._from_model_config = False  # it is kept as it is from now on
+    return ours.eval()
+
+
+@torch.inference_mode()
+def compare(
+    theirs: MarianMTModel,
+    ours: VanillaForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    sentences: Sequence[str] = CHECK_SENTENCES,
+) -> str:
+    """One line about how well two models agree on logits and on the result of beam search.
+
+    Raises:
+        ValueError: they do not.
+    """
+    batch = tokenizer(
+        list(sentences),
+        padding=True,
+        truncation=True,
+        max_length=min(tokenizer.model_max_length, theirs.config.max_position_embeddings),
+        return_tensors="pt",
+    )
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    expected, found = theirs.generate(**inputs), ours.generate(**inputs)
+    real = expected.ne(theirs.config.pad_token_id)
+    real[:, 0] = True  # the start, which is the padding token
+    logits = [model(**inputs, decoder_input_ids=expected).logits for model in (theirs, ours)]
+    difference = (logits[0] - logits[1])[real].abs().max().item()
+    is_same = torch.equal(expected, found)
+    told = (
+        f"largest difference of {int(real.sum()) * logits[0].shape[-1]:,} logits: "
+        f"{difference:.1e}; beam search gives {'the same' if is_same else 'OTHER'} tokens"
+    )
+    if difference > CHECK_TOLERANCE or not is_same:
+        raise ValueError(f"the converted model differs from the original: {told}")
+    return told
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _check_frequencies(frequencies: str) -> None:
+    if frequencies not in FREQUENCIES:
+        raise ValueError(f"frequencies={frequencies!r}: choose one of {', '.join(FREQUENCIES)}")
+
+
+def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
+    """The model in float32, what transformers tells of its tensors, and what else is foreign."""
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        told = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {told}") from None
+    if (kind := settings.get("model_type")) != "marian":
+        raise ValueError(f"{name} is a model of type {kind!r}: give one of type 'marian'")
+    faults = [
+        f"{flag}={value} ({why})"
+        for flag, (value, why) in FOREIGN_FLAGS.items()
+        if settings.get(flag) is value
+    ]
+    report = logging.getLogger("transformers.modeling_utils")  # a table of what we tell ourselves
+    level = report.level
+    report.setLevel(logging.ERROR)
+    try:
+        theirs, loading = MarianMTModel.from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:  # a damaged file fails in many ways, and none of them says so
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{name}: its weights cannot be read ({told}): download it again"
+        ) from None
+    finally:
+        report.setLevel(level)
+    return theirs.eval(), loading, faults
+
+
+def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except ImportError:
+        raise
+    except Exception as error:  # which file is missing shows in a different way for each of them
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{name}: its tokenizer cannot be read ({told}): source.spm, target.spm and vocab.json "
+            "belong into the same folder"
+        ) from None
+
+
+def _misfits(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) -> list[str]:
+    """What the vocabulary and the embedding say differently."""
+    words = {"vocab_size": tokenizer.get_vocab()}
+    if target_words := getattr(tokenizer, "target_encoder", None):  # where the sides have their own
+        words["decoder_vocab_size"] = target_words
+    faults = [
+        f"the vocabulary goes up to id {last}, but {name}={getattr(config, name)}"
+        for name, ids in words.items()
+        if (last := max(ids.values())) >= getattr(config, name)
+    ]
+    for name in ("pad_token_id", "eos_token_id"):
+        if getattr(tokenizer, name) != getattr(config, name):
+            pair = f"{getattr(tokenizer, name)}, in the config {getattr(config, name)}"
+            faults.append(f"{name} of the tokenizer is {pair}")
+    return faults
+
+
+def _foreign_positions(theirs: MarianMTModel) -> list[str]:
+    """Tables in the file that are no sinusoids; what a file in half precision rounds may be."""
+    faults = []
+    for side, stack in (("encoder", theirs.model.encoder), ("decoder", theirs.model.decoder)):
+        table = stack.embed_positions.weight
+        places = torch.arange(table.shape[0])
+        expected = sinusoid(places, table.shape[1], layout="concatenated").float()
+        if not torch.allclose(table, expected, rtol=0, atol=1e-3):
+            faults.append(f"{POSITIONS.format(side=side)} holds other positions than sinusoids")
+    return faults

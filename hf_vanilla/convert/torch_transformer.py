@@ -1,0 +1,259 @@
+"""State dicts of models around `torch.nn.Transformer`, such as that of PyTorch's tutorial, to ours.
+
+A state dict knows neither heads, nor special tokens, nor whether norms came first: options say the
+former, and the last cannot be seen at all, so a model with `norm_first=True` must not come here.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hf_vanilla.configuration_vanilla import (
+    POSITION_FREQUENCIES,
+    POSITION_LAYOUTS,
+    VanillaConfig,
+)
+from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.positions_vanilla import sinusoid
+
+from .reading import read_archive
+from .renaming import Names, fill, is_zero_at, rename_to_ours, whole_folder
+
+logger = logging.getLogger(__name__)
+
+# within a layer: theirs, ours
+LAYER = {"linear1": "fc1", "linear2": "fc2", "norm1": "self_attn_layer_norm"}
+ENCODER_LAYER = {**LAYER, "norm2": "final_layer_norm"}
+DECODER_LAYER = {**LAYER, "norm2": "encoder_attn_layer_norm", "norm3": "final_layer_norm"}
+ATTENTIONS = {"self_attn": "self_attn", "multihead_attn": "encoder_attn"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchOptions:
+    """Options of `convert_torch`. Names are those of attributes; empty: the model itself."""
+
+    input: str = field(metadata={"help": "file of a state dict: torch.save or safetensors"})
+    output: str = field(metadata={"help": "folder for our model"})
+    heads: int = field(metadata={"help": "attention heads (nhead)"})
+    pad_token_id: int = field(metadata={"help": "id of padding"})
+    decoder_start_token_id: int = field(metadata={"help": "id that targets start with"})
+    eos_token_id: int = field(metadata={"help": "id that sentences end with"})
+    entry: str = field(
+        default="", metadata={"help": "where the state dict lies in a file that holds more"}
+    )
+    prefix: str = field(
+        default="", metadata={"help": "before all names: module. of DataParallel, _orig_mod. ..."}
+    )
+    transformer: str = field(default="transformer", metadata={"help": "name of the nn.Transformer"})
+    source_embedding: str = field(
+        default="src_tok_emb.embedding", metadata={"help": "name of the source table"}
+    )
+    target_embedding: str = field(
+        default="tgt_tok_emb.embedding", metadata={"help": "name of the target table"}
+    )
+    output_projection: str = field(
+        default="generator", metadata={"help": "name of the output layer"}
+    )
+    positions: str = field(
+        default="positional_encoding.pos_embedding",
+        metadata={"help": "name of the table of sinusoids, if it was saved"},
+    )
+    activation_function: str = field(default="relu", metadata={"help": "relu or gelu"})
+    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of the norms"})
+    scale_embedding: bool = field(
+        default=True, metadata={"help": "embeddings are multiplied by sqrt(d_model)"}
+    )
+    dropout: float = field(default=0.1, metadata={"help": "rate, for training on"})
+    trust_pickle: bool = field(
+        default=False, metadata={"help": "run what the file holds; for authors you trust"}
+    )
+
+
+def convert_torch(options: TorchOptions) -> Path:
+    """Our model folder from a state dict; there is no tokenizer that could come along.
+
+    Raises:
+        ValueError: the file is damaged, or holds what ours cannot express or lacks what it needs;
+            the message names all of it.
+        OSError: there is no such file, or the output is taken.
+    """
+    with whole_folder(options.output) as folder:
+        content = read_archive(options.input, trust_pickle=options.trust_pickle)
+        weights = _state_dict(content, options)
+        from_torch(weights, options).save_pretrained(folder)
+    return Path(options.output)
+
+
+def from_torch(
+    weights: Mapping[str, Tensor], options: TorchOptions
+) -> VanillaForConditionalGeneration:
+    """Our model with the weights and the function of one around `torch.nn.Transformer`.
+
+    Its dropouts are two more than ours (on attention and inside the feed-forward network) and come
+    along as `attention_dropout` and `activation_dropout`.
+
+    Args:
+        weights: the state dict.
+        options: what it cannot say; the files named in it are not touched.
+
+    Raises:
+        ValueError: it has what ours cannot express, or lacks what it needs; the message names all
+            of it.
+    """
+    config, faults = _config(weights, options)
+    ours = VanillaForConditionalGeneration(config)
+    renamed = rename_to_ours(weights, torch_names(options))
+    renamed.problems.extend(faults)
+    fill(ours, renamed, origin=options.input)
+    return ours.eval()
+
+
+def torch_names(options: TorchOptions) -> Names:
+    """The table of names of one model; its attributes are called as its author liked."""
+    inner = _dotted(options.transformer)
+    names: dict[str, str | tuple[str, ...] | None] = {
+        f"{inner}{{side}}.norm.{{kind}}": "model.{side}.layer_norm.{kind}",
+        f"{options.output_projection}.{{kind}}": "lm_head.{kind}",
+    }
+    if options.positions:
+        names[options.positions] = None
+    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
+        theirs, ours = f"{inner}{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
+        for name, part in parts.items():
+            names[f"{theirs}{name}.{{kind}}"] = f"{ours}{part}.{{kind}}"
+        for name, part in ATTENTIONS.items():
+            names[f"{theirs}{name}.in_proj_{{kind}}"] = tuple(
+                f"{ours}{part}.{letter}_proj.{{kind}}" for letter in "qkv"
+            )
+            names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{part}.out_proj.{{kind}}"
+    tables = {options.source_embedding: "encoder", options.target_embedding: "decoder"}
+    for name, side in tables.items():  # one name for both is one table
+        names[f"{name}.weight"] = f"model.{side}.embed_tokens.weight"
+    return names
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _dotted(name: str) -> str:
+    return f"{name}." if name else ""
+
+
+def _state_dict(content: Any, options: TorchOptions) -> dict[str, Tensor]:
+    path, entry = options.input, options.entry
+    if entry:
+        if not isinstance(content, Mapping) or entry not in content:
+            raise ValueError(f"{path} has no entry {entry!r}; it holds {_told(content)}")
+        content = content[entry]
+    is_named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not is_named or not all(isinstance(weight, Tensor) for weight in content.values()):
+        raise ValueError(
+            f"{path} is not a state dict; it holds {_told(content)}: name the entry that is one by "
+            "--entry, or save model.state_dict()"
+        )
+    return {name.removeprefix(options.prefix): weight for name, weight in content.items()}
+
+
+def _told(content: Any) -> str:
+    if isinstance(content, Mapping):
+        return ", ".join(map(str, content)) or "nothing"
+    return f"a {type(content).__name__}"
+
+
+def _config(
+    weights: Mapping[str, Tensor], options: TorchOptions
+) -> tuple[VanillaConfig, list[str]]:
+    """What the shapes and names tell, with what only the options know; and what is foreign."""
+    inner = _dotted(options.transformer)
+    source, target, output, encoder_inner, decoder_inner = _matrices(
+        weights,
+        [
+            f"{options.source_embedding}.weight",
+            f"{options.target_embedding}.weight",
+            f"{options.output_projection}.weight",
+            f"{inner}encoder.layers.0.linear1.weight",
+            f"{inner}decoder.layers.0.linear1.weight",
+        ],
+        options,
+    )
+    positions, faults = _positions(weights, options, source.shape[1])
+    is_shared = torch.equal(source, target)
+    config = VanillaConfig(
+        vocab_size=source.shape[0],
+        decoder_vocab_size=target.shape[0],
+        d_model=source.shape[1],
+        encoder_layers=_layers(weights, f"{inner}encoder"),
+        encoder_attention_heads=options.heads,
+        encoder_ffn_dim=encoder_inner.shape[0],
+        decoder_layers=_layers(weights, f"{inner}decoder"),
+        decoder_attention_heads=options.heads,
+        decoder_ffn_dim=decoder_inner.shape[0],
+        dropout=options.dropout,
+        attention_dropout=options.dropout,
+        activation_dropout=options.dropout,
+        activation_function=options.activation_function,
+        attention_bias=any(name.endswith(".in_proj_bias") for name in weights),
+        layer_norm_eps=options.layer_norm_eps,
+        final_layer_norm=any(re.match(rf"{inner}(en|de)coder\.norm\.", name) for name in weights),
+        scale_embedding=options.scale_embedding,
+        zero_pad_embedding=is_zero_at(options.pad_token_id, source, target),
+        share_encoder_decoder_embeddings=is_shared,
+        tie_word_embeddings=torch.equal(output, target),
+        lm_head_bias=f"{options.output_projection}.bias" in weights,
+        pad_token_id=options.pad_token_id,
+        eos_token_id=options.eos_token_id,
+        decoder_start_token_id=options.decoder_start_token_id,
+        **positions,
+    )
+    return config, faults
+
+
+def _matrices(
+    weights: Mapping[str, Tensor], names: list[str], options: TorchOptions
+) -> list[Tensor]:
+    absent = [name for name in names if name not in weights or weights[name].dim() != 2]
+    if absent:
+        # of the layers, only where they are
+        parts = sorted({re.sub(r"(^|\.)(en|de)coder\..*", r"\1", name) for name in weights})
+        raise ValueError(
+            f"{options.input} has no matrix {', '.join(absent)}; it has "
+            f"{', '.join(part.rstrip('.') or 'encoder, decoder' for part in parts)}: say what its "
+            "parts are called by --transformer, --source_embedding, --target_embedding, "
+            "--output_projection and --prefix"
+        )
+    return [weights[name] for name in names]
+
+
+def _layers(weights: Mapping[str, Tensor], stack: str) -> int:
+    found = (re.match(rf"{re.escape(stack)}\.layers\.(\d+)\.", name) for name in weights)
+    return 1 + max(int(match[1]) for match in found if match)
+
+
+def _positions(
+    weights: Mapping[str, Tensor], options: TorchOptions, width: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The config's fields about positions, read off the table, and what is foreign in it."""
+    if options.positions not in weights:
+        logger.warning("no table of positions was saved: taken for interleaved sinusoids (3.5)")
+        return {}, []
+    table = weights[options.positions]
+    if table.numel() % width == 0 and width % 2 == 0:
+        table = table.reshape(-1, width).float()  # saved with an axis for the batch
+        places = torch.arange(table.shape[0])
+        for layout in POSITION_LAYOUTS:
+            for frequencies in POSITION_FREQUENCIES:
+                known = sinusoid(places, width, layout=layout, frequencies=frequencies)
+                # tutorials compute angles in float32, which is off by 5e-4 at place 5,000
+                if torch.allclose(table, known.float(), rtol=0, atol=2e-3):
+                    return {
+                        "max_position_embeddings": table.shape[0],
+                        "position_layout": layout,
+                        "position_frequencies": frequencies,
+                    }, []
+    return {}, [f"{options.positions} {tuple(table.shape)} holds other positions than sinusoids"]

@@ -1,0 +1,81 @@
+"""The command line of the converters: which formats there are, and which options each has."""
+
+from dataclasses import fields
+
+import opus
+import pytest
+
+from hf_vanilla.convert.formats import FORMATS, convert, read_conversion
+from hf_vanilla.convert.marian import MarianOptions
+
+# adding an option means editing this list in review
+OPTIONS = {
+    "fairseq": """
+        input output member source_lang target_lang pieces use_moses do_lower_case trust_pickle
+    """,
+    "marian": "input output frequencies check",
+    "to-marian": "input output check",
+    "torch": """
+        input output heads pad_token_id decoder_start_token_id eos_token_id entry prefix transformer
+        source_embedding target_embedding output_projection positions activation_function
+        layer_norm_eps scale_embedding dropout trust_pickle
+    """,
+}
+
+
+def test_the_formats_and_their_options_are_these():
+    found = {
+        name: [option.name for option in fields(options)] for name, (options, _) in FORMATS.items()
+    }
+    assert found == {name: names.split() for name, names in OPTIONS.items()}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_option_has_its_line_of_help(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        read_conversion(["--format", name, "--help"])
+    assert caught.value.code == 0
+    told = capsys.readouterr().out
+    assert all(f"--{option}" in told for option in OPTIONS[name].split())
+    assert all(option.metadata["help"] for option in fields(FORMATS[name][0]))
+
+
+def test_help_without_a_format_lists_the_formats(capsys):
+    with pytest.raises(SystemExit) as caught:
+        read_conversion(["--help"])
+    assert caught.value.code == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in FORMATS)
+    assert "--format NAME --help" in told
+
+
+def test_a_format_and_its_options_come_in_any_order():
+    conversion = read_conversion(["--input", "a", "--format=marian", "--output", "b"])
+    assert (conversion.format, conversion.options) == (
+        "marian",
+        MarianOptions(input="a", output="b"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "missing: --format"),
+        (["--input", "a"], "missing: --format"),
+        (["--format", "moses"], "format='moses': choose one of marian, to-marian, torch"),
+        (["--format", "marian", "--input", "a"], "missing: --output"),
+        (["--format", "marian", "--input", "a", "--output", "b", "--heads", "3"], "--heads"),
+        (["--format", "torch", "--input", "a", "--output", "b"], "missing: --decoder_start_token"),
+    ],
+)
+def test_a_mistyped_command_names_its_option(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        read_conversion(arguments)
+
+
+def test_a_conversion_returns_the_folder_it_wrote(tmp_path):
+    opus.write_folder(tmp_path / "theirs")
+    paths = ["--input", str(tmp_path / "theirs"), "--output", str(tmp_path / "ours")]
+    folder = convert(read_conversion(["--format", "marian", *paths]))
+    assert folder == tmp_path / "ours"
+    assert (folder / "model.safetensors").is_file()
