@@ -165,7 +165,7 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
         # so that it never beats pieces; of real pieces none holds an unknown character
         unknown = min(scores.values(), default=0.0) - UNKNOWN_PENALTY
         rows = [(piece, scores.get(piece, unknown * len(piece))) for piece in vocabulary]
-        model = models.Unigram(rows, unk_id=UNKNOWN_ID, byte_fallback=has_bytes)
+        model: models.Model = models.Unigram(rows, unk_id=UNKNOWN_ID, byte_fallback=has_bytes)
     else:
         model = models.BPE(
             vocab=vocabulary,
