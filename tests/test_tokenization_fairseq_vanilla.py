@@ -1,6 +1,10 @@
 """A tokenizer with a dictionary per side survives saving, text_target and collators."""
 
 import json
+import os
+import pickle
+import subprocess
+import sys
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
@@ -20,7 +24,6 @@ def backend():
         models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
     )
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.Sequence([decoders.Fuse()])
     backend.decoder = decoders.Metaspace()
     backend.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 2)]
@@ -103,6 +106,38 @@ def test_moses_splits_and_lowercases_as_it_is_told(make):
 
 
 def test_without_sacremoses_the_remedy_is_told(make, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "sacremoses", None)
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(ImportError, match="pip install sacremoses"):
         make(use_moses=True, source_lang="en", target_lang="de")("the house")
+
+
+def test_it_goes_to_another_process_as_it_is(make):
+    tokenizer = make(use_moses=True, source_lang="en", target_lang="de")
+    expected = tokenizer("the,house").input_ids
+    assert pickle.loads(pickle.dumps(tokenizer))("the,house").input_ids == expected
+
+
+USE = """
+import json, sys
+sys.modules["hf_vanilla"] = None
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
+batch = tokenizer("the house", text_target="das Haus")
+print(json.dumps([batch.input_ids, batch.labels, tokenizer.decode(batch.labels[:1])]))
+"""
+
+
+@pytest.mark.slow
+def test_it_travels_to_where_the_package_is_not_installed(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(VanillaFairseqTokenizer, "_auto_class", "AutoTokenizer")
+    make().save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "config.json").write_text(json.dumps({"model_type": "marian"}))
+    done = subprocess.run(
+        [sys.executable, "-c", USE, str(tmp_path / "saved")],
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[4, 5, 2], [5, 6, 2], "das"]
