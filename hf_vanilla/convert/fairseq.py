@@ -203,13 +203,16 @@ def _model(
     renamed = rename_to_ours(cut_positions(weights), names_of(sharing))
     try:
         values = config_values(settings, sharing)
+    except KeyError:  # what is not stated is among the faults already, and there is no model
+        left_over = ", ".join(sorted(renamed.left_over)) or "none"
+        faults.append(f"weights of unknown names: {left_over}")
+        raise ValueError(f"{origin} cannot be converted exactly: {'; '.join(faults)}") from None
+    try:
         config = VanillaConfig(**values, vocab_size=sizes[0], decoder_vocab_size=sizes[1])
         model = VanillaForConditionalGeneration(config)
         fill(model, renamed, origin="the model", reasons=EXPLAINED)
     except (ValueError, StrictDataclassError) as error:
-        faults.append(str(error))
-    except KeyError:  # a setting without which there is no model; it is among the faults already
-        faults.append(f"left over: {', '.join(sorted(renamed.left_over)) or 'no weight'}")
+        faults.append(" ".join(str(error).split()))
     if faults:
         raise ValueError(f"{origin} cannot be converted exactly: {'; '.join(faults)}")
     model.generation_config = fairseq_decoding(settings)

@@ -237,7 +237,7 @@ def cut_positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _as_dict(part: Any) -> dict[str, Any]:
     """A namespace, or anything that has keys; an empty dict for all else."""
     if isinstance(part, Namespace):
-        return vars(part)
+        return dict(vars(part))
     return {key: part[key] for key in part} if isinstance(part, Mapping) else {}
 
 

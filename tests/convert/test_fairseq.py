@@ -174,6 +174,33 @@ def test_a_raw_sentence_goes_in_and_a_raw_sentence_comes_out(tmp_path, said):
     assert tokenizer.batch_decode(generated, skip_special_tokens=True) == expected
 
 
+def test_sentencepiece_comes_along_too(tmp_path):
+    said, found, folder = archive(tmp_path / "a")
+    (folder / "bpecodes").unlink()
+    spiece = theirs.sentencepiece_model(folder / "sentencepiece.bpe.model", "bpe")
+    cut = [[" ".join(spiece.encode(line, out_type=str)) for line in lines] for lines, _ in PAIRS]
+    source, target = map(theirs.dictionary, cut)
+    (folder / "dict.en.txt").write_text(theirs.dictionary_file(source), encoding="utf-8")
+    (folder / "dict.de.txt").write_text(theirs.dictionary_file(target), encoding="utf-8")
+    found = theirs.weights(said, len(source), len(target))
+    theirs.write_archive(folder, said, found, {})
+    model = converted(folder, tmp_path / "b")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "b")
+    batch = tokenizer(
+        theirs.ENGLISH[0], text_target=theirs.GERMAN[0], return_tensors="pt", padding=True
+    )
+    assert batch.input_ids[0].tolist() == theirs.ids_of(source, cut[0][0])
+    assert batch.labels[0].tolist() == theirs.ids_of(target, cut[1][0])
+    assert tokenizer.batch_decode(batch.labels, skip_special_tokens=True) == [theirs.GERMAN[0]]
+    ids = model.generate(**batch, num_beams=1, max_new_tokens=11)[0].tolist()
+    _, expected = theirs.beam_search(
+        lambda got: theirs.logits(found, said, batch.input_ids[0].tolist(), got)[-1],
+        longest=10,
+        beam=1,
+    )
+    assert ids == [theirs.EOS, *expected]
+
+
 # --- ensembles -----------------------------------------------------------------------------------
 
 
