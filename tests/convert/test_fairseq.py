@@ -1,7 +1,10 @@
 """fairseq's checkpoints: the same logits, the same search, raw text to raw text, or a clear no."""
 
 import argparse
+import os
+import sys
 import tempfile
+import types
 
 import fairseq_by_hand as theirs
 import pytest
@@ -375,22 +378,42 @@ def test_an_output_that_is_taken_is_left_alone(tmp_path):
 class Hostile:
     """Makes a folder when it is unpickled."""
 
-    def __init__(self, place):
-        self.place = str(place)
+    def __init__(self, place, make=tempfile.mkdtemp):
+        self.place, self.make = str(place), make
 
     def __reduce__(self):
+        if self.make is os.mkdir:  # of a module that torch blocks, in words of its own
+            return os.mkdir, (f"{self.place}/trap",)
         return tempfile.mkdtemp, ("", "trap", self.place)
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_no_pickle_runs_unless_it_is_trusted(tmp_path, is_zip):
+@pytest.mark.parametrize(
+    ("make", "name"), [(tempfile.mkdtemp, "tempfile.mkdtemp"), (os.mkdir, f"{os.name}.mkdir")]
+)
+def test_no_pickle_runs_unless_it_is_trusted(tmp_path, is_zip, make, name):
     said, found, folder = archive(tmp_path / "a")
     checkpoint = {"model": found, "args": argparse.Namespace(**said)}
-    checkpoint["extra_state"] = Hostile(tmp_path)
+    checkpoint["extra_state"] = Hostile(tmp_path, make)
     torch.save(checkpoint, folder / "model.pt", _use_new_zipfile_serialization=is_zip)
     message = refused(folder, tmp_path)
-    assert "holds more than tensors: tempfile.mkdtemp" in message
+    assert f"holds more than tensors: {name};" in message
     assert "--trust_pickle" in message
     assert not list(tmp_path.glob("trap*"))
     converted(folder, tmp_path / "b", trust_pickle=True)
     assert list(tmp_path.glob("trap*"))
+
+
+def test_a_trusted_file_says_which_package_it_needs(tmp_path, monkeypatch):
+    said, found, folder = archive(tmp_path / "a")
+    package = types.ModuleType("omegaconf")
+    package.DictConfig = type("DictConfig", (dict,), {"__module__": "omegaconf"})
+    monkeypatch.setitem(sys.modules, "omegaconf", package)
+    settings = package.DictConfig(theirs.nested(said))
+    torch.save({"model": found, "args": None, "cfg": settings}, folder / "model.pt")
+    assert "omegaconf.DictConfig; " in refused(folder, tmp_path)
+    converted(folder, tmp_path / "b", trust_pickle=True)
+    monkeypatch.delitem(sys.modules, "omegaconf")
+    with pytest.raises(ImportError, match="things of omegaconf: install that"):
+        converted(folder, tmp_path / "c", trust_pickle=True)
+    assert not (tmp_path / "c").exists()
