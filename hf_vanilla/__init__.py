@@ -19,6 +19,7 @@ from .halves_vanilla import (
     VanillaForSequenceClassification,
 )
 from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
+from .tokenization_fairseq_vanilla import VanillaFairseqTokenizer
 from .tokenization_vanilla import VanillaTokenizer
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "VanillaConfig",
     "VanillaEncoderModel",
+    "VanillaFairseqTokenizer",
     "VanillaForCausalLM",
     "VanillaForConditionalGeneration",
     "VanillaForSequenceClassification",
@@ -43,6 +45,8 @@ AutoModelForTextEncoding.register(VanillaConfig, VanillaEncoderModel, exist_ok=T
 AutoModelForSequenceClassification.register(
     VanillaConfig, VanillaForSequenceClassification, exist_ok=True
 )
+# known by its name; the class registered last is the one for a folder that names none
+AutoTokenizer.register(VanillaConfig, tokenizer_class=VanillaFairseqTokenizer, exist_ok=True)
 AutoTokenizer.register(VanillaConfig, fast_tokenizer_class=VanillaTokenizer, exist_ok=True)
 
 

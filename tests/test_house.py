@@ -27,6 +27,7 @@ FLOORS = [
         "modeling_vanilla": ("stacks_vanilla",),
         "halves_vanilla": ("stacks_vanilla",),
         "tokenization_vanilla": (),
+        "tokenization_fairseq_vanilla": (),
     },
     {},  # heads, later
     {"corpus": (), "tokenizer_training": ("corpus",), "batching": ()},
@@ -47,10 +48,23 @@ FLOORS = [
         "parameter_table": ("recipe",),
         "convert/renaming": (),
         "convert/reading": (),
+        "convert/fairseq_settings": ("convert/renaming",),
+        "convert/fairseq_tokenizer": (),
+        "convert/fairseq": (
+            "convert/fairseq_settings",
+            "convert/fairseq_tokenizer",
+            "convert/reading",
+            "convert/renaming",
+        ),
         "convert/marian": ("convert/renaming",),
         "convert/to_marian": ("convert/marian", "convert/renaming"),
         "convert/torch_transformer": ("convert/reading", "convert/renaming"),
-        "convert/formats": ("convert/marian", "convert/to_marian", "convert/torch_transformer"),
+        "convert/formats": (
+            "convert/fairseq",
+            "convert/marian",
+            "convert/to_marian",
+            "convert/torch_transformer",
+        ),
     },
     {"command_line": (), "__init__": ()},
 ]

@@ -7,11 +7,13 @@ from typing import Any
 
 from hf_vanilla.options import parse_options, pop_option
 
+from .fairseq import FairseqOptions, convert_fairseq
 from .marian import MarianOptions, convert_marian
 from .to_marian import ToMarianOptions, convert_to_marian
 from .torch_transformer import TorchOptions, convert_torch
 
 FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
+    "fairseq": (FairseqOptions, convert_fairseq),
     "marian": (MarianOptions, convert_marian),
     "to-marian": (ToMarianOptions, convert_to_marian),
     "torch": (TorchOptions, convert_torch),

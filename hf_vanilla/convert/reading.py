@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-_REFUSED = re.compile(r"Unsupported global: GLOBAL (\S+)")
+_REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
 
 def read_archive(
@@ -29,6 +29,7 @@ def read_archive(
         FileNotFoundError: there is no such file.
         ValueError: it is cut off or is something else, or it holds classes that are not allowed;
             the message names them all.
+        ImportError: it is trusted, and holds classes of a package that is not installed.
     """
     path = Path(path)
     if not path.is_file():
@@ -38,6 +39,8 @@ def read_archive(
             return load_file(path)
         with safe_globals(list(allowed)):
             return torch.load(path, map_location="cpu", weights_only=not trust_pickle)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{path} holds things of {error.name}: install that, too") from None
     except Exception as error:  # a damaged file fails in many ways, and none of them says so
         foreign = _foreign_classes(path, allowed, str(error))
         if foreign and not trust_pickle:

@@ -10,6 +10,9 @@ from hf_vanilla.convert.marian import MarianOptions
 
 # adding an option means editing this list in review
 OPTIONS = {
+    "fairseq": """
+        input output member source_lang target_lang pieces use_moses do_lower_case trust_pickle
+    """,
     "marian": "input output frequencies check",
     "to-marian": "input output check",
     "torch": """
@@ -59,7 +62,7 @@ def test_a_format_and_its_options_come_in_any_order():
     [
         ([], "missing: --format"),
         (["--input", "a"], "missing: --format"),
-        (["--format", "moses"], "format='moses': choose one of marian, to-marian, torch"),
+        (["--format", "moses"], "format='moses': choose one of fairseq, marian, to-marian, torch"),
         (["--format", "marian", "--input", "a"], "missing: --output"),
         (["--format", "marian", "--input", "a", "--output", "b", "--heads", "3"], "--heads"),
         (["--format", "torch", "--input", "a", "--output", "b"], "missing: --decoder_start_token"),

@@ -1,0 +1,261 @@
+"""What a fairseq checkpoint says of its model, in our words, and what of it we cannot say."""
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .renaming import Names
+
+SETTINGS_PARTS = ("task", "criterion", "model")
+SIDES = ("encoder", "decoder")
+
+# ours by fairseq's; all of them must be stated
+SIZES = {
+    "encoder_embed_dim": "d_model",
+    "encoder_layers": "encoder_layers",
+    "encoder_attention_heads": "encoder_attention_heads",
+    "encoder_ffn_embed_dim": "encoder_ffn_dim",
+    "decoder_layers": "decoder_layers",
+    "decoder_attention_heads": "decoder_attention_heads",
+    "decoder_ffn_embed_dim": "decoder_ffn_dim",
+}
+ACTIVATIONS = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_fast": "gelu_new",
+    "gelu_accurate": "gelu_new",
+    "tanh": "tanh",
+    "linear": "linear",
+    "swish": "silu",
+    "relu_squared": "relu2",
+}
+# settings that must be off, and what they are
+REFUSED = {
+    "encoder_normalize_before": "pre-norm encoder",
+    "decoder_normalize_before": "pre-norm decoder",
+    "layernorm_embedding": "norm on the embeddings",
+    "adaptive_softmax_cutoff": "adaptive softmax",
+    "adaptive_input": "adaptive input",
+    "cross_self_attention": "attention to source and target at once",
+    "no_cross_attention": "no attention to the source",
+    "no_token_positional_embeddings": "no positions",
+    "no_enc_token_positional_embeddings": "no positions in the encoder",
+    "no_dec_token_positional_embeddings": "no positions in the decoder",
+    "encoder_layers_to_keep": "layers pruned",
+    "decoder_layers_to_keep": "layers pruned",
+    "encoder_recurrent_stacking": "one layer used again and again",
+    "decoder_recurrent_stacking": "one layer used again and again",
+    "encoder_add_adapters": "adapters",
+    "decoder_add_adapters": "adapters",
+    "encoder_xformers_att_config": "another attention",
+    "decoder_xformers_att_config": "another attention",
+    "use_factorized_embedding": "factorized embeddings",
+    "base_layers": "sparse layers",
+    "char_inputs": "characters as input",
+    "character_embeddings": "characters as input",
+    "scale_attn": "norm inside attention",
+    "scale_fc": "norm inside the feed-forward network",
+    "scale_heads": "scaled heads",
+    "scale_resids": "scaled residuals",
+}
+OTHER_ARCHITECTURES = (
+    "transformer_lm",
+    "transformer_align",
+    "transformer_from_",
+    "transformer_moe",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """Which tables are one.
+
+    Attributes:
+        of_sides: source and target look up the same table.
+        of_output: the output projection is the target's table.
+    """
+
+    of_sides: bool
+    of_output: bool
+
+
+def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings by fairseq's flat names, whether they come as `args` or as a nested `cfg`."""
+    config = checkpoint.get("cfg")
+    if config is None:
+        return _as_dict(checkpoint.get("args"))
+    flat: dict[str, Any] = {"label_smoothing_type": "non_target"}
+    for part in SETTINGS_PARTS:
+        values = _as_dict(_as_dict(config).get(part))
+        name = values.pop("_name", None)
+        for key, value in values.items():
+            nested = _as_dict(value) if key in SIDES else {}
+            flat.update({f"{key}_{inner}": told for inner, told in nested.items()} or {key: value})
+        if name is not None:
+            flat["arch" if part == "model" else part] = name
+    return flat
+
+
+def refusals(settings: Mapping[str, Any]) -> list[str]:
+    """Everything in the settings that our architecture cannot express."""
+    told = [
+        f"{name}={settings[name]!r} ({why})" for name, why in REFUSED.items() if settings.get(name)
+    ]
+    told += [f"{name} is not stated" for name in SIZES if settings.get(name) is None]
+    arch, task = settings.get("arch", "transformer"), settings.get("task", "translation")
+    if not str(arch).startswith("transformer") or str(arch).startswith(OTHER_ARCHITECTURES):
+        told.append(f"arch={arch!r} is not the transformer")
+    if task != "translation":
+        told.append(f"task={task!r} prepares its sentences otherwise than 'translation'")
+    activation = settings.get("activation_fn", "relu")
+    if activation not in ACTIVATIONS:
+        told.append(f"activation_fn={activation!r} is none of {', '.join(ACTIVATIONS)}")
+    return told + _unequal_sides(settings)
+
+
+def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, Any]:
+    """Fields of `VanillaConfig`, but for the sizes of the vocabularies.
+
+    Args:
+        settings: such as `refusals` finds no fault with.
+        sharing: which tables are one.
+    """
+    is_learned = bool(settings.get("encoder_learned_pos"))
+    dropout = settings.get("relu_dropout") or settings.get("activation_dropout") or 0.0
+    smoothing = settings.get("label_smoothing") or 0.0
+    is_smoothed = "smoothed" in str(settings.get("criterion"))
+    return {
+        **{ours: settings[theirs] for theirs, ours in SIZES.items()},
+        "dropout": settings.get("dropout", 0.1),
+        "attention_dropout": settings.get("attention_dropout") or 0.0,
+        "activation_dropout": dropout,
+        "activation_function": ACTIVATIONS[settings.get("activation_fn", "relu")],
+        "attention_bias": True,
+        "layer_norm_eps": 1e-5,
+        "scale_embedding": not settings.get("no_scale_embedding"),
+        "max_position_embeddings": max_positions(settings, "source"),
+        "position_embedding_type": "learned" if is_learned else "sinusoidal",
+        "position_layout": "concatenated",
+        "position_frequencies": "tensor2tensor",
+        "position_offset": 0 if is_learned else 2,  # a learned table is cut instead
+        "label_smoothing": smoothing if is_smoothed else 0.0,
+        # fairseq smoothed over all words as long as it saved `args` instead of `cfg`, until 2021
+        "label_smoothing_type": settings.get("label_smoothing_type", "uniform"),
+        "share_encoder_decoder_embeddings": sharing.of_sides,
+        "tie_word_embeddings": sharing.of_output,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+    }
+
+
+def sharing_of(settings: Mapping[str, Any]) -> Sharing:
+    """Which tables the settings say are one."""
+    is_all = bool(settings.get("share_all_embeddings"))
+    return Sharing(
+        of_sides=is_all or bool(settings.get("merge_src_tgt_embed")),
+        of_output=is_all or bool(settings.get("share_decoder_input_output_embed")),
+    )
+
+
+def max_positions(settings: Mapping[str, Any], side: str) -> int:
+    """Tokens of the longest sentence of a side, `"source"` or `"target"`."""
+    return int(settings.get(f"max_{side}_positions") or 1024)
+
+
+def names_of(sharing: Sharing) -> Names:
+    """Fairseq's names of weights, old and new, and ours."""
+    attention: Names = {
+        "{side}.layers.{n}.{attention}.{what}_proj.{kind}": (
+            "model.{side}.layers.{n}.{attention}.{what}_proj.{kind}"
+        ),
+        "{side}.layers.{n}.{attention}.in_proj_{kind}": tuple(
+            f"model.{{side}}.layers.{{n}}.{{attention}}.{part}_proj.{{kind}}" for part in "qkv"
+        ),
+    }
+    norms = ("self_attn_layer_norm", "final_layer_norm")
+    old_norms = {"encoder": norms, "decoder": (norms[0], "encoder_attn_layer_norm", norms[1])}
+    return {
+        **attention,
+        **{
+            f"{{side}}.layers.{{n}}.{module}.{{kind}}": (
+                f"model.{{side}}.layers.{{n}}.{module}.{{kind}}"
+            )
+            for module in ("fc1", "fc2", *old_norms["decoder"])
+        },
+        **{
+            f"{side}.layers.{{n}}.layer_norms.{number}.{{kind}}": (
+                f"model.{side}.layers.{{n}}.{norm}.{{kind}}"
+            )
+            for side, found in old_norms.items()
+            for number, norm in enumerate(found)
+        },
+        **{
+            f"{side}.embed_tokens.weight": (
+                "model.shared.weight" if sharing.of_sides else f"model.{side}.embed_tokens.weight"
+            )
+            for side in SIDES
+        },
+        "decoder.output_projection.weight": "lm_head.weight",
+        "decoder.embed_out": "lm_head.weight",
+        "{side}.embed_positions.weight": "model.{side}.embed_positions.weight",
+        "{side}.embed_positions._float_tensor": None,
+        "{side}.embed_positions.weights": None,  # the computed table
+        "{side}.version": None,
+    }
+
+
+# why a tensor that no row above knows cannot be had
+EXPLAINED = {
+    "{side}.layer_norm.{kind}": "final norm of a pre-norm model",
+    "{side}.layernorm_embedding.{kind}": "norm on the embeddings",
+    "{side}.emb_layer_norm.{kind}": "norm on the embeddings",
+    "decoder.adaptive_softmax.{a}.{b}": "adaptive softmax",
+    "decoder.adaptive_softmax.{a}.{b}.{c}": "adaptive softmax",
+    "decoder.adaptive_softmax.{a}.{b}.{c}.{d}": "adaptive softmax",
+    "{side}.embed_tokens.embeddings.{a}.{b}.{c}": "adaptive input",
+    "decoder.project_in_dim.weight": "input of another width",
+    "decoder.project_out_dim.weight": "output of another width",
+}
+
+
+def cut_positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights with learned positions counted from 0: row p of fairseq is position p - 2."""
+    return {
+        name: weight[2:].clone() if name.endswith(".embed_positions.weight") else weight
+        for name, weight in weights.items()
+    }
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _as_dict(part: Any) -> dict[str, Any]:
+    """A namespace, or anything that has keys; an empty dict for all else."""
+    if isinstance(part, Namespace):
+        return dict(vars(part))
+    return {key: part[key] for key in part} if isinstance(part, Mapping) else {}
+
+
+def _unequal_sides(settings: Mapping[str, Any]) -> list[str]:
+    """What fairseq lets differ between the sides and we do not."""
+    width = settings.get("encoder_embed_dim")
+    told = [
+        f"{name}={settings[name]} differs from encoder_embed_dim={width}"
+        for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
+        if isinstance(settings.get(name), int) and settings[name] != width
+    ]
+    learned = [bool(settings.get(f"{side}_learned_pos")) for side in SIDES]
+    if learned[0] != learned[1]:
+        told.append(f"{SIDES[learned[1]]}_learned_pos on one side only")
+    lengths = [max_positions(settings, side) for side in ("source", "target")]
+    if any(learned) and lengths[0] != lengths[1]:
+        told.append(
+            f"max_source_positions={lengths[0]} differs from max_target_positions={lengths[1]}, "
+            "and positions are learned"
+        )
+    return told

@@ -1,0 +1,289 @@
+"""fairseq's dictionaries with BPE codes or a SentencePiece model: a tokenizer with the same ids."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from hf_vanilla.corpus import read_lines
+from hf_vanilla.tokenization_fairseq_vanilla import VanillaFairseqTokenizer
+
+# ids 0 to 3 of every dictionary, which its file does not list
+SPECIAL_WORDS = ("<s>", "<pad>", "</s>", "<unk>")
+UNKNOWN_ID = SPECIAL_WORDS.index("<unk>")
+# fairseq marks a piece that its word goes beyond, the backend one that ends its word
+CONTINUED, WORD_END = "@@", "</w>"
+SENTENCEPIECE_SUFFIX, SPACE = ".model", "▁"
+UNIGRAM, BPE = 1, 2
+NORMAL, USER_DEFINED, BYTE = 1, 4, 6
+UNKNOWN_PENALTY = 10.0  # SentencePiece's, below its least likely piece
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dictionaries:
+    """Words of both sides by id, the special ones first.
+
+    Attributes:
+        source: words of the source.
+        target: words of the target; None where both sides share the source's.
+    """
+
+    source: list[str]
+    target: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings:
+    """What a text goes through before it is cut into pieces, and where it is truncated.
+
+    Attributes:
+        source_lang: language of the source, for Moses.
+        target_lang: language of the target, for Moses.
+        use_moses: split off punctuation as Moses does, and join it again.
+        do_lower_case: lowercase the text.
+        model_max_length: tokens at which `truncation=True` cuts.
+    """
+
+    source_lang: str
+    target_lang: str
+    use_moses: bool = True
+    do_lower_case: bool = False
+    model_max_length: int = 1024
+
+
+def read_dictionary(path: str | Path) -> list[str]:
+    """Words of a `dict.LANG.txt` by id, the four special ones first.
+
+    Raises:
+        ValueError: a line is not a word and its count, or a word stands twice.
+        OSError: the file cannot be read.
+    """
+    words = dict.fromkeys(SPECIAL_WORDS)
+    for number, line in enumerate(read_lines(path), start=1):
+        word, space, count = line.rstrip().rpartition(" ")
+        if not space or not count.isdecimal():
+            raise ValueError(
+                f"{path}, line {number}: {line!r} is not a word and its count; "
+                "give the dict.LANG.txt that lies beside the checkpoint"
+            )
+        if word in words:
+            raise ValueError(f"{path}, line {number}: {word!r} stands there a second time")
+        words[word] = None
+    return list(words)
+
+
+def read_codes(path: str | Path) -> list[tuple[str, str]]:
+    """Merges of a codes file, the first one first: subword-nmt's (0.2) or fastBPE's.
+
+    Raises:
+        ValueError: it is neither.
+        OSError: the file cannot be read.
+    """
+    lines = [line.strip("\r\n ") for line in read_lines(path)]
+    is_subword_nmt = bool(lines) and lines[0].startswith("#version:")
+    if is_subword_nmt and lines[0].split(":")[1].strip() != "0.2":
+        raise ValueError(
+            f"{path} begins with {lines[0]!r}: only version 0.2 is read, "
+            "earlier ones treat the end of a word as a piece of its own"
+        )
+    width = 2 if is_subword_nmt else 3
+    # of a pair that stands twice the first place counts
+    merges: dict[tuple[str, str], None] = {}
+    for number, line in enumerate(lines, start=1):
+        fields = line.split(" ")
+        if (number == 1 and is_subword_nmt) or not line:
+            continue
+        if len(fields) != width or (width == 3 and not fields[2].isdecimal()):
+            raise ValueError(
+                f"{path}, line {number}: {line!r} is not a merge; codes are subword-nmt's "
+                "('#version: 0.2', then two pieces a line) or fastBPE's (two pieces and a count)"
+            )
+        merges.setdefault((fields[0], fields[1]))
+    return list(merges)
+
+
+def bpe_backend(merges: Iterable[tuple[str, str]], dictionaries: Dictionaries) -> Tokenizer:
+    """BPE whose first entries are the source dictionary, in the backend's spelling."""
+    merges = list(merges)
+    vocabulary = _numbered(bpe_pieces(dictionaries.source))
+    for piece in (
+        *bpe_pieces(dictionaries.target or []),
+        *(part for merge in merges for part in (*merge, "".join(merge))),
+    ):
+        vocabulary.setdefault(piece, len(vocabulary))
+    backend = Tokenizer(
+        models.BPE(
+            vocab=vocabulary,
+            merges=merges,
+            unk_token=SPECIAL_WORDS[UNKNOWN_ID],
+            end_of_word_suffix=WORD_END,
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.BPEDecoder(suffix=WORD_END)
+    return backend
+
+
+def bpe_pieces(words: list[str]) -> list[str]:
+    """Dictionary words in the backend's spelling: `x@@` is `x`, and `x` is `x</w>`."""
+    rest = words[len(SPECIAL_WORDS) :]
+    return words[: len(SPECIAL_WORDS)] + [
+        word.removesuffix(CONTINUED)
+        if word.endswith(CONTINUED) and word != CONTINUED
+        else word + WORD_END
+        for word in rest
+    ]
+
+
+def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Tokenizer:
+    """A SentencePiece model rebuilt so that its first entries are the source dictionary.
+
+    Raises:
+        ImportError: sentencepiece or protobuf is missing.
+        ValueError: it is no SentencePiece model, or one that cannot be rebuilt exactly.
+        OSError: the file cannot be read.
+    """
+    proto = _read_proto(path)
+    kind = proto.trainer_spec.model_type
+    scores = {p.piece: p.score for p in proto.pieces if p.type in (NORMAL, BYTE)}
+    vocabulary = _numbered(dictionaries.source)
+    for piece in (*(dictionaries.target or []), *scores):
+        vocabulary.setdefault(piece, len(vocabulary))
+    has_bytes = proto.trainer_spec.byte_fallback
+    if kind == UNIGRAM:
+        # what only the dictionary knows costs as much as its characters would if they were unknown,
+        # so that it never beats pieces; of real pieces none holds an unknown character
+        unknown = min(scores.values(), default=0.0) - UNKNOWN_PENALTY
+        rows = [(piece, scores.get(piece, unknown * len(piece))) for piece in vocabulary]
+        model: models.Model = models.Unigram(rows, unk_id=UNKNOWN_ID, byte_fallback=has_bytes)
+    else:
+        model = models.BPE(
+            vocab=vocabulary,
+            merges=_merges_of(scores),
+            unk_token=SPECIAL_WORDS[UNKNOWN_ID],
+            fuse_unk=True,
+            byte_fallback=has_bytes,
+        )
+    backend = Tokenizer(model)
+    backend.normalizer = _normalizer(proto.normalizer_spec)
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace(SPACE, " "),
+            *([decoders.ByteFallback()] if has_bytes else []),
+            decoders.Fuse(),
+        ]
+    )
+    return backend
+
+
+def build_tokenizer(
+    pieces: str | Path, dictionaries: Dictionaries, settings: TextSettings
+) -> VanillaFairseqTokenizer:
+    """The tokenizer of a fairseq model.
+
+    Args:
+        pieces: BPE codes, or a SentencePiece model, whose name ends in `.model`.
+        dictionaries: words of both sides.
+        settings: what else happens to a text.
+
+    Raises:
+        ImportError: a library that the format needs is missing.
+        ValueError: the file is not what its name says, or cannot be expressed exactly.
+        OSError: a file cannot be read.
+    """
+    target = dictionaries.target
+    if Path(pieces).suffix == SENTENCEPIECE_SUFFIX:
+        backend = sentencepiece_backend(pieces, dictionaries)
+    else:
+        backend = bpe_backend(read_codes(pieces), dictionaries)
+        target = None if target is None else bpe_pieces(target)
+    _, pad, eos, unknown = SPECIAL_WORDS
+    end = (eos, SPECIAL_WORDS.index(eos))
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[end]
+    )
+    return VanillaFairseqTokenizer(
+        tokenizer_object=backend,
+        pad_token=pad,
+        eos_token=eos,
+        unk_token=unknown,
+        bos_token=SPECIAL_WORDS[0],
+        model_max_length=settings.model_max_length,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # "</s>" typed in a text is text
+        source_vocab_size=len(dictionaries.source),
+        target_pieces=target,
+        source_lang=settings.source_lang,
+        target_lang=settings.target_lang,
+        use_moses=settings.use_moses,
+        do_lower_case=settings.do_lower_case,
+    )
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _numbered(pieces: list[str]) -> dict[str, int]:
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    if len(numbers) < len(pieces):
+        twice = sorted({piece for piece in pieces if pieces.count(piece) > 1})
+        raise ValueError(f"the dictionary has two words for one piece: {', '.join(twice)}")
+    return numbers
+
+
+def _merges_of(scores: dict[str, float]) -> list[tuple[str, str]]:
+    """Every cut of a piece into two others, the pieces of high score first."""
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in sorted(scores, key=lambda piece: -scores[piece])
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+
+
+def _normalizer(spec: Any) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    if spec.escape_whitespaces:
+        steps.append(normalizers.Replace(" ", SPACE))
+    return normalizers.Sequence(steps)
+
+
+def _read_proto(path: str | Path) -> Any:
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2 as protocol
+    except ImportError:
+        raise ImportError(
+            f"{path} is a SentencePiece model: pip install sentencepiece protobuf"
+        ) from None
+    proto = protocol.ModelProto()
+    try:
+        proto.ParseFromString(Path(path).read_bytes())
+    except DecodeError:
+        raise ValueError(f"{path} is cut off, or no SentencePiece model") from None
+    own = [p.piece for p in proto.pieces if p.type == USER_DEFINED]
+    problems = [
+        *(["it has no pieces"] if not proto.pieces else []),
+        *(["it is neither BPE nor Unigram"] if proto.trainer_spec.model_type > BPE else []),
+        *(["spaces end its pieces"] if proto.trainer_spec.treat_whitespace_as_suffix else []),
+        *([f"it has user-defined pieces ({', '.join(own[:5])})"] if own else []),
+    ]
+    if problems:
+        raise ValueError(f"{path} cannot be rebuilt exactly: {'; '.join(problems)}")
+    return proto

@@ -1,0 +1,419 @@
+"""fairseq's checkpoints: the same logits, the same search, raw text to raw text, or a clear no."""
+
+import argparse
+import os
+import sys
+import tempfile
+import types
+
+import fairseq_by_hand as theirs
+import pytest
+import sacremoses
+import torch
+from torch.testing import assert_close
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla.convert.fairseq import FairseqOptions, convert_fairseq
+from hf_vanilla.translation import translate
+
+PAIRS = [(theirs.ENGLISH, "en"), (theirs.GERMAN, "de")]
+TOKENIZED = [[theirs.moses(line, lang) for line in lines] for lines, lang in PAIRS]
+CODES = theirs.learned_codes(TOKENIZED[0] + TOKENIZED[1])
+CUT = [[theirs.cut_with(CODES)(line) for line in lines] for lines in TOKENIZED]
+JOINT = theirs.dictionary(CUT[0] + CUT[1])
+APART = [theirs.dictionary(lines, least=least) for lines, least in zip(CUT, (1, 2), strict=True)]
+
+ALL_SHARED = {"share_all_embeddings": True}
+NOTHING_SHARED = {"share_decoder_input_output_embed": False}
+LEARNED = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+
+
+def archive(folder, *, said=None, words=None, codes=CODES, is_old=False, is_nested=False, **kinds):
+    """Settings, weights and folder of a random checkpoint."""
+    said = theirs.settings(**(said or {}))
+    source, target = words or ([JOINT, JOINT] if said["share_all_embeddings"] else APART)
+    found = theirs.weights(said, len(source), len(target), is_old=is_old)
+    found |= kinds.pop("extra", {})
+    for name in kinds.pop("without", ()):
+        del found[name]
+    files = {
+        "dict.en.txt": theirs.dictionary_file(source),
+        "dict.de.txt": theirs.dictionary_file(target),
+        "bpecodes": codes,
+    }
+    return said, found, theirs.write_archive(folder, said, found, files, is_nested=is_nested)
+
+
+def converted(folder, output, **options):
+    convert_fairseq(FairseqOptions(input=str(folder), output=str(output), **options))
+    return AutoModelForSeq2SeqLM.from_pretrained(output).eval()
+
+
+def rows_of(said, seed=3):
+    """Two padded sources of unlike lengths and two targets, as ids."""
+    generator = torch.Generator().manual_seed(seed)
+    size = len(JOINT) if said["share_all_embeddings"] else min(map(len, APART))
+    draw = lambda n: torch.randint(4, size, (n,), generator=generator).tolist()  # noqa: E731
+    return [[*draw(7), 2], [*draw(3), 2]], [[2, *draw(5)], [2, *draw(5)]]
+
+
+@pytest.mark.parametrize(
+    ("said", "is_old", "is_nested"),
+    [
+        (ALL_SHARED, False, False),
+        (ALL_SHARED, True, False),
+        ({}, False, True),
+        ({}, True, False),
+        (NOTHING_SHARED, False, False),
+        (NOTHING_SHARED, True, False),
+        (LEARNED, False, True),
+        ({"no_scale_embedding": True}, False, False),
+        ({"activation_fn": "gelu"}, False, False),
+    ],
+    ids=str,
+)
+def test_the_logits_are_fairseqs(tmp_path, said, is_old, is_nested):
+    said, found, folder = archive(tmp_path / "a", said=said, is_old=is_old, is_nested=is_nested)
+    model = converted(folder, tmp_path / "b")
+    sources, targets = rows_of(said)
+    activation = torch.nn.functional.gelu if said.get("activation_fn") == "gelu" else torch.relu
+    length = max(map(len, sources))
+    with torch.no_grad():
+        ours = model(
+            input_ids=torch.tensor([row + [1] * (length - len(row)) for row in sources]),
+            decoder_input_ids=torch.tensor(targets),
+        ).logits
+    for mine, source, target in zip(ours, sources, targets, strict=True):
+        expected = theirs.logits(found, said, source, target, activation)
+        # float32 sums in another order
+        assert_close(mine, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("said", [ALL_SHARED, {}, NOTHING_SHARED], ids=str)
+def test_every_weight_keeps_every_bit(tmp_path, said):
+    _, found, folder = archive(tmp_path / "a", said=said)
+    state = converted(folder, tmp_path / "b").state_dict()
+    for name, weight in found.items():
+        if "version" not in name and "_float" not in name:
+            ours = "lm_head.weight" if "output" in name else f"model.{name}"
+            assert torch.equal(state[ours], weight)
+
+
+def test_half_precision_is_widened_without_loss(tmp_path):
+    said, found, folder = archive(tmp_path / "a")
+    half = {name: weight.half() for name, weight in found.items()}
+    theirs.write_archive(folder, said, half, {})
+    model = converted(folder, tmp_path / "b")
+    assert model.dtype == torch.float32
+    fc1 = "encoder.layers.0.fc1.weight"
+    assert torch.equal(model.state_dict()[f"model.{fc1}"], half[fc1].float())
+
+
+def test_the_config_says_what_the_settings_say(tmp_path):
+    _, _, folder = archive(tmp_path / "a")
+    config = converted(folder, tmp_path / "b").config
+    assert (config.dropout, config.activation_dropout, config.attention_dropout) == (
+        0.3,
+        0.05,
+        0.07,
+    )
+    assert (config.label_smoothing, config.label_smoothing_type) == (0.2, "uniform")
+    assert (config.layer_norm_eps, config.max_position_embeddings) == (1e-5, 53)
+    assert (config.vocab_size, config.decoder_vocab_size) == tuple(map(len, APART))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4, 5, 7])
+@pytest.mark.parametrize("beam", [1, 5])
+def test_the_search_finds_what_fairseqs_finds(tmp_path, seed, beam):
+    torch.manual_seed(seed)
+    said, found, folder = archive(tmp_path / "a", said={**NOTHING_SHARED, **LEARNED})
+    output = theirs.lively(found)["decoder.output_projection.weight"]
+    output[theirs.PAD], output[theirs.EOS] = 2 * output[6], 2 * output[7]
+    theirs.write_archive(folder, said, found, {})
+    model = converted(folder, tmp_path / "b")
+    for source in rows_of(said, seed)[0]:
+        score, expected = theirs.beam_search(
+            lambda ids, source=source: theirs.logits(found, said, source, ids)[-1].log_softmax(-1),
+            longest=52,
+            beam=beam,
+        )
+        assert beam == 1 or len(expected) < 53  # no end is forced, which transformers scores as 0
+        asked = {"num_beams": beam, "output_scores": True, "return_dict_in_generate": True}
+        ours = model.generate(input_ids=torch.tensor([source]), **asked)
+        assert ours.sequences[0].tolist() == [theirs.EOS, *expected]
+        if beam > 1:
+            assert_close(ours.sequences_scores[0].item(), score, rtol=1e-4, atol=1e-4)
+
+
+def test_a_translation_ends_within_fairseqs_limit(tmp_path):
+    said, found, folder = archive(tmp_path / "a", said={"max_target_positions": 1024})
+    found["decoder.output_projection.weight"][theirs.EOS] = 0
+    theirs.write_archive(folder, said, found, {})
+    model = converted(folder, tmp_path / "b")
+    ids = model.generate(input_ids=torch.tensor([[5, 2]]), num_beams=1)[0]
+    assert len(ids) == 1 + 200 + 1
+    assert ids[-1] == theirs.EOS
+
+
+@pytest.mark.parametrize("said", [ALL_SHARED, {}], ids=["joint", "apart"])
+def test_a_raw_sentence_goes_in_and_a_raw_sentence_comes_out(tmp_path, said):
+    said, found, folder = archive(tmp_path / "a", said={**said, **LEARNED})
+    theirs.write_archive(folder, said, theirs.lively(found), {})
+    model = converted(folder, tmp_path / "b")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "b")
+    source, target = [JOINT, JOINT] if said["share_all_embeddings"] else APART
+    expected = []
+    for sentence in theirs.AWKWARD:
+        line = theirs.cut_with(CODES)(theirs.moses(sentence, "en"))
+        ids = theirs.ids_of(source, line)
+        _, found_ids = theirs.beam_search(
+            lambda got, ids=ids: theirs.logits(found, said, ids, got)[-1], longest=52, beam=1
+        )
+        words = theirs.joined(target, found_ids).split()
+        expected.append(sacremoses.MosesDetokenizer(lang="de").detokenize(words))
+    assert translate(model, tokenizer, list(theirs.AWKWARD), num_beams=1) == expected
+    batch = tokenizer(list(theirs.AWKWARD), return_tensors="pt", padding=True)
+    generated = model.generate(**batch, num_beams=1)
+    assert tokenizer.batch_decode(generated, skip_special_tokens=True) == expected
+
+
+def test_sentencepiece_comes_along_too(tmp_path):
+    said, found, folder = archive(tmp_path / "a")
+    (folder / "bpecodes").unlink()
+    spiece = theirs.sentencepiece_model(folder / "sentencepiece.bpe.model", "bpe")
+    cut = [[" ".join(spiece.encode(line, out_type=str)) for line in lines] for lines, _ in PAIRS]
+    source, target = map(theirs.dictionary, cut)
+    (folder / "dict.en.txt").write_text(theirs.dictionary_file(source), encoding="utf-8")
+    (folder / "dict.de.txt").write_text(theirs.dictionary_file(target), encoding="utf-8")
+    found = theirs.weights(said, len(source), len(target))
+    theirs.write_archive(folder, said, found, {})
+    model = converted(folder, tmp_path / "b")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "b")
+    batch = tokenizer(
+        theirs.ENGLISH[0], text_target=theirs.GERMAN[0], return_tensors="pt", padding=True
+    )
+    assert batch.input_ids[0].tolist() == theirs.ids_of(source, cut[0][0])
+    assert batch.labels[0].tolist() == theirs.ids_of(target, cut[1][0])
+    assert tokenizer.batch_decode(batch.labels, skip_special_tokens=True) == [theirs.GERMAN[0]]
+    ids = model.generate(**batch, num_beams=1, max_new_tokens=11)[0].tolist()
+    _, expected = theirs.beam_search(
+        lambda got: theirs.logits(found, said, batch.input_ids[0].tolist(), got)[-1],
+        longest=10,
+        beam=1,
+    )
+    assert ids == [theirs.EOS, *expected]
+
+
+# --- ensembles -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ensemble(tmp_path):
+    """Three models, two of them in an order that names alone would get wrong."""
+    folder = tmp_path / "ensemble"
+    found = {}
+    for name in ("model1.pt", "model2.pt", "model10.pt"):
+        said, found[name], _ = archive(tmp_path / "one")
+        theirs.write_archive(folder, said, found[name], {}, name=name)
+    for name in ("dict.en.txt", "dict.de.txt", "bpecodes"):
+        (tmp_path / "one" / name).rename(folder / name)
+    return folder, list(found.values())
+
+
+def first_weight(model):
+    return model.state_dict()["model.encoder.layers.0.fc1.weight"]
+
+
+def test_one_member_of_an_ensemble_is_chosen_by_its_number(ensemble, tmp_path):
+    folder, members = ensemble
+    model = converted(folder, tmp_path / "b", member=3)
+    assert torch.equal(first_weight(model), members[2]["encoder.layers.0.fc1.weight"])
+
+
+def test_all_members_go_into_folders_of_their_own(ensemble, tmp_path):
+    folder, members = ensemble
+    convert_fairseq(FairseqOptions(input=str(folder), output=str(tmp_path / "b")))
+    for number, member in enumerate(members, start=1):
+        model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "b" / f"member{number}")
+        assert torch.equal(first_weight(model), member["encoder.layers.0.fc1.weight"])
+        assert len(AutoTokenizer.from_pretrained(tmp_path / "b" / f"member{number}"))
+
+
+def test_a_member_that_is_not_there_is_told(ensemble, tmp_path):
+    with pytest.raises(ValueError, match="member=4: there are 3 models"):
+        converted(ensemble[0], tmp_path / "b", member=4)
+
+
+def test_a_checkpoint_may_be_named_itself(ensemble, tmp_path):
+    folder, members = ensemble
+    model = converted(folder / "model2.pt", tmp_path / "b")
+    assert torch.equal(first_weight(model), members[1]["encoder.layers.0.fc1.weight"])
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def refused(folder, tmp_path, **options):
+    """The message; nothing may be left behind."""
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises((ValueError, OSError)) as told:
+        converted(folder, tmp_path / "never", **options)
+    assert sorted(tmp_path.iterdir()) == before
+    assert "\n" not in str(told.value)
+    return str(told.value)
+
+
+def test_all_reasons_and_weights_are_told_at_once(tmp_path):
+    extra = {
+        "encoder.layer_norm.weight": torch.ones(24),
+        "decoder.layernorm_embedding.bias": torch.ones(24),
+        "decoder.layers.0.self_attn.bias_k": torch.ones(1, 1, 24),
+        "encoder.layers.1.fc1.bias": torch.ones(30),
+    }
+    said = {"encoder_normalize_before": True, "adaptive_softmax_cutoff": [9, 20]}
+    _, _, folder = archive(
+        tmp_path / "a", said=said, extra=extra, without=["decoder.layers.2.fc2.weight"]
+    )
+    message = refused(folder, tmp_path)
+    for part in (
+        "encoder_normalize_before=True (pre-norm encoder)",
+        "adaptive_softmax_cutoff=[9, 20] (adaptive softmax)",
+        "encoder.layer_norm.weight (final norm of a pre-norm model)",
+        "decoder.layernorm_embedding.bias (norm on the embeddings)",
+        "decoder.layers.0.self_attn.bias_k",
+        "missing: model.decoder.layers.2.fc2.weight",
+        "encoder.layers.1.fc1.bias (shape (30,), expected (29,))",
+    ):
+        assert part in message
+
+
+def test_dictionaries_that_do_not_fit_are_told_with_both_sizes(tmp_path):
+    _, _, folder = archive(tmp_path / "a")
+    short = theirs.dictionary_file(APART[1][:-3])
+    (folder / "dict.de.txt").write_text(short, encoding="utf-8")
+    told = f"target dictionary has {len(APART[1]) - 3} words, .* has {len(APART[1])} rows"
+    with pytest.raises(ValueError, match=told):
+        converted(folder, tmp_path / "b")
+
+
+def test_one_table_for_two_dictionaries_is_refused(tmp_path):
+    _, _, folder = archive(tmp_path / "a", said=ALL_SHARED)
+    other = [*JOINT[:5], JOINT[6], JOINT[5], *JOINT[7:]]
+    (folder / "dict.de.txt").write_text(theirs.dictionary_file(other), encoding="utf-8")
+    assert "share one embedding, but their dictionaries differ" in refused(folder, tmp_path)
+
+
+def test_tables_that_should_be_one_but_differ_are_refused(tmp_path):
+    other = {"decoder.output_projection.weight": torch.ones(len(APART[1]), 24)}
+    _, _, folder = archive(tmp_path / "a", extra=other)
+    assert "decoder.output_projection.weight are one weight here" in refused(folder, tmp_path)
+
+
+def test_another_architecture_is_refused_with_its_weights(tmp_path):
+    said, _, folder = archive(tmp_path / "a")
+    said = {"arch": "fconv_wmt_en_de", "task": "translation", "source_lang": "en"}
+    found = {"encoder.convolutions.0.bias": torch.ones(3)}
+    theirs.write_archive(folder, {**said, "target_lang": "de"}, found, {})
+    message = refused(folder, tmp_path)
+    assert "arch='fconv_wmt_en_de' is not the transformer" in message
+    assert "encoder_embed_dim is not stated" in message
+    assert "encoder.convolutions.0.bias" in message
+
+
+@pytest.mark.parametrize("content", [{"weight": torch.ones(2)}, [1, 2], {"model": {"a": 1}}])
+def test_what_is_no_checkpoint_of_fairseq_is_told(tmp_path, content):
+    _, _, folder = archive(tmp_path / "a")
+    torch.save(content, folder / "model.pt")
+    assert "model.pt is no checkpoint of fairseq" in refused(folder, tmp_path)
+
+
+def test_a_truncated_checkpoint_is_told(tmp_path):
+    _, _, folder = archive(tmp_path / "a", is_nested=True)
+    whole = (folder / "model.pt").read_bytes()
+    (folder / "model.pt").write_bytes(whole[: len(whole) // 2])
+    assert "is cut off" in refused(folder, tmp_path)
+
+
+def test_a_packed_archive_is_to_be_extracted(tmp_path):
+    (tmp_path / "a.tar.bz2").write_bytes(b"BZh9")
+    assert "extract the archive" in refused(tmp_path / "a.tar.bz2", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [
+        ("model.pt", "holds no .pt file"),
+        ("dict.de.txt", "dict.de.txt"),
+        ("bpecodes", "has none: name the file with --pieces"),
+    ],
+)
+def test_a_missing_file_is_named(tmp_path, gone, told):
+    _, _, folder = archive(tmp_path / "a")
+    (folder / gone).unlink()
+    assert told in refused(folder, tmp_path)
+
+
+def test_of_two_codes_one_must_be_named(tmp_path):
+    _, _, folder = archive(tmp_path / "a")
+    (folder / "code").write_text(theirs.as_fastbpe(CODES), encoding="utf-8")
+    assert "has bpecodes, code: name the file with --pieces" in refused(folder, tmp_path)
+    converted(folder, tmp_path / "b", pieces=str(folder / "code"))
+
+
+def test_languages_that_the_checkpoint_does_not_say_are_asked_for(tmp_path):
+    said = {"source_lang": None, "target_lang": None}
+    _, _, folder = archive(tmp_path / "a", said=said)
+    assert "does not say its source language: add --source_lang" in refused(folder, tmp_path)
+    converted(folder, tmp_path / "b", source_lang="en", target_lang="de")
+
+
+def test_an_output_that_is_taken_is_left_alone(tmp_path):
+    _, _, folder = archive(tmp_path / "a")
+    (tmp_path / "never").mkdir()
+    (tmp_path / "never" / "mine").write_text("mine")
+    assert "exists and is not an empty folder" in refused(folder, tmp_path)
+    assert (tmp_path / "never" / "mine").read_text() == "mine"
+
+
+class Hostile:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, place, make=tempfile.mkdtemp):
+        self.place, self.make = str(place), make
+
+    def __reduce__(self):
+        if self.make is os.mkdir:  # of a module that torch blocks, in words of its own
+            return os.mkdir, (f"{self.place}/trap",)
+        return tempfile.mkdtemp, ("", "trap", self.place)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize(
+    ("make", "name"), [(tempfile.mkdtemp, "tempfile.mkdtemp"), (os.mkdir, f"{os.name}.mkdir")]
+)
+def test_no_pickle_runs_unless_it_is_trusted(tmp_path, is_zip, make, name):
+    said, found, folder = archive(tmp_path / "a")
+    checkpoint = {"model": found, "args": argparse.Namespace(**said)}
+    checkpoint["extra_state"] = Hostile(tmp_path, make)
+    torch.save(checkpoint, folder / "model.pt", _use_new_zipfile_serialization=is_zip)
+    message = refused(folder, tmp_path)
+    assert f"holds more than tensors: {name};" in message
+    assert "--trust_pickle" in message
+    assert not list(tmp_path.glob("trap*"))
+    converted(folder, tmp_path / "b", trust_pickle=True)
+    assert list(tmp_path.glob("trap*"))
+
+
+def test_a_trusted_file_says_which_package_it_needs(tmp_path, monkeypatch):
+    said, found, folder = archive(tmp_path / "a")
+    package = types.ModuleType("omegaconf")
+    package.DictConfig = type("DictConfig", (dict,), {"__module__": "omegaconf"})
+    monkeypatch.setitem(sys.modules, "omegaconf", package)
+    settings = package.DictConfig(theirs.nested(said))
+    torch.save({"model": found, "args": None, "cfg": settings}, folder / "model.pt")
+    assert "omegaconf.DictConfig; " in refused(folder, tmp_path)
+    converted(folder, tmp_path / "b", trust_pickle=True)
+    monkeypatch.delitem(sys.modules, "omegaconf")
+    with pytest.raises(ImportError, match="things of omegaconf: install that"):
+        converted(folder, tmp_path / "c", trust_pickle=True)
+    assert not (tmp_path / "c").exists()

@@ -1,0 +1,105 @@
+"""What a checkpoint says of itself, in our words; what we cannot say is named."""
+
+import argparse
+
+import fairseq_by_hand as theirs
+import pytest
+import torch
+
+from hf_vanilla import VanillaConfig
+from hf_vanilla.convert.fairseq_settings import (
+    ACTIVATIONS,
+    REFUSED,
+    Sharing,
+    config_values,
+    cut_positions,
+    refusals,
+    settings_of,
+    sharing_of,
+)
+
+
+def test_args_and_a_nested_cfg_say_the_same():
+    said = theirs.settings()
+    flat = settings_of({"args": argparse.Namespace(**said)})
+    nested = settings_of({"args": None, "cfg": theirs.nested(said)})
+    assert flat == said
+    assert nested == {**said, "label_smoothing_type": "non_target"}
+
+
+def test_a_cfg_may_hold_a_namespace():
+    said = theirs.settings()
+    config = {"model": argparse.Namespace(**said), "task": argparse.Namespace(source_lang="en")}
+    assert settings_of({"cfg": config}) == {**said, "label_smoothing_type": "non_target"}
+
+
+def test_a_checkpoint_without_settings_says_nothing():
+    assert settings_of({"model": {}}) == {}
+
+
+def test_a_model_of_the_paper_is_accepted():
+    assert refusals(theirs.settings()) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_setting_that_must_be_off_is_refused_by_name(name):
+    (reason,) = refusals(theirs.settings(**{name: 2}))
+    assert reason == f"{name}=2 ({REFUSED[name]})"
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"encoder_attention_heads": None}, "encoder_attention_heads is not stated"),
+        ({"decoder_embed_dim": 12}, "decoder_embed_dim=12 differs from encoder_embed_dim=24"),
+        ({"decoder_output_dim": 13}, "decoder_output_dim=13 differs from encoder_embed_dim=24"),
+        ({"decoder_learned_pos": True}, "decoder_learned_pos on one side only"),
+        ({"encoder_learned_pos": True}, "encoder_learned_pos on one side only"),
+        ({"activation_fn": "glu"}, "activation_fn='glu' is none of relu, "),
+        ({"arch": "transformer_lm_big"}, "arch='transformer_lm_big' is not the transformer"),
+        ({"arch": "lstm"}, "arch='lstm' is not the transformer"),
+        ({"task": "multilingual_translation"}, "task='multilingual_translation' prepares"),
+    ],
+)
+def test_what_cannot_be_expressed_is_told(said, told):
+    (reason,) = refusals(theirs.settings(**said))
+    assert reason.startswith(told)
+
+
+def test_learned_positions_of_two_lengths_are_refused():
+    both = {"encoder_learned_pos": True, "decoder_learned_pos": True}
+    (reason,) = refusals(theirs.settings(**both, max_target_positions=54))
+    assert "max_source_positions=53 differs from max_target_positions=54" in reason
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_is_one_that_our_config_knows(activation):
+    sharing = Sharing(of_sides=True, of_output=True)
+    values = config_values(theirs.settings(activation_fn=activation), sharing)
+    assert VanillaConfig(**values, vocab_size=11).activation_function == ACTIVATIONS[activation]
+
+
+@pytest.mark.parametrize(
+    ("said", "of_sides", "of_output"),
+    [
+        ({"share_all_embeddings": True}, True, True),
+        ({}, False, True),
+        ({"share_decoder_input_output_embed": False}, False, False),
+    ],
+)
+def test_flags_say_which_tables_are_one(said, of_sides, of_output):
+    assert sharing_of(theirs.settings(**said)) == Sharing(of_sides=of_sides, of_output=of_output)
+
+
+def test_learned_positions_lose_the_two_rows_before_the_first_token():
+    table = torch.arange(14.0).reshape(7, 2)
+    cut = cut_positions({"encoder.embed_positions.weight": table, "a": table})
+    assert cut["encoder.embed_positions.weight"].tolist() == table[2:].tolist()
+    assert cut["a"] is table
+
+
+def test_smoothing_counts_only_where_the_criterion_smooths():
+    sharing = Sharing(of_sides=True, of_output=True)
+    plain = theirs.settings(criterion="cross_entropy")
+    assert config_values(plain, sharing)["label_smoothing"] == 0
+    assert config_values(theirs.settings(), sharing)["label_smoothing"] == 0.2
