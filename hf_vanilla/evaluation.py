@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .corpus import read_pairs
-from .translation import DecodingOptions, load_translator, translate
+from .translation import DecodingOptions, Translator
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,15 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     """
     check_bleu_tokenizer(options.tokenize)  # before hours of translating
     pairs = list(read_pairs(options.source, options.reference))
-    model, tokenizer = load_translator(options.model)
-    translations = translate(
-        model,
-        tokenizer,
-        [pair["source"] for pair in pairs],
+    translator = Translator(
+        options.model,
+        engine=options.engine,
         tokens_per_batch=options.tokens_per_batch,
-        progress=True,
         **options.generate_kwargs,
     )
+    translations = translator.translate([pair["source"] for pair in pairs], progress=True)
     return score_translations(
-        translations,
+        list(translations),
         [pair["target"] for pair in pairs],
         tokenize=options.tokenize,
         lowercase=options.lowercase,

@@ -136,6 +136,6 @@ def test_an_unknown_tokenizer_is_refused_before_translating(options, monkeypatch
     def never(*_, **__):
         raise AssertionError("hours of translating would be lost")
 
-    monkeypatch.setattr("hf_vanilla.evaluation.translate", never)
+    monkeypatch.setattr("hf_vanilla.evaluation.Translator", never)
     with pytest.raises(ValueError, match="tokenize='moses'"):
         evaluate_files(EvaluateOptions(**options, tokenize="moses"))

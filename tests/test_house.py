@@ -32,7 +32,8 @@ FLOORS = [
     {},  # heads, later
     {"corpus": (), "tokenizer_training": ("corpus",), "batching": ()},
     {
-        "translation": (),
+        "engines": (),
+        "translation": ("engines",),
         "evaluation": ("translation",),
         "visualization": ("translation",),
         "hub": ("evaluation", "translation"),
@@ -58,6 +59,7 @@ FLOORS = [
         ),
         "convert/marian": ("convert/renaming",),
         "convert/to_marian": ("convert/marian", "convert/renaming"),
+        "convert/ctranslate2": ("convert/renaming",),
         "convert/torch_transformer": ("convert/reading", "convert/renaming"),
         "convert/formats": (
             "convert/fairseq",

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import logging
 import sys
 
@@ -11,7 +12,15 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla import translation
-from hf_vanilla.translation import TranslateOptions, load_translator, translate, translate_file
+from hf_vanilla.engines import TorchEngine
+from hf_vanilla.translation import (
+    TranslateOptions,
+    Translator,
+    load_engine,
+    load_translator,
+    translate,
+    translate_file,
+)
 
 PAIRS = small_run.digit_pairs()
 SOURCES = [source for source, _ in PAIRS[:19]]
@@ -134,16 +143,14 @@ def test_a_sentence_of_just_the_permitted_length_is_not_cut(trained, caplog):
     assert not caplog.records
 
 
-def test_the_warning_counts_lines_through_all_chunks(files, caplog, monkeypatch):
-    options, source, output = files
-    monkeypatch.setattr(translation, "CHUNK_LINES", 3)
-    source.write_text("one\n" * 7 + LONG + "\n", encoding="utf-8")
+def test_the_warning_counts_lines_through_all_windows(trained, caplog):
+    translator = Translator(TorchEngine(*trained), window=3)
     with caplog.at_level(logging.WARNING):
-        translate_file(options())
+        translations = list(translator.translate(["one"] * 7 + [LONG]))
     assert [r.getMessage() for r in caplog.records] == [
         "line 8 has 62 tokens; only the first 40 are used"
     ]
-    assert output.read_text(encoding="utf-8").count("\n") == 8
+    assert len(translations) == 8
 
 
 # --- files -------------------------------------------------------------------------------------
@@ -155,14 +162,6 @@ def lines_of(path):
 
 def test_line_i_of_the_output_translates_line_i_of_the_input(files, trained):
     options, _, output = files
-    translate_file(options())
-    assert lines_of(output) == [*translate(*trained, SOURCES), ""]
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 19, 100])
-def test_chunks_do_not_change_the_output(files, trained, monkeypatch, chunk):
-    options, _, output = files
-    monkeypatch.setattr(translation, "CHUNK_LINES", chunk)
     translate_file(options())
     assert lines_of(output) == [*translate(*trained, SOURCES), ""]
 
@@ -199,25 +198,33 @@ def test_stdin_is_translated_to_stdout(files, trained, monkeypatch, capsys):
 
 
 def test_the_number_of_beams_is_the_models_unless_given(files, monkeypatch):
-    options, _, output = files
+    options, _, _ = files
     seen = []
+    opened = translation.load_engine
     monkeypatch.setattr(
-        translation,
-        "translate",
-        lambda _model, _tokenizer, sentences, **told: seen.append(told) or sentences,
+        translation, "load_engine", lambda *a, **told: seen.append(told) or opened(*a, **told)
     )
     translate_file(options())
     translate_file(options(num_beams=7, overwrite=True))
     assert "num_beams" not in seen[0]
     assert seen[1]["num_beams"] == 7
-    assert lines_of(output)[0] == SOURCES[0]
 
 
 def test_a_line_feed_that_the_model_writes_makes_no_line_of_its_own(files, monkeypatch):
-    options, _, output = files
-    monkeypatch.setattr(translation, "translate", lambda *_, **__: ["two\nlines", "one"])
+    options, source, output = files
+    source.write_text("one\ntwo\n", encoding="utf-8")
+    monkeypatch.setattr(TorchEngine, "translate_rows", lambda _, rows: ["two\nlines"] * len(rows))
     translate_file(options())
-    assert output.read_text(encoding="utf-8") == "two lines\none\n"
+    assert output.read_text(encoding="utf-8") == "two lines\ntwo lines\n"
+
+
+def test_stdout_needs_no_end_of_the_input_to_be_seen(trained):
+    def endless():
+        while True:
+            yield "one two"
+
+    translator = Translator(TorchEngine(*trained), window=4)
+    assert len(list(itertools.islice(translator.translate(endless()), 9))) == 9
 
 
 # --- refused -----------------------------------------------------------------------------------
@@ -244,9 +251,8 @@ def test_a_file_may_be_replaced_by_its_own_translation(files, trained):
     assert lines_of(source)[:-1] == translate(*trained, SOURCES)
 
 
-def test_a_byte_that_is_no_utf8_is_named_and_no_output_appears(files, monkeypatch):
+def test_a_byte_that_is_no_utf8_is_named_and_no_output_appears(files):
     options, source, output = files
-    monkeypatch.setattr(translation, "CHUNK_LINES", 2)
     source.write_bytes(b"one\ntwo\nthr\xe9e\n")
     with pytest.raises(ValueError, match=r"in\.txt, line 3: byte 4 is not UTF-8"):
         translate_file(options())
@@ -286,3 +292,20 @@ def test_a_folder_without_a_model_is_refused_with_what_to_give(tmp_path):
 def test_a_count_below_one_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: give a positive number"):
         TranslateOptions(model="m", **{name: value})
+
+
+def test_an_unknown_engine_is_refused():
+    with pytest.raises(ValueError, match="engine='onnx': choose one of torch, ctranslate2"):
+        TranslateOptions(model="m", engine="onnx")
+    with pytest.raises(ValueError, match="engine='onnx': choose one of torch, ctranslate2"):
+        load_engine("m", "onnx")
+
+
+def test_an_engine_that_is_there_takes_no_settings(trained):
+    with pytest.raises(ValueError, match="num_beams: an engine that is there already has its own"):
+        Translator(TorchEngine(*trained), num_beams=2)
+
+
+def test_a_window_below_one_is_refused(trained):
+    with pytest.raises(ValueError, match="window=0: give a positive number"):
+        Translator(TorchEngine(*trained), window=0)

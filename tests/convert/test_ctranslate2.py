@@ -1,0 +1,231 @@
+"""Our model in CTranslate2: the same probabilities, the same searches, the same text."""
+
+import json
+
+import pytest
+import torch
+from lively import lively_model
+from torch.testing import assert_close
+from transformers import AutoTokenizer, GenerationConfig
+
+from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla.convert.ctranslate2 import (
+    ACTIVATIONS,
+    ExportCTranslate2Options,
+    export_ctranslate2,
+    their_decoding,
+    to_ctranslate2,
+)
+from hf_vanilla.engines import CTranslate2Engine, TorchEngine
+
+library = pytest.importorskip("ctranslate2")
+
+CLOSE = {"rtol": 0, "atol": 2e-5}  # float32, sums in another order
+SOURCES, TARGETS = [[5, 6, 7, 8, 9, 1], [11, 12, 1]], [[3, 4, 13, 1], [7, 1]]
+# what a config may say beyond the paper's own shape, and CTranslate2 says too
+SHAPES = {
+    "the paper's": {},
+    "layers of two numbers, heads of two numbers": {"encoder_layers": 3, "decoder_layers": 1},
+    "heads narrower than their share": {"head_dim": 2, "v_head_dim": 2},
+    "biases": {"attention_bias": True, "lm_head_bias": True},
+    "one table": {"tie_word_embeddings": True},
+    "two tables": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 23},
+    "unscaled": {"scale_embedding": False},
+    "Marian's positions": {"position_layout": "concatenated", "layer_norm_eps": 1e-3},
+    "fairseq's positions": {"position_frequencies": "tensor2tensor", "position_offset": 2},
+    "learned positions": {"position_embedding_type": "learned", "max_position_embeddings": 31},
+    "norms on top": {"final_layer_norm": True},
+    "padding as its row": {"zero_pad_embedding": False},
+    **{name: {"activation_function": name} for name in ACTIVATIONS},
+}
+
+
+class Words:
+    """As much of a tokenizer as the export asks for; two of its ids share a word."""
+
+    unk_token = None
+    model_max_length = 31
+
+    def __len__(self):
+        return 17  # fewer than the model's vocabulary
+
+    def convert_ids_to_tokens(self, token_id):
+        return "twice" if token_id in (5, 6) else f"w{token_id}"
+
+
+def model_of(**changes):
+    """A random model whose every weight matters, its biases, norms and padding row included."""
+    model = lively_model(**changes).float()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() == 1 or "embed_tokens" in name or "shared" in name:
+                weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+def saved(model, folder, tokenizer):
+    spec = to_ctranslate2(model, tokenizer, places=31)
+    spec.optimize(quantization="float32")
+    folder.mkdir()
+    spec.save(str(folder))
+    return library.Translator(str(folder))
+
+
+def words_of(folder, side):
+    shared = folder / "shared_vocabulary.json"
+    return json.loads(
+        (shared if shared.is_file() else folder / f"{side}_vocabulary.json").read_text()
+    )
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_every_word_has_the_same_log_probability(tmp_path, changes):
+    model = model_of(**changes)
+    theirs = saved(model, tmp_path / "there", Words())
+    source, target = (words_of(tmp_path / "there", side) for side in ("source", "target"))
+    found = theirs.score_batch(
+        [[source[i] for i in row] for row in SOURCES],
+        [[target[i] for i in row[:-1]] for row in TARGETS],  # it adds the end itself
+    )
+    for ids, labels, scores in zip(SOURCES, TARGETS, found, strict=True):
+        logits = model(input_ids=torch.tensor([ids]), labels=torch.tensor([labels])).logits[0]
+        expected = logits.log_softmax(-1).gather(-1, torch.tensor(labels)[:, None]).squeeze(-1)
+        assert_close(torch.tensor(scores.log_probs), expected.detach(), **CLOSE)
+
+
+def test_exporting_leaves_the_model_as_it_was():
+    model = model_of()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    to_ctranslate2(model, Words(), places=31).optimize(quantization="int8")
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_one_message_names_every_reason_against_it():
+    config = VanillaConfig(
+        vocab_size=19,
+        d_model=12,
+        encoder_attention_heads=3,
+        decoder_attention_heads=2,
+        head_dim=5,
+        activation_function="mish",
+        decoder_start_token_id=None,
+        eos_token_id=[1, 2],
+    )
+    with pytest.raises(ValueError, match="CTranslate2 cannot express this model: ") as caught:
+        to_ctranslate2(VanillaForConditionalGeneration(config), Words(), places=31)
+    for reason in (
+        "activation_function='mish' (there: relu, ",
+        "encoder_attention_heads with head_dim=5 and v_head_dim=4 (there: equal)",
+        "decoder_attention_heads with head_dim=5 and v_head_dim=6 (there: equal)",
+        "decoder_start_token_id=None (there: an id)",
+        "eos_token_id=[1, 2] (there: one id)",
+    ):
+        assert reason in str(caught.value)
+
+
+# --- folders -----------------------------------------------------------------------------------
+
+
+def export(trained_run, folder, **changes):
+    return export_ctranslate2(
+        ExportCTranslate2Options(model=str(trained_run), output=str(folder), **changes)
+    )
+
+
+def test_an_export_holds_the_tokenizer_its_words_and_the_decoding(trained_run, trained, tmp_path):
+    folder = export(trained_run, tmp_path / "there")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "ein\u00e4 </s> \0"
+    assert tokenizer(text).input_ids == trained[1](text).input_ids
+    assert words_of(folder, "source") == trained[1].convert_ids_to_tokens(range(len(trained[1])))
+    decoding = GenerationConfig.from_pretrained(folder)
+    assert decoding.length_penalty_form == "power"
+    assert decoding.early_stopping is True
+    assert decoding.max_tokens_beyond_source == 50
+    assert decoding.num_beams == 4
+
+
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_the_same_text_comes_out_of_both_engines(trained_run, trained, tmp_path, num_beams):
+    folder = export(trained_run, tmp_path / "there")
+    model, tokenizer = trained
+    rows = tokenizer(
+        ["one two", "three", "nine nine one four", "q" * 30, "\0 \u05d0 \ufffd"]
+    ).input_ids
+    told = {
+        "length_penalty_form": "power",
+        "early_stopping": num_beams > 1,
+        "num_beams": num_beams,
+    }
+    expected = TorchEngine(model, tokenizer, **told).translate_rows(rows)
+    assert CTranslate2Engine(folder, num_beams=num_beams).translate_rows(rows) == expected
+    assert len(set(expected)) == len(rows)
+
+
+def test_what_is_decoded_otherwise_is_told(trained_run, tmp_path, caplog):
+    export(trained_run, tmp_path / "there")
+    assert "the penalty is length ** 0.6, not ((5 + length) / 6) ** 0.6" in caplog.text
+    assert "its 4th finished hypothesis (early_stopping=True, not 'never')" in caplog.text
+
+
+def test_settings_that_stay_behind_are_named_and_the_others_kept():
+    ours = GenerationConfig(
+        num_beams=3, early_stopping=True, do_sample=True, length_penalty=0.5, top_k=7
+    )
+    ours.exponential_decay_length_penalty = (3, 1.5)
+    theirs, told = their_decoding(ours)
+    assert sorted(told) == [
+        "do_sample=True is left out",
+        "exponential_decay_length_penalty=(3, 1.5) is left out",
+        "top_k=7 is left out",
+    ]
+    assert (theirs.num_beams, theirs.length_penalty) == (3, 0.5)
+    assert not theirs.do_sample
+    assert ours.do_sample
+
+
+def test_forbidden_words_leave_their_probability_to_the_others_there():
+    theirs, told = their_decoding(GenerationConfig(bad_words_ids=[[0]]))
+    assert theirs.renormalize_logits
+    assert theirs.bad_words_ids == [[0]]
+    assert len(told) == 1
+    assert "renormalize_logits=True" in told[0]
+
+
+def test_settings_that_both_have_are_not_worth_a_word():
+    ours = GenerationConfig(num_beams=3, early_stopping=True, length_penalty=0.7, max_length=9)
+    assert their_decoding(ours)[1] == []
+
+
+def test_int8_is_smaller_and_still_translates(trained_run, tmp_path):
+    whole, small = (
+        export(trained_run, tmp_path / "a"),
+        export(trained_run, tmp_path / "b", quantization="int8"),
+    )
+    assert (small / "model.bin").stat().st_size < 0.5 * (whole / "model.bin").stat().st_size
+    rows = AutoTokenizer.from_pretrained(small)(["one two", "three four"]).input_ids
+    expected = CTranslate2Engine(whole).translate_rows(rows)
+    assert CTranslate2Engine(small).translate_rows(rows) == expected
+
+
+def test_an_unknown_quantization_is_refused():
+    with pytest.raises(ValueError, match="quantization='int4': choose one of float32, "):
+        ExportCTranslate2Options(model="m", output="o", quantization="int4")
+
+
+def test_a_refusal_leaves_nothing(tmp_path, tiny_tokenizer):
+    config = VanillaConfig(
+        vocab_size=283, d_model=12, encoder_attention_heads=3, decoder_attention_heads=2, head_dim=5
+    )
+    VanillaForConditionalGeneration(config).save_pretrained(tmp_path / "ours")
+    tiny_tokenizer.save_pretrained(tmp_path / "ours")
+    with pytest.raises(ValueError, match="cannot express"):
+        export(tmp_path / "ours", tmp_path / "there")
+    assert [path.name for path in tmp_path.iterdir()] == ["ours"]
+
+
+def test_an_output_that_is_taken_is_left_alone(trained_run, tmp_path):
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(FileExistsError, match="choose another name"):
+        export(trained_run, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["note"]
