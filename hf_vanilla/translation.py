@@ -344,12 +344,15 @@ def translate_file(options: TranslateOptions) -> Path | None:
     return output
 
 
-def write_lines(texts: Iterable[str], file: TextIO) -> None:
-    """Write each text on a line of its own as it comes."""
+def write_lines(texts: Iterable[str], file: TextIO) -> int:
+    """Write each text on a line of its own as it comes; returns how many."""
+    count = 0
     for text in texts:
         # a line feed that the model wrote must not become a line of its own
         file.write(text.replace("\n", " ") + "\n")
         file.flush()
+        count += 1
+    return count
 
 
 def _lines(name: str) -> Iterator[str]:

@@ -34,6 +34,8 @@ FLOORS = [
     {
         "engines": (),
         "translation": ("engines",),
+        "shards": ("translation",),
+        "corpus_translation": ("shards", "translation"),
         "evaluation": ("translation",),
         "visualization": ("translation",),
         "hub": ("evaluation", "translation"),

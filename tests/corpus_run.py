@@ -1,0 +1,32 @@
+"""A run of `translate_corpus` in a process of its own, which may die in the middle of a shard."""
+
+import logging
+import os
+import signal
+import sys
+
+from hf_vanilla.corpus_translation import CorpusOptions, translate_corpus
+from hf_vanilla.engines import TorchEngine
+from hf_vanilla.options import parse_options
+
+DIES_AT = "--dies_at="
+
+
+def main(arguments: list[str]) -> None:
+    batches = next((int(a.removeprefix(DIES_AT)) for a in arguments if a.startswith(DIES_AT)), 0)
+    translate_rows, done = TorchEngine.translate_rows, []
+
+    def dying(self: TorchEngine, rows: list[list[int]]) -> list[str]:
+        done.append(len(rows))
+        if len(done) == batches:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return translate_rows(self, rows)
+
+    TorchEngine.translate_rows = dying
+    logging.basicConfig(level=logging.INFO)
+    rest = [a for a in arguments if not a.startswith(DIES_AT)]
+    sys.stdout.write(f"{translate_corpus(parse_options(CorpusOptions, rest))}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
