@@ -192,8 +192,9 @@ def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tu
         for row in done.iter_rows():
             yield row["lines"], row["failed"]
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None) or error.__cause__ or error
-        raise OSError(f"a worker failed: {' '.join(str(cause).split())}") from error
+        # its text is a traceback, whose last line says what went wrong
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise OSError(f"a worker failed: {reason[0].strip()}") from error
     finally:
         if is_own:
             ray.shutdown()

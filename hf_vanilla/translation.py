@@ -96,6 +96,15 @@ class Translator:
     Raises:
         ValueError: the engine is unknown, or the folder holds no model for it.
         OSError: nothing is found under that name.
+
+    Example:
+        >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
+        >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
+        >>> model = VanillaForConditionalGeneration(
+        ...     VanillaConfig(vocab_size=270, d_model=16, encoder_layers=1, decoder_layers=1))
+        >>> translator = Translator(TorchEngine(model.eval(), tokenizer, max_new_tokens=3))
+        >>> len(list(translator.translate(["a house", "", "ein Haus"])))
+        3
     """
 
     def __init__(
@@ -311,7 +320,8 @@ def translate_file(options: TranslateOptions) -> Path | None:
         ValueError: the model folder or the input is not what it should be.
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
-    processes = PartialState()
+    # told that there is no GPU, Accelerate lets processes on CPUs find each other
+    processes = PartialState(cpu=not torch.cuda.is_available())
     output = Path(options.output)
     if options.output != STANDARD_STREAM and output.exists() and not options.overwrite:
         raise FileExistsError(f"{output} exists: choose another name or add --overwrite")

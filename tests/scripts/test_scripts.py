@@ -65,6 +65,33 @@ def test_translate_from_stdin_to_stdout(script, trained, trained_run):
     assert done.stderr == ""
 
 
+def test_export_for_ctranslate2_and_translate_with_it(script, trained_run):
+    pytest.importorskip("ctranslate2")
+    done = script(
+        *("export_ctranslate2.py", "--model", trained_run, "--output", "there"),
+        *("--quantization", "int8"),
+    )
+    assert done.stdout == "there\n"
+    assert "CTranslate2 decodes otherwise" in done.stderr
+    lines = script(
+        "translate.py", "--model", "there", "--engine", "ctranslate2", text="one two\n\n"
+    )
+    assert lines.stdout.count("\n") == 2
+    assert lines.stdout.startswith("eins")
+
+
+def test_translate_corpus_prints_what_it_did_and_goes_on(script, trained, trained_run, tmp_path):
+    (tmp_path / "in.txt").write_text("\n".join(SOURCES), encoding="utf-8")
+    told = ("--model", trained_run, "--input", "in.txt", "--output", "out")
+    told += ("--lines_per_shard", "2")
+    done = script("translate_corpus.py", *told)
+    assert done.stdout == "out: 3 lines in 2 shards, 0 done before, 0 redone\n"
+    texts = [path.read_text(encoding="utf-8") for path in sorted((tmp_path / "out").glob("*.txt"))]
+    assert "".join(texts).split("\n") == [*translate(*trained, SOURCES), ""]
+    again = script("translate_corpus.py", *told)
+    assert again.stdout == "out: 3 lines in 2 shards, 2 done before, 0 redone\n"
+
+
 def test_translate_refuses_an_existing_output_in_one_line(script, trained_run, tmp_path):
     (tmp_path / "out").write_text("mine")
     done = script("translate.py", "--model", trained_run, "--output", "out", text="one", fails=True)
