@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small_run
@@ -127,6 +128,63 @@ def test_a_count_below_one_is_refused(name, options):
 def test_more_than_one_gpu_for_a_worker_is_refused(options):
     with pytest.raises(ValueError, match="gpus_per_worker=2: give 0 or 1"):
         options(gpus_per_worker=2)
+
+
+class FakeRay:
+    """As much of Ray as a run touches, in this process; notes what it was told."""
+
+    def __init__(self):
+        self.data, self.exceptions, self.told = self, SimpleNamespace(RayError=KeyError), {}
+
+    def is_initialized(self):
+        return "init" in self.told
+
+    def init(self, **told):
+        self.told["init"] = told
+
+    def shutdown(self):
+        self.told["is_shut"] = True
+
+    def ActorPoolStrategy(self, size):  # noqa: N802 - Ray's name
+        return size
+
+    def from_items(self, rows, override_num_blocks):
+        self.rows, self.told["blocks"] = rows, override_num_blocks
+        return self
+
+    def map(self, worker, *, fn_constructor_args, **told):
+        self.told["map"] = told
+        self.rows = list(map(worker(*fn_constructor_args), self.rows))
+        return self
+
+    def iter_rows(self):
+        return iter(self.rows)
+
+
+def test_a_cluster_gets_its_address_and_each_worker_its_share(
+    options, expected, tmp_path, monkeypatch
+):
+    ray = FakeRay()
+    monkeypatch.setattr("hf_vanilla.corpus_translation._import_ray", lambda: ray)
+    translate_corpus(options(address="ray://there:1", workers=3, gpus_per_worker=1))
+    assert ray.told["init"] == {"address": "ray://there:1", "include_dashboard": None}
+    assert ray.told["map"] == {"compute": 3, "num_cpus": 1, "num_gpus": 1}
+    assert ray.told["blocks"] == 8
+    assert ray.told["is_shut"]
+    assert texts(tmp_path / "out") == expected
+
+
+def test_workers_of_one_machine_get_their_threads_and_no_more_workers_than_shards(
+    options, monkeypatch
+):
+    ray = FakeRay()
+    monkeypatch.setattr("hf_vanilla.corpus_translation._import_ray", lambda: ray)
+    seen = []
+    monkeypatch.setattr("torch.set_num_threads", seen.append)
+    translate_corpus(options(workers=9, threads_per_worker=2))
+    assert ray.told["init"] == {"num_cpus": 19, "include_dashboard": False}
+    assert ray.told["map"] == {"compute": 8, "num_cpus": 2, "num_gpus": None}
+    assert seen == [2]
 
 
 # --- Ray ---------------------------------------------------------------------------------------

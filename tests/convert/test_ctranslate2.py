@@ -2,6 +2,7 @@
 
 import json
 
+import opus
 import pytest
 import torch
 from lively import lively_model
@@ -16,7 +17,9 @@ from hf_vanilla.convert.ctranslate2 import (
     their_decoding,
     to_ctranslate2,
 )
+from hf_vanilla.convert.marian import MarianOptions, convert_marian
 from hf_vanilla.engines import CTranslate2Engine, TorchEngine
+from hf_vanilla.translation import load_translator
 
 library = pytest.importorskip("ctranslate2")
 
@@ -229,3 +232,17 @@ def test_an_output_that_is_taken_is_left_alone(trained_run, tmp_path):
     with pytest.raises(FileExistsError, match="choose another name"):
         export(trained_run, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
+
+
+def test_a_model_that_came_from_marian_goes_on_to_ctranslate2(tmp_path):
+    opus.write_folder(tmp_path / "theirs", forced_eos_token_id=None)
+    ours = convert_marian(
+        MarianOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours"))
+    )
+    folder = export(ours, tmp_path / "there")
+    model, tokenizer = load_translator(str(ours))
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    rows = tokenizer(list(opus.SOURCES)).input_ids
+    expected = TorchEngine(model, tokenizer).translate_rows(rows)
+    assert CTranslate2Engine(folder).translate_rows(rows) == expected
+    assert any(expected)
