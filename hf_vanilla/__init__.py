@@ -38,8 +38,7 @@ __all__ = [
 ]
 
 AutoConfig.register("vanilla", VanillaConfig, exist_ok=True)
-# of several, the one that a checkpoint names
-AutoModel.register(VanillaConfig, (VanillaModel, VanillaEncoderModel), exist_ok=True)
+AutoModel.register(VanillaConfig, VanillaModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(VanillaConfig, VanillaForConditionalGeneration, exist_ok=True)
 AutoModelForCausalLM.register(VanillaConfig, VanillaForCausalLM, exist_ok=True)
 AutoModelForTextEncoding.register(VanillaConfig, VanillaEncoderModel, exist_ok=True)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModel
 
 from hf_vanilla import (
     VanillaConfig,
@@ -11,7 +10,6 @@ from hf_vanilla import (
     VanillaForCausalLM,
     VanillaForConditionalGeneration,
     VanillaForSequenceClassification,
-    VanillaModel,
 )
 
 B, L, S = 3, 7, 5
@@ -139,18 +137,6 @@ def test_a_half_comes_back_from_its_own_checkpoint(tmp_path, caplog, half, shari
     assert loaded.config.to_dict().keys() == model.config.to_dict().keys()
     stored = [name for path in tmp_path.glob("*.safetensors") for name in load_file(path)]
     assert len(stored) == len(list(model.parameters()))  # a shared table once
-
-
-def test_auto_model_returns_what_a_checkpoint_names(tmp_path):
-    for kind in (VanillaEncoderModel, VanillaModel):
-        model = kind(VanillaConfig(**SIZES)).eval()
-        model.save_pretrained(tmp_path / kind.__name__)
-        loaded, report = AutoModel.from_pretrained(
-            tmp_path / kind.__name__, output_loading_info=True
-        )
-        assert type(loaded) is kind
-        assert not any(report.values())
-    assert type(AutoModel.from_config(VanillaConfig(**SIZES))) is VanillaModel
 
 
 @EACH_HALF
