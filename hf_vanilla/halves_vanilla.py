@@ -170,7 +170,8 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     """The decoder half with the output projection: a language model.
 
     It has no attention to a source, unless `add_cross_attention` is on and the caller brings
-    `encoder_hidden_states`.
+    `encoder_hidden_states`. It smooths labels by itself (`label_smoothing`); the `Trainer`'s
+    `label_smoothing_factor` shifts labels for transformers' own language models only.
 
     Example:
         >>> import torch
