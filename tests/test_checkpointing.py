@@ -12,6 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.checkpointing import (
     AverageOptions,
+    Keeping,
     all_checkpoints,
     average_checkpoints,
     average_run,
@@ -146,7 +147,9 @@ def run(tmp_path, fresh_accelerator):
 def test_older_checkpoints_are_pruned_and_no_partial_one_stays(run):
     accelerator, _, folder = run
     for step in (2, 5, 9, 12):
-        assert save_checkpoint(accelerator, folder, {"step": step}, keep=3).name.endswith(str(step))
+        assert save_checkpoint(accelerator, folder, {"step": step}, keep=Keeping(3)).name.endswith(
+            str(step)
+        )
     assert [p.name for p in all_checkpoints(folder)] == [f"checkpoint-{n}" for n in (5, 9, 12)]
     assert len(list(folder.iterdir())) == 3
 
@@ -156,7 +159,7 @@ def test_the_newest_checkpoint_comes_back_with_its_state(run):
     for step in (9, 10):
         with torch.no_grad():
             model.weight.fill_(step)
-        save_checkpoint(accelerator, folder, {"step": step, "tokens": 70 * step}, keep=5)
+        save_checkpoint(accelerator, folder, {"step": step, "tokens": 70 * step}, keep=Keeping(5))
     with torch.no_grad():
         model.weight.fill_(-1)
     assert resume(accelerator, folder) == {"step": 10, "tokens": 700}
@@ -172,7 +175,7 @@ def test_a_leftover_of_an_earlier_crash_does_not_reach_the_checkpoint(run):
     accelerator, _, folder = run
     (folder / "checkpoint-7.partial").mkdir()
     (folder / "checkpoint-7.partial" / "old").write_text("half")
-    written = save_checkpoint(accelerator, folder, {"step": 7}, keep=1)
+    written = save_checkpoint(accelerator, folder, {"step": 7}, keep=Keeping(1))
     assert not (written / "old").exists()
     assert json.loads((written / "training_state.json").read_text()) == {"step": 7}
 
@@ -185,7 +188,7 @@ def test_a_checkpoint_is_not_there_before_it_is_whole(run, monkeypatch):
 
     monkeypatch.setattr(accelerator, "save_state", full_disk)
     with pytest.raises(OSError, match="no space"):
-        save_checkpoint(accelerator, folder, {"step": 3}, keep=1)
+        save_checkpoint(accelerator, folder, {"step": 3}, keep=Keeping(1))
     assert all_checkpoints(folder) == []
 
 

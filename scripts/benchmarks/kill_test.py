@@ -1,0 +1,94 @@
+"""Kill one short training many times at random, go on by the same command, compare the weights.
+
+    python scripts/benchmarks/kill_test.py [KILLS]
+
+Ends with status 1 unless the final weights are those of a run that was never disturbed.
+"""
+
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from hf_vanilla.corpus import number_words
+
+KILLS, SEED, PAIRS = 20, 0, 600
+TRAIN = Path(__file__).resolve().parent.parent / "train.py"
+# two micro-batches a step, epochs of a few steps, a checkpoint at every fifth
+RECIPE = """
+--train_source train.en --train_target train.de
+--validation_source train.en --validation_target train.de
+--max_steps 600 --save_steps 5 --logging_steps 2 --eval_steps 50 --eval_sentences 0
+--tokens_per_step 600 --tokens_per_batch 300 --max_length 100 --learning_rate 0.005
+--use_cpu True --trackers none --model.vocab_size 400 --model.d_model 32
+--model.encoder_layers 1 --model.decoder_layers 1 --model.encoder_attention_heads 2
+--model.decoder_attention_heads 2 --model.encoder_ffn_dim 64 --model.decoder_ffn_dim 64
+"""
+
+
+def begin(place: Path, name: str) -> subprocess.Popen:
+    """The command that begins the run of a name, or goes on with it."""
+    command = [sys.executable, str(TRAIN), "--output_dir", name, *RECIPE.split()]
+    told = (place / "stderr").open("w")
+    return subprocess.Popen(command, cwd=place, stderr=told, stdout=subprocess.DEVNULL)
+
+
+def finish(place: Path, name: str) -> tuple[float, float]:
+    """Let it run to its end; seconds to the first line of its log, and to the end."""
+    started, first = time.monotonic(), 0.0
+    process = begin(place, name)
+    while process.poll() is None:
+        time.sleep(0.05)
+        if not first and (place / name / "log.jsonl").is_file():
+            first = time.monotonic() - started
+    if process.returncode:
+        sys.exit((place / "stderr").read_text())
+    return first, time.monotonic() - started
+
+
+def kill(place: Path, name: str, pause: float) -> str:
+    """Go on with the run for a while, kill it; what lies in its folder then."""
+    process = begin(place, name)
+    try:
+        process.wait(pause)
+        return "had ended by itself"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    steps = [p.name.removeprefix("checkpoint-") for p in (place / name).glob("checkpoint-*[0-9]")]
+    newest = max(map(int, steps), default="none")
+    half = [path.name for path in (place / name).glob("*.partial")]
+    return f"{newest} | {', '.join(half) or '-'}"
+
+
+def main(kills: int) -> bool:
+    """Print the table; whether the weights are the same."""
+    draw = random.Random(SEED)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        pairs = [number_words(n) for n in draw.sample(range(100_000), PAIRS)]
+        for side, language in (("source", "en"), ("target", "de")):
+            text = "".join(pair[side] + "\n" for pair in pairs)
+            (place / f"train.{language}").write_text(text, encoding="utf-8")
+        start, whole = finish(place, "undisturbed")
+        print(f"undisturbed: {start:.1f} s to the first lines of the log, {whole:.1f} s in all\n")
+        print("| kill | after seconds | newest checkpoint | half-written |\n|---|---|---|---|")
+        for number in range(1, kills + 1):
+            # so that some are killed while they start, and all together do not reach the end
+            pause = draw.uniform(0.5 * start, start + 1.6 * (whole - start) / kills)
+            print(f"| {number} | {pause:.2f} | {kill(place, 'killed', pause)} |", flush=True)
+        finish(place, "killed")
+        first, second = (
+            load_file(place / name / "model.safetensors") for name in ("undisturbed", "killed")
+        )
+    same = first.keys() == second.keys() and all(first[n].equal(second[n]) for n in first)
+    print(f"\nfinal weights of {kills} kills and of none: {'identical' if same else 'DIFFERENT'}")
+    return same
+
+
+if __name__ == "__main__":
+    sys.exit(not main(int(sys.argv[1]) if len(sys.argv) > 1 else KILLS))
