@@ -178,8 +178,10 @@ def plot_curves(entries: Sequence[dict[str, Any]], path: Path) -> None:
             few = "o-" if len(points) < 40 else "-"
             if points:
                 axes.plot(*zip(*points, strict=True), few, markersize=3, linewidth=1.2, label=label)
-        if unit != "BLEU":  # these fall by factors, BLEU rises by points
+        if unit == "nats per target token":  # it falls by factors
             axes.set_yscale("log")
+            for axis_side in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                axis_side("{x:g}")
         axes.set_ylabel(unit)
         axes.grid(visible=True, which="both", alpha=0.25)
         if len(axes.lines) > 1:

@@ -15,14 +15,16 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from hf_vanilla.corpus import number_words
+from hf_vanilla.telemetry import read_log
 
-KILLS, SEED, PAIRS = 20, 0, 600
+KILLS, SEED, PAIRS, STEPS = 20, 0, 600, 400
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 # two micro-batches a step, epochs of a few steps, a checkpoint at every fifth
-RECIPE = """
+RECIPE = f"""
+--max_steps {STEPS}
 --train_source train.en --train_target train.de
 --validation_source train.en --validation_target train.de
---max_steps 600 --save_steps 5 --logging_steps 2 --eval_steps 50 --eval_sentences 0
+--save_steps 5 --logging_steps 2 --eval_steps 50 --eval_sentences 0
 --tokens_per_step 600 --tokens_per_batch 300 --max_length 100 --learning_rate 0.005
 --use_cpu True --trackers none --model.vocab_size 400 --model.d_model 32
 --model.encoder_layers 1 --model.decoder_layers 1 --model.encoder_attention_heads 2
@@ -50,19 +52,27 @@ def finish(place: Path, name: str) -> tuple[float, float]:
     return first, time.monotonic() - started
 
 
-def kill(place: Path, name: str, pause: float) -> str:
-    """Go on with the run for a while, kill it; what lies in its folder then."""
+def kill(place: Path, name: str, pause: float, last: int) -> str:
+    """Go on with the run, kill it after `pause` seconds or soon after step `last`; what is left."""
+    folder, started = place / name, time.monotonic()
     process = begin(place, name)
-    try:
-        process.wait(pause)
-        return "had ended by itself"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    steps = [p.name.removeprefix("checkpoint-") for p in (place / name).glob("checkpoint-*[0-9]")]
-    newest = max(map(int, steps), default="none")
-    half = [path.name for path in (place / name).glob("*.partial")]
-    return f"{newest} | {', '.join(half) or '-'}"
+    while process.poll() is None and time.monotonic() - started < pause:
+        lines = read_log(folder / "log.jsonl")
+        if lines and lines[-1]["step"] >= last:
+            time.sleep(pause % 0.5)  # anywhere within the next steps, saving included
+            break
+        time.sleep(0.02)
+    if process.poll() is not None:
+        sys.exit(f"it ended by itself: {(place / 'stderr').read_text()}")
+    process.kill()
+    process.wait()
+    told = read_log(folder / "log.jsonl")
+    steps = [p.name.removeprefix("checkpoint-") for p in folder.glob("checkpoint-*[0-9]")]
+    half = [path.name for path in folder.glob("*.partial")]
+    return (
+        f"{time.monotonic() - started:.2f} | {told[-1]['step'] if told else '-'} | "
+        f"{max(map(int, steps), default='-')} | {', '.join(half) or '-'}"
+    )
 
 
 def main(kills: int) -> bool:
@@ -76,11 +86,12 @@ def main(kills: int) -> bool:
             (place / f"train.{language}").write_text(text, encoding="utf-8")
         start, whole = finish(place, "undisturbed")
         print(f"undisturbed: {start:.1f} s to the first lines of the log, {whole:.1f} s in all\n")
-        print("| kill | after seconds | newest checkpoint | half-written |\n|---|---|---|---|")
+        print("| kill | after seconds | last step told | newest checkpoint | half-written |")
+        print("|---|---|---|---|---|")
         for number in range(1, kills + 1):
-            # so that some are killed while they start, and all together do not reach the end
-            pause = draw.uniform(0.5 * start, start + 1.6 * (whole - start) / kills)
-            print(f"| {number} | {pause:.2f} | {kill(place, 'killed', pause)} |", flush=True)
+            # some are killed while they start, the others before all together reach the end
+            pause, last = draw.uniform(0.3, 2) * start, STEPS * number // (kills + 1)
+            print(f"| {number} | {kill(place, 'killed', pause, last)} |", flush=True)
         finish(place, "killed")
         first, second = (
             load_file(place / name / "model.safetensors") for name in ("undisturbed", "killed")
