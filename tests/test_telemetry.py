@@ -1,4 +1,4 @@
-"""What a run tells: operations counted by torch, shares by hand, and a log that says nothing twice."""
+"""What a run tells: operations as torch counts them, shares by hand, and nothing twice."""
 
 import json
 from pathlib import Path

@@ -368,3 +368,92 @@ def test_a_tokenizer_of_an_earlier_run_can_be_used(corpus_files, trained_run, tm
     folder = train(small_run.recipe(tmp_path / "run", corpus_files, tokenizer=str(trained_run)))
     vocabularies = [AutoTokenizer.from_pretrained(f).get_vocab() for f in (folder, trained_run)]
     assert vocabularies[0] == vocabularies[1]
+
+
+# --- the best, and enough ----------------------------------------------------------------------
+
+
+def scripted(monkeypatch, nlls):
+    """Validation that finds these values, one after the other, whatever the weights are."""
+    values = dict(enumerate(nlls, start=1))
+
+    def measured(self, model, held_out, progress, *, sentences, averaged=0):
+        return (0.0 if averaged else values[progress.step]), None
+
+    monkeypatch.setattr(TrainingRun, "_validate", measured)
+
+
+def test_the_best_checkpoints_are_averaged_and_kept_with_the_newest(
+    corpus_files, tmp_path, monkeypatch
+):
+    scripted(monkeypatch, [5.0, 2.0, 4.0, 1.0, 3.0, 6.0])
+    options = {"average_best": True, "average_checkpoints": 3, "save_total_limit": 3}
+    options |= {"eval_steps": 1, "save_steps": 1}
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    kept = [path.name for path in all_checkpoints(folder)]
+    assert kept == [f"checkpoint-{n}" for n in (2, 4, 5, 6)]
+    parts = [small_run.weights(folder / f"checkpoint-{n}") for n in (2, 4, 5)]
+    for name, weight in small_run.weights(folder).items():
+        mean = torch.stack([part[name].double() for part in parts]).mean(0)
+        # one rounding to float32 of a sum of three
+        torch.testing.assert_close(weight.double(), mean, rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_ends_when_validation_has_not_improved_for_long_enough(
+    corpus_files, tmp_path, monkeypatch
+):
+    scripted(monkeypatch, [5.0, 4.0, 4.0, 3.5, 3.6, 3.7, 1.0, 1.0])
+    options = {"patience": 2, "eval_steps": 1, "max_steps": 8, "save_steps": 4}
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
+    folder = train(recipe)
+    assert [path.name for path in all_checkpoints(folder)] == ["checkpoint-4", "checkpoint-6"]
+    interrupt(monkeypatch, after=6)  # one more step would raise
+    train(recipe)
+
+
+def test_patience_outlasts_an_interruption(corpus_files, tmp_path, monkeypatch):
+    scripted(monkeypatch, [5.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    options = {"patience": 4, "eval_steps": 1, "max_steps": 8, "save_steps": 1}
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=4)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    assert all_checkpoints(train(recipe))[-1].name == "checkpoint-6"
+
+
+def test_a_higher_bleu_is_the_better_one(corpus_files, tmp_path):
+    options = {"best_by": "bleu", "eval_sentences": 3, "patience": 1, "eval_steps": 1}
+    run = TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    progress = Progress()
+    for value, best, stale in ((10.0, 10.0, 0), (12.0, 12.0, 0), (11.0, 12.0, 1)):
+        run._compare(progress, value)
+        assert (progress.best, progress.stale) == (best, stale)
+
+
+# --- told once ---------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_tells_every_step_once(corpus_files, tmp_path, monkeypatch):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, logging_steps=1, save_steps=4)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=5)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    steps = [entry["step"] for entry in log_of(train(recipe)) if "loss" in entry]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_a_step_consists_of_is_told(corpus_files, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=80))
+    assert "1 process(es) x 3 micro-batch(es) of up to 80 tokens a side" in caplog.text
+
+
+def test_a_run_that_goes_on_in_other_micro_batches_says_so(corpus_files, tmp_path, caplog):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=120))
+    state = folder / "checkpoint-6" / "training_state.json"
+    state.write_text(state.read_text().replace('"micro_batches": 2', '"micro_batches": 3'))
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        train(small_run.recipe(folder, corpus_files, tokens_per_batch=120, max_steps=7))
+    assert "began with 3 micro-batches a step and goes on with 2" in caplog.text

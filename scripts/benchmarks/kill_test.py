@@ -52,14 +52,14 @@ def finish(place: Path, name: str) -> tuple[float, float]:
     return first, time.monotonic() - started
 
 
-def kill(place: Path, name: str, pause: float, last: int) -> str:
-    """Go on with the run, kill it after `pause` seconds or soon after step `last`; what is left."""
+def kill(place: Path, name: str, *, pause: float, last: int, wait: float) -> str:
+    """Go on, kill after `pause` seconds or `wait` after step `last`; what then lies there."""
     folder, started = place / name, time.monotonic()
     process = begin(place, name)
     while process.poll() is None and time.monotonic() - started < pause:
         lines = read_log(folder / "log.jsonl")
         if lines and lines[-1]["step"] >= last:
-            time.sleep(pause % 0.5)  # anywhere within the next steps, saving included
+            time.sleep(wait)  # anywhere within the next steps, saving included
             break
         time.sleep(0.02)
     if process.poll() is not None:
@@ -89,9 +89,12 @@ def main(kills: int) -> bool:
         print("| kill | after seconds | last step told | newest checkpoint | half-written |")
         print("|---|---|---|---|---|")
         for number in range(1, kills + 1):
-            # some are killed while they start, the others before all together reach the end
-            pause, last = draw.uniform(0.3, 2) * start, STEPS * number // (kills + 1)
-            print(f"| {number} | {kill(place, 'killed', pause, last)} |", flush=True)
+            # every fourth is killed while it starts, the others some steps further than the last
+            pause = draw.uniform(0.3, 1) * start if number % 4 == 0 else float("inf")
+            last = int(STEPS * (number - draw.random()) / (kills + 1))
+            wait = draw.uniform(0, 0.5)
+            told = kill(place, "killed", pause=pause, last=last, wait=wait)
+            print(f"| {number} | {told} |", flush=True)
         finish(place, "killed")
         first, second = (
             load_file(place / name / "model.safetensors") for name in ("undisturbed", "killed")
