@@ -2,15 +2,18 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from .configuration_vanilla import VanillaConfig
@@ -18,6 +21,9 @@ from .modeling_vanilla import VanillaForConditionalGeneration
 
 STATE_FILE = "training_state.json"
 WEIGHTS_FILE = "model.safetensors"
+PARTIAL = ".partial"
+# measures of a checkpoint, and what makes a value the better one
+MEASURES: dict[str, Callable[[float], float]] = {"nll": float, "bleu": lambda bleu: -bleu}
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
@@ -35,8 +41,67 @@ def all_checkpoints(output_dir: Path) -> list[Path]:
     return [folder for _, folder in sorted(found)]
 
 
+def checkpoint_state(folder: Path) -> dict[str, Any]:
+    """What `save_checkpoint` was given; empty for a folder without it."""
+    path = folder / STATE_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def best_checkpoints(folders: Sequence[Path], count: int, *, measure: str) -> list[Path]:
+    """Those of the best validation, best first; of equals the newer. Unmeasured ones are left out.
+
+    Args:
+        folders: checkpoints, oldest first.
+        count: how many, if there are as many.
+        measure: `"nll"`, the lower the better, or `"bleu"`, the higher the better.
+    """
+    scores = [
+        (MEASURES[measure](value), -place)
+        for place, folder in enumerate(folders)
+        if (value := checkpoint_state(folder).get("scores", {}).get(measure)) is not None
+    ]
+    return [folders[-place] for _, place in sorted(scores)[:count]]
+
+
+def write_aside(folder: Path, write: Callable[[Path], Any]) -> None:
+    """Let `write` fill a folder of its own, then move each file into `folder`: all whole, or not.
+
+    The files of a folder are complete at every moment, whenever the process is killed.
+    """
+    aside = folder / f"files{PARTIAL}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        write(aside)
+        # "tokenizer.json" last of its kind: where it lies, tokenizer_config.json lies too
+        for path in sorted(aside.iterdir(), key=lambda p: (p.name == "tokenizer.json", p.name)):
+            path.replace(folder / path.name)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Which checkpoints stay.
+
+    Attributes:
+        newest: how many of the newest.
+        best: how many of the best besides.
+        measure: what tells the better, see `best_checkpoints`.
+    """
+
+    newest: int
+    best: int = 0
+    measure: str = "nll"
+
+
 def save_checkpoint(
-    accelerator: Accelerator, output_dir: Path, state: dict[str, Any], *, keep: int
+    accelerator: Accelerator,
+    output_dir: Path,
+    state: dict[str, Any],
+    *,
+    keep: Keeping,
+    weights: dict[str, Tensor] | None = None,
 ) -> Path:
     """Write everything needed to go on after `state["step"]`; prune older checkpoints.
 
@@ -46,33 +111,107 @@ def save_checkpoint(
         accelerator: holds model, optimizer and schedule.
         output_dir: of the run.
         state: JSON-able progress; `step` is required.
-        keep: how many checkpoints remain.
+        keep: which checkpoints remain.
+        weights: those of `whole_weights`, to be averaged later, where accelerate saves shards.
+
+    Raises:
+        OSError: the disk is full, or refuses otherwise; the older checkpoints are untouched.
     """
     final = checkpoint_folder(output_dir, state["step"])
-    unfinished = final.with_name(final.name + ".partial")
-    if accelerator.is_main_process:
+    unfinished = final.with_name(final.name + PARTIAL)
+    is_main = accelerator.is_main_process
+    if is_main:
         shutil.rmtree(unfinished, ignore_errors=True)
     accelerator.wait_for_everyone()
-    accelerator.save_state(str(unfinished), safe_serialization=True)
+    try:
+        accelerator.save_state(str(unfinished), safe_serialization=True)
+        if is_main and weights is not None:
+            save_file(weights, unfinished / WEIGHTS_FILE)
+        if is_main:
+            (unfinished / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+    except (OSError, RuntimeError, SafetensorError) as error:  # each library has one of its own
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise OSError(
+            f"cannot write {final}: {error}; make room, and the same command goes on from the last "
+            "checkpoint, which is whole"
+        ) from error
     accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        (unfinished / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-        if final.exists():
-            shutil.rmtree(final)
+    if is_main:
+        _remove(final)
         unfinished.replace(final)
-        for old in all_checkpoints(output_dir)[:-keep]:
-            shutil.rmtree(old)
+        _prune(output_dir, keep)
     accelerator.wait_for_everyone()
     return final
 
 
+def _prune(output_dir: Path, keep: Keeping) -> None:
+    folders = all_checkpoints(output_dir)
+    kept = {*folders[-keep.newest :], *best_checkpoints(folders, keep.best, measure=keep.measure)}
+    for old in folders:
+        if old not in kept:
+            _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint; cut off half-way, it is none any more."""
+    if folder.exists():
+        doomed = folder.with_name(f"{folder.name}.old{PARTIAL}")
+        shutil.rmtree(doomed, ignore_errors=True)
+        shutil.rmtree(folder.replace(doomed))
+
+
+def remove_leftovers(output_dir: Path) -> None:
+    """Remove what a run that was killed had not finished writing or removing."""
+    for leftover in output_dir.glob(f"*{PARTIAL}"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
 def resume(accelerator: Accelerator, output_dir: Path) -> dict[str, Any] | None:
-    """Load the newest checkpoint and return its state; None where there is none."""
+    """Load the newest checkpoint and return its state; None where there is none.
+
+    Call it on every process.
+    """
+    if accelerator.is_main_process:
+        remove_leftovers(output_dir)
+    accelerator.wait_for_everyone()
     folders = all_checkpoints(output_dir)
     if not folders:
         return None
     accelerator.load_state(str(folders[-1]))
-    return json.loads((folders[-1] / STATE_FILE).read_text(encoding="utf-8"))
+    return checkpoint_state(folders[-1])
+
+
+# --- models whose weights are spread over the processes (FSDP2) ---------------------------------
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether each process holds only its part of the weights."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def whole_weights(model: torch.nn.Module) -> dict[str, Tensor]:
+    """All weights of a sharded model, on every process, tied tensors once. Call it on each."""
+    full: dict[str, Any] = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True)
+    )
+    once = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
+    return {name: full[name].contiguous() for name in sorted(once.values())}
+
+
+def whole_model(model: PreTrainedModel) -> PreTrainedModel:
+    """The model itself, or an unsharded copy on this process's device. Call it on every process.
+
+    Processes that translate their own sentences run out of step, which shards cannot.
+    """
+    if not is_sharded(model):
+        return model
+    copy = type(model)(model.config).to(model.device)
+    copy.generation_config = model.generation_config
+    load_weights(copy, whole_weights(model))
+    return copy
+
+
+# --- the mean ----------------------------------------------------------------------------------
 
 
 def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -119,24 +258,38 @@ class AverageOptions:
     run: str = field(metadata={"help": "folder of a training run, finished or not"})
     output: str = field(metadata={"help": "folder for the model"})
     last: int = field(default=5, metadata={"help": "how many of the newest checkpoints"})
+    best: int = field(default=0, metadata={"help": "how many of the best instead; 0: the newest"})
+    best_by: str = field(default="nll", metadata={"help": "what tells the best: nll or bleu"})
 
 
 def average_run(options: AverageOptions) -> Path:
-    """A model folder from the mean of a run's newest checkpoints; returns the folder.
+    """A model folder from the mean of a run's newest or best checkpoints; returns the folder.
 
     Raises:
-        ValueError: the run has too few checkpoints, or `last` is not positive.
+        ValueError: the run has too few checkpoints, or a number is not positive.
         OSError: the output exists, or the run is not one.
     """
     run, output = Path(options.run), Path(options.output)
     if output.exists():
         raise FileExistsError(f"{output} exists: choose another name")
+    if options.best_by not in MEASURES:
+        raise ValueError(f"best_by={options.best_by!r}: choose one of {', '.join(MEASURES)}")
     folders = all_checkpoints(run)
-    if not 0 < options.last <= len(folders):
-        raise ValueError(f"last={options.last}: {run} has {len(folders)} checkpoints")
+    if options.best:
+        every = best_checkpoints(folders, len(folders), measure=options.best_by)
+        if not 0 < options.best <= len(every):
+            raise ValueError(
+                f"best={options.best}: {run} has {len(every)} checkpoints whose {options.best_by} "
+                "was measured; a run measures where save_steps is a multiple of eval_steps"
+            )
+        chosen = every[: options.best]
+    else:
+        if not 0 < options.last <= len(folders):
+            raise ValueError(f"last={options.last}: {run} has {len(folders)} checkpoints")
+        chosen = folders[-options.last :]
     model = VanillaForConditionalGeneration(VanillaConfig.from_pretrained(run))
     model.generation_config = GenerationConfig.from_pretrained(run)
-    load_weights(model, average_checkpoints(folders[-options.last :]))
+    load_weights(model, average_checkpoints(chosen))
     model.save_pretrained(output)
     AutoTokenizer.from_pretrained(run).save_pretrained(output)
     return output

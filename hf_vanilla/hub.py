@@ -38,6 +38,7 @@ class CardFacts:
         scores: on the validation set; None where it was not translated.
         validation_nll: nats per target token on the validation set; None where there is none.
         base_model: Hub id of the model it started from; None where it has none.
+        summary: names and values of the run's figures, for a table.
     """
 
     model_name: str
@@ -51,6 +52,15 @@ class CardFacts:
     scores: Scores | None
     validation_nll: float | None
     base_model: str | None = None
+    summary: dict[str, str] = field(default_factory=dict)
+
+
+def summary_table(summary: dict[str, str]) -> str:
+    """Names and values as a table of Markdown; empty where there is nothing to tell."""
+    if not summary:
+        return ""
+    rows = [f"| {name} | {value} |" for name, value in summary.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +124,7 @@ def model_card(facts: CardFacts) -> ModelCard:
         parameters=f"{facts.parameters:,}",
         recipe=facts.recipe.strip(),
         command=facts.command,
-        training=facts.training,
+        training="\n\n".join(filter(None, (facts.training, summary_table(facts.summary)))),
         scores="not measured" if facts.scores is None else str(facts.scores),
         validation_nll="not measured" if nll is None else f"{nll:.4f}",
     )

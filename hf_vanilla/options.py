@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentError
+from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentError
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -10,6 +10,13 @@ from typing import Any
 
 import yaml
 from transformers import HfArgumentParser
+
+
+class _HelpFormatter(ArgumentDefaultsHelpFormatter):
+    """Names the default where it is a value; what None stands for is told by the help itself."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
 
 
 def parse_options(
@@ -32,7 +39,7 @@ def parse_options(
         exit_on_error=False,
         description=(classes[0].__doc__ or "").splitlines()[0],
         epilog=epilog,
-        formatter_class=ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     required = {f.name for c in classes for f in fields(c) if _is_required(f)}
     given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]

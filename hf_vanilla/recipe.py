@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from accelerate.utils import LoggerType
 from transformers import GenerationConfig
 
+from .checkpointing import MEASURES
 from .configuration_vanilla import VanillaConfig
 from .corpus import BUILT_IN_CORPUS
 from .generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
@@ -23,6 +25,7 @@ RECIPE_HELP = (
 )
 SECTIONS = ("model", "decoding")
 PRECISIONS = ("no", "bf16", "fp16")
+TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
 PAIRED_FILES = (("train_source", "train_target"), ("validation_source", "validation_target"))
 
 
@@ -64,8 +67,20 @@ class TrainRecipe:
     adam_epsilon: float = _option(1e-9, "added to the root of the second moment")
     max_grad_norm: float = _option(0.0, "gradients are scaled down to this norm; 0: never")
     average_checkpoints: int = _option(5, "last checkpoints whose mean is the final model")
+    average_best: bool = _option(
+        default=False, text="average the best checkpoints, by validation, instead of the last"
+    )
+    best_by: str = _option("nll", "what tells the better validation: nll or bleu")
+    patience: int = _option(0, "end after so many validations without a better one; 0: never")
     seed: int = _option(0, "of weights, order and dropout")
-    mixed_precision: str | None = _option(None, "no, bf16 or fp16; default: as accelerate is set")
+    mixed_precision: str | None = _option(
+        None, "no, bf16 or fp16; default: as accelerate is set, else bf16 on GPUs that have it"
+    )
+    compile: bool = _option(default=False, text="compile the model by torch.compile")
+    gradient_checkpointing: bool = _option(
+        default=False,
+        text="compute the forward pass again for the backward: slower, less memory",
+    )
     use_cpu: bool = _option(default=False, text="train on the CPU even where there is a GPU")
 
     bleu_tokenize: str = _option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
@@ -74,9 +89,18 @@ class TrainRecipe:
     save_steps: int = _option(1000, "optimizer steps between checkpoints")
     save_total_limit: int = _option(5, "checkpoints kept; at least average_checkpoints")
     logging_steps: int = _option(50, "optimizer steps between lines of the log")
+    trackers: str | None = _option(
+        None, "accelerate's trackers, by commas, or none; default: tensorboard where installed"
+    )
 
     def __post_init__(self) -> None:
-        for check in (self._check_data, self._check_counts, self._check_rates):
+        for check in (
+            self._check_data,
+            self._check_counts,
+            self._check_rates,
+            self._check_names,
+            self._check_best,
+        ):
             check()
 
     def _check_data(self) -> None:
@@ -91,9 +115,6 @@ class TrainRecipe:
             )
         if self.validation_source is not None and self.train_source is None:
             raise ValueError("validation files need train_source and train_target")
-        if self.mixed_precision is not None and self.mixed_precision not in PRECISIONS:
-            names = ", ".join(PRECISIONS)
-            raise ValueError(f"mixed_precision={self.mixed_precision!r}: choose one of {names}")
 
     def _check_counts(self) -> None:
         positive = (
@@ -103,8 +124,9 @@ class TrainRecipe:
         for name in positive.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
-        if self.eval_sentences < 0:
-            raise ValueError(f"eval_sentences={self.eval_sentences}: give 0 or more")
+        for name in ("eval_sentences", "patience"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
@@ -126,6 +148,36 @@ class TrainRecipe:
             raise ValueError(f"learning_rate={self.learning_rate}: give a positive number")
         if self.max_grad_norm < 0:
             raise ValueError(f"max_grad_norm={self.max_grad_norm}: give 0 or more")
+
+    def _check_names(self) -> None:
+        precision = "no" if self.mixed_precision is None else self.mixed_precision
+        known = (
+            ("mixed_precision", [precision], PRECISIONS),
+            ("best_by", [self.best_by], tuple(MEASURES)),
+            ("trackers", self.tracker_names, TRACKERS),
+        )
+        for option, names, choices in known:
+            for name in names:
+                if name not in choices:
+                    raise ValueError(f"{option}={name!r}: choose one of {', '.join(choices)}")
+
+    def _check_best(self) -> None:
+        is_used = self.average_best or self.patience
+        if is_used and self.best_by == "bleu" and not self.eval_sentences:
+            raise ValueError("best_by='bleu' needs translations: set eval_sentences")
+        if is_used and self.train_source is not None and self.validation_source is None:
+            raise ValueError("average_best and patience need validation files")
+        if self.average_best and self.save_steps % self.eval_steps:
+            raise ValueError(
+                f"average_best needs each checkpoint validated: save_steps={self.save_steps} must "
+                f"be a multiple of eval_steps={self.eval_steps}"
+            )
+
+    @property
+    def tracker_names(self) -> tuple[str, ...]:
+        """The trackers that `trackers` names."""
+        names = [name.strip() for name in (self.trackers or "none").split(",")]
+        return () if names == ["none"] else tuple(names)
 
     @property
     def train_files(self) -> tuple[str, str] | None:
@@ -219,6 +271,8 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
                 raise ValueError(f"{key}={text!r} is not a YAML value") from None
             sections[name][key.removeprefix(f"--{name}.")] = value
     _drop_replaced_data(values, arguments)
+    if isinstance(values.get("trackers"), list):
+        values["trackers"] = ",".join(map(str, values["trackers"])) or "none"
     # a recipe is a command line written down: one parser reads both, and the later value wins
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
     train = parse_options(TrainRecipe, [*written, *arguments], epilog=RECIPE_HELP)

@@ -1,118 +1,50 @@
 """The training loop: any number of processes through Accelerate, one recipe (5)."""
 
-import ctypes
-import json
 import logging
 import math
-import os
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import set_seed
-from datasets import DatasetDict
 from torch import Tensor
 from torch.utils.data import DataLoader
-from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from .batching import EncodedPairs, PairCollator, StepSampler, TokenBatchSampler, encode_pairs
+from .batching import PairCollator, StepSampler, TokenBatchSampler
 from .checkpointing import (
+    MEASURES,
+    Keeping,
     all_checkpoints,
     average_checkpoints,
+    best_checkpoints,
+    checkpoint_state,
+    is_sharded,
     load_weights,
     resume,
     save_checkpoint,
+    whole_model,
+    whole_weights,
+    write_aside,
 )
-from .configuration_vanilla import VanillaConfig
-from .corpus import BUILT_IN_CORPUS, built_in_corpus, pairs_from_dataset, pairs_from_files
+from .corpus import BUILT_IN_CORPUS
 from .evaluation import Scores, check_bleu_tokenizer
 from .hub import CardFacts, model_card
 from .modeling_vanilla import VanillaForConditionalGeneration
-from .optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
-from .recipe import Recipe, TrainRecipe, read_recipe
-from .tokenizer_training import train_tokenizer
+from .preparation import HeldOut, check_facts, config_for, prepare_data, run_facts
+from .processes import keep_freed_memory, make_accelerator
+from .recipe import Recipe
+from .stepping import Stepper, Update, unusable_update
+from .telemetry import Progress, RunLog, micro_batch_work, perplexity, read_log, run_summary
 from .validation import validation_nll, validation_scores
+from .visualization import plot_curves
 
 logger = logging.getLogger(__name__)
 
-RECIPE_FILE, LOG_FILE = "recipe.yaml", "log.jsonl"
-# a run may go on with other values of these; any other change makes it another run
-FREE_TO_CHANGE = {"max_steps", "eval_steps", "eval_sentences", "save_steps", "save_total_limit"}
-FREE_TO_CHANGE |= {"logging_steps", "average_checkpoints", "use_cpu", "model_license"}
-
-
-def load_corpus(recipe: TrainRecipe) -> DatasetDict:
-    """Splits `train` and, where the recipe names one, `validation`, of `source` and `target`.
-
-    Raises:
-        ValueError: the data is not what the recipe says.
-        OSError: a file cannot be read.
-    """
-    if recipe.train_files is not None:
-        corpus = DatasetDict(train=pairs_from_files(*recipe.train_files))
-        if recipe.validation_files is not None:
-            corpus["validation"] = pairs_from_files(*recipe.validation_files)
-        return corpus
-    if recipe.dataset is None or recipe.dataset == BUILT_IN_CORPUS:
-        return built_in_corpus()
-    return pairs_from_dataset(
-        recipe.dataset,
-        config_name=recipe.dataset_config,
-        source_column=recipe.source_column,
-        target_column=recipe.target_column,
-    )
-
-
-def keep_freed_memory() -> None:
-    """Let the C library reuse big arrays instead of handing each back to the kernel.
-
-    Training on a CPU frees and allocates the same large arrays at every step; by default each comes
-    back as thousands of page faults, which can take longer than the arithmetic. Linux with glibc
-    only; elsewhere nothing happens.
-    """
-    # <malloc.h>: M_MMAP_MAX = -4, M_TRIM_THRESHOLD = -1
-    with suppress(OSError, AttributeError):
-        allocator = ctypes.CDLL("libc.so.6")
-        allocator.mallopt(-4, 0)
-        allocator.mallopt(-1, 2**31 - 1)
-
-
-def make_accelerator(recipe: TrainRecipe) -> Accelerator:
-    """The processes of this run.
-
-    Raises:
-        ValueError: several processes were launched, but they do not know each other.
-    """
-    accelerator = Accelerator(cpu=recipe.use_cpu, mixed_precision=recipe.mixed_precision)
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if launched != accelerator.num_processes:
-        raise ValueError(
-            f"{launched} processes were launched, but each would train alone and overwrite the "
-            "others' files: on machines without GPU add --use_cpu True"
-        )
-    return accelerator
-
-
-@dataclass
-class Progress:
-    """Where a run stands; saved with each checkpoint.
-
-    Attributes:
-        step: optimizer steps done.
-        target_tokens: real target tokens seen.
-        seconds: time of training, validation and saving included.
-    """
-
-    step: int = 0
-    target_tokens: int = 0
-    seconds: float = 0.0
+CURVES_FILE = "curves.png"
 
 
 class TrainingRun:
@@ -124,6 +56,7 @@ class TrainingRun:
     Raises:
         ValueError: the recipe does not fit the data or the folder's earlier run.
         OSError: data cannot be read.
+        ImportError: a tracker that the recipe names is not installed.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -135,83 +68,31 @@ class TrainingRun:
         if self.accelerator.device.type == "cpu":
             keep_freed_memory()
         set_seed(recipe.train.seed)
-        if self.accelerator.is_main_process:
-            logger.info("reading the corpus, learning the vocabulary")
-        with self.accelerator.main_process_first():
-            _check_folder(recipe, self.output_dir)
-            corpus = load_corpus(recipe.train)
-            if self.accelerator.is_main_process:
-                self.output_dir.mkdir(parents=True, exist_ok=True)
-                written = self.output_dir / RECIPE_FILE
-                written.write_text(recipe.to_yaml(), encoding="utf-8")
-            self.tokenizer = self._make_tokenizer(corpus)
-            self.train_pairs = self._encode(corpus, "train")
-            self.validation = corpus.get("validation")
-            if self.validation is not None:
-                self.validation_pairs = self._encode(corpus, "validation")
-        self.model = VanillaForConditionalGeneration(self._config())
+        self.data = prepare_data(recipe, self.accelerator)
+        self.collate = PairCollator(self.data.tokenizer.pad_token_id)
+        self.model = VanillaForConditionalGeneration(config_for(recipe, self.data.tokenizer))
         self.model.generation_config = recipe.generation_config(self.model.config)
+        self.facts = run_facts(self.data, self.model.config)
+        for folder in all_checkpoints(self.output_dir)[-1:]:
+            check_facts(checkpoint_state(folder).get("facts", {}), self.facts, folder)
+        self._deal_batches()
         if self.accelerator.is_main_process:  # with them, the checkpoints of any moment are usable
-            self.model.config.save_pretrained(self.output_dir)
-            self.model.generation_config.save_pretrained(self.output_dir)
-        self._prepare()
+            write_aside(self.output_dir, self.model.config.save_pretrained)
+            write_aside(self.output_dir, self.model.generation_config.save_pretrained)
+        self.stepper = Stepper(self.accelerator, self.model, recipe.train)
+        self.model = self.stepper.model
+        self._unread: list[Update] = []
 
-    def _make_tokenizer(self, corpus: DatasetDict) -> PreTrainedTokenizerBase:
-        if self.options.tokenizer is not None:
-            return AutoTokenizer.from_pretrained(self.options.tokenizer)
-        if (self.output_dir / "tokenizer.json").is_file():
-            return AutoTokenizer.from_pretrained(self.output_dir)
-        config = self.recipe.config()
-        tokenizer = train_tokenizer(
-            (text for row in corpus["train"] for text in (row["source"], row["target"])),
-            vocab_size=config.vocab_size,
-            model_max_length=config.max_position_embeddings,
-        )
-        if self.accelerator.is_main_process:
-            tokenizer.save_pretrained(self.output_dir)
-        return tokenizer
-
-    def _encode(self, corpus: DatasetDict, split: str) -> EncodedPairs:
-        pairs = encode_pairs(corpus[split], self.tokenizer, max_length=self.options.max_length)
-        if self.accelerator.is_main_process:
-            logger.info(
-                "%s: %d pairs; left out: %d with an empty side, %d longer than %d tokens",
-                split,
-                len(pairs.rows),
-                pairs.blank,
-                pairs.too_long,
-                self.options.max_length,
-            )
-        return pairs
-
-    def _config(self) -> VanillaConfig:
-        """The recipe's config with what only the tokenizer knows."""
-        return self.recipe.config(
-            vocab_size=len(self.tokenizer),
-            pad_token_id=self.tokenizer.pad_token_id,
-            eos_token_id=self.tokenizer.eos_token_id,
-            decoder_start_token_id=self.tokenizer.pad_token_id,
-        )
-
-    def _prepare(self) -> None:
-        options, d_model = self.options, self.model.config.d_model
-        rate = options.learning_rate or peak_learning_rate(d_model, options.warmup_steps)
-        optimizer = paper_adam(
-            self.model.parameters(),
-            learning_rate=rate,
-            betas=(options.adam_beta1, options.adam_beta2),
-            epsilon=options.adam_epsilon,
-        )
-        # not prepared: a prepared schedule would take one step per process
-        self.schedule = inverse_sqrt_schedule(optimizer, warmup_steps=options.warmup_steps)
-        self.accelerator.register_for_checkpointing(self.schedule)
-        self.parallel, self.optimizer = self.accelerator.prepare(self.model, optimizer)
+    def _deal_batches(self) -> None:
+        """Cut a step's tokens into equal micro-batches, as many for each process as it takes."""
+        options, train = self.options, self.data.train
         processes = self.accelerator.num_processes
         self.passes_per_step = math.ceil(
             options.tokens_per_step / (options.tokens_per_batch * processes)
         )
-        budget = options.tokens_per_step // (self.passes_per_step * processes)
-        longest = max(self.train_pairs.source_lengths.max(), self.train_pairs.target_lengths.max())
+        self.per_step = self.passes_per_step * processes
+        budget = options.tokens_per_step // self.per_step
+        longest = max(train.source_lengths.max(), train.target_lengths.max())
         if budget < longest:
             raise ValueError(
                 f"tokens_per_step={options.tokens_per_step} in {self.passes_per_step} pass(es) of "
@@ -219,167 +100,253 @@ class TrainingRun:
                 f"{longest}: raise it, or lower max_length"
             )
         self.batches = TokenBatchSampler(
-            self.train_pairs.source_lengths,
-            self.train_pairs.target_lengths,
-            tokens_per_batch=budget,
-            seed=options.seed,
+            train.source_lengths, train.target_lengths, tokens_per_batch=budget, seed=options.seed
         )
-        self.collate = PairCollator(self.tokenizer.pad_token_id)
+        wanted = math.ceil(options.tokens_per_step / options.tokens_per_batch)
+        if self.accelerator.is_main_process:
+            logger.info(
+                "each step: %d process(es) x %d micro-batch(es) of up to %s tokens a side%s",
+                processes,
+                self.passes_per_step,
+                f"{budget:,}",
+                "" if self.per_step == wanted else f", since {wanted} cannot be dealt evenly",
+            )
 
     def run(self) -> Path:
         """Train to the last step, from the newest checkpoint if there is one.
 
         Returns:
             The folder of the finished model.
+
+        Raises:
+            ValueError: the loss is no number any more; the last checkpoint stays.
+            OSError: a checkpoint cannot be written; the last one stays.
         """
-        state = resume(self.accelerator, self.output_dir)
-        progress = Progress(**state) if state else Progress()
-        is_main = self.accelerator.is_main_process
-        last = self.options.max_steps
-        if progress.step and is_main:
-            what = "going on after" if progress.step < last else "nothing to train after"
-            logger.info("found %s: %s step %d", self.output_dir, what, progress.step)
-        bar = tqdm(total=last, initial=progress.step, disable=not is_main, unit="step")
+        progress = self._resume()
+        self.log = RunLog(self.accelerator, self.recipe, progress)
         steps = self._steps(progress.step)
         started = time.monotonic() - progress.seconds
         try:
-            with bar:
-                while progress.step < last:
-                    loss = self._step(*next(steps), progress)
+            while not self._is_over(progress):
+                self._unread.append(self._step(*next(steps), progress))
+                if self._is_due(progress.step):
                     progress.seconds = time.monotonic() - started
-                    bar.update()
-                    self._report(progress, loss, bar)
+                    self._report(progress)
         except KeyboardInterrupt:
-            if is_main:
+            self.log.close()
+            if self.accelerator.is_main_process:
                 logger.info("after step %d: the same command goes on from the last checkpoint",
                             progress.step)  # fmt: skip
             raise
+        finally:
+            self.log.close()
         return self._finish(progress)
+
+    def _resume(self) -> Progress:
+        state = resume(self.accelerator, self.output_dir) or {}
+        known = {name: state[name] for name in asdict(Progress()) if name in state}
+        progress = Progress(**known)
+        if not self.accelerator.is_main_process or not progress.step:
+            return progress
+        what = "nothing to train" if self._is_over(progress) else "going on"
+        logger.info("found %s: %s after step %d", self.output_dir, what, progress.step)
+        began = state.get("micro_batches", self.per_step)
+        if began != self.per_step:
+            logger.warning(
+                "the run began with %d micro-batches a step and goes on with %d: of the epoch under"
+                " way, some sentences are seen twice and others not",
+                began,
+                self.per_step,
+            )
+        return progress
+
+    def _is_over(self, progress: Progress) -> bool:
+        is_stale = 0 < self.options.patience <= progress.stale
+        return is_stale or progress.step >= self.options.max_steps
+
+    def _is_due(self, step: int) -> bool:
+        """Whether anything is to be read now: a GPU would stand still at every reading."""
+        options = self.options
+        every = (options.logging_steps, options.eval_steps, options.save_steps)
+        is_cpu = self.accelerator.device.type == "cpu"
+        return is_cpu or step == options.max_steps or any(step % n == 0 for n in every)
 
     def _steps(self, first: int) -> Iterator[tuple[list[int], list[dict[str, Tensor]]]]:
         """This process's micro-batches, step by step, with their places in the whole run."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        per_step = self.passes_per_step * processes
         sampler = StepSampler(
-            self.batches, per_step=per_step, first_step=first, rank=rank, processes=processes
+            self.batches, per_step=self.per_step, first_step=first, rank=rank, processes=processes
         )
-        rows = self.train_pairs.rows
+        rows = self.data.train.rows
         loader = iter(DataLoader(rows, batch_sampler=sampler, collate_fn=self.collate))
-        place = first * per_step + rank
+        place = first * self.per_step + rank
         while True:
             places = [place + i * processes for i in range(self.passes_per_step)]
             yield places, [next(loader) for _ in places]
-            place += per_step
+            place += self.per_step
 
     def _step(
         self, places: list[int], micro_batches: list[dict[str, Tensor]], progress: Progress
-    ) -> float:
-        """One update; returns the loss in nats per target token, over all processes."""
-        accelerator = self.accelerator
-        self.parallel.train()
-        count = sum(int((batch["labels"] >= 0).sum()) for batch in micro_batches)
-        tokens = accelerator.reduce(torch.tensor(count, device=accelerator.device))
-        total = torch.zeros((), device=accelerator.device)
-        for place, batch in zip(places, micro_batches, strict=True):
-            # dropout depends on the place in the run alone, so that a resumed run repeats itself
-            torch.manual_seed(self.options.seed * 1_000_003 + place)
-            is_last = place == places[-1]
-            with nullcontext() if is_last else accelerator.no_sync(self.parallel):
-                on_device = {name: ids.to(accelerator.device) for name, ids in batch.items()}
-                loss = self.parallel(**on_device, num_items_in_batch=tokens).loss
-                # data-parallel training averages gradients; this loss is already per token of all
-                accelerator.backward(loss * accelerator.num_processes)
-            total += loss.detach()
-        if self.options.max_grad_norm:
-            accelerator.clip_grad_norm_(self.parallel.parameters(), self.options.max_grad_norm)
-        self.rate = self.schedule.get_last_lr()[0]  # of this update; the schedule moves on
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        progress.step += 1
-        progress.target_tokens += int(tokens)
-        return accelerator.reduce(total).item()
+    ) -> Update:
+        step = progress.step + 1
+        is_logged = step % self.options.logging_steps == 0
+        update = self.stepper.update(step, places, micro_batches, with_nll=is_logged)
+        progress.step = step
+        return update
 
-    def _report(self, progress: Progress, loss: float, bar: tqdm) -> None:
+    def _read(self, progress: Progress) -> dict[str, float]:
+        """Numbers of the updates since the last reading; returns those of the newest.
+
+        Raises:
+            ValueError: a loss is no number any more.
+        """
+        updates, self._unread = self._unread, []
+        losses = self.accelerator.reduce(torch.stack([update.loss for update in updates])).tolist()
+        progress.target_tokens += sum(torch.stack([u.tokens for u in updates]).tolist())
+        for update, loss in zip(updates, losses, strict=True):
+            if not math.isfinite(loss):
+                raise self._unusable(update, f"the loss is {loss}")
+            for batch in update.micro_batches:
+                self.log.count(micro_batch_work(self.model.config, batch))
+            self.log.bar.update()
+        newest = updates[-1]
+        measured = {"loss": losses[-1], "learning_rate": newest.rate}
+        if newest.nll is not None:
+            nll = self.accelerator.reduce(newest.nll).item()
+            measured |= {"train_nll": nll, "train_perplexity": perplexity(nll)}
+        self._newest = newest
+        return measured
+
+    def _unusable(self, update: Update, what: str) -> ValueError:
+        return unusable_update(update, what, self.output_dir, self.accelerator.process_index)
+
+    def _report(self, progress: Progress) -> None:
         """Log, validate and save where it is time to.
 
         Raises:
             ValueError: the loss is no number any more; the last checkpoint stays.
+            OSError: a checkpoint cannot be written; the last one stays.
         """
         options, step = self.options, progress.step
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss is {loss} at step {step}, learning rate "
-                f"{self.rate:.3g}: lower learning_rate, lengthen "
-                "warmup_steps or set max_grad_norm; the last checkpoint is untouched"
-            )
+        measured = self._read(progress)
         if step % options.logging_steps == 0:
-            rate = progress.target_tokens / progress.seconds
-            bar.set_postfix(loss=f"{loss:.3f}", tokens_per_s=f"{rate:,.0f}")
-            self._log(
-                step=step,
-                loss=loss,
-                learning_rate=self.rate,
-                target_tokens=progress.target_tokens,
-                seconds=round(progress.seconds, 1),
-            )
+            self.log.train_line(step, progress, **measured)
+        scores: dict[str, float] = {}
         is_end = step == options.max_steps
-        if self.validation is not None and (step % options.eval_steps == 0 or is_end):
-            self._validate(progress, options.eval_sentences)
-        if step % options.save_steps == 0 or is_end:
-            save_checkpoint(
-                self.accelerator, self.output_dir, asdict(progress), keep=options.save_total_limit
+        held_out = self.data.validation
+        if held_out is not None and (step % options.eval_steps == 0 or is_end):
+            nll, translated = self._validate(
+                self.model, held_out, progress, sentences=options.eval_sentences
             )
+            scores = {"nll": nll} | ({"bleu": translated.bleu} if translated else {})
+            self._compare(progress, scores.get(options.best_by))
+            self.log.restart_clock()
+        if step % options.save_steps == 0 or self._is_over(progress):
+            self._save(progress, scores)
+            self.log.restart_clock()
+
+    def _compare(self, progress: Progress, value: float | None) -> None:
+        better = MEASURES[self.options.best_by]
+        if value is None:
+            return
+        if progress.best is None or better(value) < better(progress.best):
+            progress.best, progress.stale = value, 0
+        else:
+            progress.stale += 1
+        if 0 < self.options.patience <= progress.stale and self.accelerator.is_main_process:
+            logger.info(
+                "step %d: %s has not improved on %.4f for %d validations, so training ends",
+                progress.step,
+                self.options.best_by,
+                progress.best,
+                progress.stale,
+            )
+
+    def _save(self, progress: Progress, scores: dict[str, float]) -> None:
+        options = self.options
+        # a gradient may overflow where the loss did not; such weights must not replace good ones
+        if not self.stepper.is_finite():
+            raise self._unusable(self._newest, "a weight is no finite number any more")
+        keep = Keeping(
+            options.save_total_limit,
+            best=options.average_checkpoints if options.average_best else 0,
+            measure=options.best_by,
+        )
+        state = {
+            **asdict(progress),
+            "micro_batches": self.per_step,
+            "scores": scores,
+            "facts": self.facts,
+        }
+        weights = whole_weights(self.model) if is_sharded(self.model) else None
+        save_checkpoint(self.accelerator, self.output_dir, state, keep=keep, weights=weights)
 
     def _validate(
-        self, progress: Progress, sentences: int, *, averaged: int = 0
+        self,
+        model: PreTrainedModel,
+        held_out: HeldOut,
+        progress: Progress,
+        *,
+        sentences: int,
+        averaged: int = 0,
     ) -> tuple[float, Scores | None]:
         """Plain NLL per token of all validation pairs, and scores of the first `sentences`."""
-        self.model.eval()
-        nll = validation_nll(
-            self.accelerator,
-            self.model,
-            self.validation_pairs,
-            self.collate,
-            tokens_per_batch=max(self.options.tokens_per_batch, self.options.max_length),
-        )
-        scores = None
-        entry = {"validation_nll": nll, "perplexity": math.exp(min(nll, 700.0))}
-        if sentences:
-            scores = validation_scores(
+        model = whole_model(model).eval()
+        with self.accelerator.autocast():
+            nll = validation_nll(
                 self.accelerator,
-                self.model,
-                self.tokenizer,
-                self.validation.select(range(min(sentences, len(self.validation)))),
-                bleu_tokenize=self.options.bleu_tokenize,
+                model,
+                held_out.pairs,
+                self.collate,
+                tokens_per_batch=max(self.options.tokens_per_batch, self.options.max_length),
             )
+            scores = None
+            if sentences:
+                scores = validation_scores(
+                    self.accelerator,
+                    model,
+                    self.data.tokenizer,
+                    held_out.text.select(range(min(sentences, len(held_out.text)))),
+                    bleu_tokenize=self.options.bleu_tokenize,
+                )
+        entry = {"validation_nll": nll, "perplexity": perplexity(nll)}
+        if scores is not None:
             entry |= {"bleu": scores.bleu, "exact_match": scores.exact_match}
-        self._log(step=progress.step, averaged_checkpoints=averaged, **entry)
-        if self.accelerator.is_main_process:
-            line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
-            which = f"mean of {averaged} checkpoints" if averaged else f"step {progress.step}"
-            tqdm.write(f"{which}: {line}", file=sys.stderr)
+        self.log.write(step=progress.step, averaged_checkpoints=averaged, **entry)
+        line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
+        which = f"mean of {averaged} checkpoints" if averaged else f"step {progress.step}"
+        self.log.say(f"{which}: {line}")
         return nll, scores
 
-    def _log(self, **entry: Any) -> None:
-        if self.accelerator.is_main_process:
-            with (self.output_dir / LOG_FILE).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-
     def _finish(self, progress: Progress) -> Path:
-        """Average the last checkpoints, score the mean, write the model folder."""
-        folders = all_checkpoints(self.output_dir)[-self.options.average_checkpoints :]
-        load_weights(self.model, average_checkpoints(folders))
+        """Average the chosen checkpoints, score the mean, write the model folder."""
+        options, folders = self.options, all_checkpoints(self.output_dir)
+        if options.average_best:
+            chosen = best_checkpoints(folders, options.average_checkpoints, measure=options.best_by)
+        else:
+            chosen = folders[-options.average_checkpoints :]
+        model = whole_model(self.model)
+        load_weights(model, average_checkpoints(chosen))
         nll, scores = None, None
-        if self.validation is not None:
-            every = len(self.validation) if self.options.eval_sentences else 0
-            nll, scores = self._validate(progress, every, averaged=len(folders))
+        held_out = self.data.validation
+        if held_out is not None:
+            every = len(held_out.text) if options.eval_sentences else 0
+            nll, scores = self._validate(
+                model, held_out, progress, sentences=every, averaged=len(chosen)
+            )
         if self.accelerator.is_main_process:
-            self.model.save_pretrained(self.output_dir)
-            self.tokenizer.save_pretrained(self.output_dir)
-            card = model_card(self._card_facts(progress, nll, scores))
-            card.save(self.output_dir / "README.md")
-            logger.info("wrote the mean of %d checkpoints to %s", len(folders), self.output_dir)
+            facts = self._card_facts(progress, nll, scores)
+
+            def write(folder: Path) -> None:
+                model.save_pretrained(folder)
+                self.data.tokenizer.save_pretrained(folder)
+                model_card(facts).save(folder / "README.md")
+                with suppress(ImportError):  # pictures are an extra
+                    plot_curves(read_log(self.log.path), folder / CURVES_FILE)
+
+            write_aside(self.output_dir, write)
+            steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in chosen)
+            logger.info("wrote the mean of checkpoints %s to %s", steps, self.output_dir)
         self.accelerator.wait_for_everyone()
         return self.output_dir
 
@@ -408,26 +375,7 @@ class TrainingRun:
             ),
             scores=scores,
             validation_nll=nll,
-        )
-
-
-def _check_folder(recipe: Recipe, output_dir: Path) -> None:
-    """Refuse to mix two runs in one folder."""
-    written = output_dir / RECIPE_FILE
-    if written.is_file():
-        before = read_recipe(["--recipe", str(written)])
-        earlier = {**asdict(before.train), "model": before.model}
-        now = {**asdict(recipe.train), "model": recipe.model}
-        changed = {n for n in now if earlier[n] != now[n]} - FREE_TO_CHANGE - {"output_dir"}
-        if changed:
-            told = ", ".join(f"{n} ({earlier[n]!r}, now {now[n]!r})" for n in sorted(changed))
-            raise ValueError(
-                f"{output_dir} holds a run of another recipe, which differs in {told}: choose "
-                "another output_dir, or delete the folder to start anew"
-            )
-    elif output_dir.is_dir() and any(output_dir.iterdir()):
-        raise ValueError(
-            f"{output_dir} is not empty and holds no run to go on with: choose another output_dir"
+            summary=run_summary(read_log(self.log.path)),
         )
 
 
@@ -436,7 +384,8 @@ def train(recipe: Recipe) -> Path:
 
     Raises:
         ValueError: the recipe, the data or the folder is not what it should be.
-        OSError: data cannot be read.
+        OSError: data cannot be read, or a checkpoint not written.
+        ImportError: a tracker that the recipe names is not installed.
     """
     run = TrainingRun(recipe)
     folder = run.run()

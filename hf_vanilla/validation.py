@@ -4,6 +4,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from datasets import Dataset
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .batching import EncodedPairs, PairCollator, TokenBatchSampler
@@ -62,3 +64,17 @@ def validation_scores(
     parts = gather_object(list(zip(texts, mine["target"][:], strict=True)))
     translations, references = zip(*parts, strict=True)
     return score_translations(translations, references, tokenize=bleu_tokenize)
+
+
+@torch.no_grad()
+def plain_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of the labels in nats, summed, unsmoothed.
+
+    Args:
+        logits: `(B, T, V)`, of any pass; a few rows at a time are widened to float32.
+        labels: `(B, T)` int64; -100 does not count.
+    """
+    parts = zip(logits.flatten(0, 1).split(1024), labels.flatten().split(1024), strict=True)
+    return torch.stack(
+        [cross_entropy(rows.float(), ids, reduction="sum") for rows, ids in parts]
+    ).sum()

@@ -1,10 +1,12 @@
-"""Attention weights to a picture: what each target token looked at (3.2.3).
+"""Pictures: what each target token looked at (3.2.3), and how a run went.
 
 Shapes: B batch, S source, T target, H heads.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -125,16 +127,10 @@ def save_heat_map(
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'hf-vanilla[plot]'") from None
     cell = 0.36  # inches, room for a rotated token
     longest = max(map(len, source + target)) * 0.1
     size = (len(source) * cell + longest + 2.2, len(target) * cell + longest + 1.2)
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(size)
     axes = figure.subplots()
     picture = axes.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1)
     axes.set_xticks(range(len(source)), source, rotation=90)
@@ -144,3 +140,67 @@ def save_heat_map(
     axes.set_title(title, fontsize=10, loc="left", wrap=True)
     figure.colorbar(picture, label="attention weight", shrink=0.8)
     figure.savefig(path, dpi=150)
+
+
+def plot_curves(entries: Sequence[dict[str, Any]], path: Path) -> None:
+    """Save a run's curves over its steps: loss, validation, BLEU, learning rate.
+
+    A run without validation has no BLEU; its panel is left out.
+
+    Args:
+        entries: lines of `log.jsonl`; those of averaged checkpoints are not drawn.
+        path: picture file.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    entries = [entry for entry in entries if not entry.get("averaged_checkpoints")]
+    panels: list[tuple[str, dict[str, str]]] = [
+        (
+            "nats per target token",
+            {
+                "loss": "training loss, smoothed targets",
+                "train_nll": "training, plain",
+                "validation_nll": "validation, plain",
+            },
+        ),
+        ("BLEU", {"bleu": "validation"}),
+        ("learning rate", {"learning_rate": ""}),
+    ]
+    panels = [
+        (unit, names) for unit, names in panels if any(n in e for n in names for e in entries)
+    ]
+    figure = new_figure((7.0, 0.6 + 2.5 * max(len(panels), 1)))
+    rows = figure.subplots(max(len(panels), 1), sharex=True, squeeze=False)[:, 0]
+    for axes, (unit, names) in zip(rows, panels, strict=False):
+        for name, label in names.items():
+            points = [(e["step"], e[name]) for e in entries if name in e]
+            few = "o-" if len(points) < 40 else "-"
+            if points:
+                axes.plot(*zip(*points, strict=True), few, markersize=3, linewidth=1.2, label=label)
+        if unit == "nats per target token":  # it falls by factors
+            axes.set_yscale("log")
+            for axis_side in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                axis_side("{x:g}")
+        axes.set_ylabel(unit)
+        axes.grid(visible=True, which="both", alpha=0.25)
+        if len(axes.lines) > 1:
+            axes.legend(fontsize=8)
+    rows[-1].set_xlabel("optimizer step")
+    figure.savefig(path, dpi=150)
+
+
+def new_figure(size: tuple[float, float]) -> Any:
+    """An empty figure of `size` inches that needs no screen.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("pictures need matplotlib: pip install 'hf-vanilla[plot]'") from None
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

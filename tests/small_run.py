@@ -37,6 +37,7 @@ TRAINING = {
     "average_checkpoints": 3,
     "logging_steps": 2,
     "use_cpu": True,
+    "trackers": "none",
 }
 
 

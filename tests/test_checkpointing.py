@@ -12,14 +12,18 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.checkpointing import (
     AverageOptions,
+    Keeping,
     all_checkpoints,
     average_checkpoints,
     average_run,
+    best_checkpoints,
     checkpoint_folder,
     load_weights,
     resume,
     save_checkpoint,
+    write_aside,
 )
+from hf_vanilla.training import train
 
 
 @pytest.fixture
@@ -146,7 +150,9 @@ def run(tmp_path, fresh_accelerator):
 def test_older_checkpoints_are_pruned_and_no_partial_one_stays(run):
     accelerator, _, folder = run
     for step in (2, 5, 9, 12):
-        assert save_checkpoint(accelerator, folder, {"step": step}, keep=3).name.endswith(str(step))
+        assert save_checkpoint(accelerator, folder, {"step": step}, keep=Keeping(3)).name.endswith(
+            str(step)
+        )
     assert [p.name for p in all_checkpoints(folder)] == [f"checkpoint-{n}" for n in (5, 9, 12)]
     assert len(list(folder.iterdir())) == 3
 
@@ -156,7 +162,7 @@ def test_the_newest_checkpoint_comes_back_with_its_state(run):
     for step in (9, 10):
         with torch.no_grad():
             model.weight.fill_(step)
-        save_checkpoint(accelerator, folder, {"step": step, "tokens": 70 * step}, keep=5)
+        save_checkpoint(accelerator, folder, {"step": step, "tokens": 70 * step}, keep=Keeping(5))
     with torch.no_grad():
         model.weight.fill_(-1)
     assert resume(accelerator, folder) == {"step": 10, "tokens": 700}
@@ -172,7 +178,7 @@ def test_a_leftover_of_an_earlier_crash_does_not_reach_the_checkpoint(run):
     accelerator, _, folder = run
     (folder / "checkpoint-7.partial").mkdir()
     (folder / "checkpoint-7.partial" / "old").write_text("half")
-    written = save_checkpoint(accelerator, folder, {"step": 7}, keep=1)
+    written = save_checkpoint(accelerator, folder, {"step": 7}, keep=Keeping(1))
     assert not (written / "old").exists()
     assert json.loads((written / "training_state.json").read_text()) == {"step": 7}
 
@@ -185,8 +191,67 @@ def test_a_checkpoint_is_not_there_before_it_is_whole(run, monkeypatch):
 
     monkeypatch.setattr(accelerator, "save_state", full_disk)
     with pytest.raises(OSError, match="no space"):
-        save_checkpoint(accelerator, folder, {"step": 3}, keep=1)
+        save_checkpoint(accelerator, folder, {"step": 3}, keep=Keeping(1))
     assert all_checkpoints(folder) == []
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_with_the_remedy(run, monkeypatch):
+    accelerator, _, folder = run
+    save_checkpoint(accelerator, folder, {"step": 2}, keep=Keeping(1))
+
+    def torchs_own(path, **_):
+        (folder / "checkpoint-3.partial").mkdir()
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    monkeypatch.setattr(accelerator, "save_state", torchs_own)
+    with pytest.raises(OSError, match=r"cannot write .*checkpoint-3: .*make room"):
+        save_checkpoint(accelerator, folder, {"step": 3}, keep=Keeping(1))
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-2"]
+
+
+# --- the best ----------------------------------------------------------------------------------
+
+SCORES = {1: (3.0, 20.0), 2: (2.0, 30.0), 3: (2.5, 40.0), 4: (2.0, 10.0)}
+
+
+@pytest.fixture
+def measured(run):
+    """A run of five checkpoints, the last of them not validated."""
+    accelerator, _, folder = run
+    for step, (nll, bleu) in SCORES.items():
+        state = {"step": step, "scores": {"nll": nll, "bleu": bleu}}
+        save_checkpoint(accelerator, folder, state, keep=Keeping(9))
+    save_checkpoint(accelerator, folder, {"step": 5, "scores": {}}, keep=Keeping(9))
+    return accelerator, folder
+
+
+@pytest.mark.parametrize(
+    ("measure", "steps"), [("nll", [4, 2, 3, 1]), ("bleu", [3, 2, 1, 4])], ids=["nll", "bleu"]
+)
+def test_the_best_come_first_and_of_equals_the_newer(measured, measure, steps):
+    folders = all_checkpoints(measured[1])
+    for count in (2, 9):
+        found = best_checkpoints(folders, count, measure=measure)
+        assert [int(folder.name.removeprefix("checkpoint-")) for folder in found] == steps[:count]
+
+
+def test_the_best_are_kept_besides_the_newest(measured):
+    accelerator, folder = measured
+    keep = Keeping(2, best=2, measure="bleu")
+    save_checkpoint(accelerator, folder, {"step": 6, "scores": {}}, keep=keep)
+    assert [p.name for p in all_checkpoints(folder)] == [f"checkpoint-{n}" for n in (2, 3, 5, 6)]
+
+
+def test_files_are_whole_or_as_before(tmp_path):
+    write_aside(tmp_path, lambda new: (new / "a").write_text("old"))
+
+    def cut_off(new):
+        (new / "a").write_text("ne")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_aside(tmp_path, cut_off)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -219,3 +284,19 @@ def test_more_checkpoints_than_there_are_is_refused(trained_run, tmp_path, last)
 def test_an_existing_output_is_refused(trained_run, tmp_path):
     with pytest.raises(FileExistsError, match="exists: choose another name"):
         average_run(AverageOptions(run=str(trained_run), output=str(tmp_path)))
+
+
+def test_the_best_checkpoints_of_a_run_become_a_model(corpus_files, tmp_path):
+    options = {"eval_steps": 1, "save_steps": 1, "eval_sentences": 2}
+    run = train(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    told = {"run": str(run), "output": str(tmp_path / "m"), "best_by": "nll"}
+    folder = average_run(AverageOptions(**told, best=2))
+    best = best_checkpoints(all_checkpoints(run), 2, measure="nll")
+    mean = average_checkpoints(best)
+    assert all(torch.equal(small_run.weights(folder)[name], mean[name]) for name in mean)
+    with pytest.raises(ValueError, match=r"best=7: .* has 5 checkpoints whose nll was measured"):
+        average_run(AverageOptions(**{**told, "output": str(tmp_path / "n")}, best=7))
+    with pytest.raises(ValueError, match="best_by='loss': choose one of nll, bleu"):
+        average_run(
+            AverageOptions(run=str(run), output=str(tmp_path / "n"), best=1, best_by="loss")
+        )

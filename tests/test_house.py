@@ -46,7 +46,11 @@ FLOORS = [
     {
         "recipe": (),
         "validation": (),
-        "training": ("recipe", "validation"),
+        "processes": ("recipe",),
+        "preparation": ("recipe",),
+        "telemetry": ("processes", "recipe"),
+        "stepping": ("recipe", "validation"),
+        "training": ("preparation", "processes", "recipe", "stepping", "telemetry", "validation"),
         "finetuning": ("validation",),
         "parameter_table": ("recipe",),
         "convert/renaming": (),

@@ -28,8 +28,9 @@ NAMES = """
     source_language target_language model_license tokenizer max_length
     max_steps tokens_per_step tokens_per_batch learning_rate warmup_steps
     adam_beta1 adam_beta2 adam_epsilon max_grad_norm average_checkpoints
-    seed mixed_precision use_cpu
-    bleu_tokenize eval_steps eval_sentences save_steps save_total_limit logging_steps
+    average_best best_by patience
+    seed mixed_precision compile gradient_checkpointing use_cpu
+    bleu_tokenize eval_steps eval_sentences save_steps save_total_limit logging_steps trackers
 """
 OPTIONS = NAMES.split()
 
@@ -130,6 +131,19 @@ def test_a_switch_is_read_from_both(write):
 
 def test_a_precision_of_no_is_not_taken_for_false(write):
     assert read_recipe(write("mixed_precision: no\n")).train.mixed_precision == "no"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("trackers: [tensorboard, wandb]\n", ("tensorboard", "wandb")),
+        ("trackers: tensorboard,wandb\n", ("tensorboard", "wandb")),
+        ("trackers: []\n", ()),
+        ("trackers: none\n", ()),
+    ],
+)
+def test_trackers_are_a_list_or_names_with_commas(write, text, names):
+    assert read_recipe(write(text)).train.tracker_names == names
 
 
 def test_an_empty_value_leaves_the_default(write):
@@ -292,6 +306,21 @@ def test_a_count_below_one_is_refused(name, value):
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0: give 0 or more"),
         ({"mixed_precision": "half"}, "mixed_precision='half': choose one of no, bf16, fp16"),
+        ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu"),
+        ({"trackers": "tensorbord"}, "trackers='tensorbord': choose one of aim, tensorboard"),
+        ({"patience": -1}, "patience=-1: give 0 or more"),
+        (
+            {"patience": 3, "best_by": "bleu", "eval_sentences": 0},
+            "best_by='bleu' needs translations: set eval_sentences",
+        ),
+        (
+            {"average_best": True, "save_steps": 500, "eval_steps": 200},
+            "save_steps=500 must be a multiple of eval_steps=200",
+        ),
+        (
+            {"train_source": "a", "train_target": "b", "patience": 3},
+            "average_best and patience need validation files",
+        ),
         ({"train_source": "a"}, "train_source is given, but not train_target: give both"),
         ({"validation_target": "b"}, "validation_target is given, but not validation_source"),
         ({"source_language": "en"}, "source_language is given, but not target_language"),
@@ -356,6 +385,8 @@ def test_help_lists_every_option_and_tells_of_recipe_files(capsys):
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name in OPTIONS)
     assert "--recipe FILE" in text
+    assert "(default: None)" not in text
+    assert "(default: 4000)" in " ".join(text.split())
 
 
 def test_reading_takes_its_arguments_and_not_those_of_the_process(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -9,10 +10,10 @@ import small_run
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla import training
 from hf_vanilla.checkpointing import all_checkpoints
 from hf_vanilla.recipe import read_recipe
-from hf_vanilla.training import TrainingRun, make_accelerator, train
+from hf_vanilla.telemetry import Progress
+from hf_vanilla.training import TrainingRun, train
 
 NO_DROPOUT = {"dropout": 0.0, "label_smoothing": 0.0}
 
@@ -281,30 +282,17 @@ def test_a_loss_that_is_no_number_stops_with_a_remedy_and_a_whole_checkpoint(
     corpus_files, tmp_path, monkeypatch
 ):
     step = TrainingRun._step
-    monkeypatch.setattr(
-        TrainingRun,
-        "_step",
-        lambda self, places, batches, progress: (
-            step(self, places, batches, progress) * (1 if progress.step < 5 else math.nan)
-        ),
-    )
-    with pytest.raises(ValueError, match=r"the loss is nan at step 5.*lower learning_rate"):
+
+    def breaking(self, places, batches, progress):
+        update = step(self, places, batches, progress)
+        return update if progress.step < 5 else replace(update, loss=update.loss * math.nan)
+
+    monkeypatch.setattr(TrainingRun, "_step", breaking)
+    with pytest.raises(ValueError, match=r"the loss is nan at step 5, .*lower learning_rate"):
         train(small_run.recipe(tmp_path / "run", corpus_files))
     folders = all_checkpoints(tmp_path / "run")
     assert [folder.name for folder in folders] == ["checkpoint-2", "checkpoint-4"]
     assert all(weight.isfinite().all() for weight in small_run.weights(folders[-1]).values())
-
-
-def test_two_processes_that_do_not_know_each_other_are_refused(
-    corpus_files, tmp_path, monkeypatch, fresh_accelerator
-):
-    class Alone:
-        num_processes = 1
-
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(training, "Accelerator", lambda **_: Alone())
-    with pytest.raises(ValueError, match=r"2 processes were launched.*--use_cpu True"):
-        make_accelerator(small_run.recipe(tmp_path, corpus_files, use_cpu=False).train)
 
 
 def test_a_step_smaller_than_a_sentence_is_refused_by_the_options_name(corpus_files, tmp_path):
@@ -351,7 +339,8 @@ def test_one_step_in_four_unequal_passes_has_the_gradient_of_one_pass(
             {name: ids[part] for name, ids in whole.items()}
             for part in rows.tensor_split([1, 3, 8][: passes - 1])
         ]
-        losses.append(run._step(list(range(passes)), parts, training.Progress()))
+        update = run._step(list(range(passes)), parts, Progress())
+        losses.append(update.loss.item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     for of_one, of_four in zip(*gradients, strict=True):
         # float32 sums in another order
@@ -379,3 +368,92 @@ def test_a_tokenizer_of_an_earlier_run_can_be_used(corpus_files, trained_run, tm
     folder = train(small_run.recipe(tmp_path / "run", corpus_files, tokenizer=str(trained_run)))
     vocabularies = [AutoTokenizer.from_pretrained(f).get_vocab() for f in (folder, trained_run)]
     assert vocabularies[0] == vocabularies[1]
+
+
+# --- the best, and enough ----------------------------------------------------------------------
+
+
+def scripted(monkeypatch, nlls):
+    """Validation that finds these values, one after the other, whatever the weights are."""
+    values = dict(enumerate(nlls, start=1))
+
+    def measured(self, model, held_out, progress, *, sentences, averaged=0):
+        return (0.0 if averaged else values[progress.step]), None
+
+    monkeypatch.setattr(TrainingRun, "_validate", measured)
+
+
+def test_the_best_checkpoints_are_averaged_and_kept_with_the_newest(
+    corpus_files, tmp_path, monkeypatch
+):
+    scripted(monkeypatch, [5.0, 2.0, 4.0, 1.0, 3.0, 6.0])
+    options = {"average_best": True, "average_checkpoints": 3, "save_total_limit": 3}
+    options |= {"eval_steps": 1, "save_steps": 1}
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    kept = [path.name for path in all_checkpoints(folder)]
+    assert kept == [f"checkpoint-{n}" for n in (2, 4, 5, 6)]
+    parts = [small_run.weights(folder / f"checkpoint-{n}") for n in (2, 4, 5)]
+    for name, weight in small_run.weights(folder).items():
+        mean = torch.stack([part[name].double() for part in parts]).mean(0)
+        # one rounding to float32 of a sum of three
+        torch.testing.assert_close(weight.double(), mean, rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_ends_when_validation_has_not_improved_for_long_enough(
+    corpus_files, tmp_path, monkeypatch
+):
+    scripted(monkeypatch, [5.0, 4.0, 4.0, 3.5, 3.6, 3.7, 1.0, 1.0])
+    options = {"patience": 2, "eval_steps": 1, "max_steps": 8, "save_steps": 4}
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
+    folder = train(recipe)
+    assert [path.name for path in all_checkpoints(folder)] == ["checkpoint-4", "checkpoint-6"]
+    interrupt(monkeypatch, after=6)  # one more step would raise
+    train(recipe)
+
+
+def test_patience_outlasts_an_interruption(corpus_files, tmp_path, monkeypatch):
+    scripted(monkeypatch, [5.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0])
+    options = {"patience": 4, "eval_steps": 1, "max_steps": 8, "save_steps": 1}
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=4)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    assert all_checkpoints(train(recipe))[-1].name == "checkpoint-6"
+
+
+def test_a_higher_bleu_is_the_better_one(corpus_files, tmp_path):
+    options = {"best_by": "bleu", "eval_sentences": 3, "patience": 1, "eval_steps": 1}
+    run = TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    progress = Progress()
+    for value, best, stale in ((10.0, 10.0, 0), (12.0, 12.0, 0), (11.0, 12.0, 1)):
+        run._compare(progress, value)
+        assert (progress.best, progress.stale) == (best, stale)
+
+
+# --- told once ---------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_tells_every_step_once(corpus_files, tmp_path, monkeypatch):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, logging_steps=1, save_steps=4)
+    with monkeypatch.context() as patch:
+        interrupt(patch, after=5)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    steps = [entry["step"] for entry in log_of(train(recipe)) if "loss" in entry]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_a_step_consists_of_is_told(corpus_files, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=80))
+    assert "1 process(es) x 3 micro-batch(es) of up to 80 tokens a side" in caplog.text
+
+
+def test_a_run_that_goes_on_in_other_micro_batches_says_so(corpus_files, tmp_path, caplog):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=120))
+    state = folder / "checkpoint-6" / "training_state.json"
+    state.write_text(state.read_text().replace('"micro_batches": 2', '"micro_batches": 3'))
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        train(small_run.recipe(folder, corpus_files, tokens_per_batch=120, max_steps=7))
+    assert "began with 3 micro-batches a step and goes on with 2" in caplog.text

@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 
 from hf_vanilla.evaluation import score_translations
 from hf_vanilla.translation import translate
-from hf_vanilla.validation import validation_scores
+from hf_vanilla.validation import plain_nll, validation_scores
 
 
 def test_the_validation_nll_is_that_of_a_hand_computation(trained, trained_run, corpus_files):
@@ -43,3 +43,14 @@ def test_the_scores_are_those_of_translating_every_pair(trained, fresh_accelerat
     expected = score_translations(translate(model, tokenizer, sources), targets, tokenize="char")
     scores = validation_scores(Accelerator(cpu=True), model, tokenizer, rows, bleu_tokenize="char")
     assert scores == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_plain_nll_of_many_rows_is_that_of_a_hand_computation(dtype):
+    logits = torch.randn(3, 700, 11).to(dtype)  # more rows than are widened at once
+    labels = torch.randint(0, 11, (3, 700))
+    labels[1, 5:] = -100
+    real = labels >= 0
+    expected = -log_softmax(logits.double(), -1)[real].gather(-1, labels[real][:, None]).sum()
+    # float32 sums of some 1,400 terms
+    assert plain_nll(logits, labels).item() == pytest.approx(expected.item(), rel=1e-5)

@@ -8,11 +8,12 @@ import torch
 from PIL import Image
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla import train_tokenizer
+from hf_vanilla import train_tokenizer, visualization
 from hf_vanilla.visualization import (
     PlotAttentionOptions,
     cross_attention,
     plot_attention,
+    plot_curves,
     readable_tokens,
     save_heat_map,
 )
@@ -205,3 +206,48 @@ def test_without_matplotlib_the_message_says_how_to_get_it(monkeypatch, tmp_path
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[plot\]'"):
         save_heat_map(torch.ones(1, 1), ["a"], ["b"], title="", path=tmp_path / "x.png")
+
+
+# --- curves ------------------------------------------------------------------------------------
+
+
+def drawn(entries, tmp_path, monkeypatch):
+    """The panels of a run's curves, as matplotlib has them."""
+    figures = []
+    make = visualization.new_figure
+    monkeypatch.setattr(
+        visualization, "new_figure", lambda size: figures.append(make(size)) or figures[-1]
+    )
+    plot_curves(entries, tmp_path / "curves.png")
+    with Image.open(tmp_path / "curves.png") as picture:
+        picture.verify()
+    return figures[0].axes
+
+
+ENTRIES = [
+    {"step": 1, "loss": 5.0, "train_nll": 4.5, "learning_rate": 1e-4},
+    {"step": 2, "loss": 4.0, "train_nll": 3.5, "learning_rate": 2e-4},
+    {"step": 2, "validation_nll": 3.7, "bleu": 12.5, "averaged_checkpoints": 0},
+    {"step": 2, "validation_nll": 3.1, "bleu": 15.0, "averaged_checkpoints": 2},
+]
+
+
+def test_the_curves_are_those_of_the_log_without_the_mean(tmp_path, monkeypatch):
+    panels = drawn(ENTRIES, tmp_path, monkeypatch)
+    points = [[line.get_xydata().tolist() for line in axes.lines] for axes in panels]
+    assert points == [
+        [[[1, 5.0], [2, 4.0]], [[1, 4.5], [2, 3.5]], [[2, 3.7]]],
+        [[[2, 12.5]]],
+        [[[1, 1e-4], [2, 2e-4]]],
+    ]
+    assert [axes.get_yscale() for axes in panels] == ["log", "linear", "linear"]
+    assert panels[0].get_legend() is not None
+
+
+def test_a_run_without_validation_has_no_panel_for_bleu(tmp_path, monkeypatch):
+    panels = drawn(ENTRIES[:2], tmp_path, monkeypatch)
+    assert [axes.get_ylabel() for axes in panels] == ["nats per target token", "learning rate"]
+
+
+def test_a_run_that_told_nothing_leaves_an_empty_picture(tmp_path, monkeypatch):
+    assert not [line for axes in drawn([], tmp_path, monkeypatch) for line in axes.lines]

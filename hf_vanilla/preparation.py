@@ -1,0 +1,246 @@
+"""What a run stands on: its folder, its corpus, its tokenizer, its rows of ids."""
+
+import hashlib
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+from datasets import Dataset, DatasetDict
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .batching import EncodedPairs, encode_pairs
+from .checkpointing import PARTIAL, write_aside
+from .configuration_vanilla import VanillaConfig
+from .corpus import BUILT_IN_CORPUS, built_in_corpus, pairs_from_dataset, pairs_from_files
+from .recipe import Recipe, TrainRecipe, read_recipe
+from .tokenizer_training import train_tokenizer
+
+logger = logging.getLogger(__name__)
+
+RECIPE_FILE = "recipe.yaml"
+# a run may go on with other values of these; any other change makes it another run
+FREE_TO_CHANGE = {"output_dir", "max_steps", "eval_steps", "eval_sentences", "save_steps"}
+FREE_TO_CHANGE |= {"save_total_limit", "logging_steps", "average_checkpoints", "average_best"}
+FREE_TO_CHANGE |= {"patience", "use_cpu", "model_license", "compile", "gradient_checkpointing"}
+FREE_TO_CHANGE |= {"trackers"}
+# rows whose ids enter a fingerprint; of longer sets as many, evenly spaced, and every length
+FINGERPRINT_ROWS = 100_000
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What a run is measured on.
+
+    Attributes:
+        pairs: as ids.
+        text: rows of `source` and `target`, to be translated.
+    """
+
+    pairs: EncodedPairs
+    text: Dataset
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run reads.
+
+    Attributes:
+        tokenizer: of both languages.
+        train: encoded pairs.
+        validation: pairs held out; None where there are none.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    train: EncodedPairs
+    validation: HeldOut | None
+
+
+def load_corpus(recipe: TrainRecipe) -> DatasetDict:
+    """Splits `train` and, where the recipe names one, `validation`, of `source` and `target`.
+
+    Raises:
+        ValueError: the data is not what the recipe says.
+        OSError: a file cannot be read.
+    """
+    if recipe.train_files is not None:
+        corpus = DatasetDict(train=pairs_from_files(*recipe.train_files))
+        if recipe.validation_files is not None:
+            corpus["validation"] = pairs_from_files(*recipe.validation_files)
+        return corpus
+    if recipe.dataset is None or recipe.dataset == BUILT_IN_CORPUS:
+        return built_in_corpus()
+    return pairs_from_dataset(
+        recipe.dataset,
+        config_name=recipe.dataset_config,
+        source_column=recipe.source_column,
+        target_column=recipe.target_column,
+    )
+
+
+def prepare_data(recipe: Recipe, accelerator: Accelerator) -> RunData:
+    """Read the corpus, learn or load the vocabulary, encode; the main process first.
+
+    Raises:
+        ValueError: the folder holds another run, or the data is not what the recipe says.
+        OSError: data cannot be read, or the folder not written.
+    """
+    output_dir, is_main = Path(recipe.train.output_dir), accelerator.is_main_process
+    if is_main:
+        logger.info("reading the corpus, learning the vocabulary")
+    with accelerator.main_process_first():
+        check_folder(recipe, output_dir)
+        corpus = load_corpus(recipe.train)
+        if "validation" not in corpus:
+            _check_needs_no_validation(recipe.train)
+        if is_main:
+            output_dir.mkdir(parents=True, exist_ok=True)
+            text = recipe.to_yaml()
+            write_aside(
+                output_dir, lambda new: (new / RECIPE_FILE).write_text(text, encoding="utf-8")
+            )
+        tokenizer = _make_tokenizer(recipe, corpus, is_main=is_main)
+        encoded = {
+            split: encode_pairs(corpus[split], tokenizer, max_length=recipe.train.max_length)
+            for split in ("train", "validation")
+            if split in corpus
+        }
+    if is_main:
+        for split, pairs in encoded.items():
+            logger.info(
+                "%s: %d pairs; left out: %d with an empty side, %d longer than %d tokens",
+                split,
+                len(pairs.rows),
+                pairs.blank,
+                pairs.too_long,
+                recipe.train.max_length,
+            )
+    held_out = None
+    if "validation" in corpus:
+        held_out = HeldOut(encoded["validation"], corpus["validation"])
+    return RunData(tokenizer, encoded["train"], held_out)
+
+
+def _make_tokenizer(
+    recipe: Recipe, corpus: DatasetDict, *, is_main: bool
+) -> PreTrainedTokenizerBase:
+    output_dir = Path(recipe.train.output_dir)
+    if recipe.train.tokenizer is not None:
+        return AutoTokenizer.from_pretrained(recipe.train.tokenizer)
+    if (output_dir / "tokenizer.json").is_file():
+        return AutoTokenizer.from_pretrained(output_dir)
+    config = recipe.config()
+    tokenizer = train_tokenizer(
+        (text for row in corpus["train"] for text in (row["source"], row["target"])),
+        vocab_size=config.vocab_size,
+        model_max_length=config.max_position_embeddings,
+    )
+    if is_main:
+        write_aside(output_dir, tokenizer.save_pretrained)
+    return tokenizer
+
+
+def config_for(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> VanillaConfig:
+    """The recipe's config with what only the tokenizer knows."""
+    return recipe.config(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id,
+    )
+
+
+def _check_needs_no_validation(options: TrainRecipe) -> None:
+    for name, value in (("patience", options.patience), ("average_best", options.average_best)):
+        if value:
+            raise ValueError(f"{name}={value} needs a validation set, and the data has none")
+
+
+# --- one folder, one run -----------------------------------------------------------------------
+
+
+def check_folder(recipe: Recipe, output_dir: Path) -> None:
+    """Refuse to mix two runs in one folder.
+
+    Raises:
+        ValueError: the folder holds a run of another recipe, or something that is no run.
+    """
+    written = output_dir / RECIPE_FILE
+    if written.is_file():
+        before = read_recipe(["--recipe", str(written)])
+        earlier = {**asdict(before.train), "model": before.model}
+        now = {**asdict(recipe.train), "model": recipe.model}
+        changed = {n for n in now if earlier[n] != now[n]} - FREE_TO_CHANGE
+        if changed:
+            told = ", ".join(f"{n} ({earlier[n]!r}, now {now[n]!r})" for n in sorted(changed))
+            raise ValueError(
+                f"{output_dir} holds a run of another recipe, which differs in {told}: choose "
+                "another output_dir, or delete the folder to start anew"
+            )
+    elif output_dir.is_dir() and [p for p in output_dir.iterdir() if p.suffix != PARTIAL]:
+        raise ValueError(
+            f"{output_dir} is not empty and holds no run to go on with: choose another output_dir"
+        )
+
+
+def run_facts(data: RunData, config: VanillaConfig) -> dict[str, Any]:
+    """What a checkpoint is worth nothing without: names and values that must stay as they are."""
+    facts: dict[str, Any] = {"training data": _fingerprint(data.train)}
+    if data.validation is not None:
+        facts["validation data"] = _fingerprint(data.validation.pairs)
+    facts["tokenizer"] = _tokenizer_fingerprint(data.tokenizer)
+    known = VanillaConfig().to_dict().keys() - {"transformers_version", "architectures", "dtype"}
+    # as JSON gives it back
+    return json.loads(
+        json.dumps({**facts, "config": {n: v for n, v in config.to_dict().items() if n in known}})
+    )
+
+
+def check_facts(before: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:
+    """Refuse to go on from a checkpoint that was made with other data, tokenizer or config.
+
+    Args:
+        before: `run_facts` of the checkpoint; empty where it was written without.
+        now: those of this run.
+        checkpoint: for the message.
+
+    Raises:
+        ValueError: something differs; the message says what.
+    """
+    flat = [
+        {**{n: v for n, v in facts.items() if n != "config"}, **facts.get("config", {})}
+        for facts in (before, now)
+    ]
+    changed = [
+        f"{name} ({flat[0][name]}, now {flat[1].get(name)})"
+        for name in flat[0]
+        if flat[0][name] != flat[1].get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"{checkpoint} was made with other {', '.join(changed)}: put back what it was made "
+            "with, or choose another output_dir to start anew"
+        )
+
+
+def _fingerprint(pairs: EncodedPairs) -> str:
+    """Number of pairs and a hash of their ids, whatever the files are called."""
+    digest, count = hashlib.sha256(), len(pairs.rows)
+    for lengths in (pairs.source_lengths, pairs.target_lengths):
+        digest.update(lengths.astype(np.int64).tobytes())
+    chosen = pairs.rows
+    if count > FINGERPRINT_ROWS:
+        chosen = chosen.select(np.linspace(0, count - 1, FINGERPRINT_ROWS, dtype=np.int64))
+    for batch in chosen.with_format("numpy").iter(batch_size=1000):
+        for column in ("input_ids", "labels"):
+            digest.update(np.concatenate(list(batch[column])).astype(np.int64).tobytes())
+    return f"{count:,} pairs, {digest.hexdigest()[:16]}"
+
+
+def _tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Size of the vocabulary and a hash of it; what text becomes is in the data's fingerprint."""
+    entries = json.dumps(sorted(tokenizer.get_vocab().items()))
+    return f"{len(tokenizer):,} entries, {hashlib.sha256(entries.encode()).hexdigest()[:16]}"
