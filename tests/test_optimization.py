@@ -104,3 +104,20 @@ def test_the_state_of_the_schedule_comes_back():
             schedule.step()
         found[resumed_at] = optimizer.param_groups[0]["lr"]
     assert found[0] == found[5]
+
+
+def test_the_update_is_adams_by_hand():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+    optimizer = paper_adam([weight], learning_rate=0.25)
+    expected = weight.detach().clone()
+    mean, square = torch.zeros_like(expected), torch.zeros_like(expected)
+    for step in range(1, 6):
+        gradient = torch.randn(3, dtype=torch.float64)
+        weight.grad = gradient.clone()
+        optimizer.step()
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.98 * square + 0.02 * gradient**2
+        ratio = (mean / (1 - 0.9**step)) / ((square / (1 - 0.98**step)).sqrt() + 1e-9)
+        expected -= 0.25 * ratio
+    # double precision on both sides
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-12)
