@@ -20,6 +20,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
+from .dropout_vanilla import VanillaDropout
 from .inputs_vanilla import real_tokens
 from .loss_vanilla import training_loss
 from .stacks_vanilla import VanillaBody, VanillaDecoder, VanillaEncoder, VanillaPreTrainedModel
@@ -87,7 +88,7 @@ class VanillaForSequenceClassification(VanillaPreTrainedModel):
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(one_half(config))
         self.model = VanillaEncoderModel(self.config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = VanillaDropout(config.dropout)
         self.classifier = nn.Linear(config.d_model, config.num_labels)
         self.post_init()
 

@@ -12,6 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla import VanillaConfig
+from .dropout_vanilla import VanillaDropout
 
 
 def placed(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
@@ -30,8 +31,8 @@ class VanillaEncoderLayer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.activation_fn = ACT2FN[config.activation_function]
-        self.activation_dropout = nn.Dropout(config.activation_dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = VanillaDropout(config.activation_dropout)
+        self.dropout = VanillaDropout(config.dropout)
 
     def forward(
         self,
@@ -88,8 +89,8 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         self.fc2 = nn.Linear(config.decoder_ffn_dim, config.d_model)
         self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.activation_fn = ACT2FN[config.activation_function]
-        self.activation_dropout = nn.Dropout(config.activation_dropout)
-        self.dropout = nn.Dropout(config.dropout)
+        self.activation_dropout = VanillaDropout(config.activation_dropout)
+        self.dropout = VanillaDropout(config.dropout)
 
     def forward(  # noqa: PLR0913 - three sublayers need their inputs
         self,

@@ -19,8 +19,11 @@ def paper_adam(
     betas: tuple[float, float] = (0.9, 0.98),
     epsilon: float = 1e-9,
 ) -> Adam:
-    """Adam as in 5.3, without weight decay; `learning_rate` is the peak of the schedule."""
-    return Adam(parameters, lr=learning_rate, betas=betas, eps=epsilon)
+    """Adam as in 5.3, without weight decay; `learning_rate` is the peak of the schedule.
+
+    One fused pass over each parameter, on a CPU too, where torch's default takes a dozen.
+    """
+    return Adam(parameters, lr=learning_rate, betas=betas, eps=epsilon, fused=True)
 
 
 def inverse_sqrt_schedule(optimizer: Optimizer, *, warmup_steps: int) -> LambdaLR:

@@ -22,6 +22,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla import VanillaConfig
+from .dropout_vanilla import VanillaDropout
 from .inputs_vanilla import check_mask, outside_vocabulary, real_tokens, require_one
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
@@ -143,7 +144,7 @@ class VanillaStack(VanillaPreTrainedModel):
         self.embed_positions = (LearnedPositions if is_learned else SinusoidalPositions)(config)
         # the table is shared with the softmax and drawn small for it; an input needs its scale back
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = VanillaDropout(config.dropout)
         # no part of the paper's post-norm stacks, whose last layer already ends in a norm
         is_normed = config.final_layer_norm
         self.layer_norm = (

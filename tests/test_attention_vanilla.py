@@ -206,3 +206,38 @@ def test_dropout_on_the_weights_is_for_training_only():
     assert (weights == 0).any()
     kept = weights[weights > 0]
     assert_close(kept, 2 * module.eval()(*states)[1][weights > 0], **FLOAT32)
+
+
+@pytest.mark.parametrize("is_masked", [True, False], ids=["padding", "causal"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_learning_in_half_precision_on_a_cpu_loses_nothing_between_the_products(dtype, is_masked):
+    module = attention("sdpa", is_causal=not is_masked).to(dtype)
+    states = torch.randn(B, T, D, dtype=dtype)
+    mask = some_mask()[..., :T] if is_masked else None
+    learning, _ = module(states, states, states, mask)
+    with torch.no_grad():
+        query, key, value = (
+            project(states).unflatten(-1, (H, -1)).transpose(1, 2).double()
+            for project in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        exact = eager_attention(module, query, key, value, mask)[0].flatten(2)
+        expected = module.out_proj(exact.to(dtype))
+    # equal but for the last bit, where the two roundings to half precision fall apart
+    step = torch.finfo(dtype).eps
+    assert_close(learning.detach(), expected, rtol=step, atol=step)
+    learning.sum().backward()
+    assert module.q_proj.weight.grad.dtype == dtype
+
+
+@torch.no_grad()
+def test_reading_in_half_precision_is_transformers_own():
+    module = attention("sdpa").to(torch.bfloat16)
+    states = [state.to(torch.bfloat16) for state in inputs()]
+    query, key, value = (
+        project(state).unflatten(-1, (H, -1)).transpose(1, 2)
+        for project, state in zip(
+            (module.q_proj, module.k_proj, module.v_proj), states, strict=True
+        )
+    )
+    theirs = nn.functional.scaled_dot_product_attention(query, key, value)
+    assert torch.equal(module(*states)[0], module.out_proj(theirs.transpose(1, 2).flatten(2)))

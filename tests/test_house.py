@@ -18,6 +18,7 @@ FLOORS = [
     {
         "positions_vanilla": (),
         "attention_vanilla": (),
+        "dropout_vanilla": (),
         "loss_vanilla": (),
         "generation_vanilla": (),
     },

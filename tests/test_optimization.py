@@ -1,8 +1,11 @@
 """The paper's learning rates, read from the real optimizer and schedule."""
 
+import copy
+
 import pytest
 import torch
 
+from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
 
 
@@ -104,3 +107,55 @@ def test_the_state_of_the_schedule_comes_back():
             schedule.step()
         found[resumed_at] = optimizer.param_groups[0]["lr"]
     assert found[0] == found[5]
+
+
+def test_the_update_is_adams_by_hand():
+    weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64))
+    optimizer = paper_adam([weight], learning_rate=0.25)
+    expected = weight.detach().clone()
+    mean, square = torch.zeros_like(expected), torch.zeros_like(expected)
+    for step in range(1, 6):
+        gradient = torch.randn(3, dtype=torch.float64)
+        weight.grad = gradient.clone()
+        optimizer.step()
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.98 * square + 0.02 * gradient**2
+        ratio = (mean / (1 - 0.9**step)) / ((square / (1 - 0.98**step)).sqrt() + 1e-9)
+        expected -= 0.25 * ratio
+    # double precision on both sides
+    torch.testing.assert_close(weight.detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_two_hundred_steps_follow_the_curve_of_torchs_own_loss_and_adam(tiny_config):
+    tiny_config.label_smoothing_type = "uniform"  # torch's
+    ours = VanillaForConditionalGeneration(tiny_config).train()
+    for module in ours.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    plain = copy.deepcopy(ours)
+    adam = {"betas": (0.9, 0.98), "eps": 1e-9}
+    optimizers = [
+        paper_adam(ours.parameters(), learning_rate=3e-3),
+        torch.optim.Adam(plain.parameters(), lr=3e-3, foreach=False, fused=False, **adam),
+    ]
+    batches = [torch.randint(2, tiny_config.vocab_size, (5, 7)) for _ in range(11)]
+    curves = []
+    for step in range(200):
+        ids = batches[step % len(batches)]
+        labels = ids.flip(1).masked_fill(torch.arange(7) > 2 + step % 5, -100)
+        logits = plain(input_ids=ids, labels=labels).logits
+        losses = [
+            ours(input_ids=ids, labels=labels).loss,
+            torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten(), label_smoothing=tiny_config.label_smoothing
+            ),
+        ]
+        for loss, optimizer in zip(losses, optimizers, strict=True):
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        curves.append([loss.item() for loss in losses])
+    own, torchs = torch.tensor(curves).T
+    assert own[-11:].mean() < own[:11].mean() - 0.5  # it learned
+    torch.testing.assert_close(own, torchs, rtol=0, atol=1e-3)  # rounding, over 200 steps

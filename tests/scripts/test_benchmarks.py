@@ -1,0 +1,60 @@
+"""The benchmarks, each once and small: what they print, and what they refuse."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "scripts" / "benchmarks"
+SMALL = ("--vocab_size", "300", "--tokens_per_batch", "64", "--sentences_per_batch", "2")
+
+
+def benchmark(name, *arguments):
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_training_is_measured_for_every_engine_and_told_by_share(corpus_files):
+    files = ("--source", corpus_files["train_source"], "--target", corpus_files["train_target"])
+    done = benchmark("train.py", *files, *SMALL, "--rounds", "2", "--warmup", "1")
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "|" in line]
+    speeds = {row[0]: row[1:] for row in rows if len(row) == 6 and row[1][0].isdigit()}
+    assert list(speeds) == [
+        "MarianMT",
+        "MarianMT, plain batches",
+        "torch.nn.Transformer",
+        "hf_vanilla",
+        "MarianMT, bf16",
+        "hf_vanilla, bf16",
+    ]
+    assert speeds["MarianMT"][1] == speeds["MarianMT"][3] == "1.00"
+    assert all(float(row[0].replace(",", "")) > 0 for row in speeds.values())
+    shares = [row for row in rows if row[-1].endswith("%")]
+    for column in (1, 2):
+        total = sum(int(row[column].split()[0]) for row in shares)
+        assert 96 <= total <= 104  # each rounded to a percent
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--size", "huge"), "size='huge': choose one of small, base"),
+        (("--source", "a"), "give both --source and --target, or neither"),
+        (("--warmup", "-1"), "warmup=-1: give 0 or more"),
+        (("--rounds", "0"), "rounds=0: give 1 or more"),
+    ],
+)
+def test_training_refuses_what_it_cannot_measure_in_one_line(arguments, told):
+    done = benchmark("train.py", *arguments)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1] == f"error: {told}"
