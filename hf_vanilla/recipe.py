@@ -49,6 +49,10 @@ class TrainRecipe:
     model_license: str | None = _option(None, "licence of the weights, for the model card")
     tokenizer: str | None = _option(None, "folder or Hub id of a tokenizer; default: train one")
     max_length: int = _option(256, "tokens a side may have; longer pairs are counted out")
+    max_length_ratio: float | None = _option(
+        None, "tokens of the longer side per token of the shorter; beyond it counted out; none: any"
+    )
+    preprocessing_workers: int = _option(1, "processes that tokenize the corpus, once")
 
     max_steps: int = _option(100_000, "optimizer steps")
     tokens_per_step: int = _option(25_000, "tokens of either side per optimizer step, padded")
@@ -98,11 +102,16 @@ class TrainRecipe:
     def _check_counts(self) -> None:
         positive = (
             "max_length max_steps tokens_per_step tokens_per_batch warmup_steps "
-            "average_checkpoints eval_steps save_steps save_total_limit logging_steps"
+            "average_checkpoints eval_steps save_steps save_total_limit logging_steps "
+            "preprocessing_workers"
         )
         for name in positive.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        if self.max_length_ratio is not None and self.max_length_ratio < 1:
+            raise ValueError(
+                f"max_length_ratio={self.max_length_ratio}: give 1 or more, such as 1.5"
+            )
         if self.eval_sentences < 0:
             raise ValueError(f"eval_sentences={self.eval_sentences}: give 0 or more")
         if self.tokens_per_batch < self.max_length:

@@ -22,7 +22,14 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from .batching import EncodedPairs, PairCollator, StepSampler, TokenBatchSampler, encode_pairs
+from .batching import (
+    EncodedPairs,
+    LengthLimits,
+    PairCollator,
+    StepSampler,
+    TokenBatchSampler,
+    encode_pairs,
+)
 from .checkpointing import (
     all_checkpoints,
     average_checkpoints,
@@ -46,6 +53,7 @@ RECIPE_FILE, LOG_FILE = "recipe.yaml", "log.jsonl"
 # a run may go on with other values of these; any other change makes it another run
 FREE_TO_CHANGE = {"max_steps", "eval_steps", "eval_sentences", "save_steps", "save_total_limit"}
 FREE_TO_CHANGE |= {"logging_steps", "average_checkpoints", "use_cpu", "model_license"}
+FREE_TO_CHANGE |= {"preprocessing_workers"}
 
 
 def load_corpus(recipe: TrainRecipe) -> DatasetDict:
@@ -172,16 +180,15 @@ class TrainingRun:
         return tokenizer
 
     def _encode(self, corpus: DatasetDict, split: str) -> EncodedPairs:
-        pairs = encode_pairs(corpus[split], self.tokenizer, max_length=self.options.max_length)
+        # what is held out stays whole: a ratio is for cleaning what is learned from
+        ratio = self.options.max_length_ratio if split == "train" else None
+        limits = LengthLimits(self.options.max_length, ratio)
+        pairs = encode_pairs(
+            corpus[split], self.tokenizer, limits, workers=self.options.preprocessing_workers
+        )
         if self.accelerator.is_main_process:
-            logger.info(
-                "%s: %d pairs; left out: %d with an empty side, %d longer than %d tokens",
-                split,
-                len(pairs.rows),
-                pairs.blank,
-                pairs.too_long,
-                self.options.max_length,
-            )
+            told = pairs.left_out.describe(limits)
+            logger.info("%s: %d pairs; left out: %s", split, len(pairs.rows), told)
         return pairs
 
     def _config(self) -> VanillaConfig:
@@ -224,6 +231,8 @@ class TrainingRun:
             tokens_per_batch=budget,
             seed=options.seed,
         )
+        if self.accelerator.is_main_process:
+            logger.info("an epoch: %s", self.batches.describe())
         self.collate = PairCollator(self.tokenizer.pad_token_id)
 
     def run(self) -> Path:
@@ -263,8 +272,8 @@ class TrainingRun:
         sampler = StepSampler(
             self.batches, per_step=per_step, first_step=first, rank=rank, processes=processes
         )
-        rows = self.train_pairs.rows
-        loader = iter(DataLoader(rows, batch_sampler=sampler, collate_fn=self.collate))
+        rows = self.train_pairs.rows.with_format("arrow")
+        loader = iter(DataLoader(rows, sampler=sampler, batch_size=None, collate_fn=self.collate))
         place = first * per_step + rank
         while True:
             places = [place + i * processes for i in range(self.passes_per_step)]

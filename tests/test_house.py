@@ -30,7 +30,12 @@ FLOORS = [
         "tokenization_fairseq_vanilla": (),
     },
     {},  # heads, later
-    {"corpus": (), "tokenizer_training": ("corpus",), "batching": ()},
+    {
+        "corpus": (),
+        "tokenizer_training": ("corpus",),
+        "shuffling": (),
+        "batching": ("shuffling",),
+    },
     {
         "translation": (),
         "evaluation": ("translation",),
