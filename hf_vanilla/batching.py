@@ -3,6 +3,7 @@
 Shapes: B batch, L any length, N pairs, S source, T target.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -93,12 +94,11 @@ class LeftOut:
 
     def describe(self, limits: LengthLimits) -> str:
         """The counts in words, with the limits that they are of."""
-        words = f"{self.blank} with an empty side, {self.too_long} longer than {limits.max_length}"
-        if limits.max_length_ratio is None:
-            return f"{words} tokens"
-        return (
-            f"{words} tokens, {self.too_unequal} beyond a length ratio of {limits.max_length_ratio}"
-        )
+        words = f"{self.blank} with an empty side"
+        words += f", {self.too_long} longer than {limits.max_length} tokens"
+        if limits.max_length_ratio is not None:
+            words += f", {self.too_unequal} beyond a length ratio of {limits.max_length_ratio}"
+        return words
 
 
 @dataclass(frozen=True)
@@ -195,10 +195,16 @@ def encode_pairs(
 
 
 def _fingerprint(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> str:
-    """A name in the cache: `datasets` would hash the tokenizer's state, which changes by use."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    told = tokenizer if backend is None else (type(tokenizer).__name__, backend.to_str())
-    return Hasher.hash(("encode_pairs 1", pairs._fingerprint, told))
+    """A name in the cache that stays the same when the tokenizer has been used meanwhile.
+
+    `datasets` would hash all its state, to which padding and truncation of the last call belong.
+    """
+    told: Any = tokenizer
+    if hasattr(tokenizer, "backend_tokenizer"):
+        told = json.loads(tokenizer.backend_tokenizer.to_str())
+        told = {name: part for name, part in told.items() if name not in ("padding", "truncation")}
+        told["class"] = type(tokenizer).__name__
+    return Hasher.hash(("encode_pairs", pairs._fingerprint, told))
 
 
 def batch_bounds(longest: Sequence[int] | np.ndarray, tokens_per_batch: int) -> np.ndarray:
@@ -348,9 +354,11 @@ class EpochBatches(Sequence[list[int]]):
 
 def _cut_to_a_multiple(bounds: np.ndarray, multiple_of: int) -> np.ndarray:
     """Cut the batches of most sentences in two until there are a multiple of so many."""
-    if bounds[-1] < multiple_of:
+    needed = -(-(len(bounds) - 1) // multiple_of) * multiple_of
+    if bounds[-1] < needed:
         raise ValueError(
-            f"{bounds[-1]} sentences cannot give each of {multiple_of} processes a batch"
+            f"{bounds[-1]} sentences are too few for {needed} batches, which {multiple_of} processes "
+            "would share: use fewer processes or more text"
         )
     while (len(bounds) - 1) % multiple_of:
         widest = int(np.diff(bounds).argmax())
