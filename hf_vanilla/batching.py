@@ -122,9 +122,10 @@ def encode_texts(
     tokenizer: PreTrainedTokenizerBase, batch: dict[str, list[str]]
 ) -> dict[str, list[Any]]:
     """`source` and `target` as `input_ids` and `labels`, with the length of each; 0 is no text."""
+    told = {"verbose": False, "return_attention_mask": False}
     sides = {
-        "source": tokenizer(batch["source"], verbose=False).input_ids,
-        "target": tokenizer(text_target=batch["target"], verbose=False).input_ids,
+        "source": tokenizer(batch["source"], **told).input_ids,
+        "target": tokenizer(text_target=batch["target"], **told).input_ids,
     }
     lengths = {
         f"{side}_length": [
@@ -357,8 +358,8 @@ def _cut_to_a_multiple(bounds: np.ndarray, multiple_of: int) -> np.ndarray:
     needed = -(-(len(bounds) - 1) // multiple_of) * multiple_of
     if bounds[-1] < needed:
         raise ValueError(
-            f"{bounds[-1]} sentences are too few for {needed} batches, which {multiple_of} processes "
-            "would share: use fewer processes or more text"
+            f"{bounds[-1]} sentences are too few for {needed} batches, which {multiple_of} "
+            "processes would share: use fewer processes or more text"
         )
     while (len(bounds) - 1) % multiple_of:
         widest = int(np.diff(bounds).argmax())

@@ -103,7 +103,8 @@ class TokenBatches(Dataset):
         self, pairs: EncodedPairs, arguments: TrainingArguments, *, tokens_per_batch: int
     ) -> None:
         wanted = {
-            "per_device_train_batch_size": 1,  # one item, which is a whole batch
+            # one item, which is a whole batch; and one process per GPU
+            "train_batch_size": 1,
             # epochs are shuffled here; with a random order of its own the Trainer does not tell
             # several processes, or a resumed run, which epoch it is
             "train_sampling_strategy": "sequential",
@@ -213,6 +214,7 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
         if arguments.push_to_hub:  # over the one that the Trainer has written and pushed
             push_card(card, trainer.hub_model_id)
     trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()  # processes that part without a word may crash at their end
     return Path(arguments.output_dir)
 
 

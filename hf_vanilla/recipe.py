@@ -52,6 +52,12 @@ class TrainRecipe:
     max_length_ratio: float | None = _option(
         None, "tokens of the longer side per token of the shorter; beyond it counted out; none: any"
     )
+    streaming: bool = _option(
+        default=False, text="read and encode the text while training instead of before it"
+    )
+    window_pairs: int = _option(
+        100_000, "pairs of a stream that are sorted by length and shuffled together"
+    )
     preprocessing_workers: int = _option(1, "processes that tokenize the corpus, once")
 
     max_steps: int = _option(100_000, "optimizer steps")
@@ -93,6 +99,10 @@ class TrainRecipe:
             raise ValueError(
                 f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
             )
+        if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
+            raise ValueError(
+                "streaming needs a dataset or train_source: the built-in corpus is small"
+            )
         if self.validation_source is not None and self.train_source is None:
             raise ValueError("validation files need train_source and train_target")
         if self.mixed_precision is not None and self.mixed_precision not in PRECISIONS:
@@ -103,7 +113,7 @@ class TrainRecipe:
         positive = (
             "max_length max_steps tokens_per_step tokens_per_batch warmup_steps "
             "average_checkpoints eval_steps save_steps save_total_limit logging_steps "
-            "preprocessing_workers"
+            "preprocessing_workers window_pairs"
         )
         for name in positive.split():
             if getattr(self, name) < 1:

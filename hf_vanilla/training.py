@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from datasets import DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
@@ -38,31 +39,42 @@ from .checkpointing import (
     save_checkpoint,
 )
 from .configuration_vanilla import VanillaConfig
-from .corpus import BUILT_IN_CORPUS, built_in_corpus, pairs_from_dataset, pairs_from_files
+from .corpus import (
+    BUILT_IN_CORPUS,
+    built_in_corpus,
+    pairs_from_dataset,
+    pairs_from_files,
+    stream_from_dataset,
+    stream_from_files,
+)
 from .evaluation import Scores, check_bleu_tokenizer
 from .hub import CardFacts, model_card
 from .modeling_vanilla import VanillaForConditionalGeneration
 from .optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
 from .recipe import Recipe, TrainRecipe, read_recipe
+from .streaming import StreamedBatches
 from .tokenizer_training import train_tokenizer
 from .validation import validation_nll, validation_scores
 
 logger = logging.getLogger(__name__)
 
 RECIPE_FILE, LOG_FILE = "recipe.yaml", "log.jsonl"
+VOCABULARY_PAIRS = 1_000_000  # of a stream's beginning, from which a vocabulary is learned
 # a run may go on with other values of these; any other change makes it another run
 FREE_TO_CHANGE = {"max_steps", "eval_steps", "eval_sentences", "save_steps", "save_total_limit"}
 FREE_TO_CHANGE |= {"logging_steps", "average_checkpoints", "use_cpu", "model_license"}
 FREE_TO_CHANGE |= {"preprocessing_workers"}
 
 
-def load_corpus(recipe: TrainRecipe) -> DatasetDict:
+def load_corpus(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
     """Splits `train` and, where the recipe names one, `validation`, of `source` and `target`.
 
     Raises:
         ValueError: the data is not what the recipe says.
         OSError: a file cannot be read.
     """
+    if recipe.streaming:
+        return _load_stream(recipe)
     if recipe.train_files is not None:
         corpus = DatasetDict(train=pairs_from_files(*recipe.train_files))
         if recipe.validation_files is not None:
@@ -76,6 +88,22 @@ def load_corpus(recipe: TrainRecipe) -> DatasetDict:
         source_column=recipe.source_column,
         target_column=recipe.target_column,
     )
+
+
+def _load_stream(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
+    """`train` as a stream; `validation` as a set, since it is gone through often."""
+    if recipe.train_files is not None:
+        corpus = {"train": stream_from_files(*recipe.train_files)}
+        held_out = recipe.validation_files and pairs_from_files(*recipe.validation_files)
+        return {**corpus, "validation": held_out} if held_out else corpus
+    columns = {"source_column": recipe.source_column, "target_column": recipe.target_column}
+    name = {"name": recipe.dataset, "config_name": recipe.dataset_config}
+    splits = {s: stream_from_dataset(**name, split=s, **columns) for s in ("train", "validation")}
+    if splits["train"] is None:
+        raise ValueError(f"{recipe.dataset} has no split named train")
+    if splits["validation"] is None:
+        return {"train": splits["train"]}
+    return {"train": splits["train"], "validation": Dataset.from_list([*splits["validation"]])}
 
 
 def keep_freed_memory() -> None:
@@ -153,7 +181,9 @@ class TrainingRun:
                 written = self.output_dir / RECIPE_FILE
                 written.write_text(recipe.to_yaml(), encoding="utf-8")
             self.tokenizer = self._make_tokenizer(corpus)
-            self.train_pairs = self._encode(corpus, "train")
+            self.train_pairs = corpus["train"]
+            if not recipe.train.streaming:
+                self.train_pairs = self._encode(corpus, "train")
             self.validation = corpus.get("validation")
             if self.validation is not None:
                 self.validation_pairs = self._encode(corpus, "validation")
@@ -169,9 +199,13 @@ class TrainingRun:
             return AutoTokenizer.from_pretrained(self.options.tokenizer)
         if (self.output_dir / "tokenizer.json").is_file():
             return AutoTokenizer.from_pretrained(self.output_dir)
-        config = self.recipe.config()
+        config, streaming = self.recipe.config(), self.options.streaming
         tokenizer = train_tokenizer(
-            (text for row in corpus["train"] for text in (row["source"], row["target"])),
+            (
+                text
+                for row in islice(corpus["train"], VOCABULARY_PAIRS if streaming else None)
+                for text in (row["source"], row["target"])
+            ),
             vocab_size=config.vocab_size,
             model_max_length=config.max_position_embeddings,
         )
@@ -218,22 +252,33 @@ class TrainingRun:
             options.tokens_per_step / (options.tokens_per_batch * processes)
         )
         budget = options.tokens_per_step // (self.passes_per_step * processes)
-        longest = max(self.train_pairs.source_lengths.max(), self.train_pairs.target_lengths.max())
+        longest = options.max_length
+        if not options.streaming:
+            lengths = self.train_pairs.source_lengths, self.train_pairs.target_lengths
+            longest = max(side.max() for side in lengths)
         if budget < longest:
             raise ValueError(
                 f"tokens_per_step={options.tokens_per_step} in {self.passes_per_step} pass(es) of "
                 f"{processes} process(es) leaves {budget} tokens a batch, but one sentence has "
                 f"{longest}: raise it, or lower max_length"
             )
-        self.batches = TokenBatchSampler(
-            self.train_pairs.source_lengths,
-            self.train_pairs.target_lengths,
-            tokens_per_batch=budget,
-            seed=options.seed,
-        )
-        if self.accelerator.is_main_process:
-            logger.info("an epoch: %s", self.batches.describe())
+        self.batches = self._make_batches(budget)
         self.collate = PairCollator(self.tokenizer.pad_token_id)
+
+    def _make_batches(self, tokens_per_batch: int) -> TokenBatchSampler | StreamedBatches:
+        options = self.options
+        budget = {"tokens_per_batch": tokens_per_batch, "seed": options.seed}
+        if options.streaming:
+            limits = LengthLimits(options.max_length, options.max_length_ratio)
+            window = {"window_pairs": options.window_pairs}
+            stream = StreamedBatches(self.train_pairs, self.tokenizer, limits, **budget, **window)
+            self.accelerator.register_for_checkpointing(stream)
+            return stream
+        lengths = self.train_pairs.source_lengths, self.train_pairs.target_lengths
+        batches = TokenBatchSampler(*lengths, **budget)
+        if self.accelerator.is_main_process:
+            logger.info("an epoch: %s", batches.describe())
+        return batches
 
     def run(self) -> Path:
         """Train to the last step, from the newest checkpoint if there is one.
@@ -269,12 +314,15 @@ class TrainingRun:
         """This process's micro-batches, step by step, with their places in the whole run."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         per_step = self.passes_per_step * processes
-        sampler = StepSampler(
-            self.batches, per_step=per_step, first_step=first, rank=rank, processes=processes
-        )
-        rows = self.train_pairs.rows.with_format("arrow")
-        loader = iter(DataLoader(rows, sampler=sampler, batch_size=None, collate_fn=self.collate))
         place = first * per_step + rank
+        if isinstance(self.batches, StreamedBatches):
+            loader = map(self.collate, self.batches.batches(place, processes))
+        else:
+            sampler = StepSampler(
+                self.batches, per_step=per_step, first_step=first, rank=rank, processes=processes
+            )
+            rows, as_table = self.train_pairs.rows.with_format("arrow"), {"batch_size": None}
+            loader = iter(DataLoader(rows, sampler=sampler, collate_fn=self.collate, **as_table))
         while True:
             places = [place + i * processes for i in range(self.passes_per_step)]
             yield places, [next(loader) for _ in places]

@@ -35,6 +35,7 @@ FLOORS = [
         "tokenizer_training": ("corpus",),
         "shuffling": (),
         "batching": ("shuffling",),
+        "streaming": ("batching",),
     },
     {
         "translation": (),

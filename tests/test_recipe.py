@@ -26,7 +26,7 @@ NAMES = """
     dataset dataset_config source_column target_column
     train_source train_target validation_source validation_target
     source_language target_language model_license tokenizer max_length
-    max_length_ratio preprocessing_workers
+    max_length_ratio streaming window_pairs preprocessing_workers
     max_steps tokens_per_step tokens_per_batch learning_rate warmup_steps
     adam_beta1 adam_beta2 adam_epsilon max_grad_norm average_checkpoints
     seed mixed_precision use_cpu
@@ -269,7 +269,7 @@ def test_a_missing_recipe_is_named(tmp_path):
 
 COUNTS = """
     max_length max_steps tokens_per_step tokens_per_batch warmup_steps average_checkpoints
-    eval_steps save_steps save_total_limit logging_steps preprocessing_workers
+    eval_steps save_steps save_total_limit logging_steps preprocessing_workers window_pairs
 """
 
 
@@ -292,6 +292,7 @@ def test_a_count_below_one_is_refused(name, value):
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a positive"),
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
         ({"max_length_ratio": 0.9}, "max_length_ratio=0.9: give 1 or more, such as 1.5"),
+        ({"streaming": True}, "streaming needs a dataset or train_source"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0: give 0 or more"),
         ({"mixed_precision": "half"}, "mixed_precision='half': choose one of no, bf16, fp16"),
         ({"train_source": "a"}, "train_source is given, but not train_target: give both"),
