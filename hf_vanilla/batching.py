@@ -59,11 +59,12 @@ class LengthLimits:
             `(N,)` int8; of several reasons the first.
         """
         short, long = np.minimum(source, target), np.maximum(source, target)
-        is_unequal = np.zeros(len(short), dtype=bool)
+        reasons = np.zeros(len(short), dtype=np.int8)
         if self.max_length_ratio is not None:
-            is_unequal = (long - 1) > self.max_length_ratio * (short - 1)
-        cases = [short == 0, long > self.max_length, is_unequal]
-        return np.select(cases, [1, 2, 3], default=0).astype(np.int8)
+            reasons[(long - 1) > self.max_length_ratio * (short - 1)] = 3
+        reasons[long > self.max_length] = 2
+        reasons[short == 0] = 1
+        return reasons
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,7 @@ def encode_pairs(
         told = left_out.describe(limits)
         raise ValueError(f"no sentence pair to use: of {len(rows)}, {told}")
     if not keep.all():
+        source, target = source[keep], target[keep]
         # a filter keeps its places in a file of the cache, where a selection holds them in memory
         rows = rows.filter(
             lambda source, target: limits.reasons(np.array(source), np.array(target)) == 0,
@@ -189,8 +191,8 @@ def encode_pairs(
         )
     return EncodedPairs(
         rows=rows.select_columns(["input_ids", "labels"]).with_format("numpy"),
-        source_lengths=source[keep],
-        target_lengths=target[keep],
+        source_lengths=source,
+        target_lengths=target,
         left_out=left_out,
     )
 

@@ -127,26 +127,29 @@ def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset
     return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
 
 
-def stream_from_dataset(
-    name: str,
-    *,
-    config_name: str | None = None,
-    split: str,
-    source_column: str,
-    target_column: str,
-) -> IterableDataset | None:
-    """One split as `pairs_from_dataset` gives it, read while it is used; None where there is none.
+def streams_from_dataset(
+    name: str, *, config_name: str | None = None, source_column: str, target_column: str
+) -> dict[str, IterableDataset]:
+    """The splits of `pairs_from_dataset`, read while they are used.
 
     Raises:
         ValueError: the columns are not there; the message lists those that are.
     """
-    is_saved = (Path(name) / "dataset_dict.json").is_file()
-    splits = load_from_disk(name) if is_saved else load_dataset(name, config_name, streaming=True)
-    if split not in splits:
-        return None
-    rows = splits[split].to_iterable_dataset() if is_saved else splits[split]
+    if (Path(name) / "dataset_dict.json").is_file():
+        splits = {n: rows.to_iterable_dataset() for n, rows in load_from_disk(name).items()}
+    else:
+        splits = load_dataset(name, config_name, streaming=True)
+    return {
+        split: _two_columns_of_a_stream(rows, source_column, target_column)
+        for split, rows in splits.items()
+    }
+
+
+def _two_columns_of_a_stream(
+    rows: IterableDataset, source_column: str, target_column: str
+) -> IterableDataset:
     # a stream does not always know its columns; its first row does
-    first = next(iter(rows), {})
+    first: dict[str, Any] = next(iter(rows), {})
     is_nested = list(first) == ["translation"]
     _check_columns(first["translation"] if is_nested else first, source_column, target_column)
 

@@ -101,7 +101,7 @@ class TrainRecipe:
             )
         if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
             raise ValueError(
-                "streaming needs a dataset or train_source: the built-in corpus is small"
+                "streaming needs a dataset or train_source: it reads no built-in corpus"
             )
         if self.validation_source is not None and self.train_source is None:
             raise ValueError("validation files need train_source and train_target")

@@ -55,11 +55,13 @@ class StreamedBatches:
                 f"tokens_per_batch={tokens_per_batch} is smaller than max_length="
                 f"{limits.max_length}: a batch must hold one sentence"
             )
-        self._pairs, self._tokenizer, self._limits = pairs, tokenizer, limits
+        # a view of its own: a stream remembers how far anybody has read it
+        self._pairs = pairs.select_columns(["source", "target"])
+        self._tokenizer, self._limits = tokenizer, limits
         self._budget, self._window_pairs, self._seed = tokens_per_batch, window_pairs, seed
         # first: the first batch of the epoch; place: that of the window; window: over all epochs
         self._state: dict[str, Any] = {"epoch": 0, "first": 0, "window": 0, "place": 0}
-        self._beginning = pairs.state_dict()
+        self._beginning = self._pairs.state_dict()
         self._state |= {"stream": self._beginning, "left_out": astuple(LeftOut())}
 
     def state_dict(self) -> dict[str, Any]:

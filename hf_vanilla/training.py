@@ -19,7 +19,6 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from datasets import Dataset, DatasetDict, IterableDataset
 from torch import Tensor
-from torch.utils.data import DataLoader
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -44,8 +43,8 @@ from .corpus import (
     built_in_corpus,
     pairs_from_dataset,
     pairs_from_files,
-    stream_from_dataset,
     stream_from_files,
+    streams_from_dataset,
 )
 from .evaluation import Scores, check_bleu_tokenizer
 from .hub import CardFacts, model_card
@@ -96,14 +95,15 @@ def _load_stream(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
         corpus = {"train": stream_from_files(*recipe.train_files)}
         held_out = recipe.validation_files and pairs_from_files(*recipe.validation_files)
         return {**corpus, "validation": held_out} if held_out else corpus
-    columns = {"source_column": recipe.source_column, "target_column": recipe.target_column}
-    name = {"name": recipe.dataset, "config_name": recipe.dataset_config}
-    splits = {s: stream_from_dataset(**name, split=s, **columns) for s in ("train", "validation")}
-    if splits["train"] is None:
-        raise ValueError(f"{recipe.dataset} has no split named train")
-    if splits["validation"] is None:
-        return {"train": splits["train"]}
-    return {"train": splits["train"], "validation": Dataset.from_list([*splits["validation"]])}
+    splits = streams_from_dataset(
+        recipe.dataset or BUILT_IN_CORPUS,
+        config_name=recipe.dataset_config,
+        source_column=recipe.source_column,
+        target_column=recipe.target_column,
+    )
+    if "validation" in splits:
+        return {**splits, "validation": Dataset.from_list([*splits["validation"]])}
+    return splits
 
 
 def keep_freed_memory() -> None:
@@ -184,9 +184,10 @@ class TrainingRun:
             self.train_pairs = corpus["train"]
             if not recipe.train.streaming:
                 self.train_pairs = self._encode(corpus, "train")
-            self.validation = corpus.get("validation")
+            self.validation: Any = corpus.get("validation")
             if self.validation is not None:
                 self.validation_pairs = self._encode(corpus, "validation")
+            del corpus  # a mapped text takes memory where it has been read
         self.model = VanillaForConditionalGeneration(self._config())
         self.model.generation_config = recipe.generation_config(self.model.config)
         if self.accelerator.is_main_process:  # with them, the checkpoints of any moment are usable
@@ -267,15 +268,23 @@ class TrainingRun:
 
     def _make_batches(self, tokens_per_batch: int) -> TokenBatchSampler | StreamedBatches:
         options = self.options
-        budget = {"tokens_per_batch": tokens_per_batch, "seed": options.seed}
         if options.streaming:
-            limits = LengthLimits(options.max_length, options.max_length_ratio)
-            window = {"window_pairs": options.window_pairs}
-            stream = StreamedBatches(self.train_pairs, self.tokenizer, limits, **budget, **window)
+            stream = StreamedBatches(
+                self.train_pairs,
+                self.tokenizer,
+                LengthLimits(options.max_length, options.max_length_ratio),
+                tokens_per_batch=tokens_per_batch,
+                window_pairs=options.window_pairs,
+                seed=options.seed,
+            )
             self.accelerator.register_for_checkpointing(stream)
             return stream
-        lengths = self.train_pairs.source_lengths, self.train_pairs.target_lengths
-        batches = TokenBatchSampler(*lengths, **budget)
+        batches = TokenBatchSampler(
+            self.train_pairs.source_lengths,
+            self.train_pairs.target_lengths,
+            tokens_per_batch=tokens_per_batch,
+            seed=options.seed,
+        )
         if self.accelerator.is_main_process:
             logger.info("an epoch: %s", batches.describe())
         return batches
@@ -316,13 +325,14 @@ class TrainingRun:
         per_step = self.passes_per_step * processes
         place = first * per_step + rank
         if isinstance(self.batches, StreamedBatches):
-            loader = map(self.collate, self.batches.batches(place, processes))
+            tables = self.batches.batches(place, processes)
         else:
             sampler = StepSampler(
                 self.batches, per_step=per_step, first_step=first, rank=rank, processes=processes
             )
-            rows, as_table = self.train_pairs.rows.with_format("arrow"), {"batch_size": None}
-            loader = iter(DataLoader(rows, sampler=sampler, collate_fn=self.collate, **as_table))
+            rows = self.train_pairs.rows.with_format("arrow")
+            tables = (rows[numbers] for numbers in sampler)
+        loader = map(self.collate, tables)
         while True:
             places = [place + i * processes for i in range(self.passes_per_step)]
             yield places, [next(loader) for _ in places]

@@ -17,10 +17,10 @@ PAIRS = [{"source": a, "target": b} for a, b in small_run.digit_pairs()]
 WINDOW, BUDGET = 23, 60
 
 
-def streamed(tokenizer, *, rows=PAIRS, shards=3, limits=LengthLimits(40), **changes):
+def streamed(tokenizer, *, rows=PAIRS, shards=3, limits=None, **changes):
     stream = Dataset.from_list(rows).to_iterable_dataset(num_shards=shards)
     options = {"tokens_per_batch": BUDGET, "window_pairs": WINDOW, "seed": 5, **changes}
-    return StreamedBatches(stream, tokenizer, limits, **options)
+    return StreamedBatches(stream, tokenizer, limits or LengthLimits(40), **options)
 
 
 def taken(batches, count, *, first=0, stride=1):
