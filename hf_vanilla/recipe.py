@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import GenerationConfig
 
 from .configuration_vanilla import VanillaConfig
-from .corpus import BUILT_IN_CORPUS
+from .corpus import (
+    BUILT_IN_CORPUS,
+    built_in_corpus,
+    pairs_from_dataset,
+    pairs_from_files,
+    stream_from_files,
+    streams_from_dataset,
+)
 from .generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
 from .options import check_names, given_options, parse_options, pop_option, read_yaml, yaml_value
 
@@ -253,3 +261,44 @@ def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> Non
     if chosen & {"dataset", "train_source", "train_target"}:
         for name in (files | hub | told) - chosen:
             values.pop(name, None)
+
+
+def load_corpus(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
+    """Splits `train` and, where the recipe names one, `validation`, of `source` and `target`.
+
+    Raises:
+        ValueError: the data is not what the recipe says.
+        OSError: a file cannot be read.
+    """
+    if recipe.streaming:
+        return _load_stream(recipe)
+    if recipe.train_files is not None:
+        corpus = DatasetDict(train=pairs_from_files(*recipe.train_files))
+        if recipe.validation_files is not None:
+            corpus["validation"] = pairs_from_files(*recipe.validation_files)
+        return corpus
+    if recipe.dataset is None or recipe.dataset == BUILT_IN_CORPUS:
+        return built_in_corpus()
+    return pairs_from_dataset(
+        recipe.dataset,
+        config_name=recipe.dataset_config,
+        source_column=recipe.source_column,
+        target_column=recipe.target_column,
+    )
+
+
+def _load_stream(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
+    """`train` as a stream; `validation` as a set, since it is gone through often."""
+    if recipe.train_files is not None:
+        corpus = {"train": stream_from_files(*recipe.train_files)}
+        held_out = recipe.validation_files and pairs_from_files(*recipe.validation_files)
+        return {**corpus, "validation": held_out} if held_out else corpus
+    splits = streams_from_dataset(
+        recipe.dataset or BUILT_IN_CORPUS,
+        config_name=recipe.dataset_config,
+        source_column=recipe.source_column,
+        target_column=recipe.target_column,
+    )
+    if "validation" in splits:
+        return {**splits, "validation": Dataset.from_list([*splits["validation"]])}
+    return splits

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import DatasetDict
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -38,19 +38,12 @@ from .checkpointing import (
     save_checkpoint,
 )
 from .configuration_vanilla import VanillaConfig
-from .corpus import (
-    BUILT_IN_CORPUS,
-    built_in_corpus,
-    pairs_from_dataset,
-    pairs_from_files,
-    stream_from_files,
-    streams_from_dataset,
-)
+from .corpus import BUILT_IN_CORPUS
 from .evaluation import Scores, check_bleu_tokenizer
 from .hub import CardFacts, model_card
 from .modeling_vanilla import VanillaForConditionalGeneration
 from .optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
-from .recipe import Recipe, TrainRecipe, read_recipe
+from .recipe import Recipe, TrainRecipe, load_corpus, read_recipe
 from .streaming import StreamedBatches
 from .tokenizer_training import train_tokenizer
 from .validation import validation_nll, validation_scores
@@ -63,47 +56,6 @@ VOCABULARY_PAIRS = 1_000_000  # of a stream's beginning, from which a vocabulary
 FREE_TO_CHANGE = {"max_steps", "eval_steps", "eval_sentences", "save_steps", "save_total_limit"}
 FREE_TO_CHANGE |= {"logging_steps", "average_checkpoints", "use_cpu", "model_license"}
 FREE_TO_CHANGE |= {"preprocessing_workers"}
-
-
-def load_corpus(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
-    """Splits `train` and, where the recipe names one, `validation`, of `source` and `target`.
-
-    Raises:
-        ValueError: the data is not what the recipe says.
-        OSError: a file cannot be read.
-    """
-    if recipe.streaming:
-        return _load_stream(recipe)
-    if recipe.train_files is not None:
-        corpus = DatasetDict(train=pairs_from_files(*recipe.train_files))
-        if recipe.validation_files is not None:
-            corpus["validation"] = pairs_from_files(*recipe.validation_files)
-        return corpus
-    if recipe.dataset is None or recipe.dataset == BUILT_IN_CORPUS:
-        return built_in_corpus()
-    return pairs_from_dataset(
-        recipe.dataset,
-        config_name=recipe.dataset_config,
-        source_column=recipe.source_column,
-        target_column=recipe.target_column,
-    )
-
-
-def _load_stream(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
-    """`train` as a stream; `validation` as a set, since it is gone through often."""
-    if recipe.train_files is not None:
-        corpus = {"train": stream_from_files(*recipe.train_files)}
-        held_out = recipe.validation_files and pairs_from_files(*recipe.validation_files)
-        return {**corpus, "validation": held_out} if held_out else corpus
-    splits = streams_from_dataset(
-        recipe.dataset or BUILT_IN_CORPUS,
-        config_name=recipe.dataset_config,
-        source_column=recipe.source_column,
-        target_column=recipe.target_column,
-    )
-    if "validation" in splits:
-        return {**splits, "validation": Dataset.from_list([*splits["validation"]])}
-    return splits
 
 
 def keep_freed_memory() -> None:
@@ -168,8 +120,6 @@ class TrainingRun:
         if recipe.train.eval_sentences:
             check_bleu_tokenizer(recipe.train.bleu_tokenize)
         self.accelerator = make_accelerator(recipe.train)
-        if self.accelerator.device.type == "cpu":
-            keep_freed_memory()
         set_seed(recipe.train.seed)
         if self.accelerator.is_main_process:
             logger.info("reading the corpus, learning the vocabulary")
@@ -194,6 +144,8 @@ class TrainingRun:
             self.model.config.save_pretrained(self.output_dir)
             self.model.generation_config.save_pretrained(self.output_dir)
         self._prepare()
+        if self.accelerator.device.type == "cpu":  # only now: what reading took is not kept
+            keep_freed_memory()
 
     def _make_tokenizer(self, corpus: DatasetDict) -> PreTrainedTokenizerBase:
         if self.options.tokenizer is not None:
