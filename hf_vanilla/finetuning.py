@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -243,9 +243,11 @@ def _card_facts(
     nll: float | None,
     scores: Scores | None,
 ) -> CardFacts:
-    usual = Seq2SeqTrainingArguments(arguments.output_dir).to_sanitized_dict()
-    told = {**asdict(options), **arguments.to_sanitized_dict()}
-    changed = {k: v for k, v in told.items() if v is not None and usual.get(k) != v}
+    # not those of new arguments: making them would tell this process that it is alone
+    usual = {f.name: f.default for f in fields(arguments) if f.default is not None}
+    told = arguments.to_sanitized_dict()
+    changed = {k: v for k, v in asdict(options).items() if v is not None}
+    changed |= {k: told[k] for k, v in usual.items() if k in told and str(told[k]) != str(v)}
     source, target = options.source_language, options.target_language
     step, processes = trainer.state.global_step, arguments.world_size
     return CardFacts(
