@@ -3,11 +3,12 @@
 import gzip
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
 BUILT_IN_CORPUS = "numbers"
@@ -120,16 +121,58 @@ def pairs_from_dataset(
     )
 
 
+def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset:
+    """The rows of `read_pairs`, read whenever they are asked for and kept nowhere."""
+    files = {"source": str(source), "target": str(target)}
+    return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
+
+
+def streams_from_dataset(
+    name: str, *, config_name: str | None = None, source_column: str, target_column: str
+) -> dict[str, IterableDataset]:
+    """The splits of `pairs_from_dataset`, read while they are used.
+
+    Raises:
+        ValueError: the columns are not there; the message lists those that are.
+    """
+    if (Path(name) / "dataset_dict.json").is_file():
+        splits = {n: rows.to_iterable_dataset() for n, rows in load_from_disk(name).items()}
+    else:
+        splits = load_dataset(name, config_name, streaming=True)
+    return {
+        split: _two_columns_of_a_stream(rows, source_column, target_column)
+        for split, rows in splits.items()
+    }
+
+
+def _two_columns_of_a_stream(
+    rows: IterableDataset, source_column: str, target_column: str
+) -> IterableDataset:
+    # a stream does not always know its columns; its first row does
+    first: dict[str, Any] = next(iter(rows), {})
+    is_nested = list(first) == ["translation"]
+    _check_columns(first["translation"] if is_nested else first, source_column, target_column)
+
+    def two_columns(row: dict[str, Any]) -> dict[str, str]:
+        texts = row["translation"] if is_nested else row
+        return {"source": texts[source_column], "target": texts[target_column]}
+
+    return rows.map(two_columns, remove_columns=list(first.keys() - {"source", "target"}))
+
+
+def _check_columns(names: Collection[str], source_column: str, target_column: str) -> None:
+    missing = {source_column, target_column} - set(names)
+    if missing:
+        raise ValueError(f"no column {', '.join(sorted(missing))}: choose among {', '.join(names)}")
+
+
 def _two_columns(rows: Dataset, source_column: str, target_column: str) -> Dataset:
     if rows.column_names == ["translation"]:
-        rows = rows.flatten().rename_columns(
-            {f"translation.{name}": name for name in rows.features["translation"]}
+        rows = rows.flatten()  # a dict or a `Translation`: one column for each language
+        rows = rows.rename_columns(
+            {name: name.removeprefix("translation.") for name in rows.column_names}
         )
-    missing = {source_column, target_column} - set(rows.column_names)
-    if missing:
-        raise ValueError(
-            f"no column {', '.join(sorted(missing))}: choose among {', '.join(rows.column_names)}"
-        )
+    _check_columns(rows.column_names, source_column, target_column)
     rows = rows.select_columns([source_column, target_column])
     return rows.rename_columns({source_column: "source", target_column: "target"})
 

@@ -1,26 +1,33 @@
 """Fine-tune by transformers' own `Seq2SeqTrainer`, with our rows, collator and loss as they are."""
 
 import copy
+import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 import yaml
+from torch.utils.data import Dataset
 from transformers import (
     EvalPrediction,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
+    TrainingArguments,
 )
 
-from .batching import PairCollator, encode_pairs
+from .batching import EncodedPairs, LengthLimits, PairCollator, TokenBatchSampler, encode_pairs
 from .corpus import pairs_from_files
 from .evaluation import Scores, score_translations
 from .hub import CardFacts, model_card, push_card
 from .translation import load_translator
 from .validation import validation_nll, validation_scores
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +41,13 @@ class FinetuneOptions:
     validation_target: str | None = field(default=None, metadata={"help": "their translations"})
     max_length: int = field(
         default=256, metadata={"help": "tokens a side may have; longer pairs are counted out"}
+    )
+    tokens_per_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "tokens of either side per process and pass, padded, in place of "
+            "per_device_train_batch_size sentences"
+        },
     )
     source_language: str | None = field(
         default=None, metadata={"help": "code for the model card, such as en"}
@@ -50,6 +64,76 @@ class FinetuneOptions:
             raise ValueError("give both validation_source and validation_target, or neither")
         if (self.source_language is None) != (self.target_language is None):
             raise ValueError("give both source_language and target_language, or neither")
+        if self.tokens_per_batch is not None and self.tokens_per_batch < self.max_length:
+            raise ValueError(
+                f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
+                f"{self.max_length}: a batch must hold one sentence"
+            )
+
+
+class TokenBatches(Dataset):
+    """A `train_dataset` for any `Trainer`, in which one item is one batch of a token budget (5.1).
+
+    The Trainer stays as it is: it deals out items, which are whole batches of sentences of like
+    length, and `PairCollator` pads them. Every epoch shuffles anew by `data_seed`, or `seed`; each
+    sentence is in exactly one batch of an epoch, every process gets the same number of batches, and
+    a resumed run goes on where it was.
+
+        arguments = Seq2SeqTrainingArguments(
+            "runs/mine", per_device_train_batch_size=1, train_sampling_strategy="sequential"
+        )
+        trainer = Seq2SeqTrainer(
+            model,
+            arguments,
+            train_dataset=TokenBatches(encoded, arguments, tokens_per_batch=4096),
+            data_collator=PairCollator(tokenizer.pad_token_id),
+        )
+
+    Args:
+        pairs: encoded sentence pairs.
+        arguments: of the Trainer that will train on them.
+        tokens_per_batch: padded tokens of either side per process and pass, at most.
+
+    Raises:
+        ValueError: the arguments would have the Trainer make batches of batches or shuffle them a
+            second time, or the budget is smaller than a sentence.
+    """
+
+    def __init__(
+        self, pairs: EncodedPairs, arguments: TrainingArguments, *, tokens_per_batch: int
+    ) -> None:
+        wanted = {
+            # one item, which is a whole batch; and one process per GPU
+            "train_batch_size": 1,
+            # epochs are shuffled here; with a random order of its own the Trainer does not tell
+            # several processes, or a resumed run, which epoch it is
+            "train_sampling_strategy": "sequential",
+            "dataloader_persistent_workers": False,  # they would stay in the first epoch
+        }
+        for name, value in wanted.items():
+            if getattr(arguments, name) != value:
+                raise ValueError(
+                    f"{name}={getattr(arguments, name)!r}: batches of a token budget need {value!r}"
+                )
+        self._rows = pairs.rows.with_format("arrow")
+        self.sampler = TokenBatchSampler(
+            pairs.source_lengths,
+            pairs.target_lengths,
+            tokens_per_batch=tokens_per_batch,
+            seed=arguments.seed if arguments.data_seed is None else arguments.data_seed,
+            multiple_of=arguments.world_size,
+        )
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; the Trainer does so before each."""
+        self._epoch = epoch
+
+    def __getitem__(self, place: int) -> pa.Table:
+        return self._rows[self.sampler.batch(self._epoch, place)]
 
 
 def bleu_metrics(
@@ -99,14 +183,15 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     if options.validation_source is not None and options.validation_target is not None:
         pairs["eval"] = pairs_from_files(options.validation_source, options.validation_target)
     encoded = {
-        part: encode_pairs(text, tokenizer, max_length=options.max_length)
+        part: encode_pairs(text, tokenizer, LengthLimits(options.max_length))
         for part, text in pairs.items()
     }
     collate = PairCollator(tokenizer.pad_token_id)
+    train_dataset = _train_dataset(encoded["train"], options, arguments)
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
-        train_dataset=encoded["train"].rows,
+        train_dataset=train_dataset,
         eval_dataset=encoded["eval"].rows if "eval" in encoded else None,
         data_collator=collate,
         processing_class=tokenizer,
@@ -129,7 +214,26 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
         if arguments.push_to_hub:  # over the one that the Trainer has written and pushed
             push_card(card, trainer.hub_model_id)
     trainer.accelerator.wait_for_everyone()
+    trainer.accelerator.end_training()  # processes that part without a word may crash at their end
     return Path(arguments.output_dir)
+
+
+def _train_dataset(
+    pairs: EncodedPairs, options: FinetuneOptions, arguments: Seq2SeqTrainingArguments
+) -> Any:
+    """Rows, or batches of a token budget; the counts are told by the main process."""
+    is_main = arguments.process_index == 0
+    if is_main:
+        told = pairs.left_out.describe(LengthLimits(options.max_length))
+        logger.info("train: %d pairs; left out: %s", len(pairs.rows), told)
+    if options.tokens_per_batch is None:
+        return pairs.rows
+    arguments.per_device_train_batch_size = 1
+    arguments.train_sampling_strategy = "sequential"
+    batches = TokenBatches(pairs, arguments, tokens_per_batch=options.tokens_per_batch)
+    if is_main:
+        logger.info("an epoch: %s", batches.sampler.describe())
+    return batches
 
 
 def _card_facts(
@@ -139,9 +243,11 @@ def _card_facts(
     nll: float | None,
     scores: Scores | None,
 ) -> CardFacts:
-    usual = Seq2SeqTrainingArguments(arguments.output_dir).to_sanitized_dict()
-    told = {**asdict(options), **arguments.to_sanitized_dict()}
-    changed = {k: v for k, v in told.items() if v is not None and usual.get(k) != v}
+    # not those of new arguments: making them would tell this process that it is alone
+    usual = {f.name: f.default for f in fields(arguments) if f.default is not None}
+    told = arguments.to_sanitized_dict()
+    changed = {k: v for k, v in asdict(options).items() if v is not None}
+    changed |= {k: told[k] for k, v in usual.items() if k in told and str(told[k]) != str(v)}
     source, target = options.source_language, options.target_language
     step, processes = trainer.state.global_step, arguments.world_size
     return CardFacts(

@@ -4,18 +4,26 @@ import hashlib
 import json
 import logging
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from .batching import EncodedPairs, encode_pairs
+from .batching import EncodedPairs, LengthLimits, encode_pairs
 from .checkpointing import PARTIAL, write_aside
 from .configuration_vanilla import VanillaConfig
-from .corpus import BUILT_IN_CORPUS, built_in_corpus, pairs_from_dataset, pairs_from_files
+from .corpus import (
+    BUILT_IN_CORPUS,
+    built_in_corpus,
+    pairs_from_dataset,
+    pairs_from_files,
+    stream_from_files,
+    streams_from_dataset,
+)
 from .recipe import Recipe, TrainRecipe, read_recipe
 from .tokenizer_training import train_tokenizer
 
@@ -26,7 +34,9 @@ RECIPE_FILE = "recipe.yaml"
 FREE_TO_CHANGE = {"output_dir", "max_steps", "eval_steps", "eval_sentences", "save_steps"}
 FREE_TO_CHANGE |= {"save_total_limit", "logging_steps", "average_checkpoints", "average_best"}
 FREE_TO_CHANGE |= {"patience", "use_cpu", "model_license", "compile", "gradient_checkpointing"}
-FREE_TO_CHANGE |= {"trackers"}
+FREE_TO_CHANGE |= {"trackers", "preprocessing_workers"}
+# of a stream's beginning, from which a vocabulary is learned
+VOCABULARY_PAIRS = 1_000_000
 # rows whose ids enter a fingerprint; of longer sets as many, evenly spaced, and every length
 FINGERPRINT_ROWS = 100_000
 
@@ -50,22 +60,24 @@ class RunData:
 
     Attributes:
         tokenizer: of both languages.
-        train: encoded pairs.
+        train: encoded pairs; or a stream of text, encoded while it is read.
         validation: pairs held out; None where there are none.
     """
 
     tokenizer: PreTrainedTokenizerBase
-    train: EncodedPairs
+    train: EncodedPairs | IterableDataset
     validation: HeldOut | None
 
 
-def load_corpus(recipe: TrainRecipe) -> DatasetDict:
+def load_corpus(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
     """Splits `train` and, where the recipe names one, `validation`, of `source` and `target`.
 
     Raises:
         ValueError: the data is not what the recipe says.
         OSError: a file cannot be read.
     """
+    if recipe.streaming:
+        return _load_stream(recipe)
     if recipe.train_files is not None:
         corpus = DatasetDict(train=pairs_from_files(*recipe.train_files))
         if recipe.validation_files is not None:
@@ -79,6 +91,23 @@ def load_corpus(recipe: TrainRecipe) -> DatasetDict:
         source_column=recipe.source_column,
         target_column=recipe.target_column,
     )
+
+
+def _load_stream(recipe: TrainRecipe) -> dict[str, Dataset | IterableDataset]:
+    """`train` as a stream; `validation` as a set, since it is gone through often."""
+    if recipe.train_files is not None:
+        corpus = {"train": stream_from_files(*recipe.train_files)}
+        held_out = recipe.validation_files and pairs_from_files(*recipe.validation_files)
+        return {**corpus, "validation": held_out} if held_out else corpus
+    splits = streams_from_dataset(
+        recipe.dataset or BUILT_IN_CORPUS,
+        config_name=recipe.dataset_config,
+        source_column=recipe.source_column,
+        target_column=recipe.target_column,
+    )
+    if "validation" in splits:
+        return {**splits, "validation": Dataset.from_list([*splits["validation"]])}
+    return splits
 
 
 def prepare_data(recipe: Recipe, accelerator: Accelerator) -> RunData:
@@ -104,28 +133,38 @@ def prepare_data(recipe: Recipe, accelerator: Accelerator) -> RunData:
             )
         tokenizer = _make_tokenizer(recipe, corpus, is_main=is_main)
         encoded = {
-            split: encode_pairs(corpus[split], tokenizer, max_length=recipe.train.max_length)
-            for split in ("train", "validation")
-            if split in corpus
+            split: _encode(recipe.train, pairs, tokenizer, split, is_main=is_main)
+            for split, pairs in corpus.items()
+            if split == "validation" or (split == "train" and not recipe.train.streaming)
         }
-    if is_main:
-        for split, pairs in encoded.items():
-            logger.info(
-                "%s: %d pairs; left out: %d with an empty side, %d longer than %d tokens",
-                split,
-                len(pairs.rows),
-                pairs.blank,
-                pairs.too_long,
-                recipe.train.max_length,
-            )
     held_out = None
     if "validation" in corpus:
         held_out = HeldOut(encoded["validation"], corpus["validation"])
-    return RunData(tokenizer, encoded["train"], held_out)
+    # a set that is mapped takes memory where its text has been read, so only its ids go on
+    train = corpus["train"] if recipe.train.streaming else encoded["train"]
+    return RunData(tokenizer, train, held_out)
+
+
+def _encode(
+    options: TrainRecipe,
+    pairs: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    split: str,
+    *,
+    is_main: bool,
+) -> EncodedPairs:
+    # what is held out stays whole: a ratio is for cleaning what is learned from
+    ratio = options.max_length_ratio if split == "train" else None
+    limits = LengthLimits(options.max_length, ratio)
+    encoded = encode_pairs(pairs, tokenizer, limits, workers=options.preprocessing_workers)
+    if is_main:
+        told = encoded.left_out.describe(limits)
+        logger.info("%s: %d pairs; left out: %s", split, len(encoded.rows), told)
+    return encoded
 
 
 def _make_tokenizer(
-    recipe: Recipe, corpus: DatasetDict, *, is_main: bool
+    recipe: Recipe, corpus: dict[str, Any], *, is_main: bool
 ) -> PreTrainedTokenizerBase:
     output_dir = Path(recipe.train.output_dir)
     if recipe.train.tokenizer is not None:
@@ -133,8 +172,9 @@ def _make_tokenizer(
     if (output_dir / "tokenizer.json").is_file():
         return AutoTokenizer.from_pretrained(output_dir)
     config = recipe.config()
+    rows = islice(corpus["train"], VOCABULARY_PAIRS if recipe.train.streaming else None)
     tokenizer = train_tokenizer(
-        (text for row in corpus["train"] for text in (row["source"], row["target"])),
+        (text for row in rows for text in (row["source"], row["target"])),
         vocab_size=config.vocab_size,
         model_max_length=config.max_position_embeddings,
     )
@@ -188,7 +228,9 @@ def check_folder(recipe: Recipe, output_dir: Path) -> None:
 
 def run_facts(data: RunData, config: VanillaConfig) -> dict[str, Any]:
     """What a checkpoint is worth nothing without: names and values that must stay as they are."""
-    facts: dict[str, Any] = {"training data": _fingerprint(data.train)}
+    facts: dict[str, Any] = {}
+    if isinstance(data.train, EncodedPairs):  # nobody has seen all of a stream
+        facts["training data"] = _fingerprint(data.train)
     if data.validation is not None:
         facts["validation data"] = _fingerprint(data.validation.pairs)
     facts["tokenizer"] = _tokenizer_fingerprint(data.tokenizer)

@@ -52,6 +52,16 @@ class TrainRecipe:
     model_license: str | None = _option(None, "licence of the weights, for the model card")
     tokenizer: str | None = _option(None, "folder or Hub id of a tokenizer; default: train one")
     max_length: int = _option(256, "tokens a side may have; longer pairs are counted out")
+    max_length_ratio: float | None = _option(
+        None, "tokens of the longer side per token of the shorter; beyond it counted out; none: any"
+    )
+    streaming: bool = _option(
+        default=False, text="read and encode the text while training instead of before it"
+    )
+    window_pairs: int = _option(
+        100_000, "pairs of a stream that are sorted by length and shuffled together"
+    )
+    preprocessing_workers: int = _option(1, "processes that tokenize the corpus, once")
 
     max_steps: int = _option(100_000, "optimizer steps")
     tokens_per_step: int = _option(25_000, "tokens of either side per optimizer step, padded")
@@ -113,17 +123,26 @@ class TrainRecipe:
             raise ValueError(
                 f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
             )
+        if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
+            raise ValueError(
+                "streaming needs a dataset or train_source: it reads no built-in corpus"
+            )
         if self.validation_source is not None and self.train_source is None:
             raise ValueError("validation files need train_source and train_target")
 
     def _check_counts(self) -> None:
         positive = (
             "max_length max_steps tokens_per_step tokens_per_batch warmup_steps "
-            "average_checkpoints eval_steps save_steps save_total_limit logging_steps"
+            "average_checkpoints eval_steps save_steps save_total_limit logging_steps "
+            "preprocessing_workers window_pairs"
         )
         for name in positive.split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        if self.max_length_ratio is not None and self.max_length_ratio < 1:
+            raise ValueError(
+                f"max_length_ratio={self.max_length_ratio}: give 1 or more, such as 1.5"
+            )
         for name in ("eval_sentences", "patience"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")

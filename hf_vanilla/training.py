@@ -11,10 +11,9 @@ from pathlib import Path
 import torch
 from accelerate.utils import set_seed
 from torch import Tensor
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from .batching import PairCollator, StepSampler, TokenBatchSampler
+from .batching import EncodedPairs, LengthLimits, PairCollator, StepSampler, TokenBatchSampler
 from .checkpointing import (
     MEASURES,
     Keeping,
@@ -38,6 +37,7 @@ from .preparation import HeldOut, check_facts, config_for, prepare_data, run_fac
 from .processes import keep_freed_memory, make_accelerator
 from .recipe import Recipe
 from .stepping import Stepper, Update, unusable_update
+from .streaming import StreamedBatches
 from .telemetry import Progress, RunLog, micro_batch_work, perplexity, read_log, run_summary
 from .validation import validation_nll, validation_scores
 from .visualization import plot_curves
@@ -65,10 +65,10 @@ class TrainingRun:
         if recipe.train.eval_sentences:
             check_bleu_tokenizer(recipe.train.bleu_tokenize)
         self.accelerator = make_accelerator(recipe.train)
-        if self.accelerator.device.type == "cpu":
-            keep_freed_memory()
         set_seed(recipe.train.seed)
         self.data = prepare_data(recipe, self.accelerator)
+        if self.accelerator.device.type == "cpu":  # only now: what reading took is not kept
+            keep_freed_memory()
         self.collate = PairCollator(self.data.tokenizer.pad_token_id)
         self.model = VanillaForConditionalGeneration(config_for(recipe, self.data.tokenizer))
         self.model.generation_config = recipe.generation_config(self.model.config)
@@ -86,22 +86,22 @@ class TrainingRun:
     def _deal_batches(self) -> None:
         """Cut a step's tokens into equal micro-batches, as many for each process as it takes."""
         options, train = self.options, self.data.train
+        longest = options.max_length
+        if isinstance(train, EncodedPairs):
+            longest = max(train.source_lengths.max(), train.target_lengths.max())
         processes = self.accelerator.num_processes
         self.passes_per_step = math.ceil(
             options.tokens_per_step / (options.tokens_per_batch * processes)
         )
         self.per_step = self.passes_per_step * processes
         budget = options.tokens_per_step // self.per_step
-        longest = max(train.source_lengths.max(), train.target_lengths.max())
         if budget < longest:
             raise ValueError(
                 f"tokens_per_step={options.tokens_per_step} in {self.passes_per_step} pass(es) of "
                 f"{processes} process(es) leaves {budget} tokens a batch, but one sentence has "
                 f"{longest}: raise it, or lower max_length"
             )
-        self.batches = TokenBatchSampler(
-            train.source_lengths, train.target_lengths, tokens_per_batch=budget, seed=options.seed
-        )
+        self.batches = self._batches(budget)
         wanted = math.ceil(options.tokens_per_step / options.tokens_per_batch)
         if self.accelerator.is_main_process:
             logger.info(
@@ -111,6 +111,29 @@ class TrainingRun:
                 f"{budget:,}",
                 "" if self.per_step == wanted else f", since {wanted} cannot be dealt evenly",
             )
+
+    def _batches(self, tokens_per_batch: int) -> TokenBatchSampler | StreamedBatches:
+        options, train = self.options, self.data.train
+        if isinstance(train, EncodedPairs):
+            batches = TokenBatchSampler(
+                train.source_lengths,
+                train.target_lengths,
+                tokens_per_batch=tokens_per_batch,
+                seed=options.seed,
+            )
+            if self.accelerator.is_main_process:
+                logger.info("an epoch: %s", batches.describe())
+            return batches
+        stream = StreamedBatches(
+            train,
+            self.data.tokenizer,
+            LengthLimits(options.max_length, options.max_length_ratio),
+            tokens_per_batch=tokens_per_batch,
+            window_pairs=options.window_pairs,
+            seed=options.seed,
+        )
+        self.accelerator.register_for_checkpointing(stream)
+        return stream
 
     def run(self) -> Path:
         """Train to the last step, from the newest checkpoint if there is one.
@@ -174,12 +197,15 @@ class TrainingRun:
     def _steps(self, first: int) -> Iterator[tuple[list[int], list[dict[str, Tensor]]]]:
         """This process's micro-batches, step by step, with their places in the whole run."""
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        sampler = StepSampler(
-            self.batches, per_step=self.per_step, first_step=first, rank=rank, processes=processes
-        )
-        rows = self.data.train.rows
-        loader = iter(DataLoader(rows, batch_sampler=sampler, collate_fn=self.collate))
         place = first * self.per_step + rank
+        if isinstance(self.batches, StreamedBatches):
+            tables = self.batches.batches(place, processes)
+        else:
+            told = {"per_step": self.per_step, "first_step": first}
+            sampler = StepSampler(self.batches, **told, rank=rank, processes=processes)
+            rows = self.data.train.rows.with_format("arrow")
+            tables = (rows[numbers] for numbers in sampler)
+        loader = map(self.collate, tables)
         while True:
             places = [place + i * processes for i in range(self.passes_per_step)]
             yield places, [next(loader) for _ in places]

@@ -35,8 +35,9 @@ def validation_nll(
         pairs.source_lengths, pairs.target_lengths, tokens_per_batch=tokens_per_batch
     ).batches(0)[accelerator.process_index :: accelerator.num_processes]
     total = torch.zeros((), device=accelerator.device)
+    tables = pairs.rows.with_format("arrow")
     for rows in batches:
-        batch = collate(pairs.rows.select(rows))
+        batch = collate(tables[rows])
         on_device = {name: ids.to(accelerator.device) for name, ids in batch.items()}
         total += model(**on_device, num_items_in_batch=1).loss
     return accelerator.reduce(total).item() / int(pairs.target_lengths.sum())

@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, Translation
 
 from hf_vanilla.corpus import (
     DENSE,
@@ -154,13 +154,18 @@ def test_a_missing_side_is_named_before_anything_is_read(write, tmp_path):
 # --- sets --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["columns", "translation"])
+@pytest.fixture(params=["columns", "translation", "translation feature"])
 def saved_set(request, tmp_path):
     pairs = [
         {"de": de, "en": en} for de, en in zip(GERMAN.split("\n"), ENGLISH.split("\n"), strict=True)
     ]
     rows = [{"translation": pair} for pair in pairs] if request.param == "translation" else pairs
-    splits = {"train": Dataset.from_list(rows[:2]), "validation": Dataset.from_list(rows[2:3])}
+    features = None
+    if request.param == "translation feature":  # what the sets of WMT have
+        rows = [{"translation": pair} for pair in pairs]
+        features = Features({"translation": Translation(languages=["de", "en"])})
+    splits = {"train": rows[:2], "validation": rows[2:3]}
+    splits = {name: Dataset.from_list(part, features=features) for name, part in splits.items()}
     DatasetDict(splits).save_to_disk(tmp_path / "set")
     return str(tmp_path / "set")
 

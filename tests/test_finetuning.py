@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla import finetuning
-from hf_vanilla.batching import PairCollator, encode_pairs
+from hf_vanilla.batching import LengthLimits, PairCollator, encode_pairs
 from hf_vanilla.corpus import pairs_from_files
 from hf_vanilla.evaluation import score_translations
 from hf_vanilla.finetuning import FinetuneOptions, bleu_metrics, finetune
@@ -174,7 +174,7 @@ def test_a_run_goes_on_after_an_interruption_when_it_is_told_to(
 def test_accumulated_passes_train_as_one_batch_does(base, corpus_files, arguments, passes):
     _, tokenizer = load_translator(str(base))
     pairs = pairs_from_files(corpus_files["train_source"], corpus_files["train_target"])
-    rows = encode_pairs(pairs, tokenizer, max_length=40).rows.select(range(32))
+    rows = encode_pairs(pairs, tokenizer, LengthLimits(40)).rows.select(range(32))
     results = []
     for batch, accumulated in ((8, 1), (8 // passes, passes)):
         model, _ = load_translator(str(base))

@@ -31,7 +31,13 @@ FLOORS = [
         "tokenization_fairseq_vanilla": (),
     },
     {},  # heads, later
-    {"corpus": (), "tokenizer_training": ("corpus",), "batching": ()},
+    {
+        "corpus": (),
+        "tokenizer_training": ("corpus",),
+        "shuffling": (),
+        "batching": ("shuffling",),
+        "streaming": ("batching",),
+    },
     {
         "engines": (),
         "translation": ("engines",),

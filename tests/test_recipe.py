@@ -26,6 +26,7 @@ NAMES = """
     dataset dataset_config source_column target_column
     train_source train_target validation_source validation_target
     source_language target_language model_license tokenizer max_length
+    max_length_ratio streaming window_pairs preprocessing_workers
     max_steps tokens_per_step tokens_per_batch learning_rate warmup_steps
     adam_beta1 adam_beta2 adam_epsilon max_grad_norm average_checkpoints
     average_best best_by patience
@@ -282,7 +283,7 @@ def test_a_missing_recipe_is_named(tmp_path):
 
 COUNTS = """
     max_length max_steps tokens_per_step tokens_per_batch warmup_steps average_checkpoints
-    eval_steps save_steps save_total_limit logging_steps
+    eval_steps save_steps save_total_limit logging_steps preprocessing_workers window_pairs
 """
 
 
@@ -304,6 +305,8 @@ def test_a_count_below_one_is_refused(name, value):
         ({"adam_epsilon": 0.0}, "adam_epsilon=0.0: give a positive"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a positive"),
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
+        ({"max_length_ratio": 0.9}, "max_length_ratio=0.9: give 1 or more, such as 1.5"),
+        ({"streaming": True}, "streaming needs a dataset or train_source"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0: give 0 or more"),
         ({"mixed_precision": "half"}, "mixed_precision='half': choose one of no, bf16, fp16"),
         ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu"),
