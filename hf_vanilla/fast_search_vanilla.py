@@ -91,7 +91,7 @@ def fast_search(
     mask = kwargs.get("attention_mask")
     decoder = SearchedDecoder(model, states, None if mask is None else mask[::beams], beams)
     search = Search(
-        mixin=model,  # type: ignore[arg-type]  # it is also a GenerationMixin
+        mixin=model,
         config=config,
         processors=processors,
         criteria=criteria,
@@ -119,7 +119,8 @@ def is_ordinary_call(
     model: VanillaPreTrainedModel, input_ids: Tensor, kwargs: dict[str, Any]
 ) -> bool:
     """One source and one prompt per sentence, an empty cache of `generate()`'s own, no more."""
-    cache, encoded = kwargs.get("past_key_values"), kwargs.get("encoder_outputs")
+    cache: Any = kwargs.get("past_key_values")
+    encoded: Any = kwargs.get("encoder_outputs")
     if not {name for name, value in kwargs.items() if value is not None} <= KNOWN_ARGUMENTS:
         return False
     if type(cache) is not EncoderDecoderCache or getattr(cache, "_is_user_defined", False):

@@ -127,54 +127,18 @@ def beam_search(search: Search, decoder: SearchedDecoder, input_ids: Tensor) -> 
 
 def greedy_search(search: Search, decoder: SearchedDecoder, input_ids: Tensor) -> Any:
     """Always the likeliest word, from the prompts `(B, P)`."""
-    scores, raw_logits = kept_records(search.config)
-    has_end = any(hasattr(criterion, "eos_token_id") for criterion in search.criteria)
-    filling: Any = search.config._pad_token_tensor
-    place = torch.arange(len(input_ids), device=input_ids.device)
-    is_open = torch.ones_like(place, dtype=torch.bool)
-    results = None  # of all B sentences, once some have left
+    state = GreedySearch(search, input_ids)
     logits = decoder.read_prompt(input_ids)
     while True:
-        logits = logits.to(torch.float32, copy=True)  # processors may write into them
-        next_scores = search.processors(input_ids, logits)
-        if scores is not None:
-            scores += (next_scores,)
-        if raw_logits is not None:
-            raw_logits += (logits,)
-        words = next_scores.argmax(dim=-1)
-        if has_end:
-            words = torch.where(is_open, words, filling)
-        input_ids = torch.cat((input_ids, words.unsqueeze(1)), dim=1)
-        is_open = is_open & ~search.criteria(input_ids, scores)
-        if search.streamer is not None:
-            search.streamer.put(words.cpu())
-        flags = is_open.tolist()  # the one moment at which a GPU must have caught up
-        if not any(flags):
+        is_open = state.advance(logits)
+        if not any(is_open):
             break
-        if search.may_leave and has_end and not all(flags):
-            if results is None:
-                shape = (len(input_ids), search.config.max_length)
-                results = torch.full_like(input_ids[:, :1], int(filling)).expand(shape).clone()
-            results[place, : input_ids.shape[1]] = input_ids
-            rows = torch.tensor(filled_up(flags), device=input_ids.device)
-            place, is_open, input_ids = place[rows], is_open[rows], input_ids[rows]
-            for each in (decoder, *sentence_limits(search)):
+        if search.may_leave and state.has_end and not all(is_open):
+            rows = torch.tensor(filled_up(is_open), device=input_ids.device)
+            for each in (state, decoder, *sentence_limits(search)):
                 each.keep(rows)
-        logits = decoder.read(input_ids[:, -1:])
-    if search.streamer is not None:
-        search.streamer.end()
-    if results is not None:
-        length = input_ids.shape[1]
-        results[place, :length] = input_ids
-        input_ids = results[:, :length]
-    if not search.config.return_dict_in_generate:
-        return input_ids
-    return GenerateEncoderDecoderOutput(
-        sequences=input_ids,
-        scores=scores,
-        logits=raw_logits,
-        past_key_values=decoder.all_keys_and_values(),
-    )
+        logits = decoder.read(state.sequences[:, -1:])
+    return state.output(decoder)
 
 
 def kept_records(config: GenerationConfig) -> tuple[Any, Any]:
@@ -196,6 +160,72 @@ def filled_up(is_open: list[bool]) -> list[int]:
     remaining = sum(is_open)
     behind = [row for row in range(remaining, len(is_open)) if is_open[row]]
     return [row if is_open[row] else behind.pop() for row in range(remaining)]
+
+
+class GreedySearch:
+    """The steps of one greedy search.
+
+    Args:
+        search: its rules.
+        input_ids: `(B, P)` prompts.
+    """
+
+    def __init__(self, search: Search, input_ids: Tensor) -> None:
+        self.search = search
+        self.sequences = input_ids
+        self.place = torch.arange(len(input_ids), device=input_ids.device)
+        self.is_open = torch.ones_like(self.place, dtype=torch.bool)
+        # without an end token, transformers lets a finished sentence speak on
+        self.has_end = any(hasattr(criterion, "eos_token_id") for criterion in search.criteria)
+        self.filling: Any = search.config._pad_token_tensor
+        self.results: Tensor | None = None  # of all B sentences, once some have left
+        self.scores, self.logits = kept_records(search.config)
+
+    def advance(self, logits: Tensor) -> list[bool]:
+        """Say one more word in each sentence, by logits `(b, V)`; which of them are open still."""
+        logits = logits.to(torch.float32, copy=True)  # processors may write into them
+        scores = self.search.processors(self.sequences, logits)
+        if self.scores is not None:
+            self.scores += (scores,)
+        if self.logits is not None:
+            self.logits += (logits,)
+        words = scores.argmax(dim=-1)
+        if self.has_end:
+            words = torch.where(self.is_open, words, self.filling)
+        self.sequences = torch.cat((self.sequences, words.unsqueeze(1)), dim=1)
+        self.is_open = self.is_open & ~self.search.criteria(self.sequences, self.scores)
+        if self.search.streamer is not None:
+            self.search.streamer.put(words.cpu())
+        return self.is_open.tolist()  # the one moment of a step at which a GPU must have caught up
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences, in this order; the others have their result."""
+        self._write_results()
+        self.place, self.is_open = self.place[rows], self.is_open[rows]
+        self.sequences = self.sequences[rows]
+
+    def _write_results(self) -> Tensor:
+        rows, length = self.sequences.shape
+        if self.results is None:
+            shape = (rows, self.search.config.max_length)
+            self.results = self.sequences.new_empty(shape).copy_(self.filling.expand(shape))
+        self.results[self.place, :length] = self.sequences
+        return self.results[:, :length]
+
+    def output(self, decoder: SearchedDecoder) -> Any:
+        """What `generate()` returns."""
+        if self.search.streamer is not None:
+            self.search.streamer.end()
+        if self.results is not None:
+            return self._write_results()
+        if not self.search.config.return_dict_in_generate:
+            return self.sequences
+        return GenerateEncoderDecoderOutput(
+            sequences=self.sequences,
+            scores=self.scores,
+            logits=self.logits,
+            past_key_values=decoder.all_keys_and_values(),
+        )
 
 
 class BeamSearch:
@@ -252,7 +282,9 @@ class BeamSearch:
         """Score, beam and word of the likeliest continuations of each sentence, each `(b, 2n)`."""
         logits = logits.to(torch.float32)
         log_probs = torch.nn.functional.log_softmax(logits, dim=-1)
-        log_probs = self.search.processors(beams.running[:, :, : self.length].flatten(0, 1), log_probs)
+        log_probs = self.search.processors(
+            beams.running[:, :, : self.length].flatten(0, 1), log_probs
+        )
         if self.logits is not None:
             self.logits += (logits,)
         if self.scores is not None:
