@@ -95,6 +95,20 @@ class VanillaConfig(PreTrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
+    # how several GPUs share one table or layer; read in the body and again in each of its stacks
+    base_model_tp_plan = {  # noqa: RUF012 - transformers' form
+        "shared": "embedding_rowwise",
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.out_proj": "rowwise",
+        "layers.*.encoder_attn.q_proj": "colwise",
+        "layers.*.encoder_attn.k_proj": "colwise",
+        "layers.*.encoder_attn.v_proj": "colwise",
+        "layers.*.encoder_attn.out_proj": "rowwise",
+        "layers.*.fc1": "colwise",
+        "layers.*.fc2": "rowwise",
+    }
 
     vocab_size: int = 37_000
     decoder_vocab_size: int | None = None
@@ -139,6 +153,12 @@ class VanillaConfig(PreTrainedConfig):
         if self.decoder_vocab_size is None:
             self.decoder_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """`config.vocab_size = len(tokenizer)` speaks of both sides where one table serves both."""
+        super().__setattr__(name, value)
+        if name == "vocab_size" and self.share_encoder_decoder_embeddings:
+            self.decoder_vocab_size = value
 
     @property
     def target_vocab_size(self) -> int:

@@ -6,7 +6,6 @@ S source, D `d_model`, V vocabulary, C `num_labels`.
 """
 
 import copy
-from typing import Any
 
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -151,16 +150,28 @@ class VanillaDecoderModel(VanillaBody):
         self.post_init()
 
     @can_return_tuple
-    def forward(self, *args: Any, **kwargs: Any) -> BaseModelOutputWithPastAndCrossAttentions:
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Read the text so far; the arguments are those of `VanillaDecoder`."""
-        return self.decoder(*args, **kwargs)
+        return self.decoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
 
 
 class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     """The decoder half with the output projection: a language model.
 
     It has no attention to a source, unless `add_cross_attention` is on and the caller brings
-    `encoder_hidden_states`.
+    `encoder_hidden_states`. It smooths labels by itself (`label_smoothing`); the `Trainer`'s
+    `label_smoothing_factor` shifts labels for transformers' own language models only.
 
     Example:
         >>> import torch
@@ -174,6 +185,7 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {  # noqa: RUF012 - transformers' form
         "lm_head.weight": "model.decoder.embed_tokens.weight"
     }
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012 - transformers' form
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
         r"^model\.encoder\.",
         r"\.encoder_attn(_layer_norm)?\.",
@@ -217,7 +229,8 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
             past_key_values: cache of an earlier call.
             inputs_embeds: `(B, L, D)` instead of `input_ids`.
             labels: `(B, L)` int64, aligned with `input_ids` and shifted here, as transformers'
-                language models do; -100 and `pad_token_id` do not count.
+                language models do; -100 and `pad_token_id` do not count. `shift_labels` instead of
+                them, as a sequence split over GPUs brings them, are already aligned with `logits`.
             use_cache: return `past_key_values`; None: as the config says, never with labels.
             logits_to_keep: compute only the last so many places; 0: all. A tensor: those places.
             **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
@@ -228,6 +241,7 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
             mode (5.4) and the plain NLL in evaluation mode.
         """
         num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        shift_labels = kwargs.pop("shift_labels", None)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -243,10 +257,11 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
+            is_aligned = shift_labels is not None
             loss = training_loss(
                 self.config,
-                logits[:, :-1],
-                labels[:, 1:],
+                logits if is_aligned else logits[:, :-1],
+                shift_labels if is_aligned else labels[:, 1:],
                 is_training=self.training,
                 num_items_in_batch=num_items_in_batch,
             )

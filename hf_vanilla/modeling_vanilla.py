@@ -58,7 +58,7 @@ class VanillaModel(VanillaBody):
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
         self.encoder = VanillaEncoder(config)
-        self.decoder = VanillaDecoder(config)
+        self.decoder = VanillaDecoder(config, has_source=True)
         self.post_init()
 
     @can_return_tuple
@@ -142,6 +142,7 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {  # noqa: RUF012 - transformers' form
         "lm_head.weight": "model.decoder.embed_tokens.weight"
     }
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012 - transformers' form
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)

@@ -5,6 +5,7 @@ Shapes: B batch, S source, T target, L any length, D `d_model`.
 """
 
 import math
+import re
 from typing import Any
 
 import torch
@@ -59,7 +60,16 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
+    _supports_attention_backend = True
     _can_compile_fullgraph = True
+
+    def post_init(self) -> None:
+        """Keep of the plans for several GPUs what this model has: its stacks, a table, a source."""
+        super().post_init()
+        names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
+        for plan in ("_tp_plan", "_fsdp_plan"):
+            rules = getattr(self, plan, None) or {}
+            setattr(self, plan, {name: style for name, style in rules.items() if name in names})
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -233,10 +243,12 @@ class VanillaDecoder(VanillaStack):
         "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
     }
 
-    def __init__(self, config: VanillaConfig) -> None:
+    def __init__(self, config: VanillaConfig, *, has_source: bool | None = None) -> None:
         super().__init__(config, config.target_vocab_size)
+        if has_source is None:
+            has_source = config.is_encoder_decoder or config.add_cross_attention
+        self.has_source = has_source
         self.side = "decoder_" if config.is_encoder_decoder else ""
-        self.has_source = config.is_encoder_decoder or config.add_cross_attention
         self.layers = nn.ModuleList(
             VanillaDecoderLayer(config, index, has_source=self.has_source)
             for index in range(config.decoder_layers)

@@ -54,7 +54,7 @@ def check(tmp_path):
             python = tmp_path / end / "bin/python"
             python.parent.mkdir(parents=True)
             (tmp_path / end / ".ready").touch()
-            python.write_text(f'#!/bin/sh\necho "{end} $PWD $*"\nexit {status[end]}\n')
+            python.write_text(f'#!/bin/sh\necho "{end} $PYTHONPATH $*"\nexit {status[end]}\n')
             python.chmod(0o755)
         command = [sys.executable, str(SCRIPT), "--folder", str(tmp_path), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
@@ -65,19 +65,18 @@ def check(tmp_path):
 def test_every_end_runs_the_tests_and_a_failure_is_named(check):
     done = check(status={"lowest": 1, "newest": 0})
     assert done.stdout.splitlines() == [
-        f"{end} {ROOT} -m pytest {ROOT}/tests" for end in ("lowest", "newest")
+        f"{end}  -m pytest {ROOT}/tests" for end in ("lowest", "newest")
     ]
     assert done.returncode == 1
     assert re.search(r"^error: failed: tests at the lowest versions$", done.stderr, re.MULTILINE)
 
 
-def test_the_common_suites_run_in_the_checkout_they_belong_to(check, tmp_path):
-    (tmp_path / "checkout").mkdir()
-    told = ("--ends", "newest", "--suites", str(tmp_path / "checkout"))
+def test_the_common_suites_are_taken_from_the_checkout(check):
+    told = ("--ends", "newest", "--suites", "checkout")
     done = check(*told, status={"lowest": 1, "newest": 0})
     assert done.returncode == 0
     last = done.stdout.splitlines()[-1]
-    assert last == f"newest {tmp_path}/checkout -m pytest {ROOT}/tests/common_suites.py"
+    assert last == f"newest checkout -m pytest -o addopts= {ROOT}/tests/common_suites.py"
 
 
 def test_an_unknown_end_is_refused(check):
