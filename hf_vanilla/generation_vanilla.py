@@ -70,6 +70,10 @@ class SourceLengthCriteria(StoppingCriteria):
     def __init__(self, max_lengths: Tensor) -> None:
         self.max_lengths = max_lengths
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences, in this order; `(b,)` int64."""
+        self.max_lengths = self.max_lengths[rows]
+
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """Which of the `(B * n, L)` hypotheses are at their limit, `(B * n,)` bool."""
         limits = limit_of_each(input_ids, self.max_lengths)
@@ -89,6 +93,10 @@ class SourceLengthEnd(LogitsProcessor):
     def __init__(self, max_lengths: Tensor, end_ids: int | list[int]) -> None:
         self.max_lengths = max_lengths
         self.end_ids = end_ids
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these sentences, in this order; `(b,)` int64."""
+        self.max_lengths = self.max_lengths[rows]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores `(B * n, V)` of the next word, where it is the last: 0 for an end, else -inf."""

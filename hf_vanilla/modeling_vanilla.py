@@ -20,6 +20,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
+from .fast_search_vanilla import fast_search
 from .generation_vanilla import (
     SourceLengthCriteria,
     SourceLengthEnd,
@@ -330,8 +331,25 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
         generation_config: GenerationConfig,
         **kwargs: Any,
     ) -> Any:
-        """Transformers' beam search, scoring by the penalty that the generation config names."""
+        """Beam search by the penalty that the generation config names, fast where possible."""
         generation_config.length_penalty = length_penalty(generation_config)
-        return super()._beam_search(
-            input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
-        )
+        rules = (logits_processor, stopping_criteria, generation_config)
+        found = self._fast_search(input_ids, *rules, **kwargs)
+        return super()._beam_search(input_ids, *rules, **kwargs) if found is None else found
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **kwargs: Any,
+    ) -> Any:
+        """Greedy search, fast where possible; chance is transformers' own."""
+        rules = (logits_processor, stopping_criteria, generation_config)
+        found = self._fast_search(input_ids, *rules, **kwargs)
+        return super()._sample(input_ids, *rules, **kwargs) if found is None else found
+
+    def _fast_search(self, *args: Any, **kwargs: Any) -> Any:
+        is_own = type(self).forward is VanillaForConditionalGeneration.forward
+        return fast_search(self, *args, **kwargs) if is_own else None
