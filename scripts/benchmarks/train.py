@@ -17,7 +17,7 @@ import train_engines
 from torch import Tensor
 from train_engines import SIZES
 
-from hf_vanilla.batching import PairCollator, TokenBatchSampler, encode_pairs
+from hf_vanilla.batching import LengthLimits, PairCollator, TokenBatchSampler, encode_pairs
 from hf_vanilla.command_line import run
 from hf_vanilla.corpus import built_in_corpus, pairs_from_files
 from hf_vanilla.loss_vanilla import IGNORED_LABEL
@@ -69,7 +69,8 @@ def make_batches(options: BenchmarkOptions) -> dict[bool, list[dict[str, Tensor]
     pairs = corpus if corpus is not None else pairs_from_files(options.source, options.target)
     texts = (text for row in pairs for text in (row["source"], row["target"]))
     tokenizer = train_tokenizer(texts, vocab_size=options.vocab_size)
-    encoded = encode_pairs(pairs, tokenizer, max_length=min(1024, options.tokens_per_batch))
+    limits = LengthLimits(min(1024, options.tokens_per_batch))
+    encoded = encode_pairs(pairs, tokenizer, limits)
     sampler = TokenBatchSampler(
         encoded.source_lengths, encoded.target_lengths, tokens_per_batch=options.tokens_per_batch
     )
