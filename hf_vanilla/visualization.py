@@ -179,9 +179,11 @@ def plot_curves(entries: Sequence[dict[str, Any]], path: Path) -> None:
             if points:
                 axes.plot(*zip(*points, strict=True), few, markersize=3, linewidth=1.2, label=label)
         if unit == "nats per target token":  # it falls by factors
-            axes.set_yscale("log")
+            axes.set_yscale("log", subs=[2, 5])
             for axis_side in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
                 axis_side("{x:g}")
+        elif unit == "BLEU":  # from nothing, or a tenth of a point would fill the panel
+            axes.set_ylim(bottom=0)
         axes.set_ylabel(unit)
         axes.grid(visible=True, which="both", alpha=0.25)
         if len(axes.lines) > 1:
