@@ -18,6 +18,7 @@ docs: build/the_paper_in_code.ipynb  ## the site, in build/site
 	$(BIN)/mkdocs build --strict
 
 build/the_paper_in_code.ipynb: docs/notebooks/the_paper_in_code.py $(wildcard hf_vanilla/*.py) | $(READY)
+	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(BIN)/jupytext --to ipynb --set-kernel python3 --execute --output $@ $<
 
 lint: $(READY)
