@@ -46,7 +46,7 @@ class BenchmarkOptions:
     target: str | None = field(default=None, metadata={"help": "its translation, line by line"})
     size: str = field(default="small", metadata={"help": f"model: {' or '.join(SIZES)}"})
     vocab_size: int = field(default=8000, metadata={"help": "entries of the BPE learned here"})
-    tokens_per_batch: int = field(default=1600, metadata={"help": "padded tokens, bucketed"})
+    tokens_per_batch: int = field(default=2500, metadata={"help": "padded tokens, bucketed"})
     sentences_per_batch: int = field(default=64, metadata={"help": "of a plain batch"})
     rounds: int = field(default=7, metadata={"help": "steps measured of each engine"})
     warmup: int = field(default=5, metadata={"help": "steps before them"})
