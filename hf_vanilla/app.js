@@ -32,12 +32,16 @@ function show(place) {
     `\u2068${looking}\u2069 looked at ${parts.join(", ")}.`;
 }
 
+// Gradio shows a name above each group of buttons, but does not give it to the group.
+function nameGroups() {
+  for (const group of document.querySelectorAll("fieldset")) {
+    group.ariaLabel = group.querySelector("[data-testid=block-info]").textContent.trim();
+  }
+}
+
 function load() {
   if (!view()) return;
-  // Gradio shows a name above each group of buttons, but does not give it to the group
-  for (const group of document.querySelectorAll("fieldset")) {
-    group.setAttribute("aria-label", group.querySelector("[data-testid=block-info]").textContent.trim());
-  }
+  setTimeout(nameGroups); // the groups beside it may be drawn after it
   weights = JSON.parse(view().dataset.weights);
   show(chosen);
 }
