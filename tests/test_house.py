@@ -44,6 +44,7 @@ FLOORS = [
     },
     {
         "engines": (),
+        "hypotheses": (),
         "translation": ("engines",),
         "shards": ("translation",),
         "corpus_translation": ("shards", "translation"),
@@ -78,6 +79,10 @@ FLOORS = [
         ),
         "finetuning": ("validation",),
         "parameter_table": ("recipe",),
+        "answers": (),
+        "attention_page": (),
+        "space": (),
+        "app": ("answers", "attention_page", "recipe", "space", "training"),
         "convert/renaming": (),
         "convert/reading": (),
         "convert/fairseq_settings": ("convert/renaming",),
