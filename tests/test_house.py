@@ -29,10 +29,12 @@ FLOORS = [
         "decoding_vanilla": ("stacks_vanilla",),
         "search_vanilla": ("decoding_vanilla",),
         "fast_search_vanilla": ("decoding_vanilla", "search_vanilla", "stacks_vanilla"),
-        "modeling_vanilla": ("fast_search_vanilla", "stacks_vanilla"),
+        "modeling_vanilla": ("fast_search_vanilla", "pipeline_vanilla", "stacks_vanilla"),
         "halves_vanilla": ("stacks_vanilla",),
         "tokenization_vanilla": (),
         "tokenization_fairseq_vanilla": (),
+        "saving_vanilla": ("tokenization_fairseq_vanilla",),
+        "pipeline_vanilla": ("saving_vanilla",),
     },
     {},  # heads, later
     {

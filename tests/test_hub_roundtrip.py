@@ -236,6 +236,17 @@ def test_the_script_pushes_code_that_computes_every_number_of_the_package(pushed
     assert visitor["scripted"][what] == pushed["main"][what]
 
 
+@pytest.mark.parametrize("pushed_by", ["coded", "scripted"])
+def test_pushed_code_brings_the_pipeline_for_translation(pushed, visitor, pushed_by):
+    assert visitor["translations"][pushed_by] == pushed["main"]["translations"]
+
+
+def test_the_pipeline_is_refused_where_its_code_is_not_trusted(visitor):
+    kind, text = visitor["pipeline_not_trusted"]
+    assert kind == "ValueError"
+    assert "trust_remote_code=True" in text
+
+
 def test_the_code_serves_the_bare_model_too(visitor):
     assert visitor["bare"] == ["VanillaModel", True]
 
