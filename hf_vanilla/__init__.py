@@ -27,6 +27,8 @@ from .tokenization_vanilla import VanillaTokenizer
 if TYPE_CHECKING:
     from .tokenizer_training import train_tokenizer
 
+__version__ = "0.1.0"
+
 __all__ = [
     "VanillaConfig",
     "VanillaEncoderModel",

@@ -254,7 +254,7 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions:
-    """Options of `average_run`."""
+    """Make a model of the mean of a run's last or best checkpoints."""
 
     run: str = field(metadata={"help": "folder of a training run, finished or not"})
     output: str = field(metadata={"help": "folder for the model"})

@@ -259,7 +259,7 @@ def _card_facts(
         license=options.model_license,
         parameters=trainer.model.num_parameters(),
         recipe=yaml.safe_dump(changed, sort_keys=False),
-        command="the options of `scripts/finetune.py`",
+        command="the options of `hf-vanilla finetune`",
         training=(
             f"Fine-tuned from {options.model}: {step:,} steps of `Seq2SeqTrainer`, "
             f"{processes} process{'es' * (processes > 1)} on {arguments.device.type}."

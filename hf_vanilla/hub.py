@@ -64,7 +64,7 @@ def summary_table(summary: dict[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions:
-    """Options of `push_folder`."""
+    """Push a model folder to the Hub, with its filled card."""
 
     model: str = field(metadata={"help": "folder written by training or save_pretrained"})
     repo_id: str = field(metadata={"help": "where to push it: USER/NAME"})

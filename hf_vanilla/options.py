@@ -12,11 +12,15 @@ import yaml
 from transformers import HfArgumentParser
 
 
+class UsageError(ValueError):
+    """A command line that cannot be read: an option is unknown, missing, or not of its type."""
+
+
 class _HelpFormatter(ArgumentDefaultsHelpFormatter):
     """Names the default where it is a value; what None stands for is told by the help itself."""
 
     def _get_help_string(self, action: Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
 
 
 def parse_options(
@@ -30,36 +34,43 @@ def parse_options(
         epilog: last words of `--help`.
 
     Raises:
-        ValueError: an option is unknown, missing or of the wrong type.
+        UsageError: an option is unknown, missing or of the wrong type.
+        ValueError: a value is impossible.
     """
     classes = [options] if isinstance(options, type) else list(options)
+    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
     parser = HfArgumentParser(
         classes,
+        usage=" ".join(
+            ["%(prog)s", *(f"--{n} {n.upper()}" for n in sorted(required)), "[OPTIONS]"]
+        ),
         allow_abbrev=False,
         exit_on_error=False,
         description=(classes[0].__doc__ or "").splitlines()[0],
         epilog=epilog,
         formatter_class=_HelpFormatter,
     )
-    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
     given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
     missing = sorted(required - given)
     misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
     if misspelled:
-        check_names("options", dict.fromkeys(misspelled), known)
+        try:
+            check_names("options", dict.fromkeys(misspelled), known)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
     if missing and not {"-h", "--help"} & set(arguments):
-        raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
+        raise UsageError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(
             list(arguments), return_remaining_strings=True, look_for_args_file=False
         )
     except ArgumentError as error:
-        raise ValueError(str(error)) from None
+        raise UsageError(str(error)) from None
     if unknown:
         name = unknown[0].split("=")[0].removeprefix("--")
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean --{close[0]}?" if close else "see --help"
-        raise ValueError(f"unknown: {' '.join(unknown)}; {hint}")
+        raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
     return parsed[0] if isinstance(options, type) else tuple(parsed)
 
 
@@ -77,7 +88,7 @@ def pop_option(arguments: list[str], name: str) -> str | None:
     """Remove every `name VALUE` and `name=VALUE` and return the last value; None if there is none.
 
     Raises:
-        ValueError: the name stands at the end without a value.
+        UsageError: the name stands at the end without a value.
     """
     value = None
     for place in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
@@ -87,7 +98,7 @@ def pop_option(arguments: list[str], name: str) -> str | None:
             found = arguments.pop(place + 1)
             del arguments[place]
         else:
-            raise ValueError(f"{name} needs a value")
+            raise UsageError(f"{name} needs a value")
         value = found if value is None else value
     return value
 

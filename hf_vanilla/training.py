@@ -395,7 +395,7 @@ class TrainingRun:
             license=options.model_license,
             parameters=self.model.num_parameters(),
             recipe=self.recipe.to_yaml(),
-            command="`scripts/train.py --recipe FILE`",
+            command="`hf-vanilla train --recipe FILE`",
             training=(
                 f"{progress.step:,} steps, {progress.target_tokens:,} target tokens, "
                 f"{minutes:.1f} minutes, {processes} process{'es' * (processes > 1)} on "

@@ -17,7 +17,7 @@ from .translation import load_translator
 
 @dataclass(frozen=True, kw_only=True)
 class PlotAttentionOptions:
-    """Options of `plot_attention`."""
+    """Draw where a model looks while it translates a sentence."""
 
     model: str = field(metadata={"help": "model folder or Hub id"})
     sentence: str = field(metadata={"help": "source sentence"})

@@ -1,7 +1,6 @@
 """Draw where a model looks: scripts/plot_attention.py --model FOLDER --sentence "TEXT"."""
 
-from hf_vanilla.command_line import run
-from hf_vanilla.visualization import PlotAttentionOptions, plot_attention
+from hf_vanilla.commands import run_command
 
 if __name__ == "__main__":
-    print(run(plot_attention, PlotAttentionOptions))
+    run_command("plot")

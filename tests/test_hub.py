@@ -28,7 +28,7 @@ FACTS = {
     "license": "apache-2.0",
     "parameters": 1_234_567,
     "recipe": "max_steps: 7\nmodel:\n  d_model: 16\n",
-    "command": "`scripts/train.py --recipe FILE`",
+    "command": "`hf-vanilla train --recipe FILE`",
     "training": "7 steps in no time for $5.",
     "scores": SCORES,
     "validation_nll": 1.23456,

@@ -137,7 +137,7 @@ def test_the_papers_decoding_travels_with_the_model(pushed, pulled):
 
 
 def test_a_config_can_be_pushed_alone(pushed, pulled):
-    left_out = {"_name_or_path", "architectures"}
+    left_out = {"_name_or_path", "architectures", "auto_map", "custom_pipelines"}
     for name in pushed["config"].keys() - left_out:
         assert pulled["config"][name] == pushed["config"][name], name
 

@@ -77,7 +77,7 @@ CHECK_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class MarianOptions:
-    """Options of `convert_marian`."""
+    """Convert an OPUS-MT or other `MarianMTModel` to one of ours."""
 
     input: str = field(metadata={"help": "MarianMTModel folder or Hub id"})
     output: str = field(metadata={"help": "folder for our model"})

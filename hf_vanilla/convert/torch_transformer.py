@@ -37,7 +37,10 @@ ATTENTIONS = {"self_attn": "self_attn", "multihead_attn": "encoder_attn"}
 
 @dataclass(frozen=True, kw_only=True)
 class TorchOptions:
-    """Options of `convert_torch`. Names are those of attributes; empty: the model itself."""
+    """Convert a state dict around `torch.nn.Transformer`.
+
+    Names are those of attributes; empty: the model itself.
+    """
 
     input: str = field(metadata={"help": "file of a state dict: torch.save or safetensors"})
     output: str = field(metadata={"help": "folder for our model"})
