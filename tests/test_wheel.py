@@ -105,10 +105,12 @@ def test_the_wheel_holds_the_package_its_recipes_and_its_card(built):
     assert wheel.name == f"hf_vanilla-{hf_vanilla.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    files = [path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py")]
+    files = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = [path.relative_to(ROOT).as_posix() for path in files]
     recipes = [f"hf_vanilla/recipes/{name}.yaml" for name in shipped_recipes()]
-    others = ["hf_vanilla/py.typed", "hf_vanilla/model_card.md", "hf_vanilla_command.py"]
+    others = ["hf_vanilla/model_card.md", "hf_vanilla_command.py"]
     assert names == {*files, *recipes, *others}
+    assert "hf_vanilla/py.typed" in names
 
 
 # --- where it is installed ---------------------------------------------------------------------
