@@ -22,7 +22,7 @@ from transformers import (
 
 from .batching import batch_bounds
 from .corpus import decoded_lines, read_lines
-from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine
+from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
 
 logger = logging.getLogger(__name__)
 
@@ -255,6 +255,7 @@ def load_engine(
     if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name)
+    store_by_columns(model)
     return TorchEngine(model.to(device or model.device), tokenizer, **generate_kwargs)
 
 
