@@ -1,6 +1,6 @@
 """Pictures: what each target token looked at (3.2.3), and how a run went.
 
-Shapes: B batch, S source, T target, H heads.
+Shapes: S source, T target, H heads.
 """
 
 from collections.abc import Sequence
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .attentions import attentions
 from .translation import load_translator
 
 
@@ -27,70 +26,6 @@ class PlotAttentionOptions:
     overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
 
 
-@dataclass(frozen=True)
-class CrossAttention:
-    """Where the decoder looked while it wrote one translation.
-
-    Attributes:
-        source: S tokens as a reader knows them.
-        target: T tokens of the translation, `</s>` included.
-        weights: `(layers, H, T, S)`; row t belongs to the step that wrote target token t, and sums
-            to 1.
-    """
-
-    source: list[str]
-    target: list[str]
-    weights: Tensor
-
-
-def cross_attention(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str
-) -> CrossAttention:
-    """Translate a sentence and read the attention from target to source.
-
-    Raises:
-        ValueError: the sentence is blank.
-    """
-    if not sentence.strip():
-        raise ValueError("the sentence is blank: there is nothing to look at")
-    inputs = tokenizer(sentence, return_tensors="pt").to(model.device)
-    generated = model.generate(**inputs)[:, 1:]  # without the start token
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the only one that keeps its weights
-    try:
-        with torch.inference_mode():
-            outputs = model(**inputs, labels=generated, output_attentions=True)
-    finally:
-        model.set_attn_implementation(implementation)
-    return CrossAttention(
-        source=readable_tokens(tokenizer, inputs.input_ids[0].tolist()),
-        target=readable_tokens(tokenizer, generated[0].tolist()),
-        weights=torch.stack(outputs.cross_attentions)[:, 0].cpu(),
-    )
-
-
-def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """Each token as text; spaces visible, bytes of a split character in hexadecimal."""
-    texts = []
-    for token_id in ids:
-        text = tokenizer.decode([token_id]).replace(" ", "␣").replace("\n", "↵")
-        if "\N{REPLACEMENT CHARACTER}" in text:
-            alphabet = _byte_of_character()
-            token = tokenizer.convert_ids_to_tokens(token_id)
-            text = "".join(f"⟨{alphabet[c]:02X}⟩" if c in alphabet else c for c in token)
-        texts.append(text)
-    return texts
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE's way of writing bytes: printable ones as they are, others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
-    }
-
-
 def plot_attention(options: PlotAttentionOptions) -> Path:
     """Draw the cross-attention of one sentence and save it; returns the file.
 
@@ -102,12 +37,12 @@ def plot_attention(options: PlotAttentionOptions) -> Path:
     if output.exists() and not options.overwrite:
         raise FileExistsError(f"{output} exists: choose another name or add --overwrite")
     model, tokenizer = load_translator(options.model)
-    seen = cross_attention(model, tokenizer, options.sentence)
-    layers, heads = seen.weights.shape[:2]
+    seen = attentions(model, tokenizer, options.sentence)
+    layers, heads = seen.cross.shape[:2]
     for name, value, count in (("layer", options.layer, layers), ("head", options.head, heads)):
         if value is not None and not -count <= value < count:
             raise ValueError(f"{name}={value}: the decoder has {count}, counted from 0")
-    in_layer = seen.weights[options.layer]
+    in_layer = seen.cross[options.layer]
     weights = in_layer.mean(dim=0) if options.head is None else in_layer[options.head]
     which = (
         "mean of all heads"

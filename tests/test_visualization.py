@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla import train_tokenizer, visualization
+from hf_vanilla import visualization
+from hf_vanilla.attentions import attentions
 from hf_vanilla.visualization import (
     PlotAttentionOptions,
-    cross_attention,
     plot_attention,
     plot_curves,
-    readable_tokens,
     save_heat_map,
 )
 
@@ -23,7 +21,7 @@ SENTENCE = "three one four"
 
 @pytest.fixture(scope="module")
 def seen(trained):
-    return cross_attention(*trained, SENTENCE)
+    return attentions(*trained, SENTENCE)
 
 
 @pytest.fixture
@@ -33,99 +31,6 @@ def options(trained_run, tmp_path):
         return PlotAttentionOptions(model=str(trained_run), **{**default, **changes})
 
     return with_changes
-
-
-# --- weights -----------------------------------------------------------------------------------
-
-
-def test_weights_have_a_place_for_every_layer_head_and_pair_of_tokens(seen, trained):
-    config = trained[0].config
-    assert seen.weights.shape == (
-        config.decoder_layers,
-        config.decoder_attention_heads,
-        len(seen.target),
-        len(seen.source),
-    )
-    assert len(seen.source) == len(trained[1](SENTENCE).input_ids)
-
-
-def test_each_target_token_spreads_its_attention_over_the_source(seen):
-    sums = seen.weights.sum(-1)
-    assert seen.weights.min() >= 0
-    # a softmax in float32
-    torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
-
-
-def test_row_t_belongs_to_the_step_that_wrote_token_t(seen, trained):
-    model, tokenizer = trained
-    inputs = tokenizer(SENTENCE, return_tensors="pt")
-    generated = model.generate(**inputs)
-    eager = AutoModelForSeq2SeqLM.from_pretrained(model.name_or_path, attn_implementation="eager")
-    with torch.no_grad():
-        outputs = eager.eval()(**inputs, decoder_input_ids=generated[:, :2], output_attentions=True)
-    written = outputs.cross_attentions[0][0, :, -1]  # while the second token was being written
-    # the prefix alone against the whole sentence: other matrix sizes, the same float32 sums
-    torch.testing.assert_close(seen.weights[0, :, 1], written, rtol=0, atol=1e-5)
-
-
-def test_the_tokens_are_those_of_the_translation_and_its_end(seen, trained):
-    model, tokenizer = trained
-    ids = model.generate(**tokenizer(SENTENCE, return_tensors="pt"))[0]
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    assert seen.target[-1] == seen.source[-1] == "</s>"
-    assert "".join(seen.target[:-1]) == text.replace(" ", "␣")
-    assert "".join(seen.source[:-1]) == SENTENCE.replace(" ", "␣")
-
-
-def test_the_models_attention_is_what_it_was_before(trained):
-    model, tokenizer = trained
-    before = model.config._attn_implementation
-    cross_attention(model, tokenizer, SENTENCE)
-    assert model.config._attn_implementation == before != "eager"
-
-
-def test_the_models_attention_is_restored_after_a_failure_too(trained, monkeypatch):
-    model, tokenizer = trained
-    before = model.config._attn_implementation
-    monkeypatch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(model, "generate", lambda **_: torch.tensor([[0, 5, 1]]))
-    with pytest.raises(ZeroDivisionError):
-        cross_attention(model, tokenizer, SENTENCE)
-    assert model.config._attn_implementation == before
-
-
-@pytest.mark.parametrize("sentence", ["", " ", "\n\t"], ids=repr)
-def test_a_blank_sentence_is_refused(trained, sentence):
-    with pytest.raises(ValueError, match="the sentence is blank"):
-        cross_attention(*trained, sentence)
-
-
-# --- tokens ------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def bytes_only():
-    return train_tokenizer(["a"], vocab_size=258)
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"),
-    [
-        ("a b", ["a", "␣", "b", "</s>"]),
-        ("a\n", ["a", "↵", "</s>"]),
-        ("ü", ["⟨C3⟩", "⟨BC⟩", "</s>"]),
-        ("漢", ["⟨E6⟩", "⟨BC⟩", "⟨A2⟩", "</s>"]),
-        ("…", ["⟨E2⟩", "⟨80⟩", "⟨A6⟩", "</s>"]),
-    ],
-)
-def test_spaces_are_visible_and_split_characters_are_bytes(bytes_only, text, tokens):
-    assert readable_tokens(bytes_only, bytes_only(text).input_ids) == tokens
-
-
-@pytest.mark.parametrize("code", [0x80, 0x7FF, 0xFFFF, 0x10FFFF], ids=hex)
-def test_every_byte_of_a_split_character_has_its_number(bytes_only, code):
-    shown = readable_tokens(bytes_only, bytes_only(chr(code)).input_ids[:-1])
-    assert shown == [f"⟨{byte:02X}⟩" for byte in chr(code).encode()]
 
 
 # --- the picture -------------------------------------------------------------------------------
@@ -175,7 +80,7 @@ def test_layer_and_head_choose_their_weights(options, seen, monkeypatch, layer, 
         lambda weights, *_, title, **__: drawn.update(weights=weights, title=title),
     )
     plot_attention(options(layer=layer, head=head))
-    expected = seen.weights[0].mean(0) if head is None else seen.weights[0, head]
+    expected = seen.cross[0].mean(0) if head is None else seen.cross[0, head]
     assert torch.equal(drawn["weights"], expected)
     assert "layer 1 of 1" in drawn["title"]
     assert ("mean of all heads" if head is None else f"head {head % 2 + 1} of 2") in drawn["title"]
