@@ -118,7 +118,7 @@ def _eager_twin(model: PreTrainedModel) -> PreTrainedModel:
     thread that is using it.
     """
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, tensors).eval()  # type: ignore[arg-type]  # kept, not copied
+    twin = copy.deepcopy(model, tensors).eval()  # what the memo holds is kept, not copied
     twin.set_attn_implementation("eager")
     return twin
 

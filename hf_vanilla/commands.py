@@ -67,14 +67,19 @@ COMMANDS = {
         ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
     ),
     "plot": Command(
-        "draw where a model looks while it translates",
-        "hf_vanilla.visualization:plot_attention",
-        ("hf_vanilla.visualization:PlotAttentionOptions",),
+        "draw attention, positions, learning rates, training, BLEU by length",
+        "hf_vanilla.plot:plot",
+        ("hf_vanilla.plot:read_plot",),
     ),
     "push": Command(
         "push a model folder to the Hub",
         "hf_vanilla.hub:push_folder",
         ("hf_vanilla.hub:PushOptions",),
+    ),
+    "app": Command(
+        "translate in a browser, and see where the model looks",
+        "hf_vanilla.app:open_app",
+        ("hf_vanilla.app:AppOptions",),
     ),
     "train-tokenizer": Command(
         "learn a vocabulary from text files",

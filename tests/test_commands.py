@@ -18,7 +18,7 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("train", "finetune", "translate", "translate-corpus", "evaluate", "convert", "export"),
-    *("plot", "push", "train-tokenizer", "average"),
+    *("plot", "push", "app", "train-tokenizer", "average"),
 ]
 
 
