@@ -67,7 +67,7 @@ COMMANDS = {
         ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
     ),
     "plot": Command(
-        "draw attention, positions, learning rates, training, BLEU by length",
+        "draw attention, positions, learning rates, curves, BLEU",
         "hf_vanilla.plot:plot",
         ("hf_vanilla.plot:read_plot",),
     ),

@@ -54,10 +54,7 @@ def parse_options(
     missing = sorted(required - given)
     misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
     if misspelled:
-        try:
-            check_names("options", dict.fromkeys(misspelled), known)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        check_names("options", dict.fromkeys(misspelled), known, error=UsageError)
     if missing and not {"-h", "--help"} & set(arguments):
         raise UsageError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
     try:
@@ -150,13 +147,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def check_names(place: str, given: Any, known: Collection[str]) -> None:
+def check_names(
+    place: str, given: Any, known: Collection[str], *, error: type[ValueError] = ValueError
+) -> None:
     """Refuse a name that is not known, and suggest the one that was meant.
 
     Args:
         place: where the names were given, for the message.
         given: a dict by name.
         known: all names there are.
+        error: what to raise for an unknown name.
 
     Raises:
         ValueError: a name is unknown, or `given` is no dict.
@@ -167,4 +167,4 @@ def check_names(place: str, given: Any, known: Collection[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"{place}: unknown key {name!r}; {hint}")
+            raise error(f"{place}: unknown key {name!r}; {hint}")

@@ -38,7 +38,8 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
     """A picture and its options from a command line: the picture's name comes first.
 
     Raises:
-        ValueError: there is no such picture, or an option is unknown, missing or impossible.
+        UsageError: there is no such picture, or an option is unknown or missing.
+        ValueError: a value is impossible.
     """
     if arguments and arguments[0] in ("-h", "--help"):
         _print_help()
@@ -46,7 +47,7 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"missing: which picture; first comes one of {', '.join(PICTURES)}")
     name = arguments[0].replace("-", "_")
-    check_names("pictures", {name: None}, PICTURES)
+    check_names("pictures", {name: None}, PICTURES, error=UsageError)
     return name, parse_options(PICTURES[name][1], arguments[1:])
 
 

@@ -311,7 +311,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 def _recipe_file(name: str) -> Path:
     shipped = shipped_recipes()
-    if Path(name).exists():
+    if Path(name).is_file():
         return Path(name)
     if name not in shipped:
         close = difflib.get_close_matches(name, shipped, n=1)

@@ -408,6 +408,7 @@ def test_a_shipped_recipe_is_known_by_its_name_below_the_folder():
 
 def test_a_name_reads_the_same_recipe_as_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "numbers").mkdir()  # a folder is no recipe
     by_file = read_recipe(["--recipe", str(RECIPES["numbers"]), "--max_steps", "7"])
     assert read_recipe(["--recipe", "numbers", "--max_steps", "7"]) == by_file
 
