@@ -43,6 +43,8 @@ def run(
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED_STATUS)
+    except BrokenPipeError:
+        raise  # no mistake: whoever read the output has seen enough
     except UsageError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         sys.exit(USAGE_STATUS)
@@ -57,7 +59,7 @@ def run_and_print(action: str, options: Sequence[str]) -> None:
     """`run`, and its result on stdout if there is one; of several processes the first prints."""
     done = run(action, *options)
     if done is not None and os.environ.get("RANK", "0") == "0":
-        print(done)  # noqa: T201
+        print(done, flush=True)  # noqa: T201
 
 
 def _found(thing: Any) -> Any:

@@ -6,12 +6,14 @@ package around it, so that it need not wait for torch.
 
 import difflib
 import importlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 PROGRAM = "hf-vanilla"
-USAGE_STATUS, INTERRUPTED_STATUS = 2, 130
+USAGE_STATUS, INTERRUPTED_STATUS, CLOSED_PIPE_STATUS = 2, 130, 141
 
 
 @dataclass(frozen=True)
@@ -123,21 +125,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mistakes raise `SystemExit` with theirs.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] in (["-h"], ["--help"], ["help"]):
-        print(overview())  # noqa: T201
-        return 0
-    if given == ["--version"]:
-        package = importlib.import_module("hf_vanilla")
-        print(f"{PROGRAM} {package.__version__}")  # noqa: T201
-        return 0
-    if not given:
-        print(overview(), file=sys.stderr)  # noqa: T201
-        return USAGE_STATUS
-    name, *options = given
-    if name not in COMMANDS:
-        print(f"error: {_unknown(name)}", file=sys.stderr)  # noqa: T201
-        return USAGE_STATUS
-    run_command(name, options)
+    with _quiet_ends():
+        if given[:1] in (["-h"], ["--help"], ["help"]):
+            print(overview(), flush=True)  # noqa: T201
+            return 0
+        if given == ["--version"]:
+            package = importlib.import_module("hf_vanilla")
+            print(f"{PROGRAM} {package.__version__}")  # noqa: T201
+            return 0
+        if not given:
+            print(overview(), file=sys.stderr)  # noqa: T201
+            return USAGE_STATUS
+        name, *options = given
+        if name not in COMMANDS:
+            print(f"error: {_unknown(name)}", file=sys.stderr)  # noqa: T201
+            return USAGE_STATUS
+        run_command(name, options)
     return 0
 
 
@@ -150,12 +153,22 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> None:
     """
     rest = sys.argv[1:] if arguments is None else arguments
     sys.argv = [f"{PROGRAM} {name}", *rest]  # the first is what help and errors call the program
-    try:
+    with _quiet_ends():
         command_line = importlib.import_module("hf_vanilla.command_line")
         command_line.run_and_print(COMMANDS[name].action, COMMANDS[name].options)
-    except KeyboardInterrupt:  # while the libraries are read
+
+
+@contextmanager
+def _quiet_ends() -> Iterator[None]:
+    """Ctrl-C and a reader that has seen enough, such as `head`, end without a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED_STATUS)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush would fail
+        sys.exit(CLOSED_PIPE_STATUS)
 
 
 def _unknown(name: str) -> str:

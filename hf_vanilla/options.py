@@ -24,7 +24,11 @@ class _HelpFormatter(ArgumentDefaultsHelpFormatter):
 
 
 def parse_options(
-    options: type | Sequence[type], arguments: Sequence[str], *, epilog: str | None = None
+    options: type | Sequence[type],
+    arguments: Sequence[str],
+    *,
+    epilog: str | None = None,
+    chosen: str = "",
 ) -> Any:
     """One dataclass of options, or a tuple of several, from command-line arguments.
 
@@ -32,6 +36,7 @@ def parse_options(
         options: a dataclass, or several.
         arguments: as in `sys.argv[1:]`.
         epilog: last words of `--help`.
+        chosen: what was read from the command line before, for the usage line of `--help`.
 
     Raises:
         UsageError: an option is unknown, missing or of the wrong type.
@@ -39,11 +44,10 @@ def parse_options(
     """
     classes = [options] if isinstance(options, type) else list(options)
     required = {f.name for c in classes for f in fields(c) if _is_required(f)}
+    told = [f"--{name} {name.upper()}" for name in sorted(required)]
     parser = HfArgumentParser(
         classes,
-        usage=" ".join(
-            ["%(prog)s", *(f"--{n} {n.upper()}" for n in sorted(required)), "[OPTIONS]"]
-        ),
+        usage=" ".join(filter(None, ["%(prog)s", chosen, *told, "[OPTIONS]"])),
         allow_abbrev=False,
         exit_on_error=False,
         description=(classes[0].__doc__ or "").splitlines()[0],

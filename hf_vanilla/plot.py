@@ -48,7 +48,7 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         raise UsageError(f"missing: which picture; first comes one of {', '.join(PICTURES)}")
     name = arguments[0].replace("-", "_")
     check_names("pictures", {name: None}, PICTURES, error=UsageError)
-    return name, parse_options(PICTURES[name][1], arguments[1:])
+    return name, parse_options(PICTURES[name][1], arguments[1:], chosen=arguments[0])
 
 
 def _print_help() -> None:

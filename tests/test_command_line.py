@@ -131,6 +131,15 @@ def test_a_mistake_of_ours_keeps_its_traceback(typed):
         run(lambda _: 1 / 0, GreetOptions)
 
 
+def test_a_closed_pipe_is_not_told_as_a_mistake(typed):
+    def action(_):
+        raise BrokenPipeError
+
+    typed("--name", "Ada")
+    with pytest.raises(BrokenPipeError):
+        run(action, GreetOptions)
+
+
 def test_ctrl_c_ends_with_its_own_status(typed, capsys):
     def action(_):
         raise KeyboardInterrupt

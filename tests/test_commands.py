@@ -50,6 +50,22 @@ def test_a_command_tells_its_options_and_nothing_of_none(name, capsys):
     assert "default: None" not in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["plot", "attention"], "plot attention --model MODEL --sentence SENTENCE [OPTIONS]"),
+        (["convert", "--format=marian"], "convert --format marian --input INPUT --output OUTPUT"),
+        (["translate"], "translate --model MODEL [OPTIONS]"),
+        (["train"], "train [OPTIONS]"),
+    ],
+    ids=str,
+)
+def test_a_usage_line_can_be_typed_as_it_stands(arguments, usage, capsys):
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+    assert f"usage: hf-vanilla {usage}" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_in_the_table_exists(name):
     for place in (COMMANDS[name].action, *COMMANDS[name].options):
@@ -175,6 +191,21 @@ def test_ctrl_c_while_the_libraries_are_read_is_no_traceback(monkeypatch, capsys
         run_command("train", [])
     assert caught.value.code == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake():
+    command = [sys.executable, str(ROOT / "scripts" / "hf_vanilla_command.py"), "--help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_a_result_is_printed(monkeypatch, capsys):
