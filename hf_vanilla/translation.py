@@ -97,7 +97,7 @@ class Translator:
         ValueError: the engine is unknown, or the folder holds no model for it.
         OSError: nothing is found under that name.
 
-    Example:
+    Examples:
         >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
         >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
         >>> model = VanillaForConditionalGeneration(
