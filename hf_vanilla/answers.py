@@ -5,7 +5,7 @@ Any number of threads may ask at once; nothing here remembers who asked.
 
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .attentions import Attentions, attentions
@@ -36,14 +36,11 @@ class Answer:
     seen: Attentions
 
 
-@dataclass
-class _Shelved:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    pair: Any = None  # model and tokenizer
-
-
 class Shelf:
-    """Models by name: loaded at first use, the latest few kept, one thread in each at a time.
+    """Models by name: loaded at first use, the latest few kept, one thread at work at a time.
+
+    One lock for all of it, loading included: while transformers loads a model it changes torch's
+    defaults for every thread, and what another computes or loads meanwhile goes wrong.
 
     Args:
         kept: models in memory.
@@ -52,7 +49,7 @@ class Shelf:
     def __init__(self, kept: int = MODELS_KEPT) -> None:
         self._kept = kept
         self._lock = threading.Lock()
-        self._shelved: OrderedDict[str, _Shelved] = OrderedDict()
+        self._pairs: OrderedDict[str, Any] = OrderedDict()
 
     def describe(self, name: str) -> str:
         """One line about a model, which is loaded for it.
@@ -60,13 +57,13 @@ class Shelf:
         Raises:
             ValueError: it cannot be loaded.
         """
-        shelved = self._take(name)
-        with shelved.lock:
-            config = self._load(name, shelved)[0].config
-            count = shelved.pair[0].num_parameters()
+        with self._lock:
+            model = self._load(name)[0]
+        config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
+        if not hasattr(config, "encoder_layers"):  # T5 and its like name their layers otherwise
+            return f"{name}: {size}"
         return (
-            f"{name}: {count / 1e6:.1f} million parameters, "
-            f"{config.encoder_layers} + {config.decoder_layers} layers, "
+            f"{name}: {size}, {config.encoder_layers} + {config.decoder_layers} layers, "
             f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
         )
 
@@ -76,9 +73,8 @@ class Shelf:
         Raises:
             ValueError: it cannot be loaded.
         """
-        shelved = self._take(name)
-        with shelved.lock:
-            return self._load(name, shelved)[0].generation_config.num_beams or 1
+        with self._lock:
+            return self._load(name)[0].generation_config.num_beams or 1
 
     def answer(self, name: str, text: str, *, num_beams: int, max_tokens: int) -> Answer:
         """Translate one sentence and look at its best translation.
@@ -93,9 +89,8 @@ class Shelf:
             ValueError: the text is blank or too long, or the model cannot be used.
         """
         sentence = _readable(text, max_tokens)
-        shelved = self._take(name)
-        with shelved.lock:
-            model, tokenizer = self._load(name, shelved)
+        with self._lock:
+            model, tokenizer = self._load(name)
             limit = min(max_tokens, tokenizer.model_max_length)
             length = len(tokenizer(sentence, verbose=False).input_ids)
             if length > limit:
@@ -116,31 +111,25 @@ class Shelf:
         Raises:
             ValueError: the model cannot be loaded any more.
         """
-        shelved = self._take(answer.model)
-        with shelved.lock:
-            model, tokenizer = self._load(answer.model, shelved)
+        with self._lock:
+            model, tokenizer = self._load(answer.model)
             ids = answer.hypotheses[chosen].ids
             seen = attentions(model, tokenizer, answer.sentence, translation=ids)
         return Answer(answer.model, answer.sentence, answer.hypotheses, chosen, seen)
 
-    def _take(self, name: str) -> _Shelved:
-        with self._lock:
-            shelved = self._shelved.setdefault(name, _Shelved())
-            self._shelved.move_to_end(name)
-            while len(self._shelved) > self._kept:
-                self._shelved.popitem(last=False)
-            return shelved
-
-    def _load(self, name: str, shelved: _Shelved) -> Any:
+    def _load(self, name: str) -> Any:
         """Model and tokenizer; the caller holds the lock."""
-        if shelved.pair is None:
-            if not name.strip():
-                raise ValueError("No model is named: give a model folder or a Hub id.")
+        if not name.strip():
+            raise ValueError("No model is named: give a model folder or a Hub id.")
+        if name not in self._pairs:
             try:
-                shelved.pair = load_translator(name)
+                self._pairs[name] = load_translator(name)
             except Exception as error:  # every broken file fails in a way of its own
                 raise ValueError(f"This model cannot be used. {one_line(error)}") from error
-        return shelved.pair
+        self._pairs.move_to_end(name)
+        while len(self._pairs) > self._kept:
+            self._pairs.popitem(last=False)
+        return self._pairs[name]
 
 
 def _readable(text: str, max_tokens: int) -> str:

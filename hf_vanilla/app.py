@@ -5,6 +5,7 @@ needs comes from this machine. Texts of visitors are shown and never interpreted
 """
 
 import html
+import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -107,8 +108,9 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
     Raises:
         ImportError: Gradio is not installed.
         ValueError: no model is named, or it cannot be used.
-        OSError: the port is taken.
+        OSError: nobody can listen to this address, or the port is taken.
     """
+    _check_address(options.host, options.port)
     blocks = Page(options).blocks()
     blocks.queue(max_size=MOST_WAITING, api_open=False)
     blocks.launch(
@@ -126,6 +128,18 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
         pwa=False,
     )
     return blocks
+
+
+def _check_address(host: str, port: int | None) -> None:
+    """Try it before a model is loaded; Gradio would take a minute to say less."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port or 0), family=family).close()
+    except OSError as error:
+        where = host if port is None else f"{host}, port {port}"
+        raise OSError(
+            f"cannot listen to {where}: {error.strerror}; give another --host or --port"
+        ) from None
 
 
 def import_gradio() -> ModuleType:
@@ -392,5 +406,5 @@ class Page:
             outputs,
             api_visibility="private",
             show_progress="minimal",
-            concurrency_limit=None,  # a model's own lock is what keeps threads apart
+            concurrency_limit=None,  # the shelf's lock is what keeps threads apart
         )

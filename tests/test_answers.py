@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla import answers
 from hf_vanilla.answers import LONGEST_MESSAGE, Shelf, one_line
@@ -53,6 +54,22 @@ def test_a_model_is_described_in_one_line(trained_run, trained):
     told = Shelf().describe(str(trained_run))
     assert told == f"{trained_run}: {millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
     assert Shelf().beams_of(str(trained_run)) == trained[0].generation_config.num_beams
+
+
+def test_models_of_transformers_answer_too(trained, tmp_path):
+    tokenizer = trained[1]
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    config = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **sizes)
+    model = T5ForConditionalGeneration(config)
+    model.generation_config.max_new_tokens = 5
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    shelf = Shelf()
+    assert shelf.describe(str(tmp_path)) == f"{tmp_path}: 0.0 million parameters"
+    assert shelf.beams_of(str(tmp_path)) == 1
+    answer = shelf.answer(str(tmp_path), SENTENCE, num_beams=2, max_tokens=40)
+    assert len(answer.hypotheses) == 2
+    assert answer.seen.cross.shape[:2] == (2, 2)
 
 
 # --- any text ----------------------------------------------------------------------------------

@@ -63,11 +63,14 @@ def test_a_model_that_is_nowhere_is_told_before_anything_is_served():
         serve(AppOptions())
 
 
-def test_a_port_that_is_taken_is_told(trained_run):
+def test_an_address_that_cannot_be_had_is_told_before_a_model_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=str(port)):
-            serve(AppOptions(model=str(trained_run), port=port), is_blocking=False)
+        told = f"cannot listen to 127.0.0.1, port {port}: .*; give another --host or --port"
+        with pytest.raises(OSError, match=told):
+            serve(AppOptions(model="nobody/nothing", port=port))
+    with pytest.raises(OSError, match=r"cannot listen to 192\.0\.2\.1: "):
+        serve(AppOptions(model="nobody/nothing", host="192.0.2.1"))
 
 
 def test_without_gradio_the_extra_is_named(monkeypatch):
