@@ -13,7 +13,7 @@ from typing import Any
 
 from .answers import Answer, Shelf
 from .attention_page import CROSS, KINDS, MEAN, attention_page, weights_of
-from .recipe import Recipe
+from .recipe import Recipe, read_recipe
 from .space import SpaceOptions, write_space
 from .training import train
 
@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class AppOptions:
-    """Options of `open_app`."""
+    """Translate in a browser, and see where the model looks."""
 
     model: str | None = field(
         default=None,
@@ -62,12 +62,12 @@ class AppOptions:
             raise ValueError(f"port={self.port}: give a number from 1 to 65535")
 
 
-def open_app(options: AppOptions, demo: Recipe) -> Path | None:
+def open_app(options: AppOptions, demo: Recipe | None = None) -> Path | None:
     """Serve the app until Ctrl-C, or write it as a Space.
 
     Args:
         options: what to serve, and where.
-        demo: makes the model that is taken where none is named.
+        demo: makes the model that is taken where none is named; None: that of `make demo`.
 
     Returns:
         The folder of the Space; None after serving.
@@ -79,6 +79,7 @@ def open_app(options: AppOptions, demo: Recipe) -> Path | None:
     """
     import_gradio()  # what is missing is told before a model is trained
     if options.model is None:
+        demo = read_recipe(["--recipe", "numbers"]) if demo is None else demo
         folder = Path(demo.train.output_dir)
         if not (folder / "config.json").is_file():
             train(demo)
