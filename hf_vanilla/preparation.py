@@ -37,8 +37,9 @@ FREE_TO_CHANGE |= {"patience", "use_cpu", "model_license", "compile", "gradient_
 FREE_TO_CHANGE |= {"trackers", "preprocessing_workers"}
 # of a stream's beginning, from which a vocabulary is learned
 VOCABULARY_PAIRS = 1_000_000
-# rows whose ids enter a fingerprint; of longer sets as many, evenly spaced, and every length
-FINGERPRINT_ROWS = 100_000
+# rows whose ids enter a fingerprint, at once and in all; of longer sets runs of neighbours, evenly
+# spaced, since rows here and there would read every page of the file; and every length
+ROWS_AT_ONCE, FINGERPRINT_ROWS = 1_000, 100_000
 
 
 @dataclass(frozen=True)
@@ -272,11 +273,16 @@ def _fingerprint(pairs: EncodedPairs) -> str:
     """Number of pairs and a hash of their ids, whatever the files are called."""
     digest, count = hashlib.sha256(), len(pairs.rows)
     for lengths in (pairs.source_lengths, pairs.target_lengths):
-        digest.update(lengths.astype(np.int64).tobytes())
-    chosen = pairs.rows
+        for first in range(0, count, FINGERPRINT_ROWS):  # a copy of all would take memory
+            digest.update(lengths[first : first + FINGERPRINT_ROWS].astype(np.int64).tobytes())
+    rows = pairs.rows.with_format("numpy")
+    firsts = np.arange(0, count, ROWS_AT_ONCE)
     if count > FINGERPRINT_ROWS:
-        chosen = chosen.select(np.linspace(0, count - 1, FINGERPRINT_ROWS, dtype=np.int64))
-    for batch in chosen.with_format("numpy").iter(batch_size=1000):
+        firsts = np.linspace(
+            0, count - ROWS_AT_ONCE, FINGERPRINT_ROWS // ROWS_AT_ONCE, dtype=np.int64
+        )
+    for first in firsts.tolist():
+        batch = rows[first : first + ROWS_AT_ONCE]
         for column in ("input_ids", "labels"):
             digest.update(np.concatenate(list(batch[column])).astype(np.int64).tobytes())
     return f"{count:,} pairs, {digest.hexdigest()[:16]}"

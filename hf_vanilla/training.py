@@ -67,8 +67,6 @@ class TrainingRun:
         self.accelerator = make_accelerator(recipe.train)
         set_seed(recipe.train.seed)
         self.data = prepare_data(recipe, self.accelerator)
-        if self.accelerator.device.type == "cpu":  # only now: what reading took is not kept
-            keep_freed_memory()
         self.collate = PairCollator(self.data.tokenizer.pad_token_id)
         self.model = VanillaForConditionalGeneration(config_for(recipe, self.data.tokenizer))
         self.model.generation_config = recipe.generation_config(self.model.config)
@@ -76,6 +74,8 @@ class TrainingRun:
         for folder in all_checkpoints(self.output_dir)[-1:]:
             check_facts(checkpoint_state(folder).get("facts", {}), self.facts, folder)
         self._deal_batches()
+        if self.accelerator.device.type == "cpu":  # only now: what reading took is not kept
+            keep_freed_memory()
         if self.accelerator.is_main_process:  # with them, the checkpoints of any moment are usable
             write_aside(self.output_dir, self.model.config.save_pretrained)
             write_aside(self.output_dir, self.model.generation_config.save_pretrained)

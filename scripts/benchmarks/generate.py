@@ -1,16 +1,14 @@
-"""Beam search side by side: sentences per CPU second, `MarianMTModel.generate` (sdpa) = 1.00.
+"""Beam search side by side: sentences per second, `MarianMTModel.generate` (sdpa) = 1.00.
 
-    scripts/benchmarks/generate.py --model FOLDER --source test.en.gz
-    scripts/benchmarks/generate.py --model FOLDER --source test.en.gz --size base
+    scripts/benchmarks/generate.py --model FOLDER --source test.en.gz --reference test.de.gz
 
-The same weights in every engine, batches dealt to them in turn, medians of the ratios of a batch.
-A model must be one that MarianMTModel can express (position_layout concatenated, layer_norm_eps
-1e-5), and should really translate: which sentences end when decides the result. `--size base`
-takes the model's tokenizer only: weights of the paper's base size are drawn at random, and each
-sentence is made to end at the length of its source.
+The same weights in every engine, the same batches dealt to all in turn, medians of the ratios of a
+batch. The model must be one that MarianMTModel can express (--model.position_layout concatenated
+--model.layer_norm_eps 1e-5 in training), and should really translate: which sentences end when
+decides the result. Every search ends with its `num_beams`-th finished hypothesis, since CTranslate2
+knows no other end, and scores hypotheses by their length's first power.
 """
 
-import copy
 import importlib
 import resource
 import statistics
@@ -25,16 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, MarianMTModel, PreTrainedTokenizerBase
 
-from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.command_line import run
 from hf_vanilla.convert.to_marian import to_marian
 from hf_vanilla.corpus import read_lines
-from hf_vanilla.generation_vanilla import SourceLengthEnd
+from hf_vanilla.evaluation import score_translations
 from hf_vanilla.translation import load_translator
 
-SIZES = ("own", "base")
+MARIAN, PLAIN, OURS = "MarianMTModel", "hf_vanilla, transformers' search", "hf_vanilla"
+# by CTranslate2's names of what it computes in
+CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8_float32"}
+LONGEST = 120  # tokens of a translation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,151 +44,219 @@ class BenchmarkOptions:
 
     model: str = field(metadata={"help": "folder of a trained model"})
     source: str = field(metadata={"help": "text to translate, plain or .gz, a sentence a line"})
-    size: str = field(default="own", metadata={"help": "own: the model's; base: the paper's"})
-    batch_size: int = field(default=16, metadata={"help": "sentences decoded together"})
-    rounds: int = field(default=7, metadata={"help": "batches for each engine"})
+    reference: str | None = field(default=None, metadata={"help": "its translation, for BLEU"})
+    batch_sizes: str = field(default="1,16,64", metadata={"help": "sentences at once, by commas"})
+    rounds: int = field(default=7, metadata={"help": "batches of each size; 0: the whole text"})
     num_beams: int = field(default=4, metadata={"help": "hypotheses kept per sentence"})
+    threads: int = field(default=2, metadata={"help": "of every engine"})
     only: str | None = field(
         default=None, metadata={"help": "run this engine alone and print its peak MiB"}
     )
-    threads: int = field(default=1, metadata={"help": "threads of torch"})
+    prepared: str | None = field(
+        default=None, metadata={"help": "with only: folder of the prepared weights"}
+    )
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise ValueError(f"size={self.size!r}: choose one of {', '.join(SIZES)}")
+        """Refuse what cannot be measured."""
+        sizes = self.batch_sizes.split(",")
+        if not all(size.strip().isdecimal() and int(size) for size in sizes):
+            raise ValueError(f"batch_sizes={self.batch_sizes!r}: give numbers such as 1,16,64")
+        for name, least in (("rounds", 0), ("num_beams", 1), ("threads", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)}: give {least} or more")
+
+    @property
+    def sizes(self) -> list[int]:
+        """The batch sizes as numbers."""
+        return [int(size) for size in self.batch_sizes.split(",")]
 
 
-def base_size(vocab_size: int) -> VanillaForConditionalGeneration:
-    """The paper's base model with random weights, as Marian can express it."""
-    torch.manual_seed(0)
-    config = VanillaConfig(
-        vocab_size=vocab_size, position_layout="concatenated", layer_norm_eps=1e-5
-    )
-    return VanillaForConditionalGeneration(config).eval()
+# --- the same weights for every engine ---------------------------------------------------------
 
 
-def settings(options: BenchmarkOptions, model: VanillaForConditionalGeneration) -> Any:
-    """Decoding that every engine can be told: no penalty of ours, one limit for all."""
-    decoding = copy.deepcopy(model.generation_config)
-    decoding.update(
+def prepare(options: BenchmarkOptions, folder: Path) -> None:
+    """Write the model, as told to decode, for every engine that is installed."""
+    model, tokenizer = load_translator(options.model)
+    model.generation_config.update(
         num_beams=options.num_beams,
         length_penalty_form="power",
         length_penalty=1.0,
-        early_stopping=False,
+        early_stopping=True,
         max_tokens_beyond_source=None,
-        max_length=120,
+        max_length=LONGEST,
     )
-    return decoding
+    model.save_pretrained(folder / "ours")
+    tokenizer.save_pretrained(folder / "ours")
+    to_marian(model).save_pretrained(folder / "marian")
+    try:
+        convert = importlib.import_module("hf_vanilla.convert.ctranslate2")
+        importlib.import_module("ctranslate2")
+    except ImportError:
+        return
+    given = {"model": str(folder / "ours"), "output": str(folder / "ctranslate2")}
+    convert.export_ctranslate2(convert.ExportCTranslate2Options(**given))
 
 
-def engines(
-    options: BenchmarkOptions, ours: VanillaForConditionalGeneration, model_folder: str
-) -> dict[str, Callable[..., Any]]:
-    """Each engine as a function of a padded batch and of further arguments of `generate()`."""
-    ours.generation_config = settings(options, ours)
-    theirs = to_marian(ours).eval()
-    theirs.set_attn_implementation("sdpa")
-    found: dict[str, Callable[..., Any]] = {"MarianMTModel": theirs.generate}
-    hooked = copy.deepcopy(ours)
-    hooked.register_forward_hook(lambda *_: None)  # who listens hears transformers' own search
-    found["hf_vanilla, plain"] = hooked.generate
-    found["hf_vanilla"] = ours.generate
-    if options.size == "own":
-        found |= ctranslate2_engine(options, model_folder)
+def engines(options: BenchmarkOptions, folder: Path) -> dict[str, Callable[[], Any]]:
+    """What loads each engine; an engine is a function of a padded batch."""
+    found = {MARIAN: lambda: load_marian(folder), PLAIN: lambda: load_ours(folder, is_plain=True)}
+    found[OURS] = lambda: load_ours(folder, is_plain=False)
+    if (folder / "ctranslate2").is_dir():
+        for name, numbers in CTRANSLATE2.items():
+            found[name] = lambda numbers=numbers: load_ctranslate2(options, folder, numbers)
     return found
 
 
-def ctranslate2_engine(options: BenchmarkOptions, folder: str) -> dict[str, Callable[..., Any]]:
-    """CTranslate2 in float32, where it is installed."""
-    try:
-        ctranslate2 = importlib.import_module("ctranslate2")
-        convert = importlib.import_module("hf_vanilla.convert.ctranslate2")
-    except ImportError:
-        return {}
-    exported = Path(tempfile.mkdtemp()) / "model"
-    convert.export_ctranslate2(convert.ExportCTranslate2Options(model=folder, output=str(exported)))
-    translator = ctranslate2.Translator(
-        str(exported), inter_threads=1, intra_threads=options.threads, compute_type="float32"
+def load_marian(folder: Path) -> Callable[..., Any]:
+    """`MarianMTModel.generate`, its cache the default (dynamic)."""
+    model = MarianMTModel.from_pretrained(folder / "marian", attn_implementation="sdpa")
+    return model.eval().generate
+
+
+def load_ours(folder: Path, *, is_plain: bool) -> Callable[..., Any]:
+    """Our `generate()`, by transformers' search where `is_plain`."""
+    model = VanillaForConditionalGeneration.from_pretrained(folder / "ours").eval()
+    if is_plain:  # who listens hears transformers' own search
+        model.register_forward_hook(lambda *_: None)
+    return model.generate
+
+
+def load_ctranslate2(options: BenchmarkOptions, folder: Path, numbers: str) -> Callable[..., Any]:
+    """CTranslate2's `translate_batch` on ids, as ids."""
+    library = importlib.import_module("ctranslate2")
+    translator = library.Translator(
+        str(folder / "ctranslate2"),
+        inter_threads=1,
+        intra_threads=options.threads,
+        compute_type=numbers,
     )
-    _, tokenizer = load_translator(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "ctranslate2")
 
     def generate(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> list[list[int]]:
         rows = [
             row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask, strict=True)
         ]
-        tokens = [tokenizer.convert_ids_to_tokens(row) for row in rows]
         found = translator.translate_batch(
-            tokens, beam_size=options.num_beams, length_penalty=1.0, max_decoding_length=119
+            [tokenizer.convert_ids_to_tokens(row) for row in rows],
+            beam_size=options.num_beams,
+            length_penalty=1.0,
+            max_decoding_length=LONGEST - 1,  # without the start token
         )
         return [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
 
-    return {"CTranslate2 float32": generate}
+    return generate
 
 
-def batches(options: BenchmarkOptions, tokenizer: PreTrainedTokenizerBase) -> list[Any]:
-    """As many batches as rounds, and one to warm up with, in the order of the text."""
-    wanted = options.batch_size * (options.rounds + 1)
-    lines = list(islice(filter(None, map(str.strip, read_lines(options.source))), wanted))
-    groups = [
-        lines[begin : begin + options.batch_size]
-        for begin in range(0, len(lines), options.batch_size)
-    ]
-    return [tokenizer(group, padding=True, return_tensors="pt") for group in groups]
+# --- the race ----------------------------------------------------------------------------------
 
 
-def given_to_all(options: BenchmarkOptions, batch: Any, end_id: int) -> dict[str, Any]:
-    """Arguments of `generate()`; those of random weights say where each sentence ends."""
-    given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    if options.size == "base":
-        lengths = batch["attention_mask"].sum(dim=1) + 1
-        given["logits_processor"] = [SourceLengthEnd(lengths, end_id)]
-    return given
+def batches(
+    options: BenchmarkOptions, size: int, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Any], list[int]]:
+    """Batches in the order of the text, the first of them twice; and the lines they hold."""
+    wanted = options.rounds * size or None
+    lines = enumerate(map(str.strip, read_lines(options.source)))
+    chosen = list(islice(((number, line) for number, line in lines if line), wanted))
+    if not chosen:
+        raise ValueError(f"{options.source} has no text")
+    texts = [line for _, line in chosen]
+    groups = [texts[begin : begin + size] for begin in range(0, len(texts), size)]
+    made = [tokenizer(group, padding=True, return_tensors="pt") for group in [groups[0], *groups]]
+    return made, [number for number, _ in chosen]
 
 
 @torch.inference_mode()
-def run_through(
-    options: BenchmarkOptions,
-) -> tuple[dict[str, list[float]], dict[str, list[str]]]:
-    """CPU seconds of each engine for each batch, and its translations."""
-    torch.set_num_threads(options.threads)
-    model, tokenizer = load_translator(options.model)
-    ours: Any = model if options.size == "own" else base_size(len(tokenizer))
-    ways = engines(options, ours, options.model)
-    if options.only:
-        ways = {options.only: ways[options.only]}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    texts: dict[str, list[str]] = {name: [] for name in ways}
-    for number, batch in enumerate(batches(options, tokenizer)):
+def race(options: BenchmarkOptions, ways: dict[str, Any], dealt: list[Any]) -> dict[str, Any]:
+    """Wall seconds, CPU seconds and ids of each engine for each batch; the first only warms up."""
+    seen: dict[str, list[Any]] = {name: [] for name in ways}
+    for number, batch in enumerate(dealt):
+        given = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        print(f"\rbatch {number} of {len(dealt) - 1} ", end="", file=sys.stderr)
         for name, generate in ways.items():
-            given = given_to_all(options, batch, ours.config.eos_token_id)
-            begin = time.process_time()
+            wall, cpu = time.perf_counter(), time.process_time()
             found = generate(**given)
-            if number:  # the first batch warms up
-                seconds[name].append(time.process_time() - begin)
-                texts[name] += tokenizer.batch_decode(found, skip_special_tokens=True)
-    return seconds, texts
+            spent = time.perf_counter() - wall, time.process_time() - cpu
+            if number:
+                seen[name].append((*spent, found))
+    print(file=sys.stderr)
+    return seen
 
 
-def peak_mib(name: str) -> float:
+def peak_mib(options: BenchmarkOptions, name: str, folder: Path) -> str:
     """Greatest resident memory of a process of its own that translates with this engine."""
-    command = [sys.executable, *sys.argv, "--only", name]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(done.stdout.split()[-1])
+    told = {**vars(options), "only": name, "prepared": str(folder)}
+    given = [f"--{key}={value}" for key, value in told.items() if value is not None]
+    command = [sys.executable, sys.argv[0], *given]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.split()[-1]
+
+
+def run_alone(options: BenchmarkOptions) -> str:
+    """Peak MiB of this process after its engine has translated the largest batches."""
+    folder = Path(str(options.prepared))
+    ways = {str(options.only): engines(options, folder)[str(options.only)]()}
+    dealt, _ = batches(options, max(options.sizes), AutoTokenizer.from_pretrained(folder / "ours"))
+    race(options, ways, dealt[:4])
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}"
+
+
+def ratios(seen: dict[str, list[Any]], name: str) -> str:
+    """How many times as fast as Marian: by wall time, and by CPU time in brackets."""
+    both = [
+        statistics.median(theirs[clock] / own[clock] for theirs, own in zip(*pair, strict=True))
+        for clock in (0, 1)
+        for pair in [(seen[MARIAN], seen[name])]
+    ]
+    return f"{both[0]:.2f} ({both[1]:.2f})"
 
 
 def compare(options: BenchmarkOptions) -> str:
-    """A table of engines: speed, peak memory, and how many outputs equal Marian's."""
-    seconds, texts = run_through(options)
+    """A table of engines: speed at each batch size, peak memory, outputs, BLEU."""
+    torch.set_num_threads(options.threads)
     if options.only:
-        return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}"
-    base, expected = seconds["MarianMTModel"], texts["MarianMTModel"]
-    lines = ["| engine | speed | peak MiB | equal |", "|---|---|---|---|"]
-    for name, times in seconds.items():
-        ratio = statistics.median(b / t for b, t in zip(base, times, strict=True))
-        same = sum(a == b for a, b in zip(texts[name], expected, strict=True))
-        equal = f"{same} of {len(expected)}"
-        lines.append(f"| {name} | {ratio:.2f} | {peak_mib(name):.0f} | {equal} |")
-    return "\n".join(lines)
+        return run_alone(options)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        prepare(options, folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder / "ours")
+        ways = {name: load() for name, load in engines(options, folder).items()}
+        raced = {size: batches(options, size, tokenizer) for size in options.sizes}
+        seen = {size: race(options, ways, dealt) for size, (dealt, _) in raced.items()}
+        peaks = {name: peak_mib(options, name, folder) for name in ways}
+    texts = {
+        name: {size: texts_of(runs[name], tokenizer) for size, runs in seen.items()}
+        for name in ways
+    }
+    titles = ["engine", *(f"batch {size}" for size in seen), "peak MiB", "equal", "BLEU"]
+    rows = [titles, ["---"] * len(titles)]
+    for name in ways:
+        pairs = [
+            (own, theirs)
+            for size in seen
+            for own, theirs in zip(texts[name][size], texts[MARIAN][size], strict=True)
+        ]
+        equal = f"{sum(own == theirs for own, theirs in pairs)} of {len(pairs)}"
+        speed = [ratios(runs, name) for runs in seen.values()]
+        lines = raced[max(seen)][1]
+        rows.append([name, *speed, peaks[name], equal, bleu(options, texts[name], lines)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def texts_of(runs: list[Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The translations of all batches."""
+    return [
+        text
+        for *_, found in runs
+        for text in tokenizer.batch_decode(found, skip_special_tokens=True)
+    ]
+
+
+def bleu(options: BenchmarkOptions, texts: dict[int, list[str]], lines: list[int]) -> str:
+    """Of the largest batches, whose translations are of these lines."""
+    if options.reference is None:
+        return ""
+    references = list(read_lines(options.reference))
+    return f"{score_translations(texts[max(texts)], [references[n] for n in lines]).bleu:.2f}"
 
 
 if __name__ == "__main__":

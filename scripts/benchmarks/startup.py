@@ -24,13 +24,14 @@ FEW, AT_ONCE = 10_000, 250_000
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
 RECIPE = "--source_column en --target_column de --eval_sentences 0 --max_steps 1 --model.d_model 16"
 RECIPE += " --model.encoder_layers 1 --model.decoder_layers 1 --average_checkpoints 1"
-# pages of mapped files are left out (Linux): they hold no memory that another program needs
+# the process's own memory, and with it the pages of mapped files that it has read (Linux)
 PROGRAM = """
 import re, runpy, sys, time
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
-own = re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1]
-print(time.process_time(), own)
+status = open("/proc/self/status").read()
+own, resident = (re.search(name + r":\\s+(\\d+) kB", status)[1] for name in ("RssAnon", "VmRSS"))
+print(time.process_time(), own, resident)
 """
 
 
@@ -63,16 +64,16 @@ def write_set(folder: Path, pairs: int) -> None:
         pq.write_table(table, folder / f"train-{number:05d}.parquet")
 
 
-def train(folder: Path, pairs: int, name: str, workers: int) -> tuple[float, float, float]:
-    """One step in a process of its own: seconds, CPU seconds, and memory of its own in MB."""
+def train(folder: Path, pairs: int, name: str, workers: int) -> list[float]:
+    """One step in a process of its own: seconds, CPU seconds, its own and its resident MB."""
     told = f"--dataset {folder}/{pairs} --tokenizer {folder}/words --output_dir {folder}/{name} "
     told += f"--preprocessing_workers {workers} {RECIPE}"
     os.environ.update(HF_HOME=str(folder / "cache"), HF_HUB_OFFLINE="1")
     command = [sys.executable, "-c", PROGRAM, str(TRAIN), *told.split()]
     started = time.monotonic()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    cpu, kilobytes = done.stdout.split()[-2:]
-    return time.monotonic() - started, float(cpu), int(kilobytes) / 1024
+    cpu, *kilobytes = map(float, done.stdout.split()[-3:])
+    return [time.monotonic() - started, cpu, *(size / 1024 for size in kilobytes)]
 
 
 def measure(options: StartupOptions) -> None:
@@ -86,10 +87,12 @@ def measure(options: StartupOptions) -> None:
             train_tokenizer(text, vocab_size=8000).save_pretrained(folder / "words")
         for what, workers in (("prepared", options.workers), ("started", options.workers)):
             name = f"run-{pairs}-{what}-{time.time_ns()}"
-            seconds, cpu, memory[pairs] = train(folder, pairs, name, workers)
+            seconds, cpu, *memory[pairs] = train(folder, pairs, name, workers)
             print(f"{pairs:,} pairs {what}: {seconds:.1f} s, {cpu:.1f} s of CPU")
-    growth = memory[options.pairs] - memory[FEW]
-    print(f"own memory {memory[options.pairs]:.0f} MB, {growth:.0f} MB more than for {FEW:,}")
+    for name, few, many in zip(
+        ("own", "resident"), memory[FEW], memory[options.pairs], strict=True
+    ):
+        print(f"{name} memory {many:.0f} MB, {many - few:.0f} MB more than for {FEW:,}")
 
 
 if __name__ == "__main__":

@@ -14,33 +14,45 @@ pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "generate.py"
 
 
-def test_all_engines_translate_alike_and_are_listed_with_speed_and_memory(tmp_path, tiny_tokenizer):
+def make_model(folder, tokenizer):
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "decoder_ffn_dim": 24}
     marian = {"position_layout": "concatenated", "layer_norm_eps": 1e-5}
-    config = VanillaConfig(vocab_size=len(tiny_tokenizer), **sizes, **marian)
-    VanillaForConditionalGeneration(config).save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "text").write_text("ein Haus\nam See\na house\nby the lake\n", encoding="utf-8")
-    command = [sys.executable, str(SCRIPT), "--model", "model", "--source", "text"]
-    options = ["--batch_size", "2", "--rounds", "1", "--num_beams", "2", "--threads", "1"]
-    done = subprocess.run(
-        [*command, *options, "--size", "own"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
+    config = VanillaConfig(vocab_size=len(tokenizer), **sizes, **marian)
+    VanillaForConditionalGeneration(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def run_script(folder, *options, check=True):
+    command = [sys.executable, str(SCRIPT), "--model", "model", "--source", "text", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=check
     )
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
-    names = [row[0] for row in rows]
-    assert names[:3] == ["MarianMTModel", "hf_vanilla, plain", "hf_vanilla"]
-    assert rows[0][1] == "1.00"
-    assert all(float(row[2]) > 1 for row in rows)
-    assert all(row[3] == "2 of 2" for row in rows[:3])
 
 
-def test_a_size_that_is_none_is_refused(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--model", "m", "--source", "t", "--size", "huge"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "size='huge': choose one of own, base" in done.stderr
+def test_all_engines_translate_alike_and_are_listed_with_speed_and_memory(tmp_path, tiny_tokenizer):
+    make_model(tmp_path / "model", tiny_tokenizer)
+    (tmp_path / "text").write_text("ein Haus\n\nam See\na house\n", encoding="utf-8")
+    (tmp_path / "reference").write_text("a house\n\nby the lake\nein Haus\n", encoding="utf-8")
+    sizes = ["--batch_sizes", "1,2", "--rounds", "0", "--num_beams", "2", "--threads", "1"]
+    done = run_script(tmp_path, *sizes, "--reference", "reference")
+    titles, _, *rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
+    assert titles == ["engine", "batch 1", "batch 2", "peak MiB", "equal", "BLEU"]
+    assert [row[0] for row in rows[:3]] == [
+        "MarianMTModel",
+        "hf_vanilla, transformers' search",
+        "hf_vanilla",
+    ]
+    assert rows[0][1:3] == ["1.00 (1.00)", "1.00 (1.00)"]
+    assert all(float(row[3]) > 1 for row in rows)
+    # three lines of text in batches of 1, and again in batches of 2
+    assert all(row[4] == "6 of 6" for row in rows[:3])
+    assert len({row[5] for row in rows[:3]}) == 1
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path):
+    for option, value in (("batch_sizes", "16,none"), ("rounds", "-1"), ("threads", "0")):
+        done = run_script(tmp_path, f"--{option}={value}", check=False)
+        assert done.returncode == 1
+        assert f"{option}=" in done.stderr
+        assert "give" in done.stderr
