@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint format types
+.PHONY: demo test docs lint format types
 .DEFAULT_GOAL := demo
 
 demo: $(READY)  ## train on the built-in data, translate, score, draw
@@ -13,6 +13,13 @@ demo: $(READY)  ## train on the built-in data, translate, score, draw
 
 test: lint types  ## everything that must be green
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest  # small tensors: more threads only wait for each other
+
+docs: build/the_paper_in_code.ipynb  ## the site, in build/site
+	$(BIN)/mkdocs build --strict
+
+build/the_paper_in_code.ipynb: docs/notebooks/the_paper_in_code.py $(wildcard hf_vanilla/*.py) | $(READY)
+	@mkdir -p $(@D)
+	OMP_NUM_THREADS=1 $(BIN)/jupytext --to ipynb --set-kernel python3 --execute --output $@ $<
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,0 +1,60 @@
+"""Pages of the site that are not Markdown in this folder: a hook of mkdocs.
+
+Files of the root and the notebook have their home elsewhere and are read from there.
+"""
+
+import logging
+from pathlib import Path
+
+import jupytext
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from nbconvert import MarkdownExporter
+
+NOTEBOOK = "notebooks/the_paper_in_code"
+ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+
+logger = logging.getLogger("mkdocs.hooks.site_pages")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add what stands elsewhere."""
+    root = Path(config.config_file_path).parent
+    for source, page in ROOT_PAGES.items():
+        text = (root / source).read_text(encoding="utf-8").replace("](docs/", "](")
+        files.append(File.generated(config, page, content=text))
+    for name, content in notebook_files(root, config).items():
+        files.append(File.generated(config, name, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links that lead to a file on GitHub into links to its page here."""
+    for source, name in ROOT_PAGES.items():
+        markdown = markdown.replace(f"](../{source}", f"]({name}")
+    return markdown.replace(f"]({NOTEBOOK}.py)", f"]({NOTEBOOK}.md)")
+
+
+def notebook_files(root: Path, config: MkDocsConfig) -> dict[str, str | bytes]:
+    """The notebook's page, its pictures, and the notebook itself to download, by name."""
+    notebook = jupytext.read(root / "docs" / f"{NOTEBOOK}.py")
+    download = nbformat.writes(notebook)
+    executed = root / config.extra["executed_notebook"]
+    if executed.is_file():
+        notebook = nbformat.read(executed, as_version=4)
+    else:
+        logger.info("the notebook is shown without results: `make docs` computes them")
+    folder, _, stem = NOTEBOOK.rpartition("/")
+    markdown, resources = MarkdownExporter().from_notebook_node(
+        notebook, {"unique_key": stem, "output_files_dir": ""}
+    )
+    head, _, rest = markdown.partition("\n\n")
+    told = f"[Download this notebook]({stem}.ipynb) to run it and do its exercises."
+    pictures = {f"{folder}/{name}": data for name, data in resources["outputs"].items()}
+    return {
+        f"{NOTEBOOK}.md": f"{head}\n\n{told}\n\n{rest}",
+        f"{NOTEBOOK}.ipynb": download,
+        **pictures,
+    }

@@ -1,0 +1,215 @@
+"""The notebook runs and judges answers; the site is whole, offline, and leads nowhere wrong."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urldefrag
+
+import jupytext
+import nbclient
+import nbformat
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from test_house import FLOORS
+
+import hf_vanilla
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "docs/notebooks/the_paper_in_code.py"
+
+# for each exercise a right answer and one that a student might give, in the notebook's own names
+ANSWERS = {
+    1: ("2 * math.pi * 10000 ** (510 / 512)", "2 * math.pi * 10000"),
+    2: (
+        "torch.tensor([[math.cos(5 * omega), math.sin(5 * omega)],"
+        " [-math.sin(5 * omega), math.cos(5 * omega)]])",
+        "torch.tensor([[math.cos(5 * omega), -math.sin(5 * omega)],"
+        " [math.sin(5 * omega), math.cos(5 * omega)]])",
+    ),
+    3: ("64 ** 0.5", "64"),
+    4: ("(1_048_576, 1_048_576)", "(1_048_576, 8 * 1_048_576)"),
+    5: ("causal.triu(-2)", "causal"),
+    6: (
+        "hidden_states + layer.self_attn(*[normalized(hidden_states)] * 3)[0]",
+        "normalized(hidden_states + layer.self_attn(*[hidden_states] * 3)[0])",
+    ),
+    7: ("0.1 * math.log(v - 1) + 0.9 * math.log(1 / 0.9) + 0.1 * math.log(10)", "0"),
+    8: ("100 * 2 ** 2", "200"),
+    9: ("2 ** 0.6", "7 ** 0.6"),
+    10: (
+        "max(((n, h) for n in range(2) for h in range(4)), key=lambda place:"
+        " outputs.encoder_attentions[place[0]][0, place[1]].diagonal(-1).mean())",
+        "(2, 0)",
+    ),
+}
+
+# --- the notebook ------------------------------------------------------------------------------
+
+
+def is_exercise(cell):
+    return "exercise" in cell.metadata.get("tags", ())
+
+
+def answered(cell):
+    """A copy of an exercise's cell for each answer; the run goes on where one is refused."""
+    number = int(re.search(r"exercise_(\d+) = None", cell.source)[1])
+    for answer in ANSWERS[number]:
+        source = cell.source.replace(" = None", f" = {answer}", 1)
+        tags = {"tags": ["raises-exception"], "answer_to": number}
+        yield nbformat.v4.new_code_cell(source, metadata=tags)
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    """The notebook executed once, the answers to each exercise behind it."""
+    notebook = jupytext.read(NOTEBOOK)
+    cells = [[c, *answered(c)] if is_exercise(c) else [c] for c in notebook.cells]
+    notebook.cells = [cell for group in cells for cell in group]
+    nbclient.NotebookClient(notebook, kernel_name="python3", timeout=600).execute()
+    return notebook
+
+
+def as_written(notebook):
+    """A copy without the answers."""
+    cells = [cell for cell in notebook.cells if "answer_to" not in cell.metadata]
+    return nbformat.from_dict({**notebook, "cells": cells})
+
+
+def outcome(cell):
+    return [output.get("ename") or output.get("text", "").strip() for output in cell.outputs]
+
+
+def test_every_section_of_the_notebook_shows_something_and_warns_of_nothing(notebook):
+    outputs = [o for cell in as_written(notebook).cells for o in cell.get("outputs", ())]
+    assert {output.get("name", "picture") for output in outputs} == {"picture", "stdout"}
+    assert sum("image/png" in output.get("data", ()) for output in outputs) == 6
+
+
+def test_an_exercise_without_an_answer_says_nothing(notebook):
+    exercises = [cell for cell in notebook.cells if is_exercise(cell)]
+    assert [outcome(cell) for cell in exercises] == [[]] * len(ANSWERS)
+
+
+@pytest.mark.parametrize("number", ANSWERS)
+def test_an_exercise_tells_a_right_answer_from_a_wrong_one(notebook, number):
+    cells = [cell for cell in notebook.cells if cell.metadata.get("answer_to") == number]
+    assert [outcome(cell) for cell in cells] == [["right"], ["AssertionError"]]
+
+
+# --- the site ----------------------------------------------------------------------------------
+
+
+class Reader(HTMLParser):
+    """What one page offers and asks for."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.anchors, self.links, self.loaded = set(), [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.anchors.add(given.get("id"))
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        elif tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.loaded.append(given["src"])
+        elif tag == "link" and given.get("rel") in ("stylesheet", "icon", "preconnect"):
+            self.loaded.append(given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(notebook, tmp_path_factory):
+    """The folder of the site, built as `make docs` builds it: a warning is an error."""
+    folder = tmp_path_factory.mktemp("docs")
+    nbformat.write(as_written(notebook), folder / "executed.ipynb")
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder / "site"), strict=True)
+    config.extra["executed_notebook"] = str(folder / "executed.ipynb")
+    config.plugins.on_startup(command="build", dirty=False)
+    build(config)
+    config.plugins.on_shutdown()
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def pages(site):
+    """What each page offers and asks for, by its path."""
+    return {path: Reader(path) for path in site.rglob("*.html") if path.name != "404.html"}
+
+
+def inner_links(path, reader):
+    """Targets of a page's links within the site, as path and anchor."""
+    for link in reader.links:
+        if not re.match(r"[a-z]+:", link):
+            name, anchor = urldefrag(unquote(link))
+            yield (path.parent / name).resolve() if name else path, anchor
+
+
+def test_no_link_between_pages_or_to_a_place_in_them_is_broken(pages):
+    broken = [
+        (path.name, target.name, anchor)
+        for path, reader in pages.items()
+        for target, anchor in inner_links(path, reader)
+        if not target.is_file() or (anchor and anchor not in pages[target].anchors)
+    ]
+    assert not broken
+
+
+def test_every_page_is_reached_from_the_first(site, pages):
+    found, waiting = set(), [site / "index.html"]
+    while waiting:
+        path = waiting.pop()
+        if path in pages and path not in found:
+            found.add(path)
+            waiting += [target for target, _ in inner_links(path, pages[path])]
+    assert found == set(pages)
+
+
+def test_a_page_loads_nothing_from_outside(site, pages):
+    for path, reader in pages.items():
+        assert all((path.parent / urldefrag(name)[0]).is_file() for name in reader.loaded)
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text("utf-8"))
+
+
+def test_the_reference_has_every_public_name(pages):
+    offered = set().union(*(reader.anchors for reader in pages.values()))
+    assert not {f"hf_vanilla.{name}" for name in hf_vanilla.__all__} - offered
+
+
+def test_the_notebooks_page_has_its_pictures_and_formulas(site, pages):
+    page = site / "notebooks/the_paper_in_code.html"
+    assert sum(name.startswith("the_paper_in_code_") for name in pages[page].loaded) == 6
+    text = page.read_text(encoding="utf-8")
+    assert text.count('<math display="block"') == 10
+    assert "$$" not in text
+
+
+def test_the_notebook_to_download_has_no_results(site):
+    notebook = nbformat.read(site / "notebooks/the_paper_in_code.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
+# --- the same pages where no site is built -----------------------------------------------------
+
+TEXTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_every_file_that_a_page_links_or_names_is_there(path):
+    text = path.read_text(encoding="utf-8")
+    linked = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text)
+    named = re.findall(r"(?<![\w/.-])(?:scripts|tests|docs|hf_vanilla)/[\w./]*\w", text)
+    missing = [name for name in linked if not (path.parent / name).exists()]
+    missing += [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("floor", range(len(FLOORS)))
+def test_the_table_of_floors_is_that_of_the_house(floor):
+    rows = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("\n| 0 |")[1]
+    rows = ("| 0 |" + rows.split("\n\n")[0]).replace("\n| | ", " ")  # a floor of several rows
+    row = next(row for row in rows.splitlines() if row.startswith(f"| {floor} |"))
+    told = {name.removesuffix(".py") for name in re.findall(r"`(\w+(?:\.py|/))`", row)}
+    assert told == {re.sub(r"(\w+/)\w+", r"\1", name) for name in FLOORS[floor]}
