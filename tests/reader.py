@@ -28,7 +28,7 @@ OWN_PROGRAMS = (
     "[ cat cd cp cut echo export head ls make mkdir mv paste printf rm sed set sort source tail "
     "tar test wc"
 )
-ENDS = ("train", "val", "test", "more")
+ENDS = ("train", "val", "test")
 ENGLISH = "two men are at a stove . | a dog runs in the snow . | one woman reads a book ."
 GERMAN = "zwei Männer stehen am Herd . | ein Hund läuft im Schnee . | eine Frau liest ein Buch ."
 
@@ -55,15 +55,12 @@ def pairs(count, seed):
 
 
 def write_text(folder):
-    """The reader's own files, two for each purpose, and one called `a` and `b` for the rest."""
+    """The reader's own files, two for each purpose."""
     for seed, end in enumerate(ENDS):
         said = pairs(48 if end == "train" else 12, seed)
         for language, side in (("en", 0), ("de", 1)):
             text = "".join(pair[side] + "\n" for pair in said)
             (folder / f"{end}.{language}").write_text(text, encoding="utf-8")
-    shutil.copy(folder / "test.en", folder / "a.en")
-    (folder / "corpus").mkdir()
-    shutil.copy(folder / "test.en", folder / "corpus" / "part.txt")
 
 
 def write_wmt(folder):

@@ -7,10 +7,12 @@ Nothing is left out but what stands in the tables here and there, and a line of 
 nothing needs fails, too.
 """
 
+import ast
 import doctest
 import importlib.util
 import re
-from dataclasses import dataclass
+import tomllib
+from dataclasses import dataclass, fields
 
 import pytest
 import reader_commands
@@ -27,6 +29,7 @@ from pages import (
     spoken,
 )
 from reader import Desk, Reader
+from transformers import Seq2SeqTrainingArguments
 
 from hf_vanilla.recipe import read_recipe
 
@@ -167,6 +170,62 @@ def difference(shown, printed):
     if doctest.OutputChecker().check_output(shown, printed, flags):
         return ""
     return f"the page shows\n{shown}\nand this was printed:\n{printed}"
+
+
+# --- between the blocks --------------------------------------------------------------------------
+
+
+def inline_code(pattern):
+    """What matches in the inline code of all pages, each once, with the page."""
+    found = set()
+    for path in page_paths():
+        text = re.sub(r"^ *(```|~~~).*?^ *\1", "", path.read_text("utf-8"), flags=re.M | re.S)
+        for code in re.findall(r"`([^`]+)`", text):
+            found |= {(path.name, match) for match in re.findall(pattern, " ".join(code.split()))}
+    return sorted(found)
+
+
+def known_options():
+    """Fields of every class of options here, and those of the `Trainer`."""
+    sources = [*(ROOT / "hf_vanilla").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    nodes = [n for path in sources for n in ast.walk(ast.parse(path.read_text("utf-8")))]
+    classes = [n for n in nodes if isinstance(n, ast.ClassDef)]
+    own = {
+        line.target.id
+        for found in classes
+        if found.name.endswith(("Options", "TrainRecipe"))
+        for line in found.body
+        if isinstance(line, ast.AnnAssign)
+    }
+    return own | {option.name for option in fields(Seq2SeqTrainingArguments)}
+
+
+OURS_TO_TELL = r"^(?:python )?(?:scripts/\S+ .*|--.*)$"
+
+
+def test_every_option_in_the_text_is_there():
+    known = known_options() | {"format", "help", "recipe"}
+    told = [
+        (page, option)
+        for page, command in inline_code(OURS_TO_TELL)
+        for option in re.findall(r"--(\w+)(?![\w.])", command)
+    ]
+    assert len(told) > 20
+    assert not [(page, option) for page, option in told if option not in known]
+
+
+def test_every_file_of_ours_in_the_text_is_there():
+    named = inline_code(r"(?<![\w./])(?:scripts|tests|docs|hf_vanilla)/[\w./]*\w")
+    assert len(named) > 30
+    assert not [(page, name) for page, name in named if not (ROOT / name).exists()]
+
+
+def test_every_extra_in_the_text_is_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = inline_code(r"(?:\.|hf-vanilla)\[([\w,]+)\]")
+    assert len(named) > 3
+    extras = {(page, extra) for page, extras in named for extra in extras.split(",")}
+    assert {extra for _, extra in extras} <= set(project["optional-dependencies"])
 
 
 # --- the tables ---------------------------------------------------------------------------------
