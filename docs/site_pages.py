@@ -4,6 +4,7 @@ Files of the root and the notebook have their home elsewhere and are read from t
 """
 
 import logging
+import re
 from pathlib import Path
 
 import jupytext
@@ -12,6 +13,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 NOTEBOOK = "notebooks/the_paper_in_code"
 ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
@@ -22,9 +24,10 @@ logger = logging.getLogger("mkdocs.hooks.site_pages")
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what stands elsewhere."""
     root = Path(config.config_file_path).parent
-    for source, page in ROOT_PAGES.items():
-        text = (root / source).read_text(encoding="utf-8").replace("](docs/", "](")
-        files.append(File.generated(config, page, content=text))
+    for source, name in ROOT_PAGES.items():
+        # seen from the folder of pages, so that on_page_markdown knows all links
+        text = re.sub(r"\]\((?!\w+:|#)", "](../", (root / source).read_text(encoding="utf-8"))
+        files.append(File.generated(config, name, content=text.replace("](../docs/", "](")))
     for name, content in notebook_files(root, config).items():
         files.append(File.generated(config, name, content=content))
     return files
@@ -37,6 +40,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown.replace(f"]({NOTEBOOK}.py)", f"]({NOTEBOOK}.md)")
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Show the types of a config's arguments, which transformers wants in backquotes, as types."""
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+    return re.sub(r"<code>(`[^<]*)</code>", _told_type, html)
+
+
+def _told_type(found: re.Match[str]) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", found[1].replace("*", ""))
+
+
 def notebook_files(root: Path, config: MkDocsConfig) -> dict[str, str | bytes]:
     """The notebook's page, its pictures, and the notebook itself to download, by name."""
     notebook = jupytext.read(root / "docs" / f"{NOTEBOOK}.py")
@@ -47,7 +61,9 @@ def notebook_files(root: Path, config: MkDocsConfig) -> dict[str, str | bytes]:
     else:
         logger.info("the notebook is shown without results: `make docs` computes them")
     folder, _, stem = NOTEBOOK.rpartition("/")
-    markdown, resources = MarkdownExporter().from_notebook_node(
+    exporter = MarkdownExporter()
+    exporter.register_preprocessor(CoalesceStreamsPreprocessor, enabled=True)
+    markdown, resources = exporter.from_notebook_node(
         notebook, {"unique_key": stem, "output_files_dir": ""}
     )
     head, _, rest = markdown.partition("\n\n")

@@ -82,7 +82,7 @@ class VanillaConfig(PreTrainedConfig):
         huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
             the message names the value and the remedy.
 
-    Example:
+    Examples:
         >>> from hf_vanilla import VanillaConfig
         >>> VanillaConfig(d_model=256, encoder_attention_heads=4, decoder_attention_heads=4).d_model
         256

@@ -29,7 +29,7 @@ from .stacks_vanilla import VanillaBody, VanillaDecoder, VanillaEncoder, Vanilla
 class VanillaEncoderModel(VanillaBody):
     """The encoder half: one vector per source token (3.1).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from hf_vanilla import VanillaConfig, VanillaEncoderModel
         >>> model = VanillaEncoderModel(VanillaConfig(vocab_size=20, d_model=16, encoder_layers=1))
@@ -74,7 +74,7 @@ class VanillaForSequenceClassification(VanillaPreTrainedModel):
 
     The kind of loss follows `config.problem_type` and the labels, as everywhere in transformers.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from hf_vanilla import VanillaConfig, VanillaForSequenceClassification
         >>> model = VanillaForSequenceClassification(
@@ -174,7 +174,7 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     `encoder_hidden_states`. It smooths labels by itself (`label_smoothing`); the `Trainer`'s
     `label_smoothing_factor` shifts labels for transformers' own language models only.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from hf_vanilla import VanillaConfig, VanillaForCausalLM
         >>> model = VanillaForCausalLM(VanillaConfig(vocab_size=20, d_model=16, decoder_layers=1))

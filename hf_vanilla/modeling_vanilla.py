@@ -40,7 +40,7 @@ from .stacks_vanilla import (
 class VanillaModel(VanillaBody):
     """Encoder and decoder of the 2017 Transformer, without the output projection (Figure 1).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from hf_vanilla import VanillaConfig, VanillaModel
         >>> model = VanillaModel(VanillaConfig(vocab_size=20, d_model=16, encoder_layers=1,
@@ -127,7 +127,7 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
     `generate()` starts from the paper's decoding: beam 4, GNMT length penalty with alpha 0.6, at
     most source length + 50 tokens (6.1).
 
-    Example:
+    Examples:
         >>> import torch
         >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
         >>> model = VanillaForConditionalGeneration(

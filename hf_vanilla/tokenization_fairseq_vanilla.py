@@ -21,7 +21,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
     `source_vocab_size`, `target_pieces` (None: both sides share the dictionary), `source_lang`,
     `target_lang`, `use_moses` and `do_lower_case`.
 
-    Example:
+    Examples:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
         >>> from hf_vanilla import VanillaFairseqTokenizer
         >>> words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}

@@ -13,7 +13,7 @@ class VanillaTokenizer(TokenizersBackend):
     There is deliberately no `__init__`: transformers rebuilds a tokenizer whose class has one from
     its vocabulary and merges, losing everything else that `tokenizer.json` says.
 
-    Example:
+    Examples:
         >>> from hf_vanilla import train_tokenizer
         >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
         >>> tokenizer.decode(tokenizer("ein Haus").input_ids, skip_special_tokens=True)

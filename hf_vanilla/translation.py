@@ -22,7 +22,7 @@ from transformers import (
 
 from .batching import batch_bounds
 from .corpus import decoded_lines, read_lines
-from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine
+from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Translator:
         ValueError: the engine is unknown, or the folder holds no model for it.
         OSError: nothing is found under that name.
 
-    Example:
+    Examples:
         >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
         >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
         >>> model = VanillaForConditionalGeneration(
@@ -255,6 +255,7 @@ def load_engine(
     if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name)
+    store_by_columns(model)
     return TorchEngine(model.to(device or model.device), tokenizer, **generate_kwargs)
 
 

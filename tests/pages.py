@@ -120,13 +120,15 @@ def _split(words):
 def spoken(words):
     """A command as the table names it: `scripts/train.py --x 1` for `.venv/bin/python scripts/...`.
 
-    A launcher's command begins with the launcher's name.
+    `hf-vanilla train` is `scripts/train.py`, too. A launcher's command begins with its name.
     """
     name = words[0].rsplit("/", 1)[-1] if "bin/" in words[0] else words[0]
     name = "python" if name == "python3" else name
     rest = words[1:]
     if name == "python" and rest and rest[0].endswith(".py"):
         return " ".join(rest)
+    if name == "hf-vanilla" and rest and not rest[0].startswith("-"):
+        return " ".join([f"scripts/{rest[0].replace('-', '_')}.py", *rest[1:]])
     return " ".join([name, *rest])
 
 

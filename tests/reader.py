@@ -55,12 +55,14 @@ def pairs(count, seed):
 
 
 def write_text(folder):
-    """The reader's own files, two for each purpose."""
+    """The reader's own files: two for each purpose, and a folder to translate."""
     for seed, end in enumerate(ENDS):
         said = pairs(48 if end == "train" else 12, seed)
         for language, side in (("en", 0), ("de", 1)):
             text = "".join(pair[side] + "\n" for pair in said)
             (folder / f"{end}.{language}").write_text(text, encoding="utf-8")
+    (folder / "corpus").mkdir()
+    shutil.copy(folder / "test.en", folder / "corpus" / "part.txt")
 
 
 def write_wmt(folder):

@@ -37,8 +37,8 @@ IMPORTED = (
     "hf_vanilla.training",
     "hf_vanilla.visualization",
 )
-# commands of other packages that run as they are
-CONSOLE_SCRIPTS = ("hf", "sacrebleu")
+# programs that run as they are
+CONSOLE_SCRIPTS = ("hf", "hf-vanilla", "sacrebleu")
 
 
 def import_all() -> None:
@@ -56,19 +56,18 @@ def import_all() -> None:
 def only_options(words: list[str]) -> None:
     """Read the options as the script does, and stop there."""
     command_line = importlib.import_module("hf_vanilla.command_line")
-    options = importlib.import_module("hf_vanilla.options")
+    usual = command_line.run
 
     def run(_action, *readers):
-        classes = [reader for reader in readers if isinstance(reader, type)]
-        if classes:
-            options.parse_options(classes, sys.argv[1:])
-        else:
-            readers[0](sys.argv[1:])
+        usual(lambda *_: None, *readers)
 
-    usual, command_line.run = command_line.run, run
+    command_line.run = run
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # no result, no `None`
-            run_script(words[1:])
+            run_as_it_is(words)
+    except SystemExit as end:
+        if end.code:
+            raise
     finally:
         command_line.run = usual
 
@@ -76,7 +75,7 @@ def only_options(words: list[str]) -> None:
 def only_help(words: list[str]) -> None:
     """Ask for help instead: the command and its subcommand are there."""
     words = [word for word in words if not word.startswith("-")]
-    run_console_script([*words, "--help"])
+    run_as_it_is([*words, "--help"])
 
 
 def nothing(_words: list[str]) -> None:
@@ -193,20 +192,24 @@ def run_command(words: list[str]) -> None:
     for rule in RULES:
         if rule.names(command):
             if rule.instead is not None:
-                rule.instead([Path(words[0]).name, *words[1:]])
+                rule.instead(words)
                 return
             only_options(words)  # what is cut must have been right, too
             words = [*words, *rule.adds.split()]
             break
-    name, rest = spoken(words[:1]), words[1:]
-    if name == "python" and rest and rest[0].endswith(".py"):
+    run_as_it_is(words)
+
+
+def run_as_it_is(words: list[str]) -> None:
+    name, rest = Path(words[0]).name, words[1:]
+    if name.startswith("python") and rest and rest[0].endswith(".py"):
         run_script(rest)
-    elif name == "python" and rest and rest[0] == "-m":
+    elif name.startswith("python") and rest and rest[0] == "-m":
         run_module(rest[1:])
     elif name in CONSOLE_SCRIPTS:
         run_console_script([name, *rest])
     else:
-        sys.exit(f"{command}: no rule of tests/reader_commands.py says what this does")
+        sys.exit(f"{spoken(words)}: no rule of tests/reader_commands.py says what this does")
 
 
 def run_script(words: list[str]) -> None:
@@ -221,6 +224,12 @@ def run_module(words: list[str]) -> None:
 
 
 def run_console_script(words: list[str]) -> None:
-    (entry,) = importlib.metadata.entry_points(group="console_scripts", name=words[0])
+    """A program that pip installs; ours is the one of this tree, whatever is installed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    place = project.get("scripts", {}).get(words[0])
+    if place is None:
+        (entry,) = importlib.metadata.entry_points(group="console_scripts", name=words[0])
+        place = entry.value
+    module, function = place.split(":")
     sys.argv = words
-    sys.exit(entry.load()())
+    sys.exit(getattr(importlib.import_module(module), function)())

@@ -1,14 +1,16 @@
 """Both engines behind one interface, and CTranslate2's own limits."""
 
+import copy
 import json
 import logging
 
 import pytest
 import small_run
+import torch
 from transformers import GenerationConfig
 
 from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
-from hf_vanilla.engines import CTranslate2Engine, TorchEngine, import_ctranslate2
+from hf_vanilla.engines import CTranslate2Engine, TorchEngine, import_ctranslate2, store_by_columns
 from hf_vanilla.translation import TranslateOptions, Translator, load_translator, translate_file
 
 SOURCES = [source for source, _ in small_run.digit_pairs()[:13]]
@@ -34,6 +36,33 @@ def test_a_translator_gives_the_same_with_either_engine(exported, ours):
     lines = [*SOURCES, "", "one \0 two", "q " * 300, "\U0001f680 \u05d0"]
     there = Translator(exported, engine="ctranslate2", window=5, tokens_per_batch=60)
     assert list(there.translate(lines)) == list(Translator(ours).translate(lines))
+
+
+def test_weights_stored_by_columns_translate_alike_and_keep_values_ties_and_room(trained):
+    model, tokenizer = trained
+    stored = copy.deepcopy(model)
+    store_by_columns(stored)
+    rows = tokenizer(SOURCES).input_ids
+    assert TorchEngine(stored, tokenizer).translate_rows(rows) == TorchEngine(
+        model, tokenizer
+    ).translate_rows(rows)
+    layer = stored.model.decoder.layers[0].fc1.weight
+    assert layer.stride() == (1, layer.shape[0])
+    assert layer.untyped_storage().nbytes() == layer.numel() * layer.element_size()
+    assert stored.lm_head.weight.is_contiguous()  # the embedding reads its rows
+    assert stored.lm_head.weight is stored.get_input_embeddings().weight
+    for name, weight in model.state_dict().items():
+        assert torch.equal(stored.state_dict()[name], weight)
+
+
+def test_only_a_translator_that_loads_the_model_itself_changes_how_it_is_stored(
+    trained, trained_run
+):
+    model, tokenizer = trained
+    given = Translator(TorchEngine(model, tokenizer)).engine.model
+    assert given.model.decoder.layers[0].fc1.weight.is_contiguous()
+    loaded = Translator(str(trained_run)).engine.model
+    assert not loaded.model.decoder.layers[0].fc1.weight.is_contiguous()
 
 
 def test_a_bad_line_becomes_empty_there_too(exported, caplog):

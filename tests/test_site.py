@@ -1,6 +1,8 @@
 """The notebook runs and judges answers; the site is whole, offline, and leads nowhere wrong."""
 
 import re
+from dataclasses import fields
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag
@@ -14,6 +16,7 @@ from mkdocs.config import load_config
 from test_house import FLOORS
 
 import hf_vanilla
+from hf_vanilla.recipe import TrainRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "docs/notebooks/the_paper_in_code.py"
@@ -176,6 +179,19 @@ def test_a_page_loads_nothing_from_outside(site, pages):
 def test_the_reference_has_every_public_name(pages):
     offered = set().union(*(reader.anchors for reader in pages.values()))
     assert not {f"hf_vanilla.{name}" for name in hf_vanilla.__all__} - offered
+
+
+def test_the_reference_tells_of_each_option_what_its_help_says(site):
+    page = (site / "reference/training.html").read_text(encoding="utf-8")
+    missing = [
+        f.name for f in fields(TrainRecipe) if escape(f.metadata["help"], quote=False) not in page
+    ]
+    assert not missing
+
+
+def test_examples_of_docstrings_are_code(pages):
+    for path in pages:  # "Example:" would be an aside; the section is "Examples:"
+        assert 'class="example"' not in path.read_text(encoding="utf-8")
 
 
 def test_the_notebooks_page_has_its_pictures_and_formulas(site, pages):

@@ -29,10 +29,12 @@ from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.command_line import run
 from hf_vanilla.convert.to_marian import to_marian
 from hf_vanilla.corpus import read_lines
+from hf_vanilla.engines import store_by_columns
 from hf_vanilla.evaluation import score_translations
 from hf_vanilla.translation import load_translator
 
-MARIAN, PLAIN, OURS = "MarianMTModel", "hf_vanilla, transformers' search", "hf_vanilla"
+MARIAN, PLAIN = "MarianMTModel", "hf_vanilla, transformers' search"
+OURS, BY_COLUMNS = "hf_vanilla", "hf_vanilla, as Translator loads it"
 # by CTranslate2's names of what it computes in
 CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8_float32"}
 LONGEST = 120  # tokens of a translation
@@ -99,8 +101,9 @@ def prepare(options: BenchmarkOptions, folder: Path) -> None:
 
 def engines(options: BenchmarkOptions, folder: Path) -> dict[str, Callable[[], Any]]:
     """What loads each engine; an engine is a function of a padded batch."""
-    found = {MARIAN: lambda: load_marian(folder), PLAIN: lambda: load_ours(folder, is_plain=True)}
-    found[OURS] = lambda: load_ours(folder, is_plain=False)
+    found: dict[str, Callable[[], Any]] = {MARIAN: lambda: load_marian(folder)}
+    for name in (PLAIN, OURS, BY_COLUMNS):
+        found[name] = lambda name=name: load_ours(folder, name)
     if (folder / "ctranslate2").is_dir():
         for name, numbers in CTRANSLATE2.items():
             found[name] = lambda numbers=numbers: load_ctranslate2(options, folder, numbers)
@@ -113,11 +116,13 @@ def load_marian(folder: Path) -> Callable[..., Any]:
     return model.eval().generate
 
 
-def load_ours(folder: Path, *, is_plain: bool) -> Callable[..., Any]:
-    """Our `generate()`, by transformers' search where `is_plain`."""
+def load_ours(folder: Path, name: str) -> Callable[..., Any]:
+    """Our `generate()`, in one of its three ways."""
     model = VanillaForConditionalGeneration.from_pretrained(folder / "ours").eval()
-    if is_plain:  # who listens hears transformers' own search
+    if name == PLAIN:  # who listens hears transformers' own search
         model.register_forward_hook(lambda *_: None)
+    if name == BY_COLUMNS:
+        store_by_columns(model)
     return model.generate
 
 

@@ -38,16 +38,17 @@ def test_all_engines_translate_alike_and_are_listed_with_speed_and_memory(tmp_pa
     done = run_script(tmp_path, *sizes, "--reference", "reference")
     titles, _, *rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
     assert titles == ["engine", "batch 1", "batch 2", "peak MiB", "equal", "BLEU"]
-    assert [row[0] for row in rows[:3]] == [
+    assert [row[0] for row in rows[:4]] == [
         "MarianMTModel",
         "hf_vanilla, transformers' search",
         "hf_vanilla",
+        "hf_vanilla, as Translator loads it",
     ]
     assert rows[0][1:3] == ["1.00 (1.00)", "1.00 (1.00)"]
     assert all(float(row[3]) > 1 for row in rows)
     # three lines of text in batches of 1, and again in batches of 2
-    assert all(row[4] == "6 of 6" for row in rows[:3])
-    assert len({row[5] for row in rows[:3]}) == 1
+    assert all(row[4] == "6 of 6" for row in rows[:4])
+    assert len({row[5] for row in rows[:4]}) == 1
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path):
