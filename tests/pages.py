@@ -125,6 +125,8 @@ def spoken(words):
     name = words[0].rsplit("/", 1)[-1] if "bin/" in words[0] else words[0]
     name = "python" if name == "python3" else name
     rest = words[1:]
+    if name == "python" and rest[:2] == ["-m", "hf_vanilla"]:
+        name, rest = "hf-vanilla", rest[2:]
     if name == "python" and rest and rest[0].endswith(".py"):
         return " ".join(rest)
     if name == "hf-vanilla" and rest and not rest[0].startswith("-"):

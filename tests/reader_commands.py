@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pages import ROOT, launched, spoken
+from pages import ROOT, spoken
 
 IMPORTED = (
     "accelerate.commands.launch",
@@ -114,21 +114,22 @@ def downloaded(words: list[str]) -> None:
 
 
 def by_accelerate(words: list[str]) -> None:
-    """accelerate reads its options and its configuration; then one process runs the script."""
+    """Accelerate reads its options and its configuration; then one process runs the script."""
     launch = importlib.import_module("accelerate.commands.launch")
     told = launch.launch_command_parser().parse_args(words[2:])
     if told.config_file:
         config = importlib.import_module("accelerate.commands.config.config_args")
         config.load_config_from_file(told.config_file)
-    run_command(["python", told.training_script, *told.training_script_args])
+    module = ["-m"] * told.module
+    run_command(["python", *module, told.training_script, *told.training_script_args])
 
 
 def by_torchrun(words: list[str]) -> None:
     """Torchrun reads its options; then one process runs the script."""
     launcher = importlib.import_module("torch.distributed.run")
     told = launcher.get_args_parser().parse_args(words[1:])
-    assert launched(words) == [told.training_script, *told.training_script_args]
-    run_command(["python", *launched(words)])
+    module = ["-m"] * told.module
+    run_command(["python", *module, told.training_script, *told.training_script_args])
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -232,4 +233,5 @@ def run_console_script(words: list[str]) -> None:
         place = entry.value
     module, function = place.split(":")
     sys.argv = words
+    sys.path.insert(0, str(ROOT / "scripts"))  # a wheel brings some of these
     sys.exit(getattr(importlib.import_module(module), function)())
