@@ -120,7 +120,7 @@ def by_accelerate(words: list[str]) -> None:
     if told.config_file:
         config = importlib.import_module("accelerate.commands.config.config_args")
         config.load_config_from_file(told.config_file)
-    module = ["-m"] * told.module
+    module = ["-m"] if told.module else []
     run_command(["python", *module, told.training_script, *told.training_script_args])
 
 
@@ -128,7 +128,7 @@ def by_torchrun(words: list[str]) -> None:
     """Torchrun reads its options; then one process runs the script."""
     launcher = importlib.import_module("torch.distributed.run")
     told = launcher.get_args_parser().parse_args(words[1:])
-    module = ["-m"] * told.module
+    module = ["-m"] if told.module else []
     run_command(["python", *module, told.training_script, *told.training_script_args])
 
 
