@@ -3,10 +3,12 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from pathlib import Path
 
@@ -163,7 +165,9 @@ class Desk:
         }
 
     def __enter__(self):
-        self.socket = self.folder / "socket"
+        # the name of a socket may have a hundred characters, and pytest's folders are deep
+        self.place = tempfile.TemporaryDirectory(prefix="desk-")
+        self.socket = Path(self.place.name) / "socket"
         self.log = (self.folder / "server.log").open("w")
         command = [sys.executable, str(TESTS / "reader_server.py"), str(self.socket)]
         self.server = subprocess.Popen(
@@ -183,6 +187,7 @@ class Desk:
         self.server.terminate()
         self.server.wait()
         self.log.close()
+        self.place.cleanup()
 
     def write_program(self, path):
         """A program that asks the server to do what the table says, under the name of its file."""
@@ -193,7 +198,8 @@ class Desk:
 
     def write_programs(self, folder, blocks):
         """Every program that the blocks type and that is not the machine's own."""
-        names = {"python", "pip", "mypy", "ruff"}
+        make = (ROOT / "Makefile").read_text(encoding="utf-8")
+        names = {"pip", *re.findall(r"\$\(BIN\)/(\w+)", make)}
         for block in blocks:
             if block.language in pages.SHELLS:
                 names |= {words[0].rsplit("/", 1)[-1] for words in commands_in(shell_text(block))}

@@ -21,9 +21,15 @@ def serve(place: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
         listener.listen()
+        listener.settimeout(5)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a child here
-        while True:
-            connection, _ = listener.accept()
+        parent = os.getppid()
+        while os.getppid() == parent:  # it may be killed before it can end this process
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            connection.settimeout(None)
             if os.fork() == 0:
                 listener.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
