@@ -12,6 +12,11 @@ def peak_learning_rate(d_model: int, warmup_steps: int) -> float:
     return (d_model * warmup_steps) ** -0.5
 
 
+def share_of_peak(step: int, warmup_steps: int) -> float:
+    """The rate of the update `step`, counted from 1, as a share of the highest (5.3)."""
+    return min(step / warmup_steps, (warmup_steps / step) ** 0.5)
+
+
 def paper_adam(
     parameters: Iterable[nn.Parameter],
     *,
@@ -37,9 +42,4 @@ def inverse_sqrt_schedule(optimizer: Optimizer, *, warmup_steps: int) -> LambdaL
     """
     if warmup_steps < 1:
         raise ValueError(f"warmup_steps={warmup_steps}: give a positive number")
-
-    def share_of_peak(updates_done: int) -> float:
-        step = updates_done + 1
-        return min(step / warmup_steps, (warmup_steps / step) ** 0.5)
-
-    return LambdaLR(optimizer, share_of_peak)
+    return LambdaLR(optimizer, lambda updates_done: share_of_peak(updates_done + 1, warmup_steps))

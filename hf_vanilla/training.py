@@ -30,6 +30,7 @@ from .checkpointing import (
     write_aside,
 )
 from .corpus import BUILT_IN_CORPUS
+from .curves import save_curves
 from .evaluation import Scores, check_bleu_tokenizer
 from .hub import CardFacts, model_card
 from .modeling_vanilla import VanillaForConditionalGeneration
@@ -40,7 +41,6 @@ from .stepping import Stepper, Update, unusable_update
 from .streaming import StreamedBatches
 from .telemetry import Progress, RunLog, micro_batch_work, perplexity, read_log, run_summary
 from .validation import validation_nll, validation_scores
-from .visualization import plot_curves
 
 logger = logging.getLogger(__name__)
 
@@ -368,7 +368,9 @@ class TrainingRun:
                 self.data.tokenizer.save_pretrained(folder)
                 model_card(facts).save(folder / "README.md")
                 with suppress(ImportError):  # pictures are an extra
-                    plot_curves(read_log(self.log.path), folder / CURVES_FILE)
+                    save_curves(
+                        {self.output_dir.name: read_log(self.log.path)}, folder / CURVES_FILE
+                    )
 
             write_aside(self.output_dir, write)
             steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in chosen)

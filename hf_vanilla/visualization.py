@@ -1,208 +1,187 @@
-"""Pictures: what each target token looked at (3.2.3), and how a run went.
+"""Pictures of attention: where a token looks (3.2.3), for one head, the mean, or all of them.
 
-Shapes: B batch, S source, T target, H heads.
+Shapes: S source, T target, H heads, L layers; a grid is `(rows, columns, queries, keys)`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .attentions import Attentions, attentions
+from .pictures import check_picture, new_figure, save_picture
 from .translation import load_translator
+
+EVERY, MEAN = "all", "mean"
+# title, what a row is, what a column is
+KINDS = {
+    "cross": ("Cross-attention", "target token being written", "source token looked at"),
+    "encoder": ("Encoder self-attention", "source token that looks", "source token looked at"),
+    "decoder": ("Decoder self-attention", "target token being written", "target token looked at"),
+}
+LONGEST_LABEL = 24  # letters
+GAP = 0.12  # inches between panels
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotAttentionOptions:
-    """Options of `plot_attention`."""
+    """Draw where a model looks while it translates a sentence."""
 
     model: str = field(metadata={"help": "model folder or Hub id"})
     sentence: str = field(metadata={"help": "source sentence"})
+    translation: str | None = field(
+        default=None,
+        metadata={"help": "translation the model is made to write; default: its own"},
+    )
     output: str = field(default="attention.png", metadata={"help": "picture file, .png or .svg"})
-    layer: int = field(default=-1, metadata={"help": "decoder layer from 0; -1: the last"})
-    head: int | None = field(default=None, metadata={"help": "head from 0; default: mean of all"})
+    kind: str = field(default="cross", metadata={"help": "cross, encoder or decoder"})
+    layer: str = field(default="-1", metadata={"help": "layer from 0, -1: the last; all: of each"})
+    head: str = field(
+        default=MEAN, metadata={"help": "head from 0; mean: of all; all: each in a panel"}
+    )
     overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
 
-
-@dataclass(frozen=True)
-class CrossAttention:
-    """Where the decoder looked while it wrote one translation.
-
-    Attributes:
-        source: S tokens as a reader knows them.
-        target: T tokens of the translation, `</s>` included.
-        weights: `(layers, H, T, S)`; row t belongs to the step that wrote target token t, and sums
-            to 1.
-    """
-
-    source: list[str]
-    target: list[str]
-    weights: Tensor
-
-
-def cross_attention(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sentence: str
-) -> CrossAttention:
-    """Translate a sentence and read the attention from target to source.
-
-    Raises:
-        ValueError: the sentence is blank.
-    """
-    if not sentence.strip():
-        raise ValueError("the sentence is blank: there is nothing to look at")
-    inputs = tokenizer(sentence, return_tensors="pt").to(model.device)
-    generated = model.generate(**inputs)[:, 1:]  # without the start token
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the only one that keeps its weights
-    try:
-        with torch.inference_mode():
-            outputs = model(**inputs, labels=generated, output_attentions=True)
-    finally:
-        model.set_attn_implementation(implementation)
-    return CrossAttention(
-        source=readable_tokens(tokenizer, inputs.input_ids[0].tolist()),
-        target=readable_tokens(tokenizer, generated[0].tolist()),
-        weights=torch.stack(outputs.cross_attentions)[:, 0].cpu(),
-    )
-
-
-def readable_tokens(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    """Each token as text; spaces visible, bytes of a split character in hexadecimal."""
-    texts = []
-    for token_id in ids:
-        text = tokenizer.decode([token_id]).replace(" ", "␣").replace("\n", "↵")
-        if "\N{REPLACEMENT CHARACTER}" in text:
-            alphabet = _byte_of_character()
-            token = tokenizer.convert_ids_to_tokens(token_id)
-            text = "".join(f"⟨{alphabet[c]:02X}⟩" if c in alphabet else c for c in token)
-        texts.append(text)
-    return texts
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE's way of writing bytes: printable ones as they are, others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
-    }
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        for name, words in (("layer", (EVERY,)), ("head", (EVERY, MEAN))):
+            value = getattr(self, name)
+            if value not in words and not value.removeprefix("-").isdecimal():
+                raise ValueError(f"{name}={value!r}: give a number from 0 or {' or '.join(words)}")
 
 
 def plot_attention(options: PlotAttentionOptions) -> Path:
-    """Draw the cross-attention of one sentence and save it; returns the file.
+    """Translate a sentence, draw what the model looked at and save it; returns the file.
 
     Raises:
-        ValueError: layer or head does not exist, or the sentence is blank.
-        OSError: the picture exists and `overwrite` is off.
+        ValueError: layer or head does not exist, or there is nothing to look at.
+        OSError: the picture cannot be written, or it exists and `overwrite` is off.
     """
-    output = Path(options.output)
-    if output.exists() and not options.overwrite:
-        raise FileExistsError(f"{output} exists: choose another name or add --overwrite")
+    path = check_picture(options.output, overwrite=options.overwrite)
     model, tokenizer = load_translator(options.model)
-    seen = cross_attention(model, tokenizer, options.sentence)
-    layers, heads = seen.weights.shape[:2]
-    for name, value, count in (("layer", options.layer, layers), ("head", options.head, heads)):
-        if value is not None and not -count <= value < count:
-            raise ValueError(f"{name}={value}: the decoder has {count}, counted from 0")
-    in_layer = seen.weights[options.layer]
-    weights = in_layer.mean(dim=0) if options.head is None else in_layer[options.head]
-    which = (
-        "mean of all heads"
-        if options.head is None
-        else f"head {options.head % heads + 1} of {heads}"
-    )
-    title = f"Cross-attention, decoder layer {options.layer % layers + 1} of {layers}, {which}"
-    save_heat_map(weights, seen.source, seen.target, title=title, path=output)
-    return output
+    seen = attentions(model, tokenizer, options.sentence, translation=options.translation)
+    save_attention(seen, path, kind=options.kind, layer=options.layer, head=options.head)
+    return path
 
 
-def save_heat_map(
-    weights: Tensor, source: list[str], target: list[str], *, title: str, path: Path
+def save_attention(
+    seen: Attentions, path: Path, *, kind: str = "cross", layer: str = "-1", head: str = MEAN
 ) -> None:
-    """Save `(T, S)` weights as a heat map, source tokens across and target tokens down.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    cell = 0.36  # inches, room for a rotated token
-    longest = max(map(len, source + target)) * 0.1
-    size = (len(source) * cell + longest + 2.2, len(target) * cell + longest + 1.2)
-    figure = new_figure(size)
-    axes = figure.subplots()
-    picture = axes.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(source)), source, rotation=90)
-    axes.set_yticks(range(len(target)), target)
-    axes.set_xlabel("source token")
-    axes.set_ylabel("target token being written")
-    axes.set_title(title, fontsize=10, loc="left", wrap=True)
-    figure.colorbar(picture, label="attention weight", shrink=0.8)
-    figure.savefig(path, dpi=150)
-
-
-def plot_curves(entries: Sequence[dict[str, Any]], path: Path) -> None:
-    """Save a run's curves over its steps: loss, validation, BLEU, learning rate.
-
-    A run without validation has no BLEU; its panel is left out.
+    """Save the heat map of one head or their mean, or a grid of them.
 
     Args:
-        entries: lines of `log.jsonl`; those of averaged checkpoints are not drawn.
+        seen: of one sentence.
         path: picture file.
+        kind: `"cross"`, `"encoder"` or `"decoder"`.
+        layer: number from 0, negative from the end, or `"all"`: a row for each.
+        head: number from 0, negative from the end, `"mean"`, or `"all"`: a column for each.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ValueError: there is no such layer or head, or too much to draw.
     """
-    entries = [entry for entry in entries if not entry.get("averaged_checkpoints")]
-    panels: list[tuple[str, dict[str, str]]] = [
-        (
-            "nats per target token",
-            {
-                "loss": "training loss, smoothed targets",
-                "train_nll": "training, plain",
-                "validation_nll": "validation, plain",
-            },
-        ),
-        ("BLEU", {"bleu": "validation"}),
-        ("learning rate", {"learning_rate": ""}),
-    ]
-    panels = [
-        (unit, names) for unit, names in panels if any(n in e for n in names for e in entries)
-    ]
-    figure = new_figure((7.0, 0.6 + 2.5 * max(len(panels), 1)))
-    rows = figure.subplots(max(len(panels), 1), sharex=True, squeeze=False)[:, 0]
-    for axes, (unit, names) in zip(rows, panels, strict=False):
-        for name, label in names.items():
-            points = [(e["step"], e[name]) for e in entries if name in e]
-            few = "o-" if len(points) < 40 else "-"
-            if points:
-                axes.plot(*zip(*points, strict=True), few, markersize=3, linewidth=1.2, label=label)
-        if unit == "nats per target token":  # it falls by factors
-            axes.set_yscale("log", subs=[2, 5])
-            for axis_side in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                axis_side("{x:g}")
-        elif unit == "BLEU":  # from nothing, or a tenth of a point would fill the panel
-            axes.set_ylim(bottom=0)
-        axes.set_ylabel(unit)
-        axes.grid(visible=True, which="both", alpha=0.25)
-        if len(axes.lines) > 1:
-            axes.legend(fontsize=8)
-    rows[-1].set_xlabel("optimizer step")
-    figure.savefig(path, dpi=150)
+    title, row_label, column_label = KINDS[kind]
+    weights = getattr(seen, kind)  # (L, H, queries, keys)
+    layers, heads = weights.shape[:2]
+    rows = _chosen("layer", layer, layers)
+    columns = None if head == MEAN else _chosen("head", head, heads)
+    grid = weights[rows]
+    grid = grid.mean(dim=1, keepdim=True) if columns is None else grid[:, columns]
+    places = [f"layer {row}" for row in rows]
+    names = [f"mean of {heads} heads"] if columns is None else [f"head {c}" for c in columns]
+    if len(places) == 1:
+        title += f", {places[0]} of 0-{layers - 1}"
+    if len(names) == 1:
+        title += f", {names[0]}" + ("" if columns is None else f" of 0-{heads - 1}")
+    save_heat_maps(
+        grid,
+        path,
+        tokens=(seen.target if kind != "encoder" else seen.source, _keys(seen, kind)),
+        labels=(row_label, column_label),
+        title=title,
+        names=(places, names),
+    )
 
 
-def new_figure(size: tuple[float, float]) -> Any:
-    """An empty figure of `size` inches that needs no screen.
+def _keys(seen: Attentions, kind: str) -> list[str]:
+    return seen.read if kind == "decoder" else seen.source
+
+
+def _chosen(name: str, value: str, count: int) -> list[int]:
+    """Places of the layers or heads that are meant."""
+    if value == EVERY:
+        return list(range(count))
+    if not -count <= int(value) < count:
+        raise ValueError(f"{name}={value}: there are {count}, counted from 0")
+    return [int(value) % count]
+
+
+def save_heat_maps(
+    grid: Tensor,
+    path: Path,
+    *,
+    tokens: tuple[list[str], list[str]],
+    labels: tuple[str, str],
+    title: str,
+    names: tuple[list[str], list[str]],
+) -> None:
+    """Save `(rows, columns, queries, keys)` weights: queries down, keys across, panel by panel.
+
+    Args:
+        grid: weights in [0, 1], one panel for each row and column.
+        path: picture file.
+        tokens: of the queries, of the keys.
+        labels: what a query is, what a key is.
+        title: above all.
+        names: of the rows, of the columns; left out where there is one of either.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ValueError: there is too much to draw.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'hf-vanilla[plot]'") from None
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+    rows, columns, queries, keys = grid.shape
+    is_one = rows == columns == 1
+    cell, points = (0.3, 9) if is_one else (0.15, 6.5)  # inches of a token, size of its text
+    panel = (keys * cell, queries * cell)
+    width, height = columns * (panel[0] + GAP) - GAP, rows * (panel[1] + GAP) - GAP
+    figure = new_figure((width, height))
+    figure.set_layout_engine("none")  # sizes are known, and what lies around is saved too
+    # one scale for all panels, as dark as the heaviest: a mean of heads is rarely near 1
+    scale = {"cmap": "Blues", "vmin": 0, "vmax": max(float(grid.max()), 1e-6)}
+    down, across = ([_short(token) for token in side] for side in tokens)
+    slant = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    for row, column in product(range(rows), range(columns)):
+        corner = (column * (panel[0] + GAP), height - row * (panel[1] + GAP) - panel[1])
+        axes = _panel(figure, corner, panel)
+        picture = axes.imshow(grid[row, column].numpy(), **scale)
+        axes.tick_params(length=2)
+        if row == 0 and columns > 1:
+            axes.set_title(names[1][column], fontsize=8)
+        if column == 0:
+            axes.set_yticks(range(queries), down, fontsize=points)
+            axes.set_ylabel(labels[0] if is_one else names[0][row], fontsize=8)
+        if row == rows - 1:
+            axes.set_xticks(range(keys), across, fontsize=points, **slant)
+            axes.set_xlabel(labels[1] if is_one else "", fontsize=8)
+    bar = _panel(figure, (width + 0.25, height - min(height, 2)), (0.14, min(height, 2)))
+    figure.colorbar(picture, cax=bar).set_label("attention weight", size=8)
+    bar.tick_params(labelsize=8)
+    if not is_one:  # a panel may be too small for them
+        title += f"\ndown: {labels[0]}, across: {labels[1]}"
+    figure.suptitle(
+        title, fontsize=10, y=1 + (0.12 if columns == 1 else 0.32) / height, va="bottom"
+    )
+    save_picture(figure, path)
+
+
+def _panel(figure: Any, corner: tuple[float, float], size: tuple[float, float]) -> Any:
+    """Empty axes at so many inches from the lower left, of so many inches."""
+    width, height = figure.get_size_inches()
+    (left, bottom), (wide, high) = corner, size
+    axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
+    axes.set(xticks=[], yticks=[])
+    return axes
+
+
+def _short(token: str) -> str:
+    return token if len(token) <= LONGEST_LABEL else f"{token[: LONGEST_LABEL - 1]}…"

@@ -91,3 +91,18 @@ def trained_run(corpus_files, tmp_path_factory):
 def trained(trained_run):
     """Model and tokenizer of that run."""
     return load_translator(str(trained_run))
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures that are saved, as matplotlib has them."""
+    from matplotlib.figure import Figure
+
+    saved, save = [], Figure.savefig
+
+    def record(figure, *args, **kwargs):
+        saved.append(figure)
+        save(figure, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", record)
+    return saved

@@ -1,29 +1,15 @@
-"""Pictures of attention: true weights, tokens that can be read, a file that can be opened."""
-
-import sys
+"""Pictures of attention: the weights that were asked for, each where its tokens are."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla import train_tokenizer, visualization
-from hf_vanilla.visualization import (
-    PlotAttentionOptions,
-    cross_attention,
-    plot_attention,
-    plot_curves,
-    readable_tokens,
-    save_heat_map,
-)
+from hf_vanilla.attentions import Attentions, attentions
+from hf_vanilla.visualization import PlotAttentionOptions, plot_attention, save_attention
 
 SENTENCE = "three one four"
-
-
-@pytest.fixture(scope="module")
-def seen(trained):
-    return cross_attention(*trained, SENTENCE)
+L, H, S, T = 3, 2, 5, 4
 
 
 @pytest.fixture
@@ -35,122 +21,153 @@ def options(trained_run, tmp_path):
     return with_changes
 
 
-# --- weights -----------------------------------------------------------------------------------
-
-
-def test_weights_have_a_place_for_every_layer_head_and_pair_of_tokens(seen, trained):
-    config = trained[0].config
-    assert seen.weights.shape == (
-        config.decoder_layers,
-        config.decoder_attention_heads,
-        len(seen.target),
-        len(seen.source),
+@pytest.fixture
+def seen():
+    """Random weights of a model of 3 layers and 2 heads, no two alike."""
+    return Attentions(
+        source=["␣the", "␣lake", "$x$", "漢", "</s>"],
+        target=["␣der", "␣See", "א", "</s>"],
+        read=["<start>", "␣der", "␣See", "א"],
+        encoder=torch.rand(L, H, S, S),
+        decoder=torch.rand(L, H, T, T),
+        cross=torch.rand(L, H, T, S),
     )
-    assert len(seen.source) == len(trained[1](SENTENCE).input_ids)
 
 
-def test_each_target_token_spreads_its_attention_over_the_source(seen):
-    sums = seen.weights.sum(-1)
-    assert seen.weights.min() >= 0
-    # a softmax in float32
-    torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
+@pytest.fixture
+def drawn(seen, tmp_path, figures):
+    """Draws the attention; returns the panels, the title and the tokens down and across."""
+
+    def draw(**choice):
+        save_attention(seen, tmp_path / "picture.png", **choice)
+        figure = figures[-1]
+        maps = [axes for axes in figure.axes if axes.images]  # all but the colour bar
+        down, across = maps[0].get_yticklabels(), maps[-1].get_xticklabels()
+        tokens = [[label.get_text() for label in side] for side in (down, across)]
+        return maps, figure.get_suptitle(), tokens
+
+    return draw
 
 
-def test_row_t_belongs_to_the_step_that_wrote_token_t(seen, trained):
-    model, tokenizer = trained
-    inputs = tokenizer(SENTENCE, return_tensors="pt")
-    generated = model.generate(**inputs)
-    eager = AutoModelForSeq2SeqLM.from_pretrained(model.name_or_path, attn_implementation="eager")
-    with torch.no_grad():
-        outputs = eager.eval()(**inputs, decoder_input_ids=generated[:, :2], output_attentions=True)
-    written = outputs.cross_attentions[0][0, :, -1]  # while the second token was being written
-    # the prefix alone against the whole sentence: other matrix sizes, the same float32 sums
-    torch.testing.assert_close(seen.weights[0, :, 1], written, rtol=0, atol=1e-5)
+# --- which weights -----------------------------------------------------------------------------
 
 
-def test_the_tokens_are_those_of_the_translation_and_its_end(seen, trained):
-    model, tokenizer = trained
-    ids = model.generate(**tokenizer(SENTENCE, return_tensors="pt"))[0]
-    text = tokenizer.decode(ids, skip_special_tokens=True)
-    assert seen.target[-1] == seen.source[-1] == "</s>"
-    assert "".join(seen.target[:-1]) == text.replace(" ", "␣")
-    assert "".join(seen.source[:-1]) == SENTENCE.replace(" ", "␣")
+def weights_of(axes):
+    return torch.tensor(np.asarray(axes.images[0].get_array()))
 
 
-def test_the_models_attention_is_what_it_was_before(trained):
-    model, tokenizer = trained
-    before = model.config._attn_implementation
-    cross_attention(model, tokenizer, SENTENCE)
-    assert model.config._attn_implementation == before != "eager"
+@pytest.mark.parametrize("kind", ["cross", "encoder", "decoder"])
+def test_the_last_layers_mean_is_drawn_unless_told(drawn, seen, kind):
+    (axes,), title, _ = drawn(kind=kind)
+    assert torch.equal(weights_of(axes), getattr(seen, kind)[2].mean(0))
+    assert title.endswith(", layer 2 of 0-2, mean of 2 heads")
 
 
-def test_the_models_attention_is_restored_after_a_failure_too(trained, monkeypatch):
-    model, tokenizer = trained
-    before = model.config._attn_implementation
-    monkeypatch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
-    monkeypatch.setattr(model, "generate", lambda **_: torch.tensor([[0, 5, 1]]))
-    with pytest.raises(ZeroDivisionError):
-        cross_attention(model, tokenizer, SENTENCE)
-    assert model.config._attn_implementation == before
+@pytest.mark.parametrize(("layer", "head"), [("0", "1"), ("-3", "-1")])
+def test_layer_and_head_choose_their_weights(drawn, seen, layer, head):
+    (axes,), title, _ = drawn(layer=layer, head=head)
+    assert torch.equal(weights_of(axes), seen.cross[0, 1])
+    assert title == "Cross-attention, layer 0 of 0-2, head 1 of 0-1"
 
 
-@pytest.mark.parametrize("sentence", ["", " ", "\n\t"], ids=repr)
-def test_a_blank_sentence_is_refused(trained, sentence):
-    with pytest.raises(ValueError, match="the sentence is blank"):
-        cross_attention(*trained, sentence)
+def test_all_heads_of_a_layer_stand_side_by_side(drawn, seen):
+    maps, title, _ = drawn(layer="1", head="all")
+    assert [axes.get_title() for axes in maps] == ["head 0", "head 1"]
+    for head, axes in enumerate(maps):
+        assert torch.equal(weights_of(axes), seen.cross[1, head])
+    assert title.splitlines()[0] == "Cross-attention, layer 1 of 0-2"
 
 
-# --- tokens ------------------------------------------------------------------------------------
+def test_all_layers_and_heads_make_a_grid(drawn, seen):
+    maps, title, _ = drawn(layer="all", head="all")
+    assert len(maps) == L * H
+    for place, axes in enumerate(maps):
+        assert torch.equal(weights_of(axes), seen.cross[place // H, place % H])
+    assert [axes.get_ylabel() for axes in maps[::H]] == ["layer 0", "layer 1", "layer 2"]
+    assert title.splitlines() == [
+        "Cross-attention",
+        "down: target token being written, across: source token looked at",
+    ]
 
 
-@pytest.fixture(scope="module")
-def bytes_only():
-    return train_tokenizer(["a"], vocab_size=258)
+def test_one_head_of_all_layers(drawn, seen):
+    maps, title, _ = drawn(layer="all", head="1")
+    for layer, axes in enumerate(maps):
+        assert torch.equal(weights_of(axes), seen.cross[layer, 1])
+    assert title.startswith("Cross-attention, head 1 of 0-1\n")
+
+
+def test_panels_share_one_scale_that_ends_at_the_heaviest_weight(drawn, seen):
+    maps, _, _ = drawn(layer="all", head="all")
+    limits = {axes.images[0].get_clim() for axes in maps}
+    assert limits == {(0, float(seen.cross.max()))}
+
+
+# --- tokens and labels -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"),
+    ("kind", "down", "across", "labels"),
     [
-        ("a b", ["a", "␣", "b", "</s>"]),
-        ("a\n", ["a", "↵", "</s>"]),
-        ("ü", ["⟨C3⟩", "⟨BC⟩", "</s>"]),
-        ("漢", ["⟨E6⟩", "⟨BC⟩", "⟨A2⟩", "</s>"]),
-        ("…", ["⟨E2⟩", "⟨80⟩", "⟨A6⟩", "</s>"]),
+        ("cross", "target", "source", ("target token being written", "source token looked at")),
+        ("encoder", "source", "source", ("source token that looks", "source token looked at")),
+        ("decoder", "target", "read", ("target token being written", "target token looked at")),
     ],
 )
-def test_spaces_are_visible_and_split_characters_are_bytes(bytes_only, text, tokens):
-    assert readable_tokens(bytes_only, bytes_only(text).input_ids) == tokens
+def test_tokens_stand_at_their_rows_and_columns(drawn, seen, kind, down, across, labels):
+    maps, _, tokens = drawn(kind=kind)
+    shown = [list(getattr(seen, name)) for name in (down, across)]
+    # where no font has it, the character becomes its number
+    tokens = [[token.replace("⟨U+6F22⟩", "漢") for token in side] for side in tokens]
+    assert tokens == shown
+    assert weights_of(maps[0]).shape == tuple(map(len, shown))
+    assert (maps[0].get_ylabel(), maps[0].get_xlabel()) == labels
 
 
-@pytest.mark.parametrize("code", [0x80, 0x7FF, 0xFFFF, 0x10FFFF], ids=hex)
-def test_every_byte_of_a_split_character_has_its_number(bytes_only, code):
-    shown = readable_tokens(bytes_only, bytes_only(chr(code)).input_ids[:-1])
-    assert shown == [f"⟨{byte:02X}⟩" for byte in chr(code).encode()]
+def test_a_long_token_is_cut(seen, drawn):
+    seen.source[1] = "Donaudampfschifffahrtsgesellschaft"
+    assert drawn()[2][1][1] == "Donaudampfschifffahrtsg…"
 
 
-# --- the picture -------------------------------------------------------------------------------
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (0, S - 1), (T - 1, 0), (T - 1, S - 1)])
+def test_the_dark_field_of_the_picture_is_the_heavy_weight(tmp_path, seen, row, column):
+    seen.cross.zero_()
+    seen.cross[2, :, row, column] = 1.0
+    save_attention(seen, tmp_path / "one.png")
+    with Image.open(tmp_path / "one.png") as opened:
+        pixels = np.asarray(opened.convert("RGB")).astype(int)
+    darkest, lightest = [8, 48, 107], [247, 251, 255]  # the ends of matplotlib's Blues
+    # the colour bar has both too, but of one field less than a tenth
+    dark, light = (
+        np.median(np.argwhere(np.abs(pixels - colour).sum(-1) < 12), axis=0)
+        for colour in (darkest, lightest)
+    )
+    assert (dark > light).tolist() == [row > 0, column > 0]
 
 
-def test_the_picture_can_be_opened_and_is_not_blank(options):
-    path = plot_attention(options())
+def test_a_sentence_too_long_to_draw_is_refused(tmp_path):
+    words = ["word"] * 400
+    seen = Attentions(words, words, words, *(torch.zeros(6, 8, 400, 400) for _ in range(3)))
+    with pytest.raises(ValueError, match="inches: draw less of it"):
+        save_attention(seen, tmp_path / "a.png", layer="all", head="all")
+
+
+# --- from a model ------------------------------------------------------------------------------
+
+
+def test_the_picture_of_a_sentence_is_that_of_its_attention(options, trained, figures):
+    path = plot_attention(options(layer="0", head="1"))
+    expected = attentions(*trained, SENTENCE).cross[0, 1]
+    assert torch.equal(weights_of(figures[0].axes[0]), expected)
     with Image.open(path) as picture:
         assert picture.format == "PNG"
-        pixels = np.asarray(picture.convert("RGB"))
-    assert min(pixels.shape[:2]) > 200
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
-    assert not list(path.parent.glob("*.partial"))
+        assert min(picture.size) > 200
 
 
-def test_a_dark_field_of_the_picture_is_a_heavy_weight(tmp_path):
-    weights = torch.zeros(2, 3)
-    weights[1, 2] = 1.0
-    picture = tmp_path / "one.png"
-    save_heat_map(weights, ["a", "b", "c"], ["x", "y"], title="one", path=picture)
-    with Image.open(picture) as opened:
-        pixels = np.asarray(opened.convert("RGB")).astype(int)
-    darkest = np.array([8, 48, 107])  # the end of matplotlib's Blues
-    is_dark = np.abs(pixels - darkest).sum(-1) < 12
-    assert is_dark.mean() > 0.01
+def test_a_translation_may_be_forced(options, figures):
+    plot_attention(options(translation="neun"))
+    labels = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
+    assert "".join(labels) == "neun</s>"
 
 
 def test_a_drawing_may_be_a_vector_file(options, tmp_path):
@@ -167,27 +184,13 @@ def test_an_existing_picture_is_refused_and_left_as_it_was(options, tmp_path):
     assert (tmp_path / "picture.png").read_bytes()[1:4] == b"PNG"
 
 
-@pytest.mark.parametrize(("layer", "head"), [(0, 1), (-1, -2), (-1, None)])
-def test_layer_and_head_choose_their_weights(options, seen, monkeypatch, layer, head):
-    drawn = {}
-    monkeypatch.setattr(
-        "hf_vanilla.visualization.save_heat_map",
-        lambda weights, *_, title, **__: drawn.update(weights=weights, title=title),
-    )
-    plot_attention(options(layer=layer, head=head))
-    expected = seen.weights[0].mean(0) if head is None else seen.weights[0, head]
-    assert torch.equal(drawn["weights"], expected)
-    assert "layer 1 of 1" in drawn["title"]
-    assert ("mean of all heads" if head is None else f"head {head % 2 + 1} of 2") in drawn["title"]
-
-
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"layer": 1}, "layer=1: the decoder has 1, counted from 0"),
-        ({"layer": -2}, "layer=-2"),
-        ({"head": 2}, "head=2: the decoder has 2"),
-        ({"head": -3}, "head=-3"),
+        ({"layer": "1"}, "layer=1: there are 1, counted from 0"),
+        ({"layer": "-2"}, "layer=-2"),
+        ({"head": "2"}, "head=2: there are 2"),
+        ({"head": "-3"}, "head=-3"),
     ],
     ids=str,
 )
@@ -197,57 +200,17 @@ def test_a_layer_or_head_that_is_not_there_is_refused(options, choice, message, 
     assert not (tmp_path / "picture.png").exists()
 
 
-def test_a_kind_of_picture_nobody_knows_is_refused(options, tmp_path):
-    with pytest.raises(ValueError, match="bmpx"):
-        plot_attention(options(output=str(tmp_path / "picture.bmpx")))
-
-
-def test_without_matplotlib_the_message_says_how_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[plot\]'"):
-        save_heat_map(torch.ones(1, 1), ["a"], ["b"], title="", path=tmp_path / "x.png")
-
-
-# --- curves ------------------------------------------------------------------------------------
-
-
-def drawn(entries, tmp_path, monkeypatch):
-    """The panels of a run's curves, as matplotlib has them."""
-    figures = []
-    make = visualization.new_figure
-    monkeypatch.setattr(
-        visualization, "new_figure", lambda size: figures.append(make(size)) or figures[-1]
-    )
-    plot_curves(entries, tmp_path / "curves.png")
-    with Image.open(tmp_path / "curves.png") as picture:
-        picture.verify()
-    return figures[0].axes
-
-
-ENTRIES = [
-    {"step": 1, "loss": 5.0, "train_nll": 4.5, "learning_rate": 1e-4},
-    {"step": 2, "loss": 4.0, "train_nll": 3.5, "learning_rate": 2e-4},
-    {"step": 2, "validation_nll": 3.7, "bleu": 12.5, "averaged_checkpoints": 0},
-    {"step": 2, "validation_nll": 3.1, "bleu": 15.0, "averaged_checkpoints": 2},
-]
-
-
-def test_the_curves_are_those_of_the_log_without_the_mean(tmp_path, monkeypatch):
-    panels = drawn(ENTRIES, tmp_path, monkeypatch)
-    points = [[line.get_xydata().tolist() for line in axes.lines] for axes in panels]
-    assert points == [
-        [[[1, 5.0], [2, 4.0]], [[1, 4.5], [2, 3.5]], [[2, 3.7]]],
-        [[[2, 12.5]]],
-        [[[1, 1e-4], [2, 2e-4]]],
-    ]
-    assert [axes.get_yscale() for axes in panels] == ["log", "linear", "linear"]
-    assert panels[0].get_legend() is not None
-
-
-def test_a_run_without_validation_has_no_panel_for_bleu(tmp_path, monkeypatch):
-    panels = drawn(ENTRIES[:2], tmp_path, monkeypatch)
-    assert [axes.get_ylabel() for axes in panels] == ["nats per target token", "learning rate"]
-
-
-def test_a_run_that_told_nothing_leaves_an_empty_picture(tmp_path, monkeypatch):
-    assert not [line for axes in drawn([], tmp_path, monkeypatch) for line in axes.lines]
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"kind": "self"}, "kind='self': choose one of cross, encoder, decoder"),
+        ({"layer": "mean"}, "layer='mean': give a number from 0 or all"),
+        ({"head": "two"}, "head='two': give a number from 0 or all or mean"),
+        ({"head": "1.5"}, r"head='1\.5'"),
+        ({"head": ""}, "head=''"),
+    ],
+    ids=str,
+)
+def test_a_choice_nobody_knows_is_refused_before_any_work(choice, message):
+    with pytest.raises(ValueError, match=message):
+        PlotAttentionOptions(model="nowhere", sentence="a", **choice)

@@ -108,13 +108,19 @@ def test_evaluate_prints_every_figure_with_its_signature(script, trained_run, co
     assert done.stdout == f"{evaluate_files(EvaluateOptions(model=str(trained_run), **files))}\n"
 
 
-def test_plot_attention_prints_the_picture_it_drew(script, trained_run, tmp_path):
-    done = script(
-        "plot_attention.py", "--model", trained_run, "--sentence", "one two", "--output", "a.png"
-    )
+def test_plot_prints_the_picture_it_drew(script, trained_run, tmp_path):
+    told = ("--model", trained_run, "--sentence", "one two", "--output", "a.png")
+    done = script("plot.py", "attention", *told)
     assert done.stdout == "a.png\n"
     with Image.open(tmp_path / "a.png") as picture:
         picture.verify()
+
+
+def test_plot_refuses_an_existing_picture_in_one_line(script, tmp_path):
+    (tmp_path / "positions.png").write_text("mine")
+    done = script("plot.py", "positions", fails=True)
+    told = "error: positions.png exists: choose another name or add --overwrite\n"
+    assert done.stderr == told
 
 
 def test_train_tokenizer_prints_its_folder(script, corpus_files, tmp_path):
