@@ -86,7 +86,8 @@ def save_picture(figure: Any, path: Path) -> None:
     _set_letters(figure)
     unfinished = path.with_name(path.name + ".partial")
     try:
-        figure.savefig(unfinished, format=path.suffix[1:].lower(), dpi=DOTS_PER_INCH)
+        kind = path.suffix[1:].lower()
+        figure.savefig(unfinished, format=kind, dpi=DOTS_PER_INCH, bbox_inches="tight")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)

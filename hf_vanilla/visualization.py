@@ -4,6 +4,7 @@ Shapes: S source, T target, H heads, L layers; a grid is `(rows, columns, querie
 """
 
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ KINDS = {
     "decoder": ("Decoder self-attention", "target token being written", "target token looked at"),
 }
 LONGEST_LABEL = 24  # letters
+GAP = 0.12  # inches between panels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,39 +141,46 @@ def save_heat_maps(
     """
     rows, columns, queries, keys = grid.shape
     is_one = rows == columns == 1
-    cell, size = (0.3, 9) if is_one else (0.15, 6.5)  # inches of a token, points of its text
-    shown = [[_short(token) for token in side] for side in tokens]
-    width, height = (max(map(len, side)) * size * 0.009 + 0.4 for side in shown)
-    figure = new_figure(
-        (
-            max(columns * (keys * cell + 0.15) + width + 1.2, 3.6),
-            max(rows * (queries * cell + 0.25) + height * 0.8 + 0.7, 2.4),
-        )
-    )
-    panels = figure.subplots(rows, columns, squeeze=False)
+    cell, points = (0.3, 9) if is_one else (0.15, 6.5)  # inches of a token, size of its text
+    panel = (keys * cell, queries * cell)
+    width, height = columns * (panel[0] + GAP) - GAP, rows * (panel[1] + GAP) - GAP
+    figure = new_figure((width, height))
+    figure.set_layout_engine("none")  # sizes are known, and what lies around is saved too
     # one scale for all panels, as dark as the heaviest: a mean of heads is rarely near 1
-    heaviest = max(float(grid.max()), 1e-6)
-    for row in range(rows):
-        for column in range(columns):
-            axes: Any = panels[row, column]
-            picture = axes.imshow(grid[row, column].numpy(), cmap="Blues", vmin=0, vmax=heaviest)
-            axes.set(xticks=[], yticks=[])
-            if row == 0 and columns > 1:
-                axes.set_title(names[1][column], fontsize=8)
-            if column == 0 and rows > 1:
-                axes.set_ylabel(names[0][row], fontsize=8)
-    for axes in panels[-1]:
-        slant = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-        axes.set_xticks(range(keys), shown[1], fontsize=size, **slant)
+    scale = {"cmap": "Blues", "vmin": 0, "vmax": max(float(grid.max()), 1e-6)}
+    down, across = ([_short(token) for token in side] for side in tokens)
+    slant = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    for row, column in product(range(rows), range(columns)):
+        corner = (column * (panel[0] + GAP), height - row * (panel[1] + GAP) - panel[1])
+        axes = _panel(figure, corner, panel)
+        picture = axes.imshow(grid[row, column].numpy(), **scale)
         axes.tick_params(length=2)
-    for axes in panels[:, 0]:
-        axes.set_yticks(range(queries), shown[0], fontsize=size)
-        axes.tick_params(length=2)
-    figure.suptitle(title, fontsize=11)
-    figure.supxlabel(labels[1], fontsize=9)
-    figure.supylabel(labels[0], fontsize=9)
-    figure.colorbar(picture, ax=panels, label="attention weight", shrink=0.8 if is_one else 0.4)
+        if row == 0 and columns > 1:
+            axes.set_title(names[1][column], fontsize=8)
+        if column == 0:
+            axes.set_yticks(range(queries), down, fontsize=points)
+            axes.set_ylabel(labels[0] if is_one else names[0][row], fontsize=8)
+        if row == rows - 1:
+            axes.set_xticks(range(keys), across, fontsize=points, **slant)
+            axes.set_xlabel(labels[1] if is_one else "", fontsize=8)
+    bar = _panel(figure, (width + 0.25, height - min(height, 2)), (0.14, min(height, 2)))
+    figure.colorbar(picture, cax=bar).set_label("attention weight", size=8)
+    bar.tick_params(labelsize=8)
+    if not is_one:  # a panel may be too small for them
+        title += f"\ndown: {labels[0]}, across: {labels[1]}"
+    figure.suptitle(
+        title, fontsize=10, y=1 + (0.12 if columns == 1 else 0.32) / height, va="bottom"
+    )
     save_picture(figure, path)
+
+
+def _panel(figure: Any, corner: tuple[float, float], size: tuple[float, float]) -> Any:
+    """Empty axes at so many inches from the lower left, of so many inches."""
+    width, height = figure.get_size_inches()
+    (left, bottom), (wide, high) = corner, size
+    axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))
+    axes.set(xticks=[], yticks=[])
+    return axes
 
 
 def _short(token: str) -> str:
