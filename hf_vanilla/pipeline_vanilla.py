@@ -55,8 +55,8 @@ class VanillaTranslationPipeline(Pipeline):
         >>> model = VanillaForConditionalGeneration(
         ...     VanillaConfig(vocab_size=270, d_model=16, encoder_layers=1, decoder_layers=1))
         >>> translator = VanillaTranslationPipeline(model, tokenizer, max_new_tokens=3)
-        >>> [list(found) for found in translator(["a house", "ein Haus"])]
-        [['translation_text'], ['translation_text']]
+        >>> len(translator(["a house", "ein Haus"], batch_size=2))
+        2
     """
 
     _load_tokenizer = True
