@@ -49,7 +49,7 @@ class VanillaTranslationPipeline(Pipeline):
         ValueError: there is no tokenizer, the model does not translate, or what a call gets is not
             text.
 
-    Example:
+    Examples:
         >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
         >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
         >>> model = VanillaForConditionalGeneration(
