@@ -49,14 +49,14 @@ class VanillaTranslationPipeline(Pipeline):
         ValueError: there is no tokenizer, the model does not translate, or what a call gets is not
             text.
 
-    Example:
+    Examples:
         >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
         >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
         >>> model = VanillaForConditionalGeneration(
         ...     VanillaConfig(vocab_size=270, d_model=16, encoder_layers=1, decoder_layers=1))
         >>> translator = VanillaTranslationPipeline(model, tokenizer, max_new_tokens=3)
-        >>> [list(found) for found in translator(["a house", "ein Haus"])]
-        [['translation_text'], ['translation_text']]
+        >>> len(translator(["a house", "ein Haus"], batch_size=2))
+        2
     """
 
     _load_tokenizer = True
