@@ -4,12 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test docs lint format types
+.PHONY: demo app test docs lint format types
 .DEFAULT_GOAL := demo
 
 demo: $(READY)  ## train on the built-in data, translate, score, draw
 	@test ! -d runs/demo || echo "keeping runs/demo: delete it to train anew"
 	$(BIN)/python scripts/demo.py
+
+app: $(READY)  ## translate in a browser and see where the model looks; trains the demo's model first
+	$(BIN)/python scripts/app.py
 
 test: lint types  ## everything that must be green
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest  # small tensors: more threads only wait for each other

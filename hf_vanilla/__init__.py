@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForTextEncoding,
     AutoTokenizer,
 )
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from .configuration_vanilla import VanillaConfig
 from .halves_vanilla import (
@@ -19,11 +20,14 @@ from .halves_vanilla import (
     VanillaForSequenceClassification,
 )
 from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
+from .pipeline_vanilla import VanillaTranslationPipeline
 from .tokenization_fairseq_vanilla import VanillaFairseqTokenizer
 from .tokenization_vanilla import VanillaTokenizer
 
 if TYPE_CHECKING:
     from .tokenizer_training import train_tokenizer
+
+__version__ = "0.1.0"
 
 __all__ = [
     "VanillaConfig",
@@ -34,6 +38,7 @@ __all__ = [
     "VanillaForSequenceClassification",
     "VanillaModel",
     "VanillaTokenizer",
+    "VanillaTranslationPipeline",
     "train_tokenizer",
 ]
 
@@ -48,6 +53,10 @@ AutoModelForSequenceClassification.register(
 # known by its name; the class registered last is the one for a folder that names none
 AutoTokenizer.register(VanillaConfig, tokenizer_class=VanillaFairseqTokenizer, exist_ok=True)
 AutoTokenizer.register(VanillaConfig, fast_tokenizer_class=VanillaTokenizer, exist_ok=True)
+# transformers 5 refuses the name "translation", whoever registers it
+PIPELINE_REGISTRY.register_pipeline(
+    "vanilla-translation", VanillaTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from .configuration_vanilla import VanillaConfig
 from .modeling_vanilla import VanillaForConditionalGeneration
+from .saving_vanilla import code_beside_weights
 
 STATE_FILE = "training_state.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -253,7 +254,7 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageOptions:
-    """Options of `average_run`."""
+    """Make a model of the mean of a run's last or best checkpoints."""
 
     run: str = field(metadata={"help": "folder of a training run, finished or not"})
     output: str = field(metadata={"help": "folder for the model"})
@@ -290,8 +291,10 @@ def average_run(options: AverageOptions) -> Path:
     model = VanillaForConditionalGeneration(VanillaConfig.from_pretrained(run))
     model.generation_config = GenerationConfig.from_pretrained(run)
     load_weights(model, average_checkpoints(chosen))
-    model.save_pretrained(output)
-    AutoTokenizer.from_pretrained(run).save_pretrained(output)
+    tokenizer = AutoTokenizer.from_pretrained(run)
+    with code_beside_weights(model, tokenizer):
+        model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
     return output
 
 

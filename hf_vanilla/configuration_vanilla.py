@@ -282,3 +282,14 @@ class VanillaConfig(PreTrainedConfig):
                     f"{name}={token_id} is outside the vocabulary of {size} entries: "
                     f"give an id from 0 to {size - 1}"
                 )
+
+    def forget_code(self) -> None:
+        """Leave out what points at source files beside the weights."""
+        for name in ("auto_map", "custom_pipelines"):
+            self.__dict__.pop(name, None)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as every config; without its code, it does not point at any."""
+        if self._auto_class is None:
+            self.forget_code()
+        super().save_pretrained(save_directory, *args, **kwargs)

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(DecodingOptions):
-    """Options of `translate_corpus`."""
+    """Translate any number of lines in shards; the same command goes on where it stopped."""
 
     input: list[str] = field(
         metadata={"help": "files or folders: .parquet, .gz, or plain UTF-8 text, a sentence a line"}

@@ -94,7 +94,7 @@ def store_by_columns(model: nn.Module) -> None:
 
 
 class CTranslate2Engine:
-    """A folder of `scripts/export_ctranslate2.py` in CTranslate2.
+    """A folder of `hf-vanilla export` in CTranslate2.
 
     Args:
         folder: what the export wrote.
@@ -114,7 +114,7 @@ class CTranslate2Engine:
         if not (folder / "model.bin").is_file() or not (folder / "tokenizer_config.json").is_file():
             raise ValueError(
                 f"{folder} is no export for CTranslate2 (model.bin and a tokenizer): "
-                "write one with scripts/export_ctranslate2.py"
+                "write one with hf-vanilla export"
             )
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.decoding = _changed(GenerationConfig.from_pretrained(folder), decoding)

@@ -96,7 +96,7 @@ def check_bleu_tokenizer(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(DecodingOptions):
-    """Options of `evaluate_files`."""
+    """Score a model on two files: BLEU and chrF, with their signatures."""
 
     source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
     reference: str = field(metadata={"help": "file of reference translations, line by line"})

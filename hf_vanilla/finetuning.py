@@ -24,6 +24,7 @@ from .batching import EncodedPairs, LengthLimits, PairCollator, TokenBatchSample
 from .corpus import pairs_from_files
 from .evaluation import Scores, score_translations
 from .hub import CardFacts, model_card, push_card
+from .saving_vanilla import code_beside_weights
 from .translation import load_translator
 from .validation import validation_nll, validation_scores
 
@@ -207,7 +208,8 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
         size = {"tokens_per_batch": 16 * options.max_length}
         nll = validation_nll(*told, encoded["eval"], collate, **size)
         scores = validation_scores(*told, tokenizer, pairs["eval"], bleu_tokenize="13a")
-    trainer.save_model()
+    with code_beside_weights(model, tokenizer):
+        trainer.save_model()
     if trainer.is_world_process_zero():
         card = model_card(_card_facts(options, arguments, trainer, nll, scores))
         card.save(Path(arguments.output_dir) / "README.md")
@@ -257,7 +259,7 @@ def _card_facts(
         license=options.model_license,
         parameters=trainer.model.num_parameters(),
         recipe=yaml.safe_dump(changed, sort_keys=False),
-        command="the options of `scripts/finetune.py`",
+        command="the options of `hf-vanilla finetune`",
         training=(
             f"Fine-tuned from {options.model}: {step:,} steps of `Seq2SeqTrainer`, "
             f"{processes} process{'es' * (processes > 1)} on {arguments.device.type}."

@@ -1,7 +1,6 @@
 """The model card, filled by the run, and the way to the Hub."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -14,9 +13,9 @@ from huggingface_hub import (
     create_repo,
     upload_file,
 )
-from transformers import PreTrainedModel
 
 from .evaluation import Scores
+from .saving_vanilla import code_beside_weights
 from .translation import load_translator
 
 CARD_FILE = "model_card.md"
@@ -65,7 +64,7 @@ def summary_table(summary: dict[str, str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PushOptions:
-    """Options of `push_folder`."""
+    """Push a model folder to the Hub, with its filled card."""
 
     model: str = field(metadata={"help": "folder written by training or save_pretrained"})
     repo_id: str = field(metadata={"help": "where to push it: USER/NAME"})
@@ -155,8 +154,8 @@ def push_folder(options: PushOptions) -> str:
     if card.is_file():  # first, since transformers would otherwise write a nearly empty one
         push_card(ModelCard.load(card), repo_id, revision=options.revision)
     target = {"private": options.private, "revision": options.revision}
-    tokenizer.push_to_hub(repo_id, **target)
-    with code_beside_weights(model) if options.with_code else nullcontext():
+    with code_beside_weights(model, tokenizer) if options.with_code else nullcontext():
+        tokenizer.push_to_hub(repo_id, **target)
         return str(model.push_to_hub(repo_id, **target))
 
 
@@ -166,23 +165,3 @@ def push_card(card: ModelCard, repo_id: str, *, revision: str | None = None) -> 
     upload_file(
         path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=repo_id, revision=revision
     )
-
-
-@contextmanager
-def code_beside_weights(model: PreTrainedModel) -> Iterator[None]:
-    """While it lasts, saving or pushing this model writes its source files too.
-
-    Such a folder loads with `trust_remote_code=True` where this package is not installed. What
-    transformers keeps for it is state of whole classes, hence the way back.
-    """
-    classes = {type(model.config): "AutoConfig", type(model): "AutoModelForSeq2SeqLM"}
-    for kind, auto_class in classes.items():
-        kind.register_for_auto_class(auto_class)
-    # transformers itself writes only the class that is saved
-    model.config.auto_map = {"AutoModel": "modeling_vanilla.VanillaModel"}
-    try:
-        yield
-    finally:
-        del model.config.auto_map
-        for kind in classes:
-            kind._auto_class = None

@@ -4,6 +4,7 @@
 Shapes: B batch, S source, T target, D `d_model`, V vocabulary.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -230,6 +231,14 @@ class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as every model; where its code goes along, so does the translation pipeline."""
+        if self._auto_class is not None:
+            from .pipeline_vanilla import CUSTOM_PIPELINES
+
+            self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels shifted right by one behind the start token, `(B, T)`; -100 becomes padding.

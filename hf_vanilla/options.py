@@ -12,15 +12,23 @@ import yaml
 from transformers import HfArgumentParser
 
 
+class UsageError(ValueError):
+    """A command line that cannot be read: an option is unknown, missing, or not of its type."""
+
+
 class _HelpFormatter(ArgumentDefaultsHelpFormatter):
     """Names the default where it is a value; what None stands for is told by the help itself."""
 
     def _get_help_string(self, action: Action) -> str | None:
-        return action.help if action.default is None else super()._get_help_string(action)
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
 
 
 def parse_options(
-    options: type | Sequence[type], arguments: Sequence[str], *, epilog: str | None = None
+    options: type | Sequence[type],
+    arguments: Sequence[str],
+    *,
+    epilog: str | None = None,
+    chosen: str = "",
 ) -> Any:
     """One dataclass of options, or a tuple of several, from command-line arguments.
 
@@ -28,38 +36,42 @@ def parse_options(
         options: a dataclass, or several.
         arguments: as in `sys.argv[1:]`.
         epilog: last words of `--help`.
+        chosen: what was read from the command line before, for the usage line of `--help`.
 
     Raises:
-        ValueError: an option is unknown, missing or of the wrong type.
+        UsageError: an option is unknown, missing or of the wrong type.
+        ValueError: a value is impossible.
     """
     classes = [options] if isinstance(options, type) else list(options)
+    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
+    told = [f"--{name} {name.upper()}" for name in sorted(required)]
     parser = HfArgumentParser(
         classes,
+        usage=" ".join(filter(None, ["%(prog)s", chosen, *told, "[OPTIONS]"])),
         allow_abbrev=False,
         exit_on_error=False,
         description=(classes[0].__doc__ or "").splitlines()[0],
         epilog=epilog,
         formatter_class=_HelpFormatter,
     )
-    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
     given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
     missing = sorted(required - given)
     misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
     if misspelled:
-        check_names("options", dict.fromkeys(misspelled), known)
+        check_names("options", dict.fromkeys(misspelled), known, error=UsageError)
     if missing and not {"-h", "--help"} & set(arguments):
-        raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
+        raise UsageError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
     try:
         *parsed, unknown = parser.parse_args_into_dataclasses(
             list(arguments), return_remaining_strings=True, look_for_args_file=False
         )
     except ArgumentError as error:
-        raise ValueError(str(error)) from None
+        raise UsageError(str(error)) from None
     if unknown:
         name = unknown[0].split("=")[0].removeprefix("--")
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean --{close[0]}?" if close else "see --help"
-        raise ValueError(f"unknown: {' '.join(unknown)}; {hint}")
+        raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
     return parsed[0] if isinstance(options, type) else tuple(parsed)
 
 
@@ -77,7 +89,7 @@ def pop_option(arguments: list[str], name: str) -> str | None:
     """Remove every `name VALUE` and `name=VALUE` and return the last value; None if there is none.
 
     Raises:
-        ValueError: the name stands at the end without a value.
+        UsageError: the name stands at the end without a value.
     """
     value = None
     for place in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
@@ -87,7 +99,7 @@ def pop_option(arguments: list[str], name: str) -> str | None:
             found = arguments.pop(place + 1)
             del arguments[place]
         else:
-            raise ValueError(f"{name} needs a value")
+            raise UsageError(f"{name} needs a value")
         value = found if value is None else value
     return value
 
@@ -139,13 +151,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def check_names(place: str, given: Any, known: Collection[str]) -> None:
+def check_names(
+    place: str, given: Any, known: Collection[str], *, error: type[ValueError] = ValueError
+) -> None:
     """Refuse a name that is not known, and suggest the one that was meant.
 
     Args:
         place: where the names were given, for the message.
         given: a dict by name.
         known: all names there are.
+        error: what to raise for an unknown name.
 
     Raises:
         ValueError: a name is unknown, or `given` is no dict.
@@ -156,4 +171,4 @@ def check_names(place: str, given: Any, known: Collection[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise ValueError(f"{place}: unknown key {name!r}; {hint}")
+            raise error(f"{place}: unknown key {name!r}; {hint}")

@@ -141,7 +141,7 @@ def parameter_row(name: str, recipe: Recipe) -> ParameterRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterTableOptions:
-    """Options of `parameter_table`."""
+    """Count the parameters of recipes."""
 
     folder: str = field(metadata={"help": "folder of recipes"})
 

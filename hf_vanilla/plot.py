@@ -14,7 +14,7 @@ from .formula_pictures import (
     plot_schedule,
 )
 from .length_bleu import PlotLengthBleuOptions, plot_length_bleu
-from .options import check_names, parse_options
+from .options import UsageError, check_names, parse_options
 from .visualization import PlotAttentionOptions, plot_attention
 
 # what draws it, and what it is told
@@ -38,16 +38,17 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
     """A picture and its options from a command line: the picture's name comes first.
 
     Raises:
-        ValueError: there is no such picture, or an option is unknown, missing or impossible.
+        UsageError: there is no such picture, or an option is unknown or missing.
+        ValueError: a value is impossible.
     """
     if arguments and arguments[0] in ("-h", "--help"):
         _print_help()
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
-        raise ValueError(f"missing: which picture; first comes one of {', '.join(PICTURES)}")
+        raise UsageError(f"missing: which picture; first comes one of {', '.join(PICTURES)}")
     name = arguments[0].replace("-", "_")
-    check_names("pictures", {name: None}, PICTURES)
-    return name, parse_options(PICTURES[name][1], arguments[1:])
+    check_names("pictures", {name: None}, PICTURES, error=UsageError)
+    return name, parse_options(PICTURES[name][1], arguments[1:], chosen=arguments[0])
 
 
 def _print_help() -> None:

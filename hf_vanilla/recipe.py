@@ -4,6 +4,7 @@ Three kinds of number have three homes: what shapes the weights goes to `Vanilla
 decode to `GenerationConfig`, and how to train to `TrainRecipe`.
 """
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,7 +21,8 @@ from .generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
 from .options import check_names, given_options, parse_options, pop_option, read_yaml, yaml_value
 
 RECIPE_HELP = (
-    "Options override --recipe FILE, a YAML file of the same names. Its sections are set by "
+    "Options override --recipe FILE, a YAML file of the same names, or the name of a recipe that "
+    "came with the package, such as numbers. Its sections are set by "
     "--model.KEY VALUE (fields of VanillaConfig) and --decoding.KEY VALUE (generation config)."
 )
 SECTIONS = ("model", "decoding")
@@ -266,7 +268,7 @@ class Recipe:
 
 
 def read_recipe(arguments: Sequence[str]) -> Recipe:
-    """A recipe from `--recipe FILE` and options that override it.
+    """A recipe from `--recipe FILE`, or the name of a shipped one, and options that override it.
 
     `--max_steps 500` overrides a field of `TrainRecipe`, `--model.d_model 256` one of the model,
     `--decoding.num_beams 5` one of decoding. Relative data paths are taken as they stand, from the
@@ -278,7 +280,7 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     """
     arguments = list(arguments)
     path = pop_option(arguments, "--recipe")
-    values = {} if path is None else read_yaml(Path(path))
+    values = {} if path is None else read_yaml(_recipe_file(path))
     sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
     check_names("recipe", values, [f.name for f in fields(TrainRecipe)])
     for name in SECTIONS:
@@ -296,6 +298,26 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
     train = parse_options(TrainRecipe, [*written, *arguments], epilog=RECIPE_HELP)
     return Recipe(train=train, **sections)
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that come with the package by name, `numbers` or `table3/base` for two."""
+    here = Path(__file__).resolve().parent
+    beside = here / "recipes"  # as in a wheel
+    folder = beside if beside.is_dir() else here.parent / "scripts" / "recipes"
+    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def _recipe_file(name: str) -> Path:
+    shipped = shipped_recipes()
+    if Path(name).is_file():
+        return Path(name)
+    if name not in shipped:
+        close = difflib.get_close_matches(name, shipped, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(shipped)}"
+        raise FileNotFoundError(f"{name}: no such file, and no recipe of that name; {hint}")
+    return shipped[name]
 
 
 def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> None:

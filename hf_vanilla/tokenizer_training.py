@@ -76,7 +76,7 @@ def _checked(sentences: Iterable[str]) -> Iterable[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTokenizerOptions:
-    """Options of `train_tokenizer_on_files`."""
+    """Learn a vocabulary from text files."""
 
     files: list[str] = field(metadata={"help": "text of both languages, plain or .gz"})
     output: str = field(metadata={"help": "folder for the tokenizer"})

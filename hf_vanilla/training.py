@@ -37,6 +37,7 @@ from .modeling_vanilla import VanillaForConditionalGeneration
 from .preparation import HeldOut, check_facts, config_for, prepare_data, run_facts
 from .processes import keep_freed_memory, make_accelerator
 from .recipe import Recipe
+from .saving_vanilla import code_beside_weights
 from .stepping import Stepper, Update, unusable_update
 from .streaming import StreamedBatches
 from .telemetry import Progress, RunLog, micro_batch_work, perplexity, read_log, run_summary
@@ -364,8 +365,9 @@ class TrainingRun:
             facts = self._card_facts(progress, nll, scores)
 
             def write(folder: Path) -> None:
-                model.save_pretrained(folder)
-                self.data.tokenizer.save_pretrained(folder)
+                with code_beside_weights(model, self.data.tokenizer):
+                    model.save_pretrained(folder)
+                    self.data.tokenizer.save_pretrained(folder)
                 model_card(facts).save(folder / "README.md")
                 with suppress(ImportError):  # pictures are an extra
                     save_curves(
@@ -395,7 +397,7 @@ class TrainingRun:
             license=options.model_license,
             parameters=self.model.num_parameters(),
             recipe=self.recipe.to_yaml(),
-            command="`scripts/train.py --recipe FILE`",
+            command="`hf-vanilla train --recipe FILE`",
             training=(
                 f"{progress.step:,} steps, {progress.target_tokens:,} target tokens, "
                 f"{minutes:.1f} minutes, {processes} process{'es' * (processes > 1)} on "

@@ -38,7 +38,7 @@ class DecodingOptions:
     model: str = field(metadata={"help": "model folder or Hub id"})
     engine: str = field(
         default="torch",
-        metadata={"help": "torch, or ctranslate2 for a folder of scripts/export_ctranslate2.py"},
+        metadata={"help": "torch, or ctranslate2 for a folder of hf-vanilla export"},
     )
     num_beams: int | None = field(
         default=None, metadata={"help": "hypotheses kept per sentence; default: as the model saved"}
@@ -62,7 +62,7 @@ class DecodingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateOptions(DecodingOptions):
-    """Options of `translate_file`."""
+    """Translate a file or stdin, a sentence a line."""
 
     input: str = field(
         default="-", metadata={"help": "UTF-8 text, plain or .gz, a sentence a line; -: stdin"}
@@ -82,7 +82,7 @@ class Translator:
 
     Args:
         model: folder or Hub id; for the engine `"ctranslate2"`, a folder that
-            `scripts/export_ctranslate2.py` wrote. Or an engine that is there already.
+            `hf-vanilla export` wrote. Or an engine that is there already.
         engine: `"torch"` or `"ctranslate2"`.
         tokens_per_batch: sentences times longest source, at most; a longer one stands alone.
         window: sentences sorted together.
@@ -241,7 +241,7 @@ def load_engine(
     """The engine of a model folder or Hub id.
 
     Args:
-        name: folder or Hub id; for `"ctranslate2"` a folder of `scripts/export_ctranslate2.py`.
+        name: folder or Hub id; for `"ctranslate2"` a folder of `hf-vanilla export`.
         engine: `"torch"` or `"ctranslate2"`.
         device: where to compute; None: a GPU if there is one.
         **generate_kwargs: changes to the model's own decoding.

@@ -1,7 +1,6 @@
 """Average a run's last checkpoints: scripts/average_checkpoints.py --run FOLDER --output FOLDER."""
 
-from hf_vanilla.checkpointing import AverageOptions, average_run
-from hf_vanilla.command_line import run
+from hf_vanilla.commands import run_command
 
 if __name__ == "__main__":
-    print(run(average_run, AverageOptions))
+    run_command("average")

@@ -38,7 +38,6 @@ def python_of(end: str, folder: Path) -> Path:
         pip = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / CONSTRAINTS[end]]
         subprocess.run([*pip, "torch"], check=True)
         subprocess.run([*pip, "--editable", f"{ROOT}[dev]"], check=True)
-        subprocess.run([python, "-m", "pip", "check"], check=True)
         ready.touch()
     return python
 
@@ -48,13 +47,13 @@ if __name__ == "__main__":
     if unknown := set(options.ends) - CONSTRAINTS.keys():
         sys.exit(f"error: no end called {', '.join(unknown)}: give lowest, newest or both")
     pythons = {end: python_of(end, Path(options.folder).resolve()) for end in options.ends}
-    runs = {"tests": [ROOT / "tests"]}
+    runs = {"pip check": ["pip", "check"], "tests": ["pytest", ROOT / "tests"]}
     if options.suites:  # their marks are not ours, so ours must not be strict
-        runs["the common suites"] = ["-o", "addopts=", ROOT / "tests/common_suites.py"]
+        runs["the common suites"] = ["pytest", "-o", "addopts=", ROOT / "tests/common_suites.py"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": options.suites or ""}
     failed = []
     for end, python in pythons.items():
         for name, arguments in runs.items():
-            done = subprocess.run([python, "-m", "pytest", *arguments], cwd=ROOT, env=environment)
+            done = subprocess.run([python, "-m", *arguments], cwd=ROOT, env=environment)
             failed += [f"{name} at the {end} versions"] * bool(done.returncode)
     sys.exit(f"error: failed: {', '.join(failed)}" if failed else 0)

@@ -3,8 +3,7 @@
 `--help` lists the formats, `--format NAME --help` the options of one.
 """
 
-from hf_vanilla.command_line import run
-from hf_vanilla.convert.formats import convert, read_conversion
+from hf_vanilla.commands import run_command
 
 if __name__ == "__main__":
-    print(run(convert, read_conversion))
+    run_command("convert")

@@ -1,7 +1,6 @@
 """Score a model: scripts/evaluate.py --model FOLDER --source FILE --reference FILE."""
 
-from hf_vanilla.command_line import run
-from hf_vanilla.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.commands import run_command
 
 if __name__ == "__main__":
-    print(run(evaluate_files, EvaluateOptions))
+    run_command("evaluate")

@@ -1,7 +1,6 @@
 """Draw attention, positions, learning rates, training or BLEU by length: scripts/plot.py --help."""
 
-from hf_vanilla.command_line import run
-from hf_vanilla.plot import plot, read_plot
+from hf_vanilla.commands import run_command
 
 if __name__ == "__main__":
-    print(run(plot, read_plot))
+    run_command("plot")

@@ -3,8 +3,7 @@
 The same command goes on where a run stopped. Several workers and clusters need Ray.
 """
 
-from hf_vanilla.command_line import run
-from hf_vanilla.corpus_translation import CorpusOptions, translate_corpus
+from hf_vanilla.commands import run_command
 
 if __name__ == "__main__":
-    print(run(translate_corpus, CorpusOptions))
+    run_command("translate-corpus")

@@ -28,6 +28,7 @@ def described(model, tokenizer):
         "logits": outputs.logits.double().tolist(),
         "loss": outputs.loss.item(),
         "sequences": generated.sequences.tolist(),
+        "translations": tokenizer.batch_decode(generated.sequences, skip_special_tokens=True),
         "scores": generated.sequences_scores.tolist(),
         "decoding": {name: getattr(model.generation_config, name, None) for name in DECODING},
     }
@@ -64,6 +65,7 @@ def push(folder, repo_id, coded_repo_id):
     with torch.no_grad():
         doubled.lm_head.weight.mul_(2.0)
     doubled.push_to_hub(repo_id, revision="doubled")
+    hf_vanilla.VanillaTranslationPipeline(model, tokenizer).push_to_hub(repo_id + "-pipeline")
     hf_vanilla.VanillaConfig.register_for_auto_class()
     hf_vanilla.VanillaTokenizer.register_for_auto_class("AutoTokenizer")
     model.register_for_auto_class("AutoModelForSeq2SeqLM")
@@ -88,7 +90,7 @@ def visit(repo_id, coded_repo_id, private_repo_id, scripted_repo_id):
     """Without our package and without a token."""
     sys.modules["hf_vanilla"] = None
     import torch
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoModel, AutoTokenizer, pipeline
 
     alone = AutoTokenizer.from_pretrained(repo_id)
     model, tokenizer = pulled(coded_repo_id, trust_remote_code=True)
@@ -110,6 +112,20 @@ def visit(repo_id, coded_repo_id, private_repo_id, scripted_repo_id):
         states = bare(**batch, decoder_input_ids=batch["input_ids"]).last_hidden_state
         inner = scripted.model(**batch, decoder_input_ids=batch["input_ids"]).last_hidden_state
     found["bare"] = [type(bare).__name__, torch.equal(states, inner)]
+    told = {"revision": "v1", "trust_remote_code": True}
+    found["translations"] = {
+        place: [
+            record["translation_text"] for record in pipeline("translation", **where)(SENTENCES)
+        ]
+        for place, where in (
+            ("coded", {"model": coded_repo_id, "trust_remote_code": True}),
+            ("scripted", {"model": scripted_repo_id, **told}),
+            ("pipeline", {"model": repo_id + "-pipeline", "trust_remote_code": True}),
+        )
+    }
+    found["pipeline_not_trusted"] = refusal(
+        pipeline, "translation", model=coded_repo_id, trust_remote_code=False
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A script's frame: options in, one line of error out, and an exit status that can be trusted."""
+"""A command's frame: options in, one line of error out, and an exit status that can be trusted."""
 
 import logging
 import sys
@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub.errors import StrictDataclassDefinitionError
 
 from hf_vanilla import command_line
-from hf_vanilla.command_line import run
+from hf_vanilla.command_line import run, run_and_print
 from hf_vanilla.recipe import read_recipe
 from hf_vanilla.translation import TranslateOptions, translate_file
 
@@ -74,6 +74,27 @@ def test_a_function_may_read_the_arguments(typed):
     assert run(lambda recipe: recipe.train.max_steps, read_recipe) == 7
 
 
+def test_action_and_options_may_be_told_by_name(typed):
+    typed("--max_steps", "7")
+    assert run("builtins:repr", "hf_vanilla.recipe:read_recipe").startswith("Recipe(train=")
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(None, "[]\n"), ("0", "[]\n"), ("1", "")])
+def test_of_several_processes_the_first_prints_the_result(typed, capsys, monkeypatch, rank, shown):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    typed()
+    run_and_print("json:dumps", ["builtins:sorted"])
+    assert capsys.readouterr().out == shown
+
+
+def test_no_result_is_not_printed(typed, capsys):
+    typed("a")
+    run_and_print("logging:captureWarnings", ["builtins:len"])
+    assert capsys.readouterr().out == ""
+
+
 def test_a_dash_may_stand_for_an_underscore(typed):
     typed("--max-steps", "7", "--model.d_model", "64")
     assert run(lambda recipe: recipe.train.max_steps, read_recipe) == 7
@@ -110,6 +131,15 @@ def test_a_mistake_of_ours_keeps_its_traceback(typed):
         run(lambda _: 1 / 0, GreetOptions)
 
 
+def test_a_closed_pipe_is_not_told_as_a_mistake(typed):
+    def action(_):
+        raise BrokenPipeError
+
+    typed("--name", "Ada")
+    with pytest.raises(BrokenPipeError):
+        run(action, GreetOptions)
+
+
 def test_ctrl_c_ends_with_its_own_status(typed, capsys):
     def action(_):
         raise KeyboardInterrupt
@@ -132,14 +162,25 @@ def test_ctrl_c_ends_with_its_own_status(typed, capsys):
     ],
     ids=["missing", "unknown", "wrong kind", "left over", "no value"],
 )
-def test_a_mistyped_command_names_its_option(typed, arguments, message):
+def test_a_mistyped_command_names_its_option_and_has_its_own_status(
+    typed, capsys, arguments, message
+):
     typed(*arguments)
     with pytest.raises(SystemExit) as caught:
         run(lambda _: None, GreetOptions)
-    told = error_of(caught)
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
     assert told.startswith("error: ")
     assert message in told
-    assert "\n" not in told
+    assert told.count("\n") == 1
+
+
+def test_a_section_without_a_value_is_a_mistyped_command_too(typed, capsys):
+    typed("--model.d_model")
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: None, read_recipe)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: --model.d_model needs a value\n"
 
 
 @pytest.mark.parametrize(
@@ -197,3 +238,4 @@ def test_help_lists_the_options(typed, capsys, options, names):
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(name in text for name in names)
+    assert "default: None" not in text

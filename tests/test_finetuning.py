@@ -238,7 +238,7 @@ def test_the_card_tells_what_was_done_and_how_good_it_is(options, arguments, cor
     assert recipe["train_source"] == options.train_source
     assert "adam_beta2" not in recipe  # what is as usual goes without saying
     assert f"Fine-tuned from {base}: 3 steps" in card.text
-    assert "scripts/finetune.py" in card.text
+    assert "hf-vanilla finetune" in card.text
     assert "${" not in card.text
 
 

@@ -16,7 +16,6 @@ from hf_vanilla.hub import (
     CardFacts,
     PushOptions,
     card_template,
-    code_beside_weights,
     model_card,
     push_folder,
 )
@@ -29,7 +28,7 @@ FACTS = {
     "license": "apache-2.0",
     "parameters": 1_234_567,
     "recipe": "max_steps: 7\nmodel:\n  d_model: 16\n",
-    "command": "`scripts/train.py --recipe FILE`",
+    "command": "`hf-vanilla train --recipe FILE`",
     "training": "7 steps in no time for $5.",
     "scores": SCORES,
     "validation_nll": 1.23456,
@@ -207,21 +206,6 @@ def test_a_folder_without_a_model_is_refused_before_anything_is_sent(hub, tmp_pa
     with pytest.raises(ValueError, match=r"has no config\.json"):
         push_folder(PushOptions(model=str(tmp_path), repo_id="me/tiny"))
     assert hub.calls == []
-
-
-def test_code_is_written_only_while_it_is_asked_for(trained, tmp_path):
-    model, _ = trained
-    with code_beside_weights(model):
-        model.save_pretrained(tmp_path / "coded")
-    model.save_pretrained(tmp_path / "plain")
-    assert (tmp_path / "coded/modeling_vanilla.py").is_file()
-    assert not list((tmp_path / "plain").glob("*.py"))
-    configs = [
-        json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8"))
-        for name in ("coded", "plain")
-    ]
-    assert configs[0].pop("auto_map").keys() == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
-    assert configs[0] == configs[1]
 
 
 def test_a_model_folder_without_a_card_can_be_pushed(hub, trained, tmp_path):

@@ -137,7 +137,7 @@ def test_the_papers_decoding_travels_with_the_model(pushed, pulled):
 
 
 def test_a_config_can_be_pushed_alone(pushed, pulled):
-    left_out = {"_name_or_path", "architectures"}
+    left_out = {"_name_or_path", "architectures", "auto_map", "custom_pipelines"}
     for name in pushed["config"].keys() - left_out:
         assert pulled["config"][name] == pushed["config"][name], name
 
@@ -234,6 +234,17 @@ def test_pushed_code_computes_every_number_of_the_package(pushed, visitor, what)
 @pytest.mark.parametrize("what", [*NUMBERS, "decoding"])
 def test_the_script_pushes_code_that_computes_every_number_of_the_package(pushed, visitor, what):
     assert visitor["scripted"][what] == pushed["main"][what]
+
+
+@pytest.mark.parametrize("pushed_by", ["coded", "scripted", "pipeline"])
+def test_pushed_code_brings_the_pipeline_for_translation(pushed, visitor, pushed_by):
+    assert visitor["translations"][pushed_by] == pushed["main"]["translations"]
+
+
+def test_the_pipeline_is_refused_where_its_code_is_not_trusted(visitor):
+    kind, text = visitor["pipeline_not_trusted"]
+    assert kind == "ValueError"
+    assert "trust_remote_code=True" in text
 
 
 def test_the_code_serves_the_bare_model_too(visitor):

@@ -1,5 +1,6 @@
 """One YAML file and a command line: the later value wins, and no misspelled key is swallowed."""
 
+import re
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
-from hf_vanilla.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.recipe import Recipe, TrainRecipe, read_recipe, shipped_recipes
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "scripts" / "recipes"
@@ -395,3 +396,34 @@ def test_help_lists_every_option_and_tells_of_recipe_files(capsys):
 def test_reading_takes_its_arguments_and_not_those_of_the_process(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["x", "--max_steps", "3"])
     assert read_recipe([]).train.max_steps == 100_000
+
+
+# --- shipped recipes ---------------------------------------------------------------------------
+
+
+def test_a_shipped_recipe_is_known_by_its_name_below_the_folder():
+    assert shipped_recipes() == RECIPES
+    assert {"numbers", "table3/D2_dropout_0.2"} <= RECIPES.keys()
+
+
+def test_a_name_reads_the_same_recipe_as_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numbers").mkdir()  # a folder is no recipe
+    by_file = read_recipe(["--recipe", str(RECIPES["numbers"]), "--max_steps", "7"])
+    assert read_recipe(["--recipe", "numbers", "--max_steps", "7"]) == by_file
+
+
+def test_a_file_is_preferred_to_a_shipped_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numbers").write_text("max_steps: 3\n", encoding="utf-8")
+    assert read_recipe(["--recipe", "numbers"]).train.max_steps == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("table3/bas", "did you mean 'table3/base'?"), ("zzz", "there are iwslt14_deen, ")],
+)
+def test_a_recipe_that_is_nowhere_is_told_with_those_there_are(name, hint):
+    told = f"{name}: no such file, and no recipe of that name; {hint}"
+    with pytest.raises(FileNotFoundError, match=re.escape(told)):
+        read_recipe(["--recipe", name])

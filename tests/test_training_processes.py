@@ -93,12 +93,12 @@ def test_one_two_and_four_processes_train_the_same_weights(corpus_files, tmp_pat
             torch.testing.assert_close(other[name], weight, rtol=1e-5, atol=1e-6)
 
 
-def test_accelerate_launches_our_configuration_for_a_cpu(corpus_files, tmp_path):
+def test_accelerate_launches_the_command_by_our_configuration_for_a_cpu(corpus_files, tmp_path):
     recipe = written(small_run.recipe(tmp_path / "run", corpus_files, **STEPS), tmp_path)
     config = ROOT / "scripts" / "accelerate" / "cpu_2_processes.yaml"
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     done = subprocess.run(
-        [*launcher, "scripts/train.py", "--recipe", str(recipe)],
+        [*launcher, "-m", "hf_vanilla", "train", "--recipe", str(recipe)],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -106,6 +106,7 @@ def test_accelerate_launches_our_configuration_for_a_cpu(corpus_files, tmp_path)
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'run'}\n"  # of two processes one prints it
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert "2 processes on cpu" in card
 

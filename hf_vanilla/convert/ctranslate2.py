@@ -50,7 +50,7 @@ QUANTIZATIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCTranslate2Options:
-    """Options of `export_ctranslate2`."""
+    """Write a model for CTranslate2, with its tokenizer and decoding."""
 
     model: str = field(metadata={"help": "folder or Hub id of our model"})
     output: str = field(metadata={"help": "folder for CTranslate2's model"})

@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 from hf_vanilla.configuration_vanilla import VanillaConfig
 from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.saving_vanilla import code_beside_weights
 
 from .fairseq_settings import (
     EXPLAINED,
@@ -164,8 +165,9 @@ def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
             model_max_length=model.config.max_position_embeddings,
         ),
     )
-    model.save_pretrained(output)
-    tokenizer.save_pretrained(output)
+    with code_beside_weights(model, tokenizer):
+        model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
 
 
 def _language(settings: Mapping[str, Any], options: FairseqOptions, side: str) -> str:

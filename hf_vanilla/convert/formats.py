@@ -54,7 +54,8 @@ def read_conversion(arguments: Sequence[str]) -> Conversion:
         parse_options(FormatOptions, asks_help, epilog=epilog)  # ends here, in words
     if name not in FORMATS:
         raise ValueError(f"format={name!r}: choose one of {', '.join(FORMATS)}")
-    return Conversion(format=name, options=parse_options(FORMATS[name][0], rest))
+    chosen = f"--format {name}"
+    return Conversion(format=name, options=parse_options(FORMATS[name][0], rest, chosen=chosen))
 
 
 def convert(conversion: Conversion) -> Path:

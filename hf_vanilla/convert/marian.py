@@ -23,6 +23,7 @@ from transformers import (
 from hf_vanilla.configuration_vanilla import VanillaConfig
 from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.positions_vanilla import sinusoid
+from hf_vanilla.saving_vanilla import code_beside_weights
 
 from .renaming import Names, fill, is_zero_at, rename_to_ours, whole_folder
 
@@ -76,7 +77,7 @@ CHECK_TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class MarianOptions:
-    """Options of `convert_marian`."""
+    """Convert an OPUS-MT or other `MarianMTModel` to one of ours."""
 
     input: str = field(metadata={"help": "MarianMTModel folder or Hub id"})
     output: str = field(metadata={"help": "folder for our model"})
@@ -115,8 +116,9 @@ def convert_marian(options: MarianOptions) -> Path:
         )
         if options.check:
             logger.info("%s", compare(theirs, ours, tokenizer))
-        ours.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        with code_beside_weights(ours, tokenizer):
+            ours.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     return Path(options.output)
 
 

@@ -30,7 +30,7 @@ MARIAN_FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ToMarianOptions:
-    """Options of `convert_to_marian`."""
+    """Convert a model of ours to a `MarianMTModel`."""
 
     input: str = field(metadata={"help": "folder or Hub id of our model"})
     output: str = field(metadata={"help": "folder for the MarianMTModel"})

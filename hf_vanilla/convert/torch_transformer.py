@@ -21,6 +21,7 @@ from hf_vanilla.configuration_vanilla import (
 )
 from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.positions_vanilla import sinusoid
+from hf_vanilla.saving_vanilla import code_beside_weights
 
 from .reading import read_archive
 from .renaming import Names, fill, is_zero_at, rename_to_ours, whole_folder
@@ -36,7 +37,10 @@ ATTENTIONS = {"self_attn": "self_attn", "multihead_attn": "encoder_attn"}
 
 @dataclass(frozen=True, kw_only=True)
 class TorchOptions:
-    """Options of `convert_torch`. Names are those of attributes; empty: the model itself."""
+    """Convert a state dict around `torch.nn.Transformer`.
+
+    Names are those of attributes; empty: the model itself.
+    """
 
     input: str = field(metadata={"help": "file of a state dict: torch.save or safetensors"})
     output: str = field(metadata={"help": "folder for our model"})
@@ -86,7 +90,9 @@ def convert_torch(options: TorchOptions) -> Path:
     with whole_folder(options.output) as folder:
         content = read_archive(options.input, trust_pickle=options.trust_pickle)
         weights = _state_dict(content, options)
-        from_torch(weights, options).save_pretrained(folder)
+        model = from_torch(weights, options)
+        with code_beside_weights(model):
+            model.save_pretrained(folder)
     return Path(options.output)
 
 

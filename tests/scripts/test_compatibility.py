@@ -65,10 +65,13 @@ def check(tmp_path):
 def test_every_end_runs_the_tests_and_a_failure_is_named(check):
     done = check(status={"lowest": 1, "newest": 0})
     assert done.stdout.splitlines() == [
-        f"{end}  -m pytest {ROOT}/tests" for end in ("lowest", "newest")
+        f"{end}  -m {run}"
+        for end in ("lowest", "newest")
+        for run in ("pip check", f"pytest {ROOT}/tests")
     ]
     assert done.returncode == 1
-    assert re.search(r"^error: failed: tests at the lowest versions$", done.stderr, re.MULTILINE)
+    told = "pip check at the lowest versions, tests at the lowest versions"
+    assert re.search(rf"^error: failed: {told}$", done.stderr, re.MULTILINE)
 
 
 def test_the_common_suites_are_taken_from_the_checkout(check):

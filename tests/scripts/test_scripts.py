@@ -158,6 +158,13 @@ def test_push_to_hub_without_a_network_says_so_in_one_line(script, trained_run):
     assert done.stderr.count("\n") == 1
 
 
+def test_the_app_writes_a_space_and_prints_its_folder(script, trained_run, tmp_path):
+    pytest.importorskip("gradio")
+    done = script("app.py", "--model", trained_run, "--write_space", "space")
+    assert done.stdout == "space\n"
+    assert (tmp_path / "space" / "model" / "config.json").is_file()
+
+
 def test_count_parameters_prints_table_3_from_anywhere(script):
     folder = SCRIPTS / "recipes" / "table3"
     done = script("count_parameters.py")

@@ -1,0 +1,182 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Text in, translations out: the pipeline that transformers 5 no longer has.
+
+Shapes: B batch, N `num_return_sequences`, T target.
+"""
+
+from collections.abc import Iterator, Sequence, Sized
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, GenerationMixin
+from transformers.pipelines.base import Pipeline
+
+from .saving_vanilla import code_beside_weights
+
+# what a saved model's config says about the class below, in the form that `pipeline()` reads
+CUSTOM_PIPELINES = {
+    "translation": {
+        "impl": "pipeline_vanilla.VanillaTranslationPipeline",
+        "pt": ["AutoModelForSeq2SeqLM"],
+    }
+}
+
+
+class VanillaTranslationPipeline(Pipeline):
+    """Sentences to translations, with the results of transformers 4's `TranslationPipeline`.
+
+    A text gives a list with one dict per returned sequence; a list of texts gives one dict for
+    each, or a list of dicts where `num_return_sequences` is above 1; a generator or a torch
+    `Dataset` such as `KeyDataset` is read as it is translated, and gives a list of dicts for each
+    text. Results come in the order of the texts. A blank text translates to an empty one.
+
+    Args:
+        model: one that translates; it is put into evaluation mode.
+        tokenizer: its tokenizer.
+        **kwargs: those of every pipeline, such as `device` and `batch_size` (1: each text alone;
+            results do not depend on it beyond rounding), and defaults for those of a call:
+
+            - `return_text`: give `"translation_text"`; on unless `return_tensors` is.
+            - `return_tensors`: give `"translation_token_ids"`, int64 `(T,)` from the start token
+              to the end token; empty for a blank text.
+            - `truncation`: True cuts a text at the tokenizer's `model_max_length` tokens. By
+              default nothing is cut.
+            - `clean_up_tokenization_spaces`: passed on to the tokenizer's `decode`.
+            - anything else, such as `num_beams`: passed on to `model.generate`.
+
+    Raises:
+        ValueError: there is no tokenizer, the model does not translate, or what a call gets is not
+            text.
+
+    Example:
+        >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
+        >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
+        >>> model = VanillaForConditionalGeneration(
+        ...     VanillaConfig(vocab_size=270, d_model=16, encoder_layers=1, decoder_layers=1))
+        >>> translator = VanillaTranslationPipeline(model, tokenizer, max_new_tokens=3)
+        >>> [list(found) for found in translator(["a house", "ein Haus"])]
+        [['translation_text'], ['translation_text']]
+    """
+
+    _load_tokenizer = True
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+
+    def __init__(self, model: GenerationMixin, tokenizer: Any = None, **kwargs: Any) -> None:
+        config = getattr(model, "config", None)
+        if not getattr(config, "is_encoder_decoder", False) or not model.can_generate():
+            raise ValueError(
+                f"a {type(model).__name__} does not translate: give a loaded model for "
+                "sequence-to-sequence, such as VanillaForConditionalGeneration"
+            )
+        if tokenizer is None:
+            raise ValueError("a translation pipeline needs a tokenizer: add tokenizer=...")
+        super().__init__(model=model.eval(), tokenizer=tokenizer, **kwargs)
+
+    def _sanitize_parameters(
+        self,
+        return_tensors: bool | None = None,
+        return_text: bool | None = None,
+        clean_up_tokenization_spaces: bool | None = None,
+        truncation: bool | None = None,
+        **generate_kwargs: Any,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        for name in {"num_beams", "num_return_sequences"} & generate_kwargs.keys():
+            if generate_kwargs[name] < 1:
+                raise ValueError(f"{name}={generate_kwargs[name]}: give a positive number")
+        before = {} if truncation is None else {"truncation": truncation}
+        after = {
+            "return_tensors": return_tensors,
+            "return_text": return_text,
+            "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
+        }
+        after = {name: value for name, value in after.items() if value is not None}
+        told = {**getattr(self, "_postprocess_params", {}), **after}
+        if told.get("return_text") is False and not told.get("return_tensors"):
+            raise ValueError(
+                "return_text=False leaves nothing to return: add return_tensors=True, or drop it"
+            )
+        return before, generate_kwargs, after
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> Any:
+        """Translate a text, a list of texts, or what a generator or dataset gives."""
+        if not isinstance(inputs, str) and isinstance(inputs, Sequence):
+            inputs = list(inputs)  # a tuple, or a column of a dataset
+        elif isinstance(inputs, Iterator):
+            inputs = (text for text in inputs)  # transformers streams from generators only
+        if isinstance(inputs, Sized) and not isinstance(inputs, str) and len(inputs) == 0:
+            return []
+        if isinstance(inputs, list):
+            for text in inputs:
+                _check_text(text)
+        results = super().__call__(inputs, **kwargs)
+        if isinstance(inputs, list) and all(len(found) == 1 for found in results):
+            return [found[0] for found in results]
+        return results
+
+    def preprocess(self, input_: str, truncation: bool = False) -> dict[str, Tensor]:
+        """Ids and mask `(1, S)` of one text, and whether it is blank, bool `(1,)`."""
+        _check_text(input_)
+        row = self.tokenizer(input_, truncation=truncation, return_tensors="pt")
+        return {
+            "input_ids": row["input_ids"],
+            "attention_mask": row["attention_mask"],
+            "is_blank": torch.tensor([not input_.strip()]),
+        }
+
+    def _forward(self, input_tensors: dict[str, Tensor], **generate_kwargs: Any) -> dict:
+        ids, mask = input_tensors["input_ids"], input_tensors["attention_mask"]
+        found = self.model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
+        sequences = found if isinstance(found, Tensor) else found.sequences
+        return {
+            "sequences": sequences.view(ids.shape[0], -1, sequences.shape[-1]),  # (B, N, T)
+            "is_blank": input_tensors["is_blank"],
+        }
+
+    def postprocess(
+        self,
+        model_outputs: dict[str, Tensor],
+        return_tensors: bool = False,
+        return_text: bool | None = None,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> list[dict[str, Any]]:
+        """One record per sequence of one text."""
+        records, is_blank = [], model_outputs["is_blank"].item()
+        for row in model_outputs["sequences"][0]:
+            ids = row[:0] if is_blank else _until_end(row, self.model.generation_config)
+            record: dict[str, Any] = {"translation_token_ids": ids} if return_tensors else {}
+            if not return_tensors if return_text is None else return_text:
+                record["translation_text"] = self.tokenizer.decode(
+                    ids,
+                    skip_special_tokens=True,
+                    clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+                )
+            records.append(record)
+        return records
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
+        """Save model and tokenizer with the code that they and this pipeline need."""
+        with code_beside_weights(self.model, self.tokenizer):
+            self.model.save_pretrained(save_directory, **kwargs)
+            self.tokenizer.save_pretrained(save_directory, **kwargs)
+
+
+def _check_text(text: Any) -> None:
+    if not isinstance(text, str):
+        hint = "; for rows of a dataset use KeyDataset" if isinstance(text, dict) else ""
+        raise ValueError(
+            f"give text or a list of texts, not {type(text).__name__}: {text!r:.60}{hint}"
+        )
+
+
+def _until_end(row: Tensor, generation_config: GenerationConfig) -> Tensor:
+    """The ids `(T,)` up to the first end token; what follows is only there for the batch's sake."""
+    ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
+    is_end = torch.isin(row, torch.tensor([] if ends is None else ends, dtype=row.dtype))
+    if is_end.any():
+        return row[: int(is_end.nonzero()[0]) + 1]
+    real = row.ne(-1 if pad is None else pad).nonzero()
+    return row[: int(real.max()) + 1] if len(real) else row[:1]

@@ -1,0 +1,6 @@
+"""Translate in a browser and see where the model looks: what `make app` runs."""
+
+from hf_vanilla.commands import run_command
+
+if __name__ == "__main__":
+    run_command("app")

@@ -1,0 +1,226 @@
+"""The table of commands, and `hf-vanilla` as a shell sees it."""
+
+import importlib
+import importlib.util
+import logging
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hf_vanilla
+from hf_vanilla import command_line, commands
+from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = [
+    *("train", "finetune", "translate", "translate-corpus", "evaluate", "convert", "export"),
+    *("plot", "push", "app", "train-tokenizer", "average"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_process(monkeypatch):
+    """A command may set up its process; this one goes on."""
+    monkeypatch.setattr(sys, "argv", ["hf-vanilla"])
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(command_line, "disable_progress_bar", lambda: None)
+    level = logging.getLogger("hf_vanilla").level
+    yield
+    logging.getLogger("hf_vanilla").setLevel(level)
+
+
+def test_these_are_the_commands():
+    assert list(COMMANDS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_tells_its_options_and_nothing_of_none(name, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([name, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    usage, empty, description = text.splitlines()[:3]
+    assert usage.startswith(f"usage: hf-vanilla {name} ")
+    assert empty == ""
+    assert not description.startswith(("Options of", "options:"))
+    assert "default: None" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["plot", "attention"], "plot attention --model MODEL --sentence SENTENCE [OPTIONS]"),
+        (["convert", "--format=marian"], "convert --format marian --input INPUT --output OUTPUT"),
+        (["translate"], "translate --model MODEL [OPTIONS]"),
+        (["train"], "train [OPTIONS]"),
+    ],
+    ids=str,
+)
+def test_a_usage_line_can_be_typed_as_it_stands(arguments, usage, capsys):
+    with pytest.raises(SystemExit):
+        main([*arguments, "--help"])
+    assert f"usage: hf-vanilla {usage}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_in_the_table_exists(name):
+    for place in (COMMANDS[name].action, *COMMANDS[name].options):
+        module, thing = place.split(":")
+        assert callable(getattr(importlib.import_module(module), thing))
+
+
+def test_a_script_calls_its_command_and_every_command_has_a_script():
+    called = set()
+    for path in (ROOT / "scripts").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        called |= {name for name in NAMES if f'run_command("{name}")' in text}
+    assert called == set(NAMES)
+
+
+# --- the whole ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["--help", "-h", "help"])
+def test_help_lists_every_command_with_what_it_does(asked, capsys):
+    assert main([asked]) == 0
+    text = capsys.readouterr().out
+    assert text == overview() + "\n"
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in text
+        assert command.help in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"hf-vanilla {hf_vanilla.__version__}\n"
+
+
+def test_no_command_shows_the_help_as_a_mistake(capsys):
+    assert main([]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", overview() + "\n")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("trian", "no command 'trian'; did you mean 'train'?"),
+        ("translate_corpus", "no command 'translate_corpus'; did you mean 'translate-corpus'?"),
+        ("zzz", f"no command 'zzz'; there are {', '.join(NAMES)}"),
+        ("--model", "the command comes first: hf-vanilla COMMAND --model"),
+    ],
+)
+def test_a_mistyped_command_is_one_line_and_status_two(typed, message, capsys):
+    assert main([typed, "x"]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_help_needs_neither_the_package_nor_torch():
+    code = (
+        "import runpy, sys\n"
+        "sys.argv[1:] = ['--help']\n"
+        f"main = runpy.run_path({str(ROOT / 'scripts' / 'hf_vanilla_command.py')!r})['main']\n"
+        "print(main(), {'hf_vanilla', 'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout == overview() + "\n0 set()\n"
+
+
+@pytest.mark.parametrize(("typed", "status"), [(["--help"], 0), (["trian"], 2)])
+def test_the_program_passes_the_status_on(typed, status):
+    command = [sys.executable, str(ROOT / "scripts" / "hf_vanilla_command.py"), *typed]
+    done = subprocess.run(
+        command, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == status
+
+
+def test_without_the_package_the_program_says_so(monkeypatch):
+    program = runpy.run_path(str(ROOT / "scripts" / "hf_vanilla_command.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SystemExit, match="error: hf_vanilla is not installed"):
+        program["main"]()
+
+
+# --- running one -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["train", "--recipe", "numbrs"], 1, "did you mean 'numbers'?"),
+        (["train", "--max_stepz", "3"], 2, "did you mean --max_steps?"),
+        (["evaluate"], 2, "missing: --model, --reference, --source; see --help"),
+        (["evaluate", "--model", "m", "--source", "s", "--reference", "r"], 1, "no such file"),
+        (["push", "--model", "nowhere", "--repo_id", "me/x"], 1, "nowhere: no such folder"),
+        (["plot"], 2, "first comes one of attention, positions"),
+        (["plot", "atention"], 2, "did you mean 'attention'?"),
+        (["app", "--port", "0"], 1, "port=0: give a number from 1 to 65535"),
+        (["convert", "--format", "onnx"], 1, "choose one of fairseq, marian, to-marian, torch"),
+        (["average", "--run", "nowhere", "--output", "mean"], 1, "nowhere"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_one_line_and_its_status(
+    arguments, status, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    code = caught.value.code  # a text is what the interpreter prints before it ends with 1
+    told = code if isinstance(code, str) else capsys.readouterr().err.rstrip("\n")
+    assert (1 if isinstance(code, str) else code) == status
+    assert told.startswith("error: ")
+    assert message in told
+    assert "\n" not in told
+
+
+def test_ctrl_c_while_the_libraries_are_read_is_no_traceback(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands.importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as caught:
+        run_command("train", [])
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_reader_that_has_seen_enough_is_no_mistake():
+    command = [sys.executable, str(ROOT / "scripts" / "hf_vanilla_command.py"), "--help"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_result_is_printed(monkeypatch, capsys):
+    monkeypatch.setitem(COMMANDS, "count", Command("count", "builtins:len", ("builtins:sorted",)))
+    assert main(["count", "a", "b"]) == 0
+    assert capsys.readouterr().out == "2\n"
+
+
+@pytest.mark.slow
+def test_as_a_module_it_translates_stdin(trained_run):
+    done = subprocess.run(
+        [sys.executable, "-m", "hf_vanilla", "translate", "--model", trained_run],
+        input="one two\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "eins zwei\n"), done.stderr
