@@ -228,6 +228,10 @@ class Reader:
         for name in ("demo", "mine"):
             if not self.makes(name, text):
                 shutil.copytree(desk.model, folder / "runs" / name)
+                # it has sinusoids for any length, and was trained on a few words only
+                told = folder / "runs" / name / "tokenizer_config.json"
+                settings = json.loads(told.read_text("utf-8")) | {"model_max_length": 128}
+                told.write_text(json.dumps(settings), encoding="utf-8")
 
     @staticmethod
     def makes(name, text):

@@ -168,6 +168,7 @@ RULES = (
     Rule("scripts/train.py", "minutes to days", f"{TINY} --decoding.max_new_tokens 9"),
     Rule("scripts/demo.py", "two minutes", f"{TINY} --decoding.max_new_tokens 3"),
     Rule("scripts/finetune.py", "epochs", "--max_steps 2 --use_cpu True --report_to none"),
+    Rule("scripts/app.py", "it serves until it is stopped", instead=only_options),
     Rule("scripts/translate_corpus.py", "Ray", instead=only_options, holds="--workers"),
     Rule("scripts/benchmarks/train.py", "6 processes, minutes", instead=only_options),
     Rule("scripts/benchmarks/generate.py", "minutes", instead=only_options),
