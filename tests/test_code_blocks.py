@@ -74,7 +74,10 @@ DECLARED = (
     Declared("model_card.md", "$recipe", "a template, filled by each run"),
     Declared("model_card.md", "$scores", "a template, filled by each run"),
 )
-NEEDS = (Needs("docs/deploy.md", "OnnxExporter", "onnx"),)
+NEEDS = (
+    Needs("docs/deploy.md", "OnnxExporter", "onnx"),
+    Needs("docs/visualization.md", "bertviz", "bertviz"),
+)
 
 
 # --- the pages ----------------------------------------------------------------------------------

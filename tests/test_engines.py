@@ -140,7 +140,7 @@ def test_a_setting_it_does_not_have_is_refused(exported):
 
 
 def test_a_folder_of_the_other_engine_is_refused_either_way(exported, trained_run, tmp_path):
-    with pytest.raises(ValueError, match=r"no export for CTranslate2 .*export_ctranslate2\.py"):
+    with pytest.raises(ValueError, match=r"no export for CTranslate2 .*hf-vanilla export"):
         CTranslate2Engine(trained_run)
     with pytest.raises(ValueError, match="is a model for CTranslate2: translate with --engine"):
         load_translator(str(exported))
