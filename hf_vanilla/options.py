@@ -29,6 +29,7 @@ def parse_options(
     *,
     epilog: str | None = None,
     chosen: str = "",
+    elsewhere: Collection[str] = (),
 ) -> Any:
     """One dataclass of options, or a tuple of several, from command-line arguments.
 
@@ -37,6 +38,8 @@ def parse_options(
         arguments: as in `sys.argv[1:]`.
         epilog: last words of `--help`.
         chosen: what was read from the command line before, for the usage line of `--help`.
+        elsewhere: options that the caller reads, such as `model.d_model`, to be suggested where one
+            is given without its section.
 
     Raises:
         UsageError: an option is unknown, missing or of the wrong type.
@@ -57,8 +60,8 @@ def parse_options(
     given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
     missing = sorted(required - given)
     misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
-    if misspelled:
-        check_names("options", dict.fromkeys(misspelled), known, error=UsageError)
+    for name in set(misspelled) - set(known):
+        raise UsageError(f"unknown: --{name}; {_meant(name, known, elsewhere)}")
     if missing and not {"-h", "--help"} & set(arguments):
         raise UsageError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
     try:
@@ -68,11 +71,16 @@ def parse_options(
     except ArgumentError as error:
         raise UsageError(str(error)) from None
     if unknown:
-        name = unknown[0].split("=")[0].removeprefix("--")
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean --{close[0]}?" if close else "see --help"
+        hint = _meant(unknown[0].split("=")[0].removeprefix("--"), known, elsewhere)
         raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
     return parsed[0] if isinstance(options, type) else tuple(parsed)
+
+
+def _meant(name: str, known: Collection[str], elsewhere: Collection[str]) -> str:
+    """Which option stands for one that is not there, in words."""
+    close = [option for option in elsewhere if option.rpartition(".")[2] == name]
+    close = close or difflib.get_close_matches(name, known, n=1)
+    return f"did you mean --{close[0]}?" if close else "see --help"
 
 
 def _is_required(option: Field) -> bool:

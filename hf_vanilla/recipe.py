@@ -296,7 +296,13 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         values["trackers"] = ",".join(map(str, values["trackers"])) or "none"
     # a recipe is a command line written down: one parser reads both, and the later value wins
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
-    train = parse_options(TrainRecipe, [*written, *arguments], epilog=RECIPE_HELP)
+    train = parse_options(
+        TrainRecipe,
+        [*written, *arguments],
+        epilog=RECIPE_HELP,
+        elsewhere=[f"model.{name}" for name in VanillaConfig().to_dict()]
+        + [f"decoding.{name}" for name in GenerationConfig().to_dict()],
+    )
     return Recipe(train=train, **sections)
 
 

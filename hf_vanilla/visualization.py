@@ -91,9 +91,9 @@ def save_attention(
     places = [f"layer {row}" for row in rows]
     names = [f"mean of {heads} heads"] if columns is None else [f"head {c}" for c in columns]
     if len(places) == 1:
-        title += f", {places[0]} of 0-{layers - 1}"
+        title += f", {places[0]} (0 to {layers - 1})"
     if len(names) == 1:
-        title += f", {names[0]}" + ("" if columns is None else f" of 0-{heads - 1}")
+        title += f", {names[0]}" + ("" if columns is None else f" (0 to {heads - 1})")
     save_heat_maps(
         grid,
         path,

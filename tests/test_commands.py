@@ -157,6 +157,8 @@ def test_without_the_package_the_program_says_so(monkeypatch):
     [
         (["train", "--recipe", "numbrs"], 1, "did you mean 'numbers'?"),
         (["train", "--max_stepz", "3"], 2, "did you mean --max_steps?"),
+        (["train", "--vocab_size", "600"], 2, "did you mean --model.vocab_size?"),
+        (["train", "--num_beams", "5"], 2, "did you mean --decoding.num_beams?"),
         (["evaluate"], 2, "missing: --model, --reference, --source; see --help"),
         (["evaluate", "--model", "m", "--source", "s", "--reference", "r"], 1, "no such file"),
         (["push", "--model", "nowhere", "--repo_id", "me/x"], 1, "nowhere: no such folder"),

@@ -52,7 +52,7 @@ def test_what_was_read_is_drawn(tmp_path):
         (["--model", "m"], "missing: which picture"),
         (["atention"], "unknown key 'atention'; did you mean 'attention'"),
         (["attention", "--model", "m"], "missing: --sentence"),
-        (["curves", "--runs", "a"], "unknown key 'runs'; did you mean 'run'"),
+        (["curves", "--runs", "a"], "unknown: --runs; did you mean --run?"),
         (["schedule", "--d_model", "wide"], "d_model"),
     ],
     ids=str,

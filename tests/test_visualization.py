@@ -60,14 +60,14 @@ def weights_of(axes):
 def test_the_last_layers_mean_is_drawn_unless_told(drawn, seen, kind):
     (axes,), title, _ = drawn(kind=kind)
     assert torch.equal(weights_of(axes), getattr(seen, kind)[2].mean(0))
-    assert title.endswith(", layer 2 of 0-2, mean of 2 heads")
+    assert title.endswith(", layer 2 (0 to 2), mean of 2 heads")
 
 
 @pytest.mark.parametrize(("layer", "head"), [("0", "1"), ("-3", "-1")])
 def test_layer_and_head_choose_their_weights(drawn, seen, layer, head):
     (axes,), title, _ = drawn(layer=layer, head=head)
     assert torch.equal(weights_of(axes), seen.cross[0, 1])
-    assert title == "Cross-attention, layer 0 of 0-2, head 1 of 0-1"
+    assert title == "Cross-attention, layer 0 (0 to 2), head 1 (0 to 1)"
 
 
 def test_all_heads_of_a_layer_stand_side_by_side(drawn, seen):
@@ -75,7 +75,7 @@ def test_all_heads_of_a_layer_stand_side_by_side(drawn, seen):
     assert [axes.get_title() for axes in maps] == ["head 0", "head 1"]
     for head, axes in enumerate(maps):
         assert torch.equal(weights_of(axes), seen.cross[1, head])
-    assert title.splitlines()[0] == "Cross-attention, layer 1 of 0-2"
+    assert title.splitlines()[0] == "Cross-attention, layer 1 (0 to 2)"
 
 
 def test_all_layers_and_heads_make_a_grid(drawn, seen):

@@ -10,7 +10,6 @@ knows no other end, and scores hypotheses by their length's first power.
 """
 
 import importlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from train_engines import peak_megabytes
 from transformers import AutoTokenizer, MarianMTModel, PreTrainedTokenizerBase
 
 from hf_vanilla import VanillaForConditionalGeneration
@@ -202,7 +202,7 @@ def run_alone(options: BenchmarkOptions) -> str:
     ways = {str(options.only): engines(options, folder)[str(options.only)]()}
     dealt, _ = batches(options, max(options.sizes), AutoTokenizer.from_pretrained(folder / "ours"))
     race(options, ways, dealt[:4])
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}"
+    return f"{peak_megabytes():.0f}"
 
 
 def ratios(seen: dict[str, list[Any]], name: str) -> str:

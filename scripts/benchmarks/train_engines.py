@@ -4,6 +4,7 @@ import resource
 import time
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,11 @@ def shares(engine: Any, batch: dict[str, Tensor]) -> dict[str, float]:
 
 
 def peak_megabytes() -> float:
-    """The most memory this process has held so far."""
+    """The most memory this process has held so far; its parent's does not count (Linux)."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (one for one in status.read_text().splitlines() if one.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
