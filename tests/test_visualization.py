@@ -94,7 +94,7 @@ def test_one_head_of_all_layers(drawn, seen):
     maps, title, _ = drawn(layer="all", head="1")
     for layer, axes in enumerate(maps):
         assert torch.equal(weights_of(axes), seen.cross[layer, 1])
-    assert title.startswith("Cross-attention, head 1 of 0-1\n")
+    assert title.startswith("Cross-attention, head 1 (0 to 1)\n")
 
 
 def test_panels_share_one_scale_that_ends_at_the_heaviest_weight(drawn, seen):
