@@ -148,7 +148,7 @@ class VanillaAttention(nn.Module):
         Returns:
             `(B, T, D)` and the weights `(B, H, T, S)`, None where the implementation keeps none.
         """
-        query = _split_heads(self.q_proj(query_input), self.head_dim)
+        query = split_heads(self.q_proj(query_input), self.head_dim)
         key, value = self._keys_and_values(key_input, value_input, past_key_values)
         implementation = self.config._attn_implementation
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
@@ -174,13 +174,14 @@ class VanillaAttention(nn.Module):
         if is_of_source and cache.is_updated.get(self.layer_idx):
             kept = cache.cross_attention_cache.layers[self.layer_idx]
             return kept.keys, kept.values
-        key = _split_heads(self.k_proj(key_input), self.head_dim)
-        value = _split_heads(self.v_proj(value_input), self.v_head_dim)
+        key = split_heads(self.k_proj(key_input), self.head_dim)
+        value = split_heads(self.v_proj(value_input), self.v_head_dim)
         if is_of_source:
             cache.is_updated[self.layer_idx] = True
             cache = cache.cross_attention_cache
         return (key, value) if cache is None else cache.update(key, value, self.layer_idx)
 
 
-def _split_heads(projected: Tensor, width: int) -> Tensor:
-    return projected.unflatten(-1, (-1, width)).transpose(1, 2)  # (B, H, L, width)
+def split_heads(projected: Tensor, width: int) -> Tensor:
+    """`(B, L, H * width)` as `(B, H, L, width)`."""
+    return projected.unflatten(-1, (-1, width)).transpose(1, 2)

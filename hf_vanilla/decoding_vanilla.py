@@ -9,22 +9,29 @@ V vocabulary.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
+from .attention_vanilla import VanillaAttention, eager_attention, split_heads
 from .cache_vanilla import SearchCache
+from .layers_vanilla import VanillaDecoderLayer
+from .positions_vanilla import LearnedPositions
 from .stacks_vanilla import VanillaPreTrainedModel
+
+# sinusoids of so many places are computed at once
+PLACES_AHEAD = 64
 
 
 class SearchedDecoder:
     """The decoder as one search sees it: it is told the newest words and remembers the rest.
 
     Args:
-        model: the whole model, `VanillaForConditionalGeneration`.
+        model: the whole model, `VanillaForConditionalGeneration`, in evaluation mode.
         encoder_hidden_states: `(B, S, D)`.
         attention_mask: `(B, S)`, 1 = real token; None: all are.
         beams: n.
+        reuses_logits: each step may overwrite the logits of the last.
     """
 
     def __init__(
@@ -33,6 +40,8 @@ class SearchedDecoder:
         encoder_hidden_states: Tensor,
         attention_mask: Tensor | None,
         beams: int,
+        *,
+        reuses_logits: bool = False,
     ) -> None:
         self.decoder = model.base_model.decoder
         self.lm_head = model.get_output_embeddings()
@@ -40,8 +49,11 @@ class SearchedDecoder:
         self.beams = beams
         self.cache = SearchCache()
         self.places = 0
-        # (b, n, slots) bool: what each beam descends from; None while there is but one line
-        self.seen: Tensor | None = None
+        self.positions: list[Tensor] = []  # of the next places, the nearest last
+        # (b, n, slots), 0 for what a beam descends from, else -inf; None while there is one line
+        self.mask: Tensor | None = None
+        self.reuses_logits = reuses_logits
+        self.logits, self.between = ReusedProduct(), ReusedProduct()
         self.source_masks = [
             create_bidirectional_mask(
                 config=model.config,
@@ -55,40 +67,51 @@ class SearchedDecoder:
     def read_prompt(self, input_ids: Tensor) -> Tensor:
         """Logits `(B * n, V)` after the prompt `(B, P)`, which is read once for all beams."""
         hidden_states = self.decoder.embed(input_ids, None, None)  # (B, P, D)
-        mask = self.source_masks[0]
+        source_mask = self.source_masks[0]
         length = input_ids.shape[1]
-        if mask is not None:
-            mask = mask.expand(-1, -1, length, -1)
-        hidden_states = self._through_layers(hidden_states, None, mask)[:, -1:]
+        if source_mask is not None:
+            source_mask = source_mask.expand(-1, -1, length, -1)
+        for layer in self.decoder.layers:
+            hidden_states = layer(
+                hidden_states,
+                None,
+                self.encoder_hidden_states,
+                source_mask,
+                past_key_values=self.cache,
+            )
+        hidden_states = hidden_states[:, -1:]
         self.places = length
         if self.beams > 1:
-            shape = (len(input_ids), self.beams, length)
-            self.seen = torch.ones(shape, dtype=torch.bool, device=input_ids.device)
+            self.mask = hidden_states.new_zeros((len(input_ids), self.beams, length))
         logits = self.lm_head(self.decoder.layer_norm(hidden_states))
         return logits.expand(-1, self.beams, -1).flatten(0, 1)
 
     def read(self, input_ids: Tensor) -> Tensor:
         """Logits `(b * n, V)` after one more word of each beam, `(b, n)`."""
         rows, beams = input_ids.shape
-        embedded = self.decoder.embed(input_ids.reshape(-1, 1), None, None, self.places)
+        decoder = self.decoder
+        vectors = decoder.embed_tokens(input_ids) * decoder.embed_scale
+        hidden_states = vectors + self._position(vectors)
         mask = None
-        if self.seen is not None:
-            itself = torch.eye(beams, dtype=torch.bool, device=input_ids.device)
-            self.seen = torch.cat((self.seen, itself.expand(rows, -1, -1)), dim=2)
-            # as a float, or each layer would make it one
-            mask = torch.zeros(self.seen.shape, dtype=embedded.dtype, device=embedded.device)
-            mask = mask.masked_fill_(~self.seen, float("-inf")).unsqueeze(1)  # (b, 1, n, slots)
-        hidden_states = self._through_layers(
-            embedded.view(rows, beams, -1), mask, self.source_masks[1]
-        )
+        if self.mask is not None:
+            itself = self.mask.new_full((beams, beams), float("-inf")).fill_diagonal_(0)
+            self.mask = torch.cat((self.mask, itself.expand(rows, -1, -1)), dim=2)
+            mask = self.mask.unsqueeze(1)  # (b, 1, n, slots)
+        for layer in decoder.layers:
+            hidden_states = read_by_layer(
+                layer, hidden_states, mask, self.source_masks[1], self.cache, self.between
+            )
         self.places += 1
-        return self.lm_head(self.decoder.layer_norm(hidden_states)).flatten(0, 1)
+        hidden_states = decoder.layer_norm(hidden_states).flatten(0, 1)
+        if self.reuses_logits:
+            return self.logits(self.lm_head, hidden_states)
+        return self.lm_head(hidden_states)
 
     def follow(self, parents: Tensor) -> None:
         """Beam i of each sentence goes on where beam `parents[:, i]` was; `(b, n)` int64."""
-        if self.seen is not None:
-            index = parents.unsqueeze(-1).expand(-1, -1, self.seen.shape[-1])
-            self.seen = self.seen.gather(1, index)
+        if self.mask is not None:
+            index = parents.unsqueeze(-1).expand(-1, -1, self.mask.shape[-1])
+            self.mask = self.mask.gather(1, index)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with some sentences only, as `SearchCache.keep` says."""
@@ -96,25 +119,99 @@ class SearchedDecoder:
         # read at the first step only; from then on the layers look at its rows, not into them
         self.encoder_hidden_states = self.encoder_hidden_states[: len(rows)]
         self.source_masks = [None if mask is None else mask[rows] for mask in self.source_masks]
-        self.seen = None if self.seen is None else self.seen[rows]
+        self.mask = None if self.mask is None else self.mask[rows]
 
     def all_keys_and_values(self) -> EncoderDecoderCache:
         """The cache that transformers' own search would return."""
-        seen = self.seen
-        if seen is None:
-            keys = self.cache.self_attention_cache.layers[0].keys
-            seen = keys.new_ones((len(keys), 1, keys.shape[2]), dtype=torch.bool)
-        return self.cache.per_beam(seen)
+        if self.mask is not None:
+            return self.cache.per_beam(self.mask == 0)
+        keys = self.cache.self_attention_cache.layers[0].keys
+        return self.cache.per_beam(keys.new_ones((len(keys), 1, keys.shape[2]), dtype=torch.bool))
 
-    def _through_layers(
-        self, hidden_states: Tensor, mask: Tensor | None, source_mask: Tensor | None
-    ) -> Tensor:
-        for layer in self.decoder.layers:
-            hidden_states = layer(
-                hidden_states,
-                mask,
-                self.encoder_hidden_states,
-                source_mask,
-                past_key_values=self.cache,
-            )
-        return hidden_states
+    def _position(self, like: Tensor) -> Tensor:
+        """Position of the newest words, `(D,)`."""
+        if not self.positions:
+            table = self.decoder.embed_positions
+            ahead = 1 if isinstance(table, LearnedPositions) else PLACES_AHEAD  # it has an end
+            self.positions = list(table(ahead, self.places, like).flip(0))
+        return self.positions.pop()
+
+
+class ReusedProduct:
+    """Outputs of linear layers, each written over the one before it.
+
+    A new array of the size of all logits costs a CPU as much time as what is computed in it.
+    """
+
+    def __init__(self) -> None:
+        self.storage: Tensor | None = None
+
+    def __call__(self, linear: nn.Module, states: Tensor) -> Tensor:
+        """What `linear` says of `(m, in)`, `(m, out)`; a layer of another kind makes a new array."""
+        is_plain = type(linear) is nn.Linear and type(linear.weight) is nn.Parameter
+        if not is_plain or torch.is_autocast_enabled(states.device.type):
+            return linear(states)
+        weight, bias = linear.weight, linear.bias
+        if self.storage is None or self.storage.shape[1] != len(weight):
+            self.storage = states.new_empty((len(states), len(weight)))
+        out = self.storage[: len(states)]
+        if bias is None:
+            return torch.mm(states, weight.t(), out=out)
+        return torch.addmm(bias, states, weight.t(), out=out)
+
+
+def read_by_layer(
+    layer: VanillaDecoderLayer,
+    hidden_states: Tensor,
+    mask: Tensor | None,
+    source_mask: Tensor | None,
+    cache: SearchCache,
+    between: ReusedProduct,
+) -> Tensor:
+    """`VanillaDecoderLayer.forward` for the newest words, when the source is in the cache.
+
+    What training and recording need of it would take a quarter of a small model's time.
+
+    Args:
+        layer: in evaluation mode.
+        hidden_states: `(b, n, D)`.
+        mask: `(b, 1, n, slots)`, added to the scores; None: every slot counts.
+        source_mask: `(b, 1, n, S)` in the form of the attention implementation; None: all.
+        cache: grows by these words.
+        between: where the feed-forward layers' inner values go.
+    """
+    own = layer.self_attn
+    query = split_heads(own.q_proj(hidden_states), own.head_dim)
+    keys, values = cache.self_attention_cache.update(
+        split_heads(own.k_proj(hidden_states), own.head_dim),
+        split_heads(own.v_proj(hidden_states), own.v_head_dim),
+        own.layer_idx,
+    )
+    attended = own.out_proj(means_of_values(own, query, keys, values, mask))
+    hidden_states = layer.self_attn_layer_norm(hidden_states + attended)
+
+    cross = layer.encoder_attn
+    source = cache.cross_attention_cache.layers[cross.layer_idx]
+    query = split_heads(cross.q_proj(hidden_states), cross.head_dim)
+    attended = cross.out_proj(
+        means_of_values(cross, query, source.keys, source.values, source_mask)
+    )
+    hidden_states = layer.encoder_attn_layer_norm(hidden_states + attended)
+
+    inner = between(layer.fc1, hidden_states.flatten(0, 1))
+    is_relu = type(layer.activation_fn) is nn.ReLU
+    inner = inner.relu_() if is_relu else layer.activation_fn(inner)
+    fed = layer.fc2(inner).view_as(hidden_states)
+    return layer.final_layer_norm(hidden_states + fed)
+
+
+def means_of_values(
+    module: VanillaAttention, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Attention by the model's implementation, `"eager"` or `"sdpa"`; heads side by side."""
+    if module.config._attn_implementation == "eager":
+        return eager_attention(module, query, keys, values, mask, scaling=module.scaling)[0].flatten(2)
+    attended = nn.functional.scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=module.scaling
+    )
+    return attended.transpose(1, 2).flatten(2)

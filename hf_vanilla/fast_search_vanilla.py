@@ -14,8 +14,10 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.generation import logits_process, stopping_criteria
 from transformers.modeling_outputs import BaseModelOutput
 
+from .attention_vanilla import VanillaAttention
 from .decoding_vanilla import SearchedDecoder
 from .generation_vanilla import SourceLengthCriteria, SourceLengthEnd
+from .layers_vanilla import VanillaDecoderLayer
 from .search_vanilla import Search, beam_search, greedy_search
 from .stacks_vanilla import VanillaDecoder, VanillaPreTrainedModel
 
@@ -87,20 +89,24 @@ def fast_search(
     if not is_as_built(model):
         return None
     beams = config.num_beams
-    states = kwargs["encoder_outputs"].last_hidden_state[::beams]
-    mask = kwargs.get("attention_mask")
-    decoder = SearchedDecoder(model, states, None if mask is None else mask[::beams], beams)
+    is_unseen = (
+        streamer is None
+        and not config.return_dict_in_generate
+        and all(type(each) in ROWWISE_PROCESSORS for each in processors)
+        and all(type(each) in ROWWISE_CRITERIA for each in criteria)
+    )
     search = Search(
         mixin=model,
         config=config,
         processors=processors,
         criteria=criteria,
-        may_leave=streamer is None
-        and not config.return_dict_in_generate
-        and all(type(each) in ROWWISE_PROCESSORS for each in processors)
-        and all(type(each) in ROWWISE_CRITERIA for each in criteria),
+        is_unseen=is_unseen,
         streamer=streamer,
     )
+    states = kwargs["encoder_outputs"].last_hidden_state[::beams]
+    mask = kwargs.get("attention_mask")
+    mask = None if mask is None else mask[::beams]
+    decoder = SearchedDecoder(model, states, mask, beams, reuses_logits=is_unseen)
     return (beam_search if beams > 1 else greedy_search)(search, decoder, input_ids)
 
 
@@ -149,7 +155,16 @@ def is_as_built(model: VanillaPreTrainedModel) -> bool:
         and model.config._attn_implementation in ("eager", "sdpa")
         and not hasattr(model, "hf_device_map")
         and type(decoder).forward is VanillaDecoder.forward
+        and all(is_own_layer(layer) for layer in decoder.layers)
         and not any(is_changed(module) for module in model.modules())
+    )
+
+
+def is_own_layer(layer: Any) -> bool:
+    """Whether a decoder layer computes what `read_by_layer` does."""
+    attentions = (layer.self_attn, layer.encoder_attn)
+    return type(layer) is VanillaDecoderLayer and all(
+        type(attention) is VanillaAttention for attention in attentions
     )
 
 

@@ -92,6 +92,7 @@ class SourceLengthEnd(LogitsProcessor):
 
     def __init__(self, max_lengths: Tensor, end_ids: int | list[int]) -> None:
         self.max_lengths = max_lengths
+        self.first_limit = int(max_lengths.min())
         self.end_ids = end_ids
 
     def keep(self, rows: Tensor) -> None:
@@ -100,6 +101,8 @@ class SourceLengthEnd(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Scores `(B * n, V)` of the next word, where it is the last: 0 for an end, else -inf."""
+        if input_ids.shape[1] + 1 < self.first_limit:
+            return scores
         is_last = input_ids.shape[1] + 1 >= limit_of_each(input_ids, self.max_lengths)
         ends = torch.full_like(scores, float("-inf"))
         ends[:, self.end_ids] = 0

@@ -89,7 +89,7 @@ class Search:
         config: generation config of this call.
         processors: logits processors.
         criteria: stopping criteria.
-        may_leave: False where somebody wants to see every sentence to the end.
+        is_unseen: nobody looks at a step: finished sentences may leave, and arrays be reused.
         streamer: hears each word of a greedy search.
     """
 
@@ -97,7 +97,7 @@ class Search:
     config: GenerationConfig
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
-    may_leave: bool
+    is_unseen: bool
     streamer: Any = None
 
 
@@ -115,7 +115,7 @@ def beam_search(search: Search, decoder: SearchedDecoder, input_ids: Tensor) -> 
         decoder.follow(parents)
         if not may_go_on or not any(is_open):
             break
-        if search.may_leave and not all(is_open):
+        if search.is_unseen and not all(is_open):
             rows = torch.tensor(filled_up(is_open), device=input_ids.device)
             beams.write_into(results)
             for each in (beams, decoder, *sentence_limits(search)):
@@ -133,7 +133,7 @@ def greedy_search(search: Search, decoder: SearchedDecoder, input_ids: Tensor) -
         is_open = state.advance(logits)
         if not any(is_open):
             break
-        if search.may_leave and state.has_end and not all(is_open):
+        if search.is_unseen and state.has_end and not all(is_open):
             rows = torch.tensor(filled_up(is_open), device=input_ids.device)
             for each in (state, decoder, *sentence_limits(search)):
                 each.keep(rows)
@@ -183,7 +183,8 @@ class GreedySearch:
 
     def advance(self, logits: Tensor) -> list[bool]:
         """Say one more word in each sentence, by logits `(b, V)`; which of them are open still."""
-        logits = logits.to(torch.float32, copy=True)  # processors may write into them
+        # processors may write into them
+        logits = logits.to(torch.float32, copy=not self.search.is_unseen)
         scores = self.search.processors(self.sequences, logits)
         if self.scores is not None:
             self.scores += (scores,)
@@ -249,6 +250,7 @@ class BeamSearch:
         # as many as are needed if each beam and each end token should meet
         self.candidates = max(2, 1 + (0 if ends is None else len(ends))) * self.beams
         self.scores, self.logits = kept_records(search.config)
+        self.log_probs: Tensor | None = None  # of the last step, to be overwritten
 
     def advance(self, beams: Beams, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Say one more word in each beam.
@@ -269,7 +271,9 @@ class BeamSearch:
         origins[:, :, self.length - self.prompt] = (parents + first_rows.unsqueeze(1)).int()
         is_end = self.search.criteria(sequences[:, :, : self.length + 1].flatten(0, 1), self.scores)
         is_end = is_end.view(len(sequences), self.candidates)
-        self._finish(beams, sequences, scores, origins, is_end)
+        # a GPU would have to catch up to tell
+        if is_end.device.type != "cpu" or is_end.any():
+            self._finish(beams, sequences, scores, origins, is_end)
         open_scores = scores + is_end.to(torch.float32) * LOWEST
         beams.running_scores, best = torch.topk(open_scores, k=self.beams)
         beams.running = _of_beams(sequences, best)
@@ -281,7 +285,10 @@ class BeamSearch:
     def _candidates(self, beams: Beams, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Score, beam and word of the likeliest continuations of each sentence, each `(b, 2n)`."""
         logits = logits.to(torch.float32)
-        log_probs = torch.nn.functional.log_softmax(logits, dim=-1)
+        if self.log_probs is None:
+            self.log_probs = torch.empty_like(logits)
+        out = self.log_probs[: len(logits)] if self.search.is_unseen else None
+        log_probs = torch.log_softmax(logits, dim=-1, out=out)
         log_probs = self.search.processors(
             beams.running[:, :, : self.length].flatten(0, 1), log_probs
         )
@@ -291,7 +298,9 @@ class BeamSearch:
             self.scores += (log_probs,)
         words = log_probs.shape[-1]
         # over all beams at once, since among equals topk picks by place
-        sums = log_probs.view(-1, self.beams, words) + beams.running_scores.unsqueeze(-1)
+        sums = log_probs.view(-1, self.beams, words)
+        running = beams.running_scores.unsqueeze(-1)
+        sums = sums.add_(running) if self.search.is_unseen else sums + running
         scores, index = sums.flatten(1).topk(self.candidates)
         return scores, index // words, index % words
 
