@@ -8,18 +8,29 @@ ever moved; which slots a beam descends from is told by a mask.
 Shapes: B sentences, H heads, n beams, K head width, L tokens.
 """
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
-FIRST_SLOTS = 32
+# places that fit before storage must grow
+FIRST_PLACES = 32
 
 
 class GrowingLayer(DynamicLayer):
     """One layer's keys and values in storage that doubles when it is full.
 
     `keys` and `values` are views of what is filled, `(B, H, slots, K)`.
+
+    Args:
+        slots: room at first.
     """
+
+    def __init__(self, slots: int) -> None:
+        super().__init__()
+        self.first_slots = slots
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -29,7 +40,7 @@ class GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
             self.slots = 0
             self.stored = [
-                states.new_empty((*states.shape[:2], FIRST_SLOTS, states.shape[3]))
+                states.new_empty((*states.shape[:2], self.first_slots, states.shape[3]))
                 for states in (key_states, value_states)
             ]
         begin, self.slots = self.slots, self.slots + key_states.shape[2]
@@ -51,10 +62,15 @@ def doubled(stored: Tensor, filled: int) -> Tensor:
 
 
 class SearchCache(EncoderDecoderCache):
-    """The cache of one search: a row per sentence, whatever the number of its beams."""
+    """The cache of one search: a row per sentence, whatever the number of its beams.
 
-    def __init__(self) -> None:
-        super().__init__(Cache(layer_class_to_replicate=GrowingLayer), DynamicCache())
+    Args:
+        beams: n.
+    """
+
+    def __init__(self, beams: int) -> None:
+        make_layer: Any = partial(GrowingLayer, FIRST_PLACES * beams)
+        super().__init__(Cache(layer_class_to_replicate=make_layer), DynamicCache())
 
     def keep(self, rows: Tensor) -> None:
         """Let sentences leave: row i becomes what row `rows[i]` was.

@@ -47,7 +47,7 @@ class SearchedDecoder:
         self.lm_head = model.get_output_embeddings()
         self.encoder_hidden_states = encoder_hidden_states
         self.beams = beams
-        self.cache = SearchCache()
+        self.cache = SearchCache(beams)
         self.places = 0
         self.positions: list[Tensor] = []  # of the next places, the nearest last
         # (b, n, slots), 0 for what a beam descends from, else -inf; None while there is one line
@@ -147,9 +147,9 @@ class ReusedProduct:
         self.storage: Tensor | None = None
 
     def __call__(self, linear: nn.Module, states: Tensor) -> Tensor:
-        """What `linear` says of `(m, in)`, `(m, out)`; a layer of another kind makes a new array."""
-        is_plain = type(linear) is nn.Linear and type(linear.weight) is nn.Parameter
-        if not is_plain or torch.is_autocast_enabled(states.device.type):
+        """Output `(m, out)` for `(m, in)`; only a layer of torch's own kind reuses the array."""
+        is_cast = torch.is_autocast_enabled(states.device.type)
+        if type(linear) is not nn.Linear or type(linear.weight) is not nn.Parameter or is_cast:
             return linear(states)
         weight, bias = linear.weight, linear.bias
         if self.storage is None or self.storage.shape[1] != len(weight):
@@ -210,7 +210,9 @@ def means_of_values(
 ) -> Tensor:
     """Attention by the model's implementation, `"eager"` or `"sdpa"`; heads side by side."""
     if module.config._attn_implementation == "eager":
-        return eager_attention(module, query, keys, values, mask, scaling=module.scaling)[0].flatten(2)
+        return eager_attention(module, query, keys, values, mask, scaling=module.scaling)[
+            0
+        ].flatten(2)
     attended = nn.functional.scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, scale=module.scaling
     )

@@ -3,9 +3,10 @@
 import torch
 from torch.testing import assert_close
 
-from hf_vanilla.cache_vanilla import FIRST_SLOTS, GrowingLayer, SearchCache
+from hf_vanilla.cache_vanilla import GrowingLayer, SearchCache
 
 B, H, K, W = 3, 2, 5, 7
+ROOM = 32
 EXACT = {"rtol": 0, "atol": 0}
 
 
@@ -14,25 +15,25 @@ def slots(count, rows=B):
 
 
 def test_a_layer_returns_all_that_was_appended_also_after_it_has_grown():
-    layer, appended = GrowingLayer(), []
-    for count in (4, 1, FIRST_SLOTS, 3, 5 * FIRST_SLOTS, 1):
+    layer, appended = GrowingLayer(ROOM), []
+    for count in (4, 1, ROOM, 3, 5 * ROOM, 1):
         appended.append(slots(count))
         found = layer.update(*appended[-1])
         for half in (0, 1):
             expected = torch.cat([each[half] for each in appended], dim=2)
             assert_close(found[half], expected, **EXACT)
-    assert layer.get_seq_length() == 4 + 1 + 3 + 1 + 6 * FIRST_SLOTS
+    assert layer.get_seq_length() == 4 + 1 + 3 + 1 + 6 * ROOM
 
 
 def test_appending_copies_nothing_while_there_is_room():
-    layer = GrowingLayer()
+    layer = GrowingLayer(ROOM)
     first, _ = layer.update(*slots(3))
     second, _ = layer.update(*slots(2))
     assert first.data_ptr() == second.data_ptr()
 
 
 def test_sentences_leave_and_the_rest_goes_on():
-    cache, own, of_source = SearchCache(), slots(3, 5), slots(4, 5)
+    cache, own, of_source = SearchCache(3), slots(3, 5), slots(4, 5)
     cache.self_attention_cache.update(*own, 0)
     cache.cross_attention_cache.update(*of_source, 0)
     cache.keep(torch.tensor([0, 4, 2]))
@@ -48,7 +49,7 @@ def test_sentences_leave_and_the_rest_goes_on():
 
 
 def test_each_beam_gets_the_slots_it_descends_from():
-    cache, (keys, values) = SearchCache(), slots(4, 1)
+    cache, (keys, values) = SearchCache(3), slots(4, 1)
     cache.self_attention_cache.update(keys, values, 0)
     cache.cross_attention_cache.update(*slots(6, 1), 0)
     # a prompt of one, then a place of three beams; the second beam comes from the third

@@ -82,7 +82,7 @@ KINDS = [
     {},
     {"position_embedding_type": "learned"},
     {"head_dim": 5, "v_head_dim": 2, "position_offset": 2, "final_layer_norm": True},
-    {"attn_implementation": "eager"},
+    {"attn_implementation": "eager", "activation_function": "gelu"},
     {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 23, "lm_head_bias": True},
 ]
 SETTINGS = {
@@ -118,10 +118,10 @@ SETTINGS = {
     },
     "a prompt": {"num_beams": 3, "decoder_input_ids": [PAD, 5, 6]},
     "a prompt, greedy": {"num_beams": 1, "decoder_input_ids": [PAD, 5, 6]},
-    "storage that doubles": {
+    "storage that doubles, positions ahead": {
         "num_beams": 3,
         "suppress_tokens": [PAD, EOS],
-        "max_tokens_beyond_source": 20,
+        "max_tokens_beyond_source": 70,
     },
     "more beams than words": {"num_beams": 2 * V, "max_new_tokens": 6},
 }
@@ -155,6 +155,35 @@ def test_half_precision_goes_the_fast_way_too(model, ways, dtype):
     found = model.to(dtype).generate(**sources(3, 7, 5), num_beams=3, max_new_tokens=11)
     assert ways == [True]
     assert ((found >= 0) & (found < V)).all()
+
+
+class OneWordOften(nn.Linear):
+    """A linear layer that somebody put in the place of torch's own."""
+
+    def forward(self, states):
+        logits = super().forward(states)
+        logits[..., 7] += 1.5
+        return logits
+
+
+@GREEDY_AND_BEAM
+def test_a_layer_of_ones_own_is_asked(model, ways, num_beams):
+    usual = model.generate(**sources(3, 7, 5), num_beams=num_beams)
+    model.lm_head.__class__ = OneWordOften
+    fast, plain = both(model, ways, sources(3, 7, 5), num_beams=num_beams)
+    assert torch.equal(fast, plain)
+    assert (fast == 7).sum() > (usual == 7).sum()
+    assert ways == [True, True, False]
+
+
+@GREEDY_AND_BEAM
+def test_autocast_rounds_as_in_transformers_search(model, ways, num_beams):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        fast, plain = both(model.float(), ways, sources(3, 7, 5), num_beams=num_beams, **RECORDS)
+        unseen = model.generate(**sources(3, 7, 5), num_beams=num_beams)
+    assert fast.logits[0].dtype == plain.logits[0].dtype
+    assert torch.equal(fast.sequences, plain.sequences)
+    assert torch.equal(unseen, plain.sequences)
 
 
 # --- sentences leave ---------------------------------------------------------------------------
@@ -278,6 +307,11 @@ def given_another_step(model):
     model.prepare_inputs_for_generation = model.prepare_inputs_for_generation
 
 
+def given_a_layer_of_ones_own(model):
+    layer = model.model.decoder.layers[1]
+    layer.__class__ = type("Other", (type(layer),), {})
+
+
 def made_a_subclass(model):
     class Other(VanillaForConditionalGeneration):
         def forward(self, *args, **kwargs):
@@ -303,6 +337,7 @@ CHANGES = [
     pre_hooked,
     given_another_forward,
     given_another_step,
+    given_a_layer_of_ones_own,
     made_a_subclass,
     spread,
     training,
