@@ -26,10 +26,10 @@ function show(place) {
   });
   const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]);
   const said = best.slice(0, SAID).filter(([weight]) => weight >= PER_PERCENT);
-  const parts = said.map(([w, i]) => `\u2068${textOf(lookedAt[i])}\u2069 ${Math.round(w / PER_PERCENT)} %`);
+  const parts = said.map(([w, i]) => `“\u2068${textOf(lookedAt[i])}\u2069” ${Math.round(w / PER_PERCENT)} %`);
   const looking = textOf(tokens("looking")[chosen]);
   view().querySelector(".attention-told").textContent =
-    `\u2068${looking}\u2069 looked at ${parts.join(", ")}.`;
+    `“\u2068${looking}\u2069” looked at ${parts.join(", ")}.`;
 }
 
 // Gradio shows a name above each group of buttons, but does not give it to the group.

@@ -270,11 +270,11 @@ class Page:
         if answer is None:
             return [self.gradio.update(), self.gradio.update(), ""]
         layers, heads = weights_of(answer.seen, kind).shape[:2]
-        layer = layer if layer in range(1, layers + 1) else layers
-        head = head if head in range(1, heads + 1) else MEAN
+        layer = layer if layer in range(layers) else layers - 1
+        head = head if head in range(heads) else MEAN
         return [
-            self.gradio.update(choices=list(range(1, layers + 1)), value=layer),
-            self.gradio.update(choices=[(MEAN, MEAN), *range(1, heads + 1)], value=head),
+            self.gradio.update(choices=list(range(layers)), value=layer),
+            self.gradio.update(choices=[(MEAN, MEAN), *range(heads)], value=head),
             self.view(answer, kind, layer, head),
         ]
 

@@ -66,22 +66,22 @@ def one_head(seen: Attentions, kind: str, layer: int, head: int | str) -> Tensor
     Args:
         seen: where the model looked.
         kind: one of `KINDS`.
-        layer: from 1.
-        head: from 1, or `MEAN`.
+        layer: from 0.
+        head: from 0, or `MEAN`.
 
     Raises:
         ValueError: kind, layer or head does not exist.
     """
     weights = weights_of(seen, kind)
     layers, heads = weights.shape[:2]
-    if not 1 <= layer <= layers:
-        raise ValueError(f"layer={layer}: {kind} has layers 1 to {layers}")
-    in_layer = weights[layer - 1]
+    if not 0 <= layer < layers:
+        raise ValueError(f"layer={layer}: {kind} has layers 0 to {layers - 1}")
+    in_layer = weights[layer]
     if head == MEAN:
         return in_layer.mean(dim=0)
-    if not isinstance(head, int) or not 1 <= head <= heads:
-        raise ValueError(f"head={head!r}: {kind} has heads 1 to {heads}, and {MEAN!r}")
-    return in_layer[head - 1]
+    if not isinstance(head, int) or not 0 <= head < heads:
+        raise ValueError(f"head={head!r}: {kind} has heads 0 to {heads - 1}, and {MEAN!r}")
+    return in_layer[head]
 
 
 def attention_page(seen: Attentions, kind: str, layer: int, head: int | str) -> str:
@@ -91,15 +91,15 @@ def attention_page(seen: Attentions, kind: str, layer: int, head: int | str) -> 
         ValueError: kind, layer or head does not exist.
     """
     weights = one_head(seen, kind, layer, head)
-    layers, heads = weights_of(seen, kind).shape[:2]
     sides = _SIDES[kind]
     looking = seen.source if kind == ENCODER else seen.target
     looked_at = {CROSS: seen.source, ENCODER: seen.source, DECODER: seen.read}[kind]
-    which = f"mean of {heads} heads" if head == MEAN else f"head {head} of {heads}"
+    heads = weights_of(seen, kind).shape[1]
+    which = f"mean of {heads} heads" if head == MEAN else f"head {head}"
     rows = (weights * UNIT).round().int().tolist()
     return (
         f'<div class="attention" data-weights="{html.escape(json.dumps(rows))}">'
-        f'<p class="attention-title"><b>{kind.capitalize()}, layer {layer} of {layers}, {which}.'
+        f'<p class="attention-title"><b>{kind.capitalize()}, layer {layer}, {which}.'
         f"</b> {sides.hint}</p>"
         f'<p class="attention-side">{sides.looking} <span>(point at one, or move with the arrow '
         "keys)</span></p>"

@@ -23,7 +23,7 @@ from transformers import (
 from .batching import EncodedPairs, LengthLimits, PairCollator, TokenBatchSampler, encode_pairs
 from .corpus import pairs_from_files
 from .evaluation import Scores, score_translations
-from .hub import CardFacts, model_card, push_card
+from .hub import CardFacts, model_card, push_card, told_languages
 from .saving_vanilla import code_beside_weights
 from .translation import load_translator
 from .validation import validation_nll, validation_scores
@@ -51,10 +51,10 @@ class FinetuneOptions:
         },
     )
     source_language: str | None = field(
-        default=None, metadata={"help": "code for the model card, such as en"}
+        default=None, metadata={"help": "code for the model card, such as en; None: as before"}
     )
     target_language: str | None = field(
-        default=None, metadata={"help": "code for the model card, such as de"}
+        default=None, metadata={"help": "code for the model card, such as de; None: as before"}
     )
     model_license: str | None = field(
         default=None, metadata={"help": "licence of the weights, for the model card"}
@@ -211,13 +211,25 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     with code_beside_weights(model, tokenizer):
         trainer.save_model()
     if trainer.is_world_process_zero():
-        card = model_card(_card_facts(options, arguments, trainer, nll, scores))
-        card.save(Path(arguments.output_dir) / "README.md")
-        if arguments.push_to_hub:  # over the one that the Trainer has written and pushed
-            push_card(card, trainer.hub_model_id)
+        _tell(_card_facts(options, arguments, trainer, nll, scores), arguments, trainer)
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.end_training()  # processes that part without a word may crash at their end
     return Path(arguments.output_dir)
+
+
+def _tell(
+    facts: CardFacts, arguments: Seq2SeqTrainingArguments, trainer: Seq2SeqTrainer
+) -> None:
+    """What came of it: on the terminal, and in the card of the folder and of the Hub."""
+    if facts.validation_nll is not None:
+        logger.info(
+            "validation NLL %.4f per target token\n%s", facts.validation_nll, facts.scores
+        )
+    logger.info("wrote the model to %s", arguments.output_dir)
+    card = model_card(facts)
+    card.save(Path(arguments.output_dir) / "README.md")
+    if arguments.push_to_hub:  # over the one that the Trainer has written and pushed
+        push_card(card, trainer.hub_model_id)
 
 
 def _train_dataset(
@@ -255,7 +267,7 @@ def _card_facts(
     return CardFacts(
         model_name=Path(arguments.output_dir).resolve().name,
         corpus=f"{Path(options.train_source).name} and {Path(options.train_target).name}",
-        languages=() if source is None or target is None else (source, target),
+        languages=(source, target) if source and target else told_languages(options.model),
         license=options.model_license,
         parameters=trainer.model.num_parameters(),
         recipe=yaml.safe_dump(changed, sort_keys=False),

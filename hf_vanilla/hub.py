@@ -1,5 +1,6 @@
 """The model card, filled by the run, and the way to the Hub."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,6 +129,21 @@ def model_card(facts: CardFacts) -> ModelCard:
         validation_nll="not measured" if nll is None else f"{nll:.4f}",
     )
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
+
+
+def told_languages(name: str) -> tuple[str, ...]:
+    """Source and target language by a card of ours; nothing where it does not say.
+
+    Args:
+        name: model folder or Hub id.
+    """
+    card = Path(name) / "README.md"
+    try:
+        text = ModelCard.load(card if Path(name).is_dir() else name).text
+    except (OSError, ValueError):  # there is none, or no network, or its head is no YAML
+        return ()
+    told = re.search(r"^- Translates: (\S+) to (\S+)$", text, re.MULTILINE)
+    return told.groups() if told else ()
 
 
 def push_folder(options: PushOptions) -> str:

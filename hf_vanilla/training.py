@@ -377,8 +377,25 @@ class TrainingRun:
             write_aside(self.output_dir, write)
             steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in chosen)
             logger.info("wrote the mean of checkpoints %s to %s", steps, self.output_dir)
+            self._warn_of_a_bad_mean(progress, nll)
         self.accelerator.wait_for_everyone()
         return self.output_dir
+
+    def _warn_of_a_bad_mean(self, progress: Progress, nll: float | None) -> None:
+        """After few steps weights still move far, and what lies between them is no better."""
+        alone = [
+            entry["validation_nll"]
+            for entry in read_log(self.log.path)
+            if entry["step"] == progress.step
+            and "validation_nll" in entry
+            and not entry["averaged_checkpoints"]
+        ]
+        if nll is not None and alone and nll > alone[-1]:
+            logger.warning(
+                "the mean (validation NLL %.3f) is worse than step %d alone (%.3f): train longer, "
+                "or average fewer (--average_checkpoints 1)",
+                *(nll, progress.step, alone[-1]),
+            )
 
     def _card_facts(
         self, progress: Progress, nll: float | None, scores: Scores | None

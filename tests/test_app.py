@@ -25,7 +25,7 @@ def page(trained_run):
 
 @pytest.fixture
 def ask(page):
-    def ask(text=SENTENCE, beams=3, kind=CROSS, layer=1, head=MEAN, name=page.model):
+    def ask(text=SENTENCE, beams=3, kind=CROSS, layer=0, head=MEAN, name=page.model):
         names = ["told", "column", "translation", "hypotheses", "answer", "layer", "head", "view"]
         got = page.translate(name, text, beams, kind, layer, head)
         return dict(zip(names, got, strict=True))
@@ -132,7 +132,7 @@ def test_translating_shows_translation_beams_scores_and_attention(ask):
     assert [place for _, place in got["hypotheses"]["choices"]] == [0, 1, 2]
     for label, hypothesis in zip(labels, answer.hypotheses, strict=True):
         assert label == f"{hypothesis.score:.3f}\u2003\u2068{hypothesis.text}\u2069"
-    assert got["view"] == attention_page(answer.seen, CROSS, 1, MEAN)
+    assert got["view"] == attention_page(answer.seen, CROSS, 0, MEAN)
     assert got["column"]["visible"]
     assert got["told"] == message("")
 
@@ -165,33 +165,33 @@ def test_choosing_another_kind_keeps_layer_and_head_where_they_exist(page, ask):
         decoder=torch.ones(2, 2, *answer.seen.decoder.shape[2:]),
     )
     answer = replace(answer, seen=seen)
-    layer, head, view = page.choose_kind(answer, ENCODER, 2, 4)
-    assert (layer["value"], head["value"]) == (2, 4)
-    assert layer["choices"] == [(str(n), n) for n in (1, 2, 3)] or layer["choices"] == [1, 2, 3]
-    assert view == attention_page(seen, ENCODER, 2, 4)
-    layer, head, view = page.choose_kind(answer, DECODER, 3, 4)
-    assert (layer["value"], head["value"]) == (2, MEAN)  # the last layer
-    assert view == attention_page(seen, DECODER, 2, MEAN)
+    layer, head, view = page.choose_kind(answer, ENCODER, 0, 4)
+    assert (layer["value"], head["value"]) == (0, 4)
+    assert layer["choices"] == [(str(n), n) for n in range(3)] or layer["choices"] == [0, 1, 2]
+    assert view == attention_page(seen, ENCODER, 0, 4)
+    layer, head, view = page.choose_kind(answer, DECODER, 2, 4)
+    assert (layer["value"], head["value"]) == (1, MEAN)  # the last layer
+    assert view == attention_page(seen, DECODER, 1, MEAN)
 
 
 def test_choosing_another_hypothesis_looks_into_it(page, ask):
     got = ask()
-    answer, text, view = page.choose_hypothesis(got["answer"], 1, CROSS, 1, 2)
+    answer, text, view = page.choose_hypothesis(got["answer"], 1, CROSS, 0, 1)
     assert answer.chosen == 1
     assert f">{answer.hypotheses[1].text}</p>" in text
-    assert view == attention_page(answer.seen, CROSS, 1, 2)
+    assert view == attention_page(answer.seen, CROSS, 0, 1)
     assert view != got["view"]
 
 
 def test_touching_the_view_before_any_answer_shows_nothing(page):
-    assert page.view(None, CROSS, 1, 1) == ""
-    assert page.choose_kind(None, CROSS, 1, 1)[-1] == ""
-    assert page.choose_hypothesis(None, 0, CROSS, 1, 1) == [None, "", ""]
+    assert page.view(None, CROSS, 0, 0) == ""
+    assert page.choose_kind(None, CROSS, 0, 0)[-1] == ""
+    assert page.choose_hypothesis(None, 0, CROSS, 0, 0) == [None, "", ""]
 
 
 def test_a_model_that_is_gone_is_told_where_the_view_was(page, ask):
     answer = replace(ask()["answer"], model="nobody/nothing")
-    assert "This model cannot be used" in page.choose_hypothesis(answer, 1, CROSS, 1, 1)[-1]
+    assert "This model cannot be used" in page.choose_hypothesis(answer, 1, CROSS, 0, 0)[-1]
 
 
 def test_a_translation_is_text_whatever_it_says(ask):

@@ -149,7 +149,7 @@ def assert_shows(visitor, row):
 def test_type_translate_and_read_where_each_token_looked(visit, trained, seen):
     visitor = visit()
     visitor.translate(SENTENCE)
-    visitor.wait_for_title("Cross-attention, layer 1 of 1, mean of 2 heads.")
+    visitor.wait_for_title("Cross-attention, layer 0, mean of 2 heads.")
     assert visitor.translation.inner_text() == translate(*trained, [SENTENCE])[0]
     names = [
         visitor.page.get_by_role("group", name=name) for name in ("Layer", "Head", "Attention")
@@ -158,7 +158,7 @@ def test_type_translate_and_read_where_each_token_looked(visit, trained, seen):
     radios = visitor.page.locator("#hypotheses").get_by_role("radio")
     assert radios.count() == trained[0].generation_config.num_beams
     assert visitor.looking.locator("bdi").all_inner_texts() == seen.target
-    row = one_head(seen, CROSS, 1, "mean")
+    row = one_head(seen, CROSS, 0, "mean")
     assert_shows(visitor, row[0])
     for place in (2, 1):
         visitor.looking.nth(place).hover()
@@ -174,18 +174,18 @@ def test_kind_layer_and_head_change_the_picture(visit, seen):
     visitor = visit()
     visitor.translate(SENTENCE)
     visitor.wait_for_title("Cross-attention")
-    visitor.choose("head", "2")
-    visitor.wait_for_title("head 2 of 2")
+    visitor.choose("head", "1")
+    visitor.wait_for_title("head 1.")
     visitor.looking.nth(1).hover()
-    assert_shows(visitor, one_head(seen, CROSS, 1, 2)[1])
+    assert_shows(visitor, one_head(seen, CROSS, 0, 1)[1])
     visitor.choose("kind", "Encoder self-attention")
-    visitor.wait_for_title("Encoder self-attention, layer 1 of 1, head 2 of 2.")
+    visitor.wait_for_title("Encoder self-attention, layer 0, head 1.")
     assert visitor.looking.locator("bdi").all_inner_texts() == seen.source
-    assert_shows(visitor, one_head(seen, ENCODER, 1, 2)[1])  # the token stays chosen
+    assert_shows(visitor, one_head(seen, ENCODER, 0, 1)[1])  # the token stays chosen
     visitor.choose("kind", "Decoder self-attention")
     visitor.wait_for_title("Decoder self-attention")
     visitor.looking.nth(0).hover()
-    assert_shows(visitor, one_head(seen, DECODER, 1, 2)[0])
+    assert_shows(visitor, one_head(seen, DECODER, 0, 1)[0])
     assert visitor.shades()[0] == 100  # nothing but the start to look at
 
 
@@ -216,13 +216,13 @@ def test_another_model_offers_its_own_layers_and_heads(visit, deep):
     visitor.load(deep)
     visitor.page.get_by_text("2 + 5 layers, 3 + 2 heads").wait_for()
     visitor.translate(SENTENCE)
-    visitor.wait_for_title("Cross-attention, layer 5 of 5")
-    visitor.choose("layer", "2")
-    visitor.wait_for_title("Cross-attention, layer 2 of 5")
+    visitor.wait_for_title("Cross-attention, layer 4,")
+    visitor.choose("layer", "0")
+    visitor.wait_for_title("Cross-attention, layer 0,")
     visitor.choose("kind", "Encoder self-attention")
-    visitor.wait_for_title("Encoder self-attention, layer 2 of 2")
-    visitor.choose("head", "3")
-    visitor.wait_for_title("head 3 of 3")
+    visitor.wait_for_title("Encoder self-attention, layer 0,")
+    visitor.choose("head", "2")
+    visitor.wait_for_title("head 2.")
 
 
 # --- by keyboard, on a phone, from right to left -----------------------------------------------
@@ -239,7 +239,7 @@ def test_the_keyboard_is_enough(visit, seen):
         keyboard.press("Tab")
         if visitor.page.locator(".token:focus").count():
             break
-    row = one_head(seen, CROSS, 1, "mean")
+    row = one_head(seen, CROSS, 0, "mean")
     for key, place in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", -1)):
         keyboard.press(key)
         assert_shows(visitor, row[place])

@@ -178,9 +178,10 @@ def test_a_layer_of_ones_own_is_asked(model, ways, num_beams):
 
 @GREEDY_AND_BEAM
 def test_autocast_rounds_as_in_transformers_search(model, ways, num_beams):
+    batch, model = sources(3, 7, 5), model.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        fast, plain = both(model.float(), ways, sources(3, 7, 5), num_beams=num_beams, **RECORDS)
-        unseen = model.generate(**sources(3, 7, 5), num_beams=num_beams)
+        fast, plain = both(model, ways, batch, num_beams=num_beams, **RECORDS)
+        unseen = model.generate(**batch, num_beams=num_beams)
     assert fast.logits[0].dtype == plain.logits[0].dtype
     assert torch.equal(fast.sequences, plain.sequences)
     assert torch.equal(unseen, plain.sequences)

@@ -242,6 +242,23 @@ def test_the_card_tells_what_was_done_and_how_good_it_is(options, arguments, cor
     assert "${" not in card.text
 
 
+def test_languages_are_those_of_the_card_before_and_scores_are_told(
+    options, arguments, base, caplog
+):
+    card = ModelCard.load(base / "README.md")
+    assert "- Translates: not stated" in card.text
+    text = str(card).replace("Translates: not stated", "Translates: sv to fi")
+    (base / "README.md").write_text(text, encoding="utf-8")
+    with caplog.at_level("INFO"):
+        folder = finetune(options, arguments())
+    card = ModelCard.load(folder / "README.md")
+    assert card.data.language == ["sv", "fi"]
+    assert "- Translates: sv to fi" in card.text
+    nll, bleu = (re.search(rf"{name}\D*([\d.]+)", caplog.text)[1] for name in ("NLL", "BLEU"))
+    assert nll in card.text
+    assert f"BLEU {bleu}" in card.text
+
+
 def test_a_language_alone_is_refused():
     with pytest.raises(ValueError, match="give both source_language and target_language"):
         FinetuneOptions(model="m", train_source="a", train_target="b", source_language="en")

@@ -2,22 +2,23 @@
 
     scripts/benchmarks/generate.py --model FOLDER --source test.en.gz --reference test.de.gz
 
-The same weights in every engine, the same batches dealt to all in turn, medians of the ratios of a
-batch. The model must be one that MarianMTModel can express (--model.position_layout concatenated
+The same weights in every engine, each in a process of its own; the same batches dealt to all in
+turn, medians of the ratios of a batch. The model must be one that MarianMTModel can express (--model.position_layout concatenated
 --model.layer_norm_eps 1e-5 in training), and should really translate: which sentences end when
 decides the result. Every search ends with its `num_beams`-th finished hypothesis, since CTranslate2
 knows no other end, and scores hypotheses by their length's first power.
 """
 
 import importlib
+import multiprocessing
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ OURS, BY_COLUMNS = "hf_vanilla", "hf_vanilla, as Translator loads it"
 # by CTranslate2's names of what it computes in
 CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8_float32"}
 LONGEST = 120  # tokens of a translation
+PAUSE = 0.25  # seconds between two turns: threads of the last engine may still be spinning
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +53,6 @@ class BenchmarkOptions:
     rounds: int = field(default=7, metadata={"help": "batches of each size; 0: the whole text"})
     num_beams: int = field(default=4, metadata={"help": "hypotheses kept per sentence"})
     threads: int = field(default=2, metadata={"help": "of every engine"})
-    only: str | None = field(
-        default=None, metadata={"help": "run this engine alone and print its peak MiB"}
-    )
-    prepared: str | None = field(
-        default=None, metadata={"help": "with only: folder of the prepared weights"}
-    )
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured."""
@@ -170,39 +166,47 @@ def batches(
     return made, [number for number, _ in chosen]
 
 
-@torch.inference_mode()
-def race(options: BenchmarkOptions, ways: dict[str, Any], dealt: list[Any]) -> dict[str, Any]:
-    """Wall seconds, CPU seconds and ids of each engine for each batch; the first only warms up."""
-    seen: dict[str, list[Any]] = {name: [] for name in ways}
-    for number, batch in enumerate(dealt):
-        given = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        print(f"\rbatch {number} of {len(dealt) - 1} ", end="", file=sys.stderr)
-        for name, generate in ways.items():
+def serve(connection: Connection, options: BenchmarkOptions, folder: Path, name: str) -> None:
+    """One engine's process: batches in; wall seconds, CPU seconds, ids and peak MiB out."""
+    torch.set_num_threads(options.threads)
+    generate = engines(options, folder)[name]()
+    connection.send(name)  # it is loaded
+    with torch.inference_mode():
+        while (batch := connection.recv()) is not None:
+            given = {key: torch.from_numpy(ids.copy()) for key, ids in batch.items()}
             wall, cpu = time.perf_counter(), time.process_time()
             found = generate(**given)
             spent = time.perf_counter() - wall, time.process_time() - cpu
+            ids = found if isinstance(found, list) else found.tolist()
+            connection.send((*spent, ids, peak_megabytes()))
+
+
+def start(options: BenchmarkOptions, folder: Path) -> dict[str, Connection]:
+    """A process for each engine."""
+    context, connections = multiprocessing.get_context("spawn"), {}
+    for name in engines(options, folder):
+        connections[name], theirs = context.Pipe()
+        arguments = (theirs, options, folder, name)
+        context.Process(target=serve, args=arguments, daemon=True).start()
+        theirs.close()
+        connections[name].recv()
+    return connections
+
+
+def race(connections: dict[str, Connection], dealt: list[Any]) -> dict[str, Any]:
+    """What each engine sends for each batch; the first only warms up."""
+    seen: dict[str, list[Any]] = {name: [] for name in connections}
+    for number, batch in enumerate(dealt):
+        given = {name: batch[name].numpy() for name in ("input_ids", "attention_mask")}
+        print(f"\rbatch {number} of {len(dealt) - 1} ", end="", file=sys.stderr)
+        for name, connection in connections.items():
+            time.sleep(PAUSE)
+            connection.send(given)
+            answer = connection.recv()
             if number:
-                seen[name].append((*spent, found))
+                seen[name].append(answer)
     print(file=sys.stderr)
     return seen
-
-
-def peak_mib(options: BenchmarkOptions, name: str, folder: Path) -> str:
-    """Greatest resident memory of a process of its own that translates with this engine."""
-    told = {**vars(options), "only": name, "prepared": str(folder)}
-    given = [f"--{key}={value}" for key, value in told.items() if value is not None]
-    command = [sys.executable, sys.argv[0], *given]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout.split()[-1]
-
-
-def run_alone(options: BenchmarkOptions) -> str:
-    """Peak MiB of this process after its engine has translated the largest batches."""
-    folder = Path(str(options.prepared))
-    ways = {str(options.only): engines(options, folder)[str(options.only)]()}
-    dealt, _ = batches(options, max(options.sizes), AutoTokenizer.from_pretrained(folder / "ours"))
-    race(options, ways, dealt[:4])
-    return f"{peak_megabytes():.0f}"
 
 
 def ratios(seen: dict[str, list[Any]], name: str) -> str:
@@ -217,24 +221,22 @@ def ratios(seen: dict[str, list[Any]], name: str) -> str:
 
 def compare(options: BenchmarkOptions) -> str:
     """A table of engines: speed at each batch size, peak memory, outputs, BLEU."""
-    torch.set_num_threads(options.threads)
-    if options.only:
-        return run_alone(options)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         prepare(options, folder)
         tokenizer = AutoTokenizer.from_pretrained(folder / "ours")
-        ways = {name: load() for name, load in engines(options, folder).items()}
+        connections = start(options, folder)
         raced = {size: batches(options, size, tokenizer) for size in options.sizes}
-        seen = {size: race(options, ways, dealt) for size, (dealt, _) in raced.items()}
-        peaks = {name: peak_mib(options, name, folder) for name in ways}
+        seen = {size: race(connections, dealt) for size, (dealt, _) in raced.items()}
+        for connection in connections.values():
+            connection.send(None)
     texts = {
         name: {size: texts_of(runs[name], tokenizer) for size, runs in seen.items()}
-        for name in ways
+        for name in connections
     }
     titles = ["engine", *(f"batch {size}" for size in seen), "peak MiB", "equal", "BLEU"]
     rows = [titles, ["---"] * len(titles)]
-    for name in ways:
+    for name in connections:
         pairs = [
             (own, theirs)
             for size in seen
@@ -243,7 +245,8 @@ def compare(options: BenchmarkOptions) -> str:
         equal = f"{sum(own == theirs for own, theirs in pairs)} of {len(pairs)}"
         speed = [ratios(runs, name) for runs in seen.values()]
         lines = raced[max(seen)][1]
-        rows.append([name, *speed, peaks[name], equal, bleu(options, texts[name], lines)])
+        peak = f"{max(answer[-1] for runs in seen.values() for answer in runs[name]):.0f}"
+        rows.append([name, *speed, peak, equal, bleu(options, texts[name], lines)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -251,7 +254,7 @@ def texts_of(runs: list[Any], tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """The translations of all batches."""
     return [
         text
-        for *_, found in runs
+        for *_, found, _ in runs
         for text in tokenizer.batch_decode(found, skip_special_tokens=True)
     ]
 
