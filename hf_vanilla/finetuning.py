@@ -217,14 +217,10 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     return Path(arguments.output_dir)
 
 
-def _tell(
-    facts: CardFacts, arguments: Seq2SeqTrainingArguments, trainer: Seq2SeqTrainer
-) -> None:
+def _tell(facts: CardFacts, arguments: Seq2SeqTrainingArguments, trainer: Seq2SeqTrainer) -> None:
     """What came of it: on the terminal, and in the card of the folder and of the Hub."""
     if facts.validation_nll is not None:
-        logger.info(
-            "validation NLL %.4f per target token\n%s", facts.validation_nll, facts.scores
-        )
+        logger.info("validation NLL %.4f per target token\n%s", facts.validation_nll, facts.scores)
     logger.info("wrote the model to %s", arguments.output_dir)
     card = model_card(facts)
     card.save(Path(arguments.output_dir) / "README.md")

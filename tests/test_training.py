@@ -10,6 +10,7 @@ import small_run
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla import training
 from hf_vanilla.checkpointing import all_checkpoints
 from hf_vanilla.recipe import read_recipe
 from hf_vanilla.telemetry import Progress
@@ -429,6 +430,17 @@ def test_a_higher_bleu_is_the_better_one(corpus_files, tmp_path):
     for value, best, stale in ((10.0, 10.0, 0), (12.0, 12.0, 0), (11.0, 12.0, 1)):
         run._compare(progress, value)
         assert (progress.best, progress.stale) == (best, stale)
+
+
+@pytest.mark.parametrize(("mean", "is_told"), [(2.5, True), (1.5, False)])
+def test_a_mean_worse_than_its_last_checkpoint_is_told(
+    corpus_files, tmp_path, monkeypatch, caplog, mean, is_told
+):
+    values = iter([3.0, 2.0, mean])  # steps 3 and 6, then the mean
+    monkeypatch.setattr(training, "validation_nll", lambda *_, **__: next(values))
+    train(small_run.recipe(tmp_path / "run", corpus_files, eval_steps=3))
+    told = "the mean (validation NLL 2.500) is worse than step 6 alone (2.000)"
+    assert (told in caplog.text) == is_told
 
 
 # --- told once ---------------------------------------------------------------------------------

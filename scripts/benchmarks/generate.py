@@ -3,10 +3,11 @@
     scripts/benchmarks/generate.py --model FOLDER --source test.en.gz --reference test.de.gz
 
 The same weights in every engine, each in a process of its own; the same batches dealt to all in
-turn, medians of the ratios of a batch. The model must be one that MarianMTModel can express (--model.position_layout concatenated
---model.layer_norm_eps 1e-5 in training), and should really translate: which sentences end when
-decides the result. Every search ends with its `num_beams`-th finished hypothesis, since CTranslate2
-knows no other end, and scores hypotheses by their length's first power.
+turn, medians of the ratios of a batch. The model must be one that MarianMTModel can express
+(--model.position_layout concatenated --model.layer_norm_eps 1e-5 in training), and should really
+translate: which sentences end when decides the result. Every search ends with its `num_beams`-th
+finished hypothesis, since CTranslate2 knows no other end, and scores hypotheses by their length's
+first power.
 """
 
 import importlib
