@@ -210,9 +210,8 @@ def means_of_values(
 ) -> Tensor:
     """Attention by the model's implementation, `"eager"` or `"sdpa"`; heads side by side."""
     if module.config._attn_implementation == "eager":
-        return eager_attention(module, query, keys, values, mask, scaling=module.scaling)[
-            0
-        ].flatten(2)
+        means, _ = eager_attention(module, query, keys, values, mask, scaling=module.scaling)
+        return means.flatten(2)
     attended = nn.functional.scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, scale=module.scaling
     )

@@ -162,9 +162,10 @@ def is_as_built(model: VanillaPreTrainedModel) -> bool:
 
 def is_own_layer(layer: Any) -> bool:
     """Whether a decoder layer computes what `read_by_layer` does."""
-    attentions = (layer.self_attn, layer.encoder_attn)
-    return type(layer) is VanillaDecoderLayer and all(
-        type(attention) is VanillaAttention for attention in attentions
+    return (
+        type(layer) is VanillaDecoderLayer
+        and type(layer.self_attn) is VanillaAttention
+        and type(layer.encoder_attn) is VanillaAttention
     )
 
 

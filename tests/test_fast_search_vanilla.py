@@ -308,9 +308,24 @@ def given_another_step(model):
     model.prepare_inputs_for_generation = model.prepare_inputs_for_generation
 
 
+class Wrapped(nn.Module):
+    """A layer behind another, whose parts have other names."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args, **kwargs):
+        return self.layer(*args, **kwargs)
+
+
 def given_a_layer_of_ones_own(model):
-    layer = model.model.decoder.layers[1]
-    layer.__class__ = type("Other", (type(layer),), {})
+    model.model.decoder.layers[1] = Wrapped(model.model.decoder.layers[1])
+
+
+def given_an_attention_of_ones_own(model):
+    attention = model.model.decoder.layers[1].encoder_attn
+    attention.__class__ = type("Other", (type(attention),), {})
 
 
 def made_a_subclass(model):
@@ -339,6 +354,7 @@ CHANGES = [
     given_another_forward,
     given_another_step,
     given_a_layer_of_ones_own,
+    given_an_attention_of_ones_own,
     made_a_subclass,
     spread,
     training,
