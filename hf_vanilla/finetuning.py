@@ -257,7 +257,10 @@ def _card_facts(
     usual = {f.name: f.default for f in fields(arguments) if f.default is not None}
     told = arguments.to_sanitized_dict()
     changed = {k: v for k, v in asdict(options).items() if v is not None}
-    changed |= {k: told[k] for k, v in usual.items() if k in told and str(told[k]) != str(v)}
+    # what transformers makes of an option that nobody gave
+    made = {"dataloader_pin_memory"} | {name for name, value in told.items() if str(value) == "[]"}
+    given = usual.keys() & told.keys() - made
+    changed |= {k: told[k] for k in usual if k in given and str(told[k]) != str(usual[k])}
     source, target = options.source_language, options.target_language
     step, processes = trainer.state.global_step, arguments.world_size
     return CardFacts(

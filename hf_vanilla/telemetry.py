@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -128,11 +129,14 @@ class RunLog:
             disable=not accelerator.is_main_process,
             unit="step",
         )
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        """Forget the time since the last line: it went to validating or saving."""
         self._since = time.monotonic()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time spent in here goes to validating or saving, and counts for no line's speed."""
+        begin = time.monotonic()
+        yield
+        self._since += time.monotonic() - begin
 
     def count(self, work: Tensor) -> None:
         """Add a `micro_batch_work` of this process."""
@@ -161,7 +165,7 @@ class RunLog:
         self.write(step=step, **entry)
         self.bar.set_postfix_str(bar_text(entry), refresh=False)
         self.work.zero_()
-        self.restart_clock()
+        self._since = time.monotonic()
         return entry
 
     def write(self, *, step: int, **entry: Any) -> None:

@@ -262,15 +262,15 @@ class TrainingRun:
         is_end = step == options.max_steps
         held_out = self.data.validation
         if held_out is not None and (step % options.eval_steps == 0 or is_end):
-            nll, translated = self._validate(
-                self.model, held_out, progress, sentences=options.eval_sentences
-            )
+            with self.log.paused():
+                nll, translated = self._validate(
+                    self.model, held_out, progress, sentences=options.eval_sentences
+                )
             scores = {"nll": nll} | ({"bleu": translated.bleu} if translated else {})
             self._compare(progress, scores.get(options.best_by))
-            self.log.restart_clock()
         if step % options.save_steps == 0 or self._is_over(progress):
-            self._save(progress, scores)
-            self.log.restart_clock()
+            with self.log.paused():
+                self._save(progress, scores)
 
     def _compare(self, progress: Progress, value: float | None) -> None:
         better = MEASURES[self.options.best_by]

@@ -18,6 +18,7 @@ from hf_vanilla.batching import LengthLimits, PairCollator, encode_pairs
 from hf_vanilla.corpus import pairs_from_files
 from hf_vanilla.evaluation import score_translations
 from hf_vanilla.finetuning import FinetuneOptions, bleu_metrics, finetune
+from hf_vanilla.options import parse_options
 from hf_vanilla.translation import load_translator, translate
 
 # what a plain model folder on disk says after a run must be what it said before
@@ -237,6 +238,11 @@ def test_the_card_tells_what_was_done_and_how_good_it_is(options, arguments, cor
     assert recipe["learning_rate"] == 0.003
     assert recipe["train_source"] == options.train_source
     assert "adam_beta2" not in recipe  # what is as usual goes without saying
+    again = [f"--{name}={value}" for name, value in recipe.items()]
+    told_again, _ = parse_options(
+        [FinetuneOptions, Seq2SeqTrainingArguments], [*again, "--output_dir", "again"]
+    )
+    assert told_again == replace(options, **told)
     assert f"Fine-tuned from {base}: 3 steps" in card.text
     assert "hf-vanilla finetune" in card.text
     assert "${" not in card.text

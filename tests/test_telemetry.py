@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small_run
 import torch
+from accelerate import Accelerator
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_vanilla import VanillaForConditionalGeneration
+from hf_vanilla import VanillaForConditionalGeneration, telemetry
 from hf_vanilla.telemetry import (
+    Progress,
+    RunLog,
     bar_text,
     drop_later_entries,
     micro_batch_work,
@@ -90,6 +94,22 @@ def test_the_log_tells_speed_padding_and_the_plain_perplexity(corpus_files, tmp_
         assert entry["train_perplexity"] == pytest.approx(perplexity(entry["train_nll"]))
         assert entry["train_nll"] != entry["loss"]  # the loss is smoothed
         assert "mfu" not in entry  # nobody knows a CPU's peak
+
+
+def test_saving_between_two_lines_leaves_the_speed_alone(corpus_files, tmp_path, monkeypatch):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(telemetry, "time", clock)
+    log = RunLog(Accelerator(cpu=True), small_run.recipe(tmp_path, corpus_files), Progress())
+    log.count(torch.tensor([600, 900, 1000, 1]))
+    now[0] = 2.0
+    with log.paused():
+        now[0] = 52.0
+    log.count(torch.tensor([400, 500, 500, 1]))
+    now[0] = 55.0
+    entry = log.train_line(4, Progress(), loss=1.0)
+    assert entry["tokens_per_second"] == (600 + 400) / (2 + 3)
+    assert entry["padding_share"] == round(1 - 1400 / 1500, 4)
 
 
 def test_without_smoothing_and_dropout_the_loss_is_the_plain_one(corpus_files, tmp_path):
