@@ -285,9 +285,11 @@ class BeamSearch:
     def _candidates(self, beams: Beams, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Score, beam and word of the likeliest continuations of each sentence, each `(b, 2n)`."""
         logits = logits.to(torch.float32)
-        if self.log_probs is None:
-            self.log_probs = torch.empty_like(logits)
-        out = self.log_probs[: len(logits)] if self.search.is_unseen else None
+        out = None
+        if self.search.is_unseen:
+            if self.log_probs is None:
+                self.log_probs = torch.empty_like(logits)
+            out = self.log_probs[: len(logits)]
         log_probs = torch.log_softmax(logits, dim=-1, out=out)
         log_probs = self.search.processors(
             beams.running[:, :, : self.length].flatten(0, 1), log_probs
