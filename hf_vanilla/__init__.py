@@ -13,19 +13,19 @@ from transformers import (
 )
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from .configuration_vanilla import VanillaConfig
-from .halves_vanilla import (
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
+from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
+from hf_vanilla.models.modeling_vanilla_encoder import (
     VanillaEncoderModel,
-    VanillaForCausalLM,
     VanillaForSequenceClassification,
 )
-from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
-from .pipeline_vanilla import VanillaTranslationPipeline
-from .tokenization_fairseq_vanilla import VanillaFairseqTokenizer
-from .tokenization_vanilla import VanillaTokenizer
+from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
+from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
+from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 
 if TYPE_CHECKING:
-    from .tokenizer_training import train_tokenizer
+    from hf_vanilla.data.tokenizer_training import train_tokenizer
 
 __version__ = "0.1.0"
 
@@ -62,7 +62,7 @@ PIPELINE_REGISTRY.register_pipeline(
 def __getattr__(name: str) -> Any:
     """What needs more libraries than the model does comes when it is asked for."""
     if name == "train_tokenizer":
-        from .tokenizer_training import train_tokenizer
+        from hf_vanilla.data.tokenizer_training import train_tokenizer
 
         return train_tokenizer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

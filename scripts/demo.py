@@ -1,16 +1,14 @@
 """Train on the built-in corpus, translate unseen numbers, score, draw: what `make demo` runs."""
 
-from pathlib import Path
+from hf_vanilla.commands import run
+from hf_vanilla.data.corpus import built_in_corpus
+from hf_vanilla.plots.attention import PlotAttentionOptions, plot_attention
+from hf_vanilla.recipes.recipe import Recipe, read_recipe
+from hf_vanilla.training.run import train
+from hf_vanilla.translation.evaluation import score_translations
+from hf_vanilla.translation.translator import load_translator, translate
 
-from hf_vanilla.command_line import run
-from hf_vanilla.corpus import built_in_corpus
-from hf_vanilla.evaluation import score_translations
-from hf_vanilla.recipe import Recipe, read_recipe
-from hf_vanilla.training import train
-from hf_vanilla.translation import load_translator, translate
-from hf_vanilla.visualization import PlotAttentionOptions, plot_attention
-
-RECIPE = Path(__file__).parent / "recipes" / "numbers.yaml"
+RECIPE = "numbers"
 SENTENCE = "seven hundred forty-two thousand three hundred nineteen"
 
 
@@ -43,4 +41,4 @@ def demo(recipe: Recipe) -> None:
 
 
 if __name__ == "__main__":
-    run(demo, lambda arguments: read_recipe(["--recipe", str(RECIPE), *arguments]))
+    run(demo, lambda arguments: read_recipe(["--recipe", RECIPE, *arguments]))

@@ -33,7 +33,7 @@ from hf_vanilla import (
     VanillaForSequenceClassification,
     VanillaModel,
 )
-from hf_vanilla.halves_vanilla import VanillaDecoderModel
+from hf_vanilla.models.modeling_vanilla_decoder import VanillaDecoderModel
 from tests import test_fsdp_mixin, test_tensor_parallel_mixin
 
 # the suites look these tables up by class name, to learn which labels a head takes
@@ -124,7 +124,7 @@ class DecoderTester(HalfTester):
 def greedily(test: Callable) -> Callable:
     """The test, with models whose generation config is the one transformers would give them."""
     return mock.patch(
-        "hf_vanilla.modeling_vanilla.paper_decoding", GenerationConfig.from_model_config
+        "hf_vanilla.models.modeling_vanilla.paper_decoding", GenerationConfig.from_model_config
     )(test)
 
 

@@ -5,9 +5,9 @@ import os
 import signal
 import sys
 
-from hf_vanilla.corpus_translation import CorpusOptions, translate_corpus
-from hf_vanilla.engines import TorchEngine
 from hf_vanilla.options import parse_options
+from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
+from hf_vanilla.translation.engines import TorchEngine
 
 DIES_AT = "--dies_at="
 

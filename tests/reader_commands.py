@@ -27,15 +27,15 @@ IMPORTED = (
     "torch.distributed.run",
     "transformers.trainer_seq2seq",
     "transformers.models.marian.modeling_marian",
-    "hf_vanilla.command_line",
-    "hf_vanilla.corpus_translation",
+    "hf_vanilla.commands",
+    "hf_vanilla.translation.corpus_translation",
     "hf_vanilla.convert.ctranslate2",
     "hf_vanilla.convert.formats",
-    "hf_vanilla.finetuning",
-    "hf_vanilla.hub",
-    "hf_vanilla.parameter_table",
-    "hf_vanilla.training",
-    "hf_vanilla.visualization",
+    "hf_vanilla.training.finetuning",
+    "hf_vanilla.hub.push",
+    "hf_vanilla.recipes.parameter_table",
+    "hf_vanilla.training.run",
+    "hf_vanilla.plots.attention",
 )
 # programs that run as they are
 CONSOLE_SCRIPTS = ("hf", "hf-vanilla", "sacrebleu")
@@ -46,7 +46,7 @@ def import_all() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
-    corpus = sys.modules["hf_vanilla.corpus"]  # tens of thousands of numbers take a minute
+    corpus = sys.modules["hf_vanilla.data.corpus"]  # tens of thousands of numbers take a minute
     corpus.DENSE, corpus.SPARSE, corpus.HELD_OUT = 100, 100, 12
 
 
@@ -55,7 +55,7 @@ def import_all() -> None:
 
 def only_options(words: list[str]) -> None:
     """Read the options as the script does, and stop there."""
-    command_line = importlib.import_module("hf_vanilla.command_line")
+    command_line = importlib.import_module("hf_vanilla.commands")
     usual = command_line.run
 
     def run(_action, *readers):

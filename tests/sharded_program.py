@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import fully_shard
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
-from hf_vanilla.checkpointing import is_sharded, load_weights, whole_model, whole_weights
+from hf_vanilla.training.checkpointing import is_sharded, load_weights, whole_model, whole_weights
 
 SIZES = {"vocab_size": 43, "d_model": 12, "dropout": 0.0, "max_position_embeddings": 31}
 SIZES |= {"encoder_layers": 2, "encoder_attention_heads": 3, "encoder_ffn_dim": 29}

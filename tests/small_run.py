@@ -4,7 +4,7 @@ import random
 
 from safetensors.torch import load_file
 
-from hf_vanilla.recipe import Recipe, TrainRecipe
+from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]

@@ -31,7 +31,7 @@ from pages import (
 from reader import Desk, Reader
 from transformers import Seq2SeqTrainingArguments
 
-from hf_vanilla.recipe import read_recipe
+from hf_vanilla.recipes.recipe import read_recipe
 
 BLOCKS = {path.relative_to(ROOT).as_posix(): blocks_of(path) for path in page_paths()}
 ALL_BLOCKS = [block for blocks in BLOCKS.values() for block in blocks]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hf_vanilla
-from hf_vanilla import command_line, commands
+from hf_vanilla import commands
 from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +27,6 @@ def _own_process(monkeypatch):
     """A command may set up its process; this one goes on."""
     monkeypatch.setattr(sys, "argv", ["hf-vanilla"])
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    monkeypatch.setattr(command_line, "disable_progress_bar", lambda: None)
     level = logging.getLogger("hf_vanilla").level
     yield
     logging.getLogger("hf_vanilla").setLevel(level)

@@ -9,22 +9,22 @@ from torch.testing import assert_close
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
-from hf_vanilla.checkpointing import load_weights
-from hf_vanilla.generation_vanilla import length_penalty, paper_decoding
-from hf_vanilla.loss_vanilla import label_smoothed_loss
-from hf_vanilla.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
+from hf_vanilla.models.generation_vanilla import length_penalty, paper_decoding
+from hf_vanilla.models.loss_vanilla import label_smoothed_loss
+from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.options import yaml_value
-from hf_vanilla.parameter_table import (
+from hf_vanilla.recipes.parameter_table import (
     PAPER_MILLIONS,
     ParameterTableOptions,
     parameter_table,
     parameters_by_formula,
 )
-from hf_vanilla.positions_vanilla import sinusoid
-from hf_vanilla.recipe import TrainRecipe, read_recipe
+from hf_vanilla.recipes.recipe import TrainRecipe, read_recipe
+from hf_vanilla.training.checkpointing import load_weights
+from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE_3 = ROOT / "scripts" / "recipes" / "table3"
+TABLE_3 = ROOT / "hf_vanilla" / "recipes" / "table3"
 PAGE = (ROOT / "docs" / "fidelity.md").read_text(encoding="utf-8")
 # inline code of the form `name=value`, outside of code blocks
 DEFAULTS = sorted(set(re.findall(r"`(\w+)=([^`\s]+)`", PAGE)))

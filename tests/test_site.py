@@ -16,7 +16,7 @@ from mkdocs.config import load_config
 from test_house import FLOORS
 
 import hf_vanilla
-from hf_vanilla.recipe import TrainRecipe
+from hf_vanilla.recipes.recipe import TrainRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "docs/notebooks/the_paper_in_code.py"

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from hf_vanilla.engines import CTRANSLATE2_DECODING, import_ctranslate2
-from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.stacks_vanilla import VanillaStack
-from hf_vanilla.translation import load_translator
-
-from .renaming import whole_folder
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.stacks_vanilla import VanillaStack
+from hf_vanilla.translation.engines import CTRANSLATE2_DECODING, import_ctranslate2
+from hf_vanilla.translation.translator import load_translator
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import GenerationConfig
 
-from hf_vanilla.configuration_vanilla import VanillaConfig
-from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.saving_vanilla import code_beside_weights
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .fairseq_settings import (
     EXPLAINED,
@@ -35,7 +36,7 @@ from .fairseq_tokenizer import (
     read_dictionary,
 )
 from .reading import read_archive
-from .renaming import fill, rename_to_ours, whole_folder
+from .renaming import fill, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
 # fairseq's limit on a translation, its end not counted

@@ -15,8 +15,8 @@ from tokenizers import (
     processors,
 )
 
-from hf_vanilla.corpus import read_lines
-from hf_vanilla.tokenization_fairseq_vanilla import VanillaFairseqTokenizer
+from hf_vanilla.data.corpus import read_lines
+from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 
 # ids 0 to 3 of every dictionary, which its file does not list
 SPECIAL_WORDS = ("<s>", "<pad>", "</s>", "<unk>")

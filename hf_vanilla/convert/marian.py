@@ -20,12 +20,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_vanilla.configuration_vanilla import VanillaConfig
-from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.positions_vanilla import sinusoid
-from hf_vanilla.saving_vanilla import code_beside_weights
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.positions_vanilla import sinusoid
+from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .renaming import Names, fill, is_zero_at, rename_to_ours, whole_folder
+from .renaming import Names, fill, is_zero_at, rename_to_ours
 
 logger = logging.getLogger(__name__)
 

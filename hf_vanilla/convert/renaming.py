@@ -9,13 +9,9 @@ word in braces stands for the same piece between dots on both sides:
 """
 
 import re
-import shutil
-import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -108,31 +104,6 @@ def fill(
     if told:
         raise ValueError(f"{origin} does not fit this architecture; " + "; ".join(told))
     model.load_state_dict(found.weights, strict=False)
-
-
-@contextmanager
-def whole_folder(output: str | Path) -> Iterator[Path]:
-    """A folder to write into that appears under its name only when the block ends well.
-
-    Enter it before the work, so that an output that is taken is told at once.
-
-    Raises:
-        FileExistsError: the output exists and is not an empty folder.
-    """
-    output = Path(output).absolute()
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise FileExistsError(f"{output} exists and is not an empty folder: choose another name")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{output.name}.partial-", dir=output.parent))
-    try:
-        inner = unfinished / output.name  # mkdtemp closes its folder to others; this one is open
-        inner.mkdir()
-        yield inner
-        if output.is_dir():
-            output.rmdir()
-        inner.replace(output)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def is_zero_at(row: int | None, *tables: Tensor) -> bool:

@@ -8,12 +8,13 @@ from pathlib import Path
 from torch import Tensor
 from transformers import GenerationConfig, MarianConfig, MarianMTModel
 
-from hf_vanilla.configuration_vanilla import VanillaConfig
-from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.translation import load_translator
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.translation.translator import load_translator
 
 from .marian import NAMES, SAME_FIELDS, compare
-from .renaming import fill, is_zero_at, rename_to_theirs, whole_folder
+from .renaming import fill, is_zero_at, rename_to_theirs
 
 logger = logging.getLogger(__name__)
 

@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hf_vanilla.configuration_vanilla import (
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla import (
     POSITION_FREQUENCIES,
     POSITION_LAYOUTS,
     VanillaConfig,
 )
-from hf_vanilla.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.positions_vanilla import sinusoid
-from hf_vanilla.saving_vanilla import code_beside_weights
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.positions_vanilla import sinusoid
+from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .reading import read_archive
-from .renaming import Names, fill, is_zero_at, rename_to_ours, whole_folder
+from .renaming import Names, fill, is_zero_at, rename_to_ours
 
 logger = logging.getLogger(__name__)
 

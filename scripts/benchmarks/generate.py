@@ -28,12 +28,12 @@ from train_engines import peak_megabytes
 from transformers import AutoTokenizer, MarianMTModel, PreTrainedTokenizerBase
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.command_line import run
+from hf_vanilla.commands import run
 from hf_vanilla.convert.to_marian import to_marian
-from hf_vanilla.corpus import read_lines
-from hf_vanilla.engines import store_by_columns
-from hf_vanilla.evaluation import score_translations
-from hf_vanilla.translation import load_translator
+from hf_vanilla.data.corpus import read_lines
+from hf_vanilla.translation.engines import store_by_columns
+from hf_vanilla.translation.evaluation import score_translations
+from hf_vanilla.translation.translator import load_translator
 
 MARIAN, PLAIN = "MarianMTModel", "hf_vanilla, transformers' search"
 OURS, BY_COLUMNS = "hf_vanilla", "hf_vanilla, as Translator loads it"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from hf_vanilla.corpus import number_words
-from hf_vanilla.telemetry import read_log
+from hf_vanilla.data.corpus import number_words
+from hf_vanilla.files import read_json_lines
 
 KILLS, SEED, PAIRS, STEPS = 20, 0, 600, 400
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
@@ -57,7 +57,7 @@ def kill(place: Path, name: str, *, pause: float, last: int, wait: float) -> str
     folder, started = place / name, time.monotonic()
     process = begin(place, name)
     while process.poll() is None and time.monotonic() - started < pause:
-        lines = read_log(folder / "log.jsonl")
+        lines = read_json_lines(folder / "log.jsonl")
         if lines and lines[-1]["step"] >= last:
             time.sleep(wait)  # anywhere within the next steps, saving included
             break
@@ -66,7 +66,7 @@ def kill(place: Path, name: str, *, pause: float, last: int, wait: float) -> str
         sys.exit(f"it ended by itself: {(place / 'stderr').read_text()}")
     process.kill()
     process.wait()
-    told = read_log(folder / "log.jsonl")
+    told = read_json_lines(folder / "log.jsonl")
     steps = [p.name.removeprefix("checkpoint-") for p in folder.glob("checkpoint-*[0-9]")]
     half = [path.name for path in folder.glob("*.partial")]
     return (

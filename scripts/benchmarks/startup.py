@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hf_vanilla.command_line import run
-from hf_vanilla.tokenizer_training import train_tokenizer
+from hf_vanilla.commands import run
+from hf_vanilla.data.tokenizer_training import train_tokenizer
 
 FEW, AT_ONCE = 10_000, 250_000
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"

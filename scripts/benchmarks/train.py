@@ -18,11 +18,11 @@ import train_engines
 from torch import Tensor
 from train_engines import SIZES
 
-from hf_vanilla.batching import LengthLimits, PairCollator, TokenBatchSampler, encode_pairs
-from hf_vanilla.command_line import run
-from hf_vanilla.corpus import built_in_corpus, pairs_from_files
-from hf_vanilla.loss_vanilla import IGNORED_LABEL
-from hf_vanilla.tokenizer_training import train_tokenizer
+from hf_vanilla.commands import run
+from hf_vanilla.data.batching import LengthLimits, PairCollator, TokenBatchSampler, encode_pairs
+from hf_vanilla.data.corpus import built_in_corpus, pairs_from_files
+from hf_vanilla.data.tokenizer_training import train_tokenizer
+from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
 
 REFERENCE, PLAIN = "MarianMT", "MarianMT, plain batches"
 # what is measured: engine, whether its batches are a plain collator's, whether it runs in bfloat16

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
-from hf_vanilla.optimization import paper_adam
-from hf_vanilla.training import keep_freed_memory
+from hf_vanilla.training.optimization import paper_adam
+from hf_vanilla.training.run import keep_freed_memory
 
 SMALL = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3}
 SMALL |= {"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024}

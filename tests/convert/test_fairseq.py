@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.convert.fairseq import FairseqOptions, convert_fairseq
-from hf_vanilla.translation import translate
+from hf_vanilla.translation.translator import translate
 
 PAIRS = [(theirs.ENGLISH, "en"), (theirs.GERMAN, "de")]
 TOKENIZED = [[theirs.moses(line, lang) for line in lines] for lines, lang in PAIRS]

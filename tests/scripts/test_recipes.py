@@ -12,11 +12,11 @@ import yaml
 from datasets import Dataset, Features, Translation
 from huggingface_hub import ModelCard
 
-from hf_vanilla.preparation import load_corpus
-from hf_vanilla.recipe import read_recipe
-from hf_vanilla.training import train
+from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.training.preparation import load_corpus
+from hf_vanilla.training.run import train
 
-RECIPES = Path(__file__).resolve().parent.parent.parent / "scripts" / "recipes"
+RECIPES = Path(__file__).resolve().parent.parent.parent / "hf_vanilla" / "recipes"
 SMALL = {
     **{f"model.{name}": value for name, value in small_run.MODEL.items()},
     "model.vocab_size": 330,  # enough for whole words of both languages

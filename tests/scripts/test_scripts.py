@@ -11,9 +11,9 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla.evaluation import EvaluateOptions, evaluate_files
-from hf_vanilla.parameter_table import ParameterTableOptions, parameter_table
-from hf_vanilla.translation import translate
+from hf_vanilla.recipes.parameter_table import ParameterTableOptions, parameter_table
+from hf_vanilla.translation.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.translation.translator import translate
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +166,7 @@ def test_the_app_writes_a_space_and_prints_its_folder(script, trained_run, tmp_p
 
 
 def test_count_parameters_prints_table_3_from_anywhere(script):
-    folder = SCRIPTS / "recipes" / "table3"
+    folder = SCRIPTS.parent / "hf_vanilla" / "recipes" / "table3"
     done = script("count_parameters.py")
     assert done.stdout == f"{parameter_table(ParameterTableOptions(folder=str(folder)))}\n"
     other = script("count_parameters.py", "--folder", folder.with_name("table4"))

@@ -1,0 +1,1 @@
+"""Files and datasets to rows, tokens and batches."""

@@ -1,0 +1,105 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Sentences to a trained `VanillaTokenizer`."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
+
+from .corpus import read_lines
+
+PAD_TOKEN, EOS_TOKEN = "<pad>", "</s>"
+# two special tokens and the 256 bytes, without which some text would have no encoding
+SMALLEST_VOCAB_SIZE = 258
+
+
+def train_tokenizer(
+    sentences: Iterable[str],
+    *,
+    vocab_size: int = 37_000,
+    model_max_length: int = 1024,
+    progress: bool = False,
+) -> VanillaTokenizer:
+    """Learn one byte-level BPE from the sentences of both languages (5.1).
+
+    Args:
+        sentences: text of both sides, in any order.
+        vocab_size: entries at most, `<pad>` (0), `</s>` (1) and the 256 bytes included.
+        model_max_length: tokens at which `truncation=True` cuts, `</s>` kept.
+        progress: show a progress bar.
+
+    Raises:
+        ValueError: `vocab_size` is below 258, or there is no text at all.
+    """
+    if vocab_size < SMALLEST_VOCAB_SIZE:
+        raise ValueError(
+            f"vocab_size={vocab_size}: give at least {SMALLEST_VOCAB_SIZE}, which is <pad>, </s> "
+            "and the 256 bytes"
+        )
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD_TOKEN, EOS_TOKEN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=progress,
+    )
+    backend.train_from_iterator(_checked(sentences), trainer)
+    end = (EOS_TOKEN, backend.token_to_id(EOS_TOKEN))
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"$A {EOS_TOKEN}", pair=f"$A $B {EOS_TOKEN}", special_tokens=[end]
+    )
+    return VanillaTokenizer(
+        tokenizer_object=backend,
+        pad_token=PAD_TOKEN,
+        eos_token=EOS_TOKEN,
+        model_max_length=model_max_length,
+        clean_up_tokenization_spaces=False,
+        # "</s>" typed in a text is text
+        split_special_tokens=True,
+    )
+
+
+def _checked(sentences: Iterable[str]) -> Iterable[str]:
+    is_empty = True
+    for sentence in sentences:
+        is_empty = is_empty and not sentence.strip()
+        yield sentence
+    if is_empty:
+        raise ValueError("no text to learn a vocabulary from: every sentence is empty")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTokenizerOptions:
+    """Learn a vocabulary from text files."""
+
+    files: list[str] = field(metadata={"help": "text of both languages, plain or .gz"})
+    output: str = field(metadata={"help": "folder for the tokenizer"})
+    vocab_size: int = field(default=37_000, metadata={"help": "entries at most, 258 at least"})
+    model_max_length: int = field(default=1024, metadata={"help": "tokens at which it truncates"})
+
+
+def train_tokenizer_on_files(options: TrainTokenizerOptions) -> Path:
+    """Learn one vocabulary from files and save it; returns the folder.
+
+    Raises:
+        ValueError: a file is not UTF-8, or all are empty.
+        OSError: a file cannot be read, or the output exists.
+    """
+    output = Path(options.output)
+    if output.exists():
+        raise FileExistsError(f"{output} exists: choose another name")
+    tokenizer = train_tokenizer(
+        chain.from_iterable(read_lines(file) for file in options.files),
+        vocab_size=options.vocab_size,
+        model_max_length=options.model_max_length,
+        progress=sys.stdout.isatty(),  # the bar leaves line feeds on stdout
+    )
+    tokenizer.save_pretrained(output)
+    return output

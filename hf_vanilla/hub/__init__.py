@@ -1,0 +1,1 @@
+"""Model cards, pushing to the Hub, Spaces."""

@@ -1,0 +1,126 @@
+"""The app as a Space of the Hub: a folder to be pushed as it is."""
+
+import importlib.metadata
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import SpaceCardData
+from packaging.requirements import Requirement
+
+from hf_vanilla.translation.translator import load_translator
+
+PACKAGE = Path(__file__).resolve().parents[1]
+MODEL_FOLDER = "model"
+PORT = 7860  # the Hub's proxy looks for it there
+
+APP = '''\
+"""The app of hf_vanilla as a Space."""
+
+from hf_vanilla.app.server import AppOptions, serve
+
+if __name__ == "__main__":
+    serve(
+        AppOptions(
+            model={model!r},
+            sentence={sentence!r},
+            max_tokens={max_tokens},
+            fixed_model=True,  # whoever comes uses this model and no other
+            host="0.0.0.0",
+            port={port},
+        )
+    )
+'''
+
+README = """\
+---
+{header}
+---
+
+# {title}
+
+Type a sentence, read its best translations, and see where each attention head of the model looks.
+Made with hf_vanilla, the Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762).
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceOptions:
+    """What a Space shows.
+
+    Attributes:
+        folder: new or empty.
+        model: folder, which is copied, or Hub id, which is loaded when the Space starts.
+        sentence: in the box at the start; None: nothing.
+        max_tokens: source tokens a sentence may have.
+    """
+
+    folder: str
+    model: str
+    sentence: str | None
+    max_tokens: int
+
+
+def write_space(options: SpaceOptions) -> Path:
+    """Write app, card header, requirements, this package and a local model; returns the folder.
+
+    Raises:
+        ValueError: the model folder holds no model.
+        OSError: the folder is not empty, or no model is found under that name.
+    """
+    folder = Path(options.folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is not empty: choose another name")
+    is_local = Path(options.model).is_dir()
+    if is_local:
+        model, tokenizer = load_translator(options.model)  # a broken one must not be pushed
+        model.save_pretrained(folder / MODEL_FOLDER)
+        tokenizer.save_pretrained(folder / MODEL_FOLDER)
+    shutil.copytree(
+        PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
+    )
+    app = APP.format(
+        model=MODEL_FOLDER if is_local else options.model,
+        sentence=options.sentence,
+        max_tokens=options.max_tokens,
+        port=PORT,
+    )
+    texts = {
+        "app.py": app,
+        "requirements.txt": "".join(f"{line}\n" for line in requirements()),
+        "README.md": card(None if is_local else options.model),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def requirements() -> list[str]:
+    """What this package and its app need, as lines of a requirements file.
+
+    Gradio itself is left out: the Hub installs the version that the card header names.
+    """
+    found = [Requirement(line) for line in importlib.metadata.requires("hf-vanilla") or []]
+    return sorted(f"{needed.name}{needed.specifier}" for needed in found if needed.marker is None)
+
+
+def card(hub_id: str | None) -> str:
+    """The Space's README: the header that the Hub reads, and two sentences.
+
+    Args:
+        hub_id: the model it loads from the Hub; None: it carries its own.
+    """
+    title = "See a Transformer translate"
+    header = SpaceCardData(
+        title=title,
+        sdk="gradio",
+        sdk_version=importlib.metadata.version("gradio"),
+        app_file="app.py",
+        python_version="3.12",
+        license="apache-2.0",
+        models=None if hub_id is None else [hub_id],
+        emoji="🔎",
+        colorFrom="blue",
+        colorTo="gray",
+    )
+    return README.format(header=header.to_yaml(), title=title)

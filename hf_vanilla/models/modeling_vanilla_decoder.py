@@ -1,0 +1,160 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Decoder-only models: a language model over the decoder stack.
+
+They load the decoder of a translation model and ignore its encoder. Shapes: B batch, L tokens,
+S source, D `d_model`, V vocabulary.
+"""
+
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    CausalLMOutputWithCrossAttentions,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+
+from .configuration_vanilla import VanillaConfig
+from .loss_vanilla import training_loss
+from .stacks_vanilla import VanillaBody, VanillaDecoder, VanillaPreTrainedModel, one_half
+
+
+class VanillaDecoderModel(VanillaBody):
+    """The decoder half (3.1), with or without its attention to a source."""
+
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^(model\.)?encoder\.",
+        r"\.encoder_attn(_layer_norm)?\.",
+    ]
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config)
+        self.decoder = VanillaDecoder(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Read the text so far; the arguments are those of `VanillaDecoder`."""
+        return self.decoder(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+
+
+class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
+    """The decoder half with the output projection: a language model.
+
+    It has no attention to a source, unless `add_cross_attention` is on and the caller brings
+    `encoder_hidden_states`. It smooths labels by itself (`label_smoothing`); the `Trainer`'s
+    `label_smoothing_factor` shifts labels for transformers' own language models only.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla import VanillaConfig, VanillaForCausalLM
+        >>> model = VanillaForCausalLM(VanillaConfig(vocab_size=20, d_model=16, decoder_layers=1))
+        >>> ids = torch.tensor([[5, 6, 1]])
+        >>> model(input_ids=ids, labels=ids).logits.shape
+        torch.Size([1, 3, 20])
+    """
+
+    _tied_weights_keys = {  # noqa: RUF012 - transformers' form
+        "lm_head.weight": "model.decoder.embed_tokens.weight"
+    }
+    _tp_plan = {"lm_head": "colwise_gather_output"}  # noqa: RUF012 - transformers' form
+    _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
+        r"^model\.encoder\.",
+        r"\.encoder_attn(_layer_norm)?\.",
+    ]
+
+    def __init__(self, config: VanillaConfig) -> None:
+        config = one_half(config)
+        config.is_decoder = True
+        # transformers counts layers and heads by the encoder's, when it makes a cache; here is none
+        config.encoder_layers = config.decoder_layers
+        config.encoder_attention_heads = config.decoder_attention_heads
+        config.vocab_size = config.target_vocab_size
+        super().__init__(config)
+        self.model = VanillaDecoderModel(config)
+        if config.share_encoder_decoder_embeddings:
+            self._tied_weights_keys = {"lm_head.weight": "model.shared.weight"}
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.lm_head_bias)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(  # noqa: PLR0913, PLR0917 - transformers' signature
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> CausalLMOutputWithCrossAttentions:
+        """Logits of the next token at every place, and the loss where `labels` are given.
+
+        Args:
+            input_ids: `(B, L)` int64.
+            attention_mask: `(B, past + L)`, 1 = real token; None: all are.
+            encoder_hidden_states: `(B, S, D)`, only with `add_cross_attention`.
+            encoder_attention_mask: `(B, S)`, 1 = real token.
+            past_key_values: cache of an earlier call.
+            inputs_embeds: `(B, L, D)` instead of `input_ids`.
+            labels: `(B, L)` int64, aligned with `input_ids` and shifted here, as transformers'
+                language models do; -100 and `pad_token_id` do not count. `shift_labels` instead of
+                them, as a sequence split over GPUs brings them, are already aligned with `logits`.
+            use_cache: return `past_key_values`; None: as the config says, never with labels.
+            logits_to_keep: compute only the last so many places; 0: all. A tensor: those places.
+            **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
+                of the loss), `output_attentions`, `output_hidden_states`, what attention takes.
+
+        Returns:
+            `logits` `(B, L, V)`; `loss` in nats per real target token, label-smoothed in training
+            mode (5.4) and the plain NLL in evaluation mode.
+        """
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        shift_labels = kwargs.pop("shift_labels", None)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=False if labels is not None else use_cache,
+            **kwargs,
+        )
+        is_count = isinstance(logits_to_keep, int)
+        kept = slice(-logits_to_keep, None) if is_count else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            is_aligned = shift_labels is not None
+            loss = training_loss(
+                self.config,
+                logits if is_aligned else logits[:, :-1],
+                shift_labels if is_aligned else labels[:, 1:],
+                is_training=self.training,
+                num_items_in_batch=num_items_in_batch,
+            )
+        return CausalLMOutputWithCrossAttentions(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+        )

@@ -1,0 +1,1 @@
+"""Recipes: YAML files, and the options they set."""

@@ -1,0 +1,110 @@
+"""The processes of a run: how many there are, what they compute in, how fast they could be."""
+
+import ctypes
+import os
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import InitProcessGroupKwargs, parse_flag_from_env
+
+from hf_vanilla.recipes.recipe import TrainRecipe
+
+# one process reads, tokenizes or writes while the others wait; a dead one ends them all at once
+LONGEST_WAIT = timedelta(hours=6)
+# dense bf16 and fp16 products per second as their makers state them; the longer name comes first
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "V100": 125e12,
+}
+
+
+def make_accelerator(recipe: TrainRecipe) -> Accelerator:
+    """The processes of this run.
+
+    Raises:
+        ValueError: several processes were launched, but they do not know each other.
+        ImportError: a tracker is not installed.
+    """
+    accelerator = Accelerator(
+        cpu=recipe.use_cpu,
+        mixed_precision=chosen_precision(recipe),
+        log_with=chosen_trackers(recipe) or None,
+        project_dir=Path(recipe.output_dir),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
+    )
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != accelerator.num_processes:
+        raise ValueError(
+            f"{launched} processes were launched, but each would train alone and overwrite the "
+            "others' files: on machines without GPU add --use_cpu True"
+        )
+    return accelerator
+
+
+def chosen_precision(recipe: TrainRecipe) -> str:
+    """What the products are computed in: `"no"` (float32), `"bf16"` or `"fp16"`.
+
+    The recipe decides; else accelerate's configuration, where it asks for less than float32; else
+    bf16 on GPUs that compute in it.
+    """
+    if recipe.mixed_precision is not None:
+        return recipe.mixed_precision
+    # the launcher says "no" also where nobody said anything
+    told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if told != "no":
+        return told
+    is_cpu = recipe.use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
+    has_gpu = not is_cpu and torch.cuda.is_available()
+    return "bf16" if has_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "no"
+
+
+def chosen_trackers(recipe: TrainRecipe) -> list[str]:
+    """Names of the trackers the run reports to; TensorBoard where nobody chose and it is there.
+
+    Raises:
+        ImportError: a tracker that the recipe names is not installed.
+    """
+    installed = [str(tracker) for tracker in get_available_trackers()]
+    if recipe.trackers is None:
+        return ["tensorboard"] if "tensorboard" in installed else []
+    for name in recipe.tracker_names:
+        if name not in installed:
+            raise ImportError(f"trackers={name}: it is not installed (pip install {name})")
+    return list(recipe.tracker_names)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library reuse big arrays instead of handing each back to the kernel.
+
+    Training on a CPU frees and allocates the same large arrays at every step; by default each comes
+    back as thousands of page faults, which can take longer than the arithmetic. Linux with glibc
+    only; elsewhere nothing happens.
+    """
+    # <malloc.h>: M_MMAP_MAX = -4, M_TRIM_THRESHOLD = -1
+    with suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL("libc.so.6")
+        allocator.mallopt(-4, 0)
+        allocator.mallopt(-1, 2**31 - 1)
+
+
+def peak_flops(accelerator: Accelerator) -> float | None:
+    """Operations per second that one device could do at most; None where nobody knows.
+
+    Known are the half-precision figures of common GPUs, so float32 training has none.
+    """
+    if accelerator.device.type != "cuda" or accelerator.mixed_precision not in ("bf16", "fp16"):
+        return None
+    name = torch.cuda.get_device_name(accelerator.device)
+    return next((peak for kind, peak in PEAK_FLOPS.items() if kind in name), None)

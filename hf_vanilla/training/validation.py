@@ -1,0 +1,81 @@
+"""How good a model in training is, measured by all its processes together."""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_vanilla.data.batching import EncodedPairs, PairCollator, TokenBatchSampler
+from hf_vanilla.translation.evaluation import Scores, score_translations
+from hf_vanilla.translation.translator import translate
+
+
+@torch.no_grad()
+def validation_nll(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    pairs: EncodedPairs,
+    collate: PairCollator,
+    *,
+    tokens_per_batch: int,
+) -> float:
+    """Plain negative log-likelihood in nats per target token, over all pairs and processes.
+
+    Args:
+        accelerator: the processes; each measures its share.
+        model: in evaluation mode, where its loss is unsmoothed.
+        pairs: encoded validation pairs.
+        collate: makes batches of their rows.
+        tokens_per_batch: padded tokens of either side, at most.
+    """
+    batches = TokenBatchSampler(
+        pairs.source_lengths, pairs.target_lengths, tokens_per_batch=tokens_per_batch
+    ).batches(0)[accelerator.process_index :: accelerator.num_processes]
+    total = torch.zeros((), device=accelerator.device)
+    tables = pairs.rows.with_format("arrow")
+    for rows in batches:
+        batch = collate(tables[rows])
+        on_device = {name: ids.to(accelerator.device) for name, ids in batch.items()}
+        total += model(**on_device, num_items_in_batch=1).loss
+    return accelerator.reduce(total).item() / int(pairs.target_lengths.sum())
+
+
+def validation_scores(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset,
+    *,
+    bleu_tokenize: str,
+) -> Scores:
+    """BLEU and its like of the model's own decoding, each process translating its share.
+
+    Args:
+        accelerator: the processes.
+        model: in evaluation mode; its generation config decides on the decoding.
+        tokenizer: of both languages.
+        pairs: rows of `source` and `target`.
+        bleu_tokenize: sacreBLEU's tokenizer.
+    """
+    mine = pairs.select(range(accelerator.process_index, len(pairs), accelerator.num_processes))
+    texts = translate(model, tokenizer, mine["source"][:])
+    parts = gather_object(list(zip(texts, mine["target"][:], strict=True)))
+    translations, references = zip(*parts, strict=True)
+    return score_translations(translations, references, tokenize=bleu_tokenize)
+
+
+@torch.no_grad()
+def plain_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of the labels in nats, summed, unsmoothed.
+
+    Args:
+        logits: `(B, T, V)`, of any pass; a few rows at a time are widened to float32.
+        labels: `(B, T)` int64; -100 does not count.
+    """
+    parts = zip(logits.flatten(0, 1).split(1024), labels.flatten().split(1024), strict=True)
+    return torch.stack(
+        [cross_entropy(rows.float(), ids, reduction="sum") for rows, ids in parts]
+    ).sum()

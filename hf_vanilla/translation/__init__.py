@@ -1,0 +1,1 @@
+"""Use of a trained translation model."""

@@ -1,0 +1,211 @@
+"""A corpus of any size to its translation: on one machine, or by Ray Data on many."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from .shards import Plan, Shard, file_facts, plan_shards, remove_leftovers, translate_shard
+from .translator import DecodingOptions, Translator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusOptions(DecodingOptions):
+    """Translate any number of lines in shards; the same command goes on where it stopped."""
+
+    input: list[str] = field(
+        metadata={"help": "files or folders: .parquet, .gz, or plain UTF-8 text, a sentence a line"}
+    )
+    output: str = field(metadata={"help": "folder for the shards; on a cluster, one that all see"})
+    column: str = field(default="text", metadata={"help": "column of Parquet files to translate"})
+    lines_per_shard: int = field(
+        default=20_000, metadata={"help": "lines of plain text done or redone together"}
+    )
+    workers: int = field(
+        default=1, metadata={"help": "processes, by Ray Data; 1: this one, without Ray"}
+    )
+    address: str | None = field(
+        default=None, metadata={"help": "Ray cluster, such as ray://HOST:10001 or auto"}
+    )
+    threads_per_worker: int = field(default=1, metadata={"help": "CPU threads of a Ray worker"})
+    gpus_per_worker: int = field(default=0, metadata={"help": "GPUs of a Ray worker, 0 or 1"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("lines_per_shard", "workers", "threads_per_worker"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        if self.gpus_per_worker not in (0, 1):
+            raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: give 0 or 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusReport:
+    """What a run did.
+
+    Attributes:
+        output: folder of the shards; sorted by name they are in the order of the corpus.
+        shards: how many there are.
+        lines: of the whole corpus.
+        done_before: shards that earlier runs had finished.
+        redone: shards that an earlier run had begun.
+        failed: lines of this run that could not be translated and are empty.
+    """
+
+    output: str
+    shards: int
+    lines: int
+    done_before: int
+    redone: int
+    failed: int
+
+    def __str__(self) -> str:
+        failed = f"; {self.failed:,} not translated, see *.failed.txt" if self.failed else ""
+        return (
+            f"{self.output}: {self.lines:,} lines in {self.shards:,} shards, "
+            f"{self.done_before:,} done before, {self.redone:,} redone{failed}"
+        )
+
+
+def translate_corpus(options: CorpusOptions) -> CorpusReport:
+    """Translate files into a folder of shards, going on where an earlier run stopped.
+
+    Every line is translated into exactly one line of exactly one shard, however often workers die:
+    a shard appears under its name when it is whole, and then it is never done again.
+
+    Raises:
+        ValueError: the output was begun with other inputs or settings.
+        OSError: an input does not exist, or a file cannot be read or written.
+        ImportError: more than one worker, and Ray is not installed.
+    """
+    is_here = options.workers == 1 and options.address is None
+    if not is_here:
+        _import_ray()
+    output = Path(options.output).absolute()
+    plan = plan_shards(
+        options.input,
+        output,
+        lines_per_shard=options.lines_per_shard,
+        column=options.column,
+        settings=_settings(options),
+    )
+    logger.info(
+        "%d of %d shards are done; translating %d, of which %d were begun before",
+        len(plan.done),
+        len(plan.shards),
+        len(plan.left),
+        len(plan.begun),
+    )
+    run = _run_here if is_here else _run_on_ray
+    failed, lines = 0, sum(shard.lines for shard in plan.left)
+    with tqdm(total=lines, unit="line", desc="Translating", smoothing=0) as bar:
+        for shard_lines, shard_failed in run(options, plan, output) if plan.left else ():
+            failed += shard_failed
+            bar.update(shard_lines)
+    remove_leftovers(plan, output)
+    return CorpusReport(
+        output=options.output,
+        shards=len(plan.shards),
+        lines=sum(shard.lines for shard in plan.shards),
+        done_before=len(plan.done),
+        redone=len(plan.begun),
+        failed=failed,
+    )
+
+
+class ShardWorker:
+    """What a Ray worker does: it loads the model once and translates shard after shard.
+
+    Args:
+        options: of the run.
+        output: folder of the shards.
+    """
+
+    def __init__(self, options: CorpusOptions, output: str) -> None:
+        torch.set_num_threads(options.threads_per_worker)
+        self.translate = _translator(options)
+        self.output = Path(output)
+
+    def __call__(self, row: dict[str, str]) -> dict[str, int]:
+        """Translate the shard of a row; returns its lines and how many of them failed."""
+        shard = Shard(**json.loads(row["shard"]))
+        return {"lines": shard.lines, "failed": translate_shard(self.translate, shard, self.output)}
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _settings(options: CorpusOptions) -> dict[str, Any]:
+    """What changes the translations; batches, workers and threads do not."""
+    folder = Path(options.model)
+    weights = sorted(p for kind in ("*.safetensors", "*.bin", "*.json") for p in folder.glob(kind))
+    return {
+        "model": str(folder.absolute()) if folder.is_dir() else options.model,
+        "model_files": {path.name: file_facts(path) for path in weights},
+        "engine": options.engine,
+        "num_beams": options.num_beams,
+    }
+
+
+def _translator(options: CorpusOptions) -> Translator:
+    return Translator(
+        options.model,
+        engine=options.engine,
+        tokens_per_batch=options.tokens_per_batch,
+        **options.generate_kwargs,
+    )
+
+
+def _run_here(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tuple[int, int]]:
+    translator = _translator(options)
+    for shard in plan.left:
+        yield shard.lines, translate_shard(translator, shard, output)
+
+
+def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tuple[int, int]]:
+    """Ray Data deals the shards out, starts dead workers anew and gives them their shard again."""
+    ray = _import_ray()
+    cpus = options.workers * options.threads_per_worker
+    is_own = not ray.is_initialized()
+    if is_own:
+        cluster = {"address": options.address} if options.address else {"num_cpus": cpus + 1}
+        ray.init(include_dashboard=None if options.address else False, **cluster)
+    try:
+        rows = [{"shard": json.dumps(asdict(shard))} for shard in plan.left]
+        # a block for each shard: a worker that dies costs one
+        shards = ray.data.from_items(rows, override_num_blocks=len(rows))
+        done = shards.map(
+            ShardWorker,
+            fn_constructor_args=(options, str(output)),
+            compute=ray.data.ActorPoolStrategy(size=min(options.workers, len(rows))),
+            num_cpus=options.threads_per_worker,
+            num_gpus=options.gpus_per_worker or None,
+        )
+        for row in done.iter_rows():
+            yield row["lines"], row["failed"]
+    except ray.exceptions.RayError as error:
+        # its text is a traceback, whose last line says what went wrong
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise OSError(f"a worker failed: {reason[0].strip()}") from error
+    finally:
+        if is_own:
+            ray.shutdown()
+
+
+def _import_ray() -> ModuleType:
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise ImportError(
+            "several workers need Ray: pip install 'hf-vanilla[ray]', or --workers 1"
+        ) from None
+    return ray

@@ -1,0 +1,131 @@
+"""Translations and references to BLEU, never without its signature."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hf_vanilla.data.corpus import read_pairs
+
+from .translator import DecodingOptions, Translator
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What sacreBLEU says of a set of translations.
+
+    Attributes:
+        bleu: corpus BLEU, 0 to 100.
+        bleu_signature: how it was measured; two figures compare only under one signature.
+        chrf: corpus chrF2, 0 to 100.
+        chrf_signature: how it was measured.
+        exact_match: share of translations equal to their reference, 0 to 100.
+        sentences: how many were scored.
+    """
+
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+    exact_match: float
+    sentences: int
+
+    def __str__(self) -> str:
+        return (
+            f"BLEU {self.bleu:.2f}  {self.bleu_signature}\n"
+            f"chrF {self.chrf:.2f}  {self.chrf_signature}\n"
+            f"exact match {self.exact_match:.1f} % of {self.sentences} sentences"
+        )
+
+
+def score_translations(
+    translations: Sequence[str],
+    references: Sequence[str],
+    *,
+    tokenize: str = "13a",
+    lowercase: bool = False,
+) -> Scores:
+    """Score translations against one reference each.
+
+    Args:
+        translations: detokenized output, one per sentence.
+        references: as many references.
+        tokenize: sacreBLEU's tokenizer: "13a" for raw text, "none" for text already tokenized.
+        lowercase: ignore case, as figures on lowercased data do.
+
+    Raises:
+        ValueError: the counts differ or there is nothing to score.
+        ImportError: `sacrebleu` is not installed.
+    """
+    check_bleu_tokenizer(tokenize)
+    from sacrebleu.metrics import BLEU, CHRF
+
+    if len(translations) != len(references):
+        raise ValueError(
+            f"{len(translations)} translations, but {len(references)} references: "
+            "both need one line per sentence"
+        )
+    if not references:
+        raise ValueError("no sentences to score")
+    # sentences tokenized on purpose are told apart by the signature, so no warning is due
+    bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+    chrf = CHRF(lowercase=lowercase)
+    is_exact = [t == r for t, r in zip(translations, references, strict=True)]
+    return Scores(
+        bleu=bleu.corpus_score(translations, [references]).score,
+        bleu_signature=str(bleu.get_signature()),
+        chrf=chrf.corpus_score(translations, [references]).score,
+        chrf_signature=str(chrf.get_signature()),
+        exact_match=100 * sum(is_exact) / len(is_exact),
+        sentences=len(is_exact),
+    )
+
+
+def check_bleu_tokenizer(name: str) -> None:
+    """Find out early whether scores can be had.
+
+    Raises:
+        ValueError: sacreBLEU has no tokenizer of that name.
+        ImportError: `sacrebleu` is not installed.
+    """
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError:
+        raise ImportError("scores need sacrebleu: pip install 'hf-vanilla[eval]'") from None
+    if name not in BLEU.TOKENIZERS:
+        names = ", ".join(sorted(BLEU.TOKENIZERS))
+        raise ValueError(f"tokenize={name!r}: choose one of {names}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(DecodingOptions):
+    """Score a model on two files: BLEU and chrF, with their signatures."""
+
+    source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
+    reference: str = field(metadata={"help": "file of reference translations, line by line"})
+    tokenize: str = field(
+        default="13a", metadata={"help": "sacreBLEU's tokenizer; none: text is tokenized already"}
+    )
+    lowercase: bool = field(default=False, metadata={"help": "ignore case"})
+
+
+def evaluate_files(options: EvaluateOptions) -> Scores:
+    """Translate a file and score it against its references.
+
+    Raises:
+        ValueError: the files do not correspond, or there is no model in the folder.
+        OSError: a file cannot be read.
+    """
+    check_bleu_tokenizer(options.tokenize)  # before hours of translating
+    pairs = list(read_pairs(options.source, options.reference))
+    translator = Translator(
+        options.model,
+        engine=options.engine,
+        tokens_per_batch=options.tokens_per_batch,
+        **options.generate_kwargs,
+    )
+    translations = translator.translate([pair["source"] for pair in pairs], progress=True)
+    return score_translations(
+        list(translations),
+        [pair["target"] for pair in pairs],
+        tokenize=options.tokenize,
+        lowercase=options.lowercase,
+    )

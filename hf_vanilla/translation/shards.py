@@ -1,0 +1,285 @@
+"""A corpus cut in shards, each translated whole or not at all, so that any run can be resumed.
+
+The output folder is the record: a shard is done when its file is there, since files are written
+aside and renamed. `manifest.json` holds the cut, and what it was made for.
+"""
+
+import gzip
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hf_vanilla.files import PARTIAL, whole_file, write_text
+
+from .translator import Translator, write_lines
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+FAILED = ".failed.txt"
+PARQUET = ".parquet"
+TRANSLATION = "translation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A piece of one input file, and the file that its translation becomes.
+
+    Attributes:
+        source: the input file.
+        output: name of the translation in the output folder.
+        begin: first byte of the piece; of Parquet, its row group.
+        first_line: number of its first line in the input file, from 1.
+        lines: how many there are.
+        column: of Parquet, the column to translate; None for text.
+    """
+
+    source: str
+    output: str
+    begin: int
+    first_line: int
+    lines: int
+    column: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All shards of a corpus, and how far they are.
+
+    Attributes:
+        shards: in the order of the corpus.
+        done: those that earlier runs finished.
+        begun: those that earlier runs began and did not finish.
+    """
+
+    shards: list[Shard]
+    done: list[Shard]
+    begun: list[Shard]
+
+    @property
+    def left(self) -> list[Shard]:
+        """Shards to translate."""
+        done = set(self.done)
+        return [shard for shard in self.shards if shard not in done]
+
+
+def plan_shards(
+    inputs: Sequence[str],
+    output: Path,
+    *,
+    lines_per_shard: int,
+    column: str,
+    settings: dict[str, Any],
+) -> Plan:
+    """Cut a corpus, or find the cut of an earlier run and what is left of it.
+
+    Text is cut every `lines_per_shard` lines; a `.gz` cannot be entered in the middle and is one
+    shard, and so is each row group of a Parquet file.
+
+    Args:
+        inputs: files, or folders of files; `.parquet`, `.gz`, or else plain UTF-8 text.
+        output: folder of the translations.
+        lines_per_shard: lines of plain text that are done or redone together.
+        column: of Parquet files, the column to translate.
+        settings: whatever else changes the output, by name.
+
+    Raises:
+        ValueError: the output was begun from other inputs or settings, or a column is missing.
+        OSError: an input does not exist, or the output is full of other things.
+    """
+    files = _input_files(inputs)
+    facts = {
+        **settings,
+        "lines_per_shard": lines_per_shard,
+        "column": column,
+        "inputs": {str(path): file_facts(path) for path in files},
+    }
+    output.mkdir(parents=True, exist_ok=True)
+    manifest = output / MANIFEST
+    if manifest.is_file():
+        shards = _shards_of(manifest, facts)
+    else:
+        if any(path.suffix != PARTIAL for path in output.iterdir()):
+            raise FileExistsError(
+                f"{output} is not empty and has no {MANIFEST}: choose another output"
+            )
+        shards = list(_cut(files, lines_per_shard, column))
+        told = {"facts": facts, "shards": [asdict(shard) for shard in shards]}
+        write_text(manifest, json.dumps(told, indent=1))
+    present = {path.name for path in output.iterdir()}
+    begun = {name.rsplit("~", 1)[0] for name in present if name.endswith(PARTIAL)}
+    return Plan(
+        shards=shards,
+        done=[shard for shard in shards if shard.output in present],
+        begun=[s for s in shards if s.output in begun and s.output not in present],
+    )
+
+
+def file_facts(path: Path) -> list[int]:
+    """Size in bytes and time of the last change in nanoseconds."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def translate_shard(translator: Translator, shard: Shard, output: Path) -> int:
+    """Translate one shard into its file, unless it is there; returns how many lines failed.
+
+    The numbers of lines that could not be translated go into a file of their own beside it. Two
+    workers may have the same shard: each writes aside, and either result is the whole.
+
+    Raises:
+        ValueError: the input has changed.
+        OSError: the input cannot be read, or the disk is full.
+    """
+    finished = output / shard.output
+    if finished.exists():
+        return 0
+    # a name of its own for each worker; one that died leaves it behind as a trace
+    mark = f"{socket.gethostname()}-{os.getpid()}"
+    with whole_file(finished, mark=f"~{mark}") as unfinished:
+        write = _write_parquet if shard.column is not None else _write_text
+        count = write(translator, shard, unfinished)
+        if count != shard.lines:
+            raise ValueError(
+                f"{shard.source} has changed: {count} lines from line {shard.first_line} on, "
+                f"{shard.lines} when it was cut; choose another output"
+            )
+        if translator.failed:
+            numbers = "".join(f"{line}\n" for line in translator.failed)
+            write_text(output / (shard.output + FAILED), numbers)
+    return len(translator.failed)
+
+
+def remove_leftovers(plan: Plan, output: Path) -> None:
+    """Remove what workers that died have left, once every shard is there.
+
+    Raises:
+        ValueError: a shard is missing; the message names it.
+    """
+    missing = [shard.output for shard in plan.shards if not (output / shard.output).is_file()]
+    if missing:
+        raise ValueError(f"{output} lacks {', '.join(missing[:5])}: run the same command again")
+    for path in output.glob(f"*{PARTIAL}"):
+        path.unlink(missing_ok=True)
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _input_files(inputs: Sequence[str]) -> list[Path]:
+    files: list[Path] = []
+    for name in inputs:
+        path = Path(name).absolute()
+        if path.is_dir():
+            files += sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise FileNotFoundError(f"{name}: no such file or folder")
+    if not files:
+        raise ValueError(f"no files in {', '.join(inputs) or 'no inputs'}: give text or Parquet")
+    return files
+
+
+def _shards_of(manifest: Path, facts: dict[str, Any]) -> list[Shard]:
+    saved = json.loads(manifest.read_text(encoding="utf-8"))
+    before, now = saved["facts"], json.loads(json.dumps(facts))
+    changed = sorted(
+        name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
+    )
+    if changed:
+        told = ", ".join(
+            name if name in ("inputs", "model_files") else f"{name}={before.get(name)!r}"
+            for name in changed
+        )
+        raise ValueError(
+            f"{manifest.parent} was begun with other {told}: go on with those, or choose another "
+            "output"
+        )
+    return [Shard(**shard) for shard in saved["shards"]]
+
+
+def _cut(files: list[Path], lines_per_shard: int, column: str) -> Iterator[Shard]:
+    width = max(5, len(str(len(files))))
+    for number, path in enumerate(files):
+        is_table = path.suffix == PARQUET
+        pieces = _row_groups(path, column) if is_table else _pieces(path, lines_per_shard)
+        stem, first_line = path.name.split(".")[0], 1
+        for place, (begin, lines) in enumerate(pieces):
+            yield Shard(
+                source=str(path),
+                output=f"{number:0{width}d}-{stem}-{place:07d}{PARQUET if is_table else '.txt'}",
+                begin=begin,
+                first_line=first_line,
+                lines=lines,
+                column=column if is_table else None,
+            )
+            first_line += lines
+
+
+def _pieces(path: Path, lines_per_shard: int) -> list[tuple[int, int]]:
+    """Where the pieces of a text begin, in bytes, and how many lines they have."""
+    if path.suffix == ".gz":
+        with gzip.open(path, "rb") as packed:
+            return [(0, sum(1 for _ in packed))]
+    pieces: list[tuple[int, int]] = []
+    with path.open("rb") as file:
+        while True:
+            begin = file.tell()
+            lines = sum(1 for _ in islice(file, lines_per_shard))
+            if not lines:
+                return pieces or [(0, 0)]  # an empty file has an empty translation
+            pieces.append((begin, lines))
+
+
+def _row_groups(path: Path, column: str) -> list[tuple[int, int]]:
+    import pyarrow.parquet as pq
+
+    file = pq.ParquetFile(path)
+    if column not in file.schema_arrow.names:
+        names = ", ".join(file.schema_arrow.names)
+        raise ValueError(f"{path} has no column {column!r}: choose --column among {names}")
+    if TRANSLATION in file.schema_arrow.names:
+        raise ValueError(f"{path} has a column {TRANSLATION!r} already: rename it")
+    groups = range(file.metadata.num_row_groups)
+    return [(group, file.metadata.row_group(group).num_rows) for group in groups]
+
+
+def _write_text(translator: Translator, shard: Shard, path: Path) -> int:
+    translations = translator.translate(_lines(shard), first_line=shard.first_line)
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        count = write_lines(translations, file)
+        os.fsync(file.fileno())
+    return count
+
+
+def _lines(shard: Shard) -> Iterator[str]:
+    """Lines of a shard; a byte that is not UTF-8 becomes half a character, which fails alone."""
+    path = Path(shard.source)
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        file.seek(shard.begin)
+        lines: Iterable[bytes] = islice(file, shard.lines)
+        for number, line in enumerate(lines, start=shard.first_line):
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape")
+            yield text.rstrip("\r\n")
+
+
+def _write_parquet(translator: Translator, shard: Shard, path: Path) -> int:
+    """The rows of the shard, all their columns, and `translation`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.ParquetFile(shard.source).read_row_group(shard.begin)
+    sentences = table.column(shard.column).to_pylist()
+    texts = list(translator.translate(sentences, first_line=shard.first_line))
+    with path.open("wb") as file:
+        pq.write_table(table.append_column(TRANSLATION, pa.array(texts, pa.string())), file)
+        file.flush()
+        os.fsync(file.fileno())
+    return len(texts)

@@ -1,0 +1,259 @@
+"""Text to rows: lines stay lines, sides stay together, and a broken file is named."""
+
+import gzip
+import os
+import sys
+
+import pytest
+from datasets import Dataset, DatasetDict, Features, Translation
+
+from hf_vanilla.data.corpus import (
+    DENSE,
+    HELD_OUT,
+    SPARSE,
+    built_in_corpus,
+    number_words,
+    pairs_from_dataset,
+    pairs_from_files,
+    read_lines,
+    read_pairs,
+)
+
+GERMAN = "ein Haus am See\ndas große Haus\nam See\n"
+ENGLISH = "a house by the lake\nthe big house\nby the lake\n"
+
+
+@pytest.fixture(params=["plain", "gz"])
+def write(request, tmp_path):
+    """Writes bytes into a file, plain or compressed, and returns its path."""
+
+    def to_file(name, content):
+        content = content if isinstance(content, bytes) else content.encode("utf-8")
+        if request.param == "plain":
+            path = tmp_path / name
+            path.write_bytes(content)
+        else:
+            path = tmp_path / f"{name}.gz"
+            path.write_bytes(gzip.compress(content))
+        return path
+
+    return to_file
+
+
+# --- lines -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        ("a\nb\n", ["a", "b"]),
+        ("a\nb", ["a", "b"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("a\n\n b \n", ["a", "", " b "]),
+        ("a\u2028b\nc\x0bd\x85e\n", ["a\u2028b", "c\x0bd\x85e"]),
+        ("a\rb\n", ["a\rb"]),
+        ("", []),
+        ("\n", [""]),
+    ],
+    ids=["plain", "no end", "dos", "blank", "other separators", "inner return", "empty", "one"],
+)
+def test_only_a_line_feed_ends_a_line(write, content, lines):
+    assert list(read_lines(write("text", content))) == lines
+
+
+def test_a_byte_that_is_no_utf8_is_named_with_file_and_line(write):
+    path = write("text", b"gut\nGr\xfc\xdfe\n")
+    with pytest.raises(ValueError, match=r"line 2: byte 3 is not UTF-8; .* iconv") as caught:
+        list(read_lines(path))
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.txt"):
+        list(read_lines(tmp_path / "nowhere.txt"))
+
+
+def test_a_file_cut_off_while_compressed_is_refused(tmp_path):
+    path = tmp_path / "cut.gz"
+    path.write_bytes(gzip.compress(GERMAN.encode() * 99)[:-9])
+    with pytest.raises((ValueError, OSError)):  # the errors that scripts tell in one line
+        list(read_lines(path))
+
+
+# --- pairs -------------------------------------------------------------------------------------
+
+
+def test_line_i_stays_with_line_i(write):
+    pairs = list(read_pairs(write("de", GERMAN), write("en", ENGLISH)))
+    assert [pair["source"] for pair in pairs] == GERMAN.splitlines()
+    assert [pair["target"] for pair in pairs] == ENGLISH.splitlines()
+
+
+def test_a_line_separator_inside_a_sentence_does_not_shift_the_sides(write):
+    pairs = list(read_pairs(write("de", "a\u2028b\nc\n"), write("en", "A\r\nC\r\n")))
+    assert pairs == [{"source": "a\u2028b", "target": "A"}, {"source": "c", "target": "C"}]
+
+
+@pytest.mark.parametrize("short_side", ["source", "target"])
+def test_sides_of_unequal_length_are_told_with_line_and_both_files(write, short_side):
+    long, short = write("long", "a\nb\nc\n"), write("short", "A\nB\n")
+    files = (short, long) if short_side == "source" else (long, short)
+    with pytest.raises(ValueError, match="line 3 has no translation") as caught:
+        list(read_pairs(*files))
+    assert f"{short} ends after line 2" in str(caught.value)
+    assert f"{long} goes on" in str(caught.value)
+
+
+def test_two_empty_files_are_refused(write):
+    with pytest.raises(ValueError, match="are empty: no sentence pairs"):
+        list(read_pairs(write("de", ""), write("en", "")))
+
+
+def test_one_empty_file_is_told_as_such(write):
+    with pytest.raises(ValueError, match="ends after line 0"):
+        list(read_pairs(write("de", ""), write("en", "a\n")))
+
+
+# --- files as a set ----------------------------------------------------------------------------
+
+
+def test_files_become_rows_in_their_order(write):
+    rows = pairs_from_files(write("de", GERMAN), write("en", ENGLISH))
+    assert rows.column_names == ["source", "target"]
+    assert rows["source"][:] == GERMAN.splitlines()
+    assert rows["target"][:] == ENGLISH.splitlines()
+
+
+def test_an_edited_file_is_read_anew(write):
+    files = write("de", GERMAN), write("en", ENGLISH)
+    assert pairs_from_files(*files)["target"][1] == "the big house"
+    edited = write("en", ENGLISH.replace("big", "red"))  # as long as before
+    later = files[1].stat().st_mtime_ns + 1_000_000
+    os.utime(edited, ns=(later, later))
+    assert pairs_from_files(*files)["target"][1] == "the red house"
+
+
+def test_two_pairs_of_files_are_told_apart(write):
+    german, english = write("de", GERMAN), write("en", ENGLISH)
+    assert pairs_from_files(german, english)["source"][0] == "ein Haus am See"
+    assert pairs_from_files(english, german)["source"][0] == "a house by the lake"
+
+
+def test_the_reason_comes_through_the_library(write):
+    with pytest.raises(ValueError, match="line 4 has no translation"):
+        pairs_from_files(write("de", GERMAN), write("en", ENGLISH + "more\n"))
+    with pytest.raises(ValueError, match="line 1: byte 1 is not UTF-8"):
+        pairs_from_files(write("de", b"\xff\n"), write("en", "a\n"))
+
+
+def test_a_missing_side_is_named_before_anything_is_read(write, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such file"):
+        pairs_from_files(write("de", GERMAN), tmp_path / "nowhere")
+
+
+# --- sets --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["columns", "translation", "translation feature"])
+def saved_set(request, tmp_path):
+    pairs = [
+        {"de": de, "en": en} for de, en in zip(GERMAN.split("\n"), ENGLISH.split("\n"), strict=True)
+    ]
+    rows = [{"translation": pair} for pair in pairs] if request.param == "translation" else pairs
+    features = None
+    if request.param == "translation feature":  # what the sets of WMT have
+        rows = [{"translation": pair} for pair in pairs]
+        features = Features({"translation": Translation(languages=["de", "en"])})
+    splits = {"train": rows[:2], "validation": rows[2:3]}
+    splits = {name: Dataset.from_list(part, features=features) for name, part in splits.items()}
+    DatasetDict(splits).save_to_disk(tmp_path / "set")
+    return str(tmp_path / "set")
+
+
+def test_both_usual_forms_of_a_set_become_the_same_rows(saved_set):
+    corpus = pairs_from_dataset(saved_set, source_column="en", target_column="de")
+    assert corpus["train"].to_list() == [
+        {"source": "a house by the lake", "target": "ein Haus am See"},
+        {"source": "the big house", "target": "das große Haus"},
+    ]
+    assert corpus["validation"].to_list() == [{"source": "by the lake", "target": "am See"}]
+
+
+def test_wrong_columns_are_told_with_those_that_exist(saved_set):
+    with pytest.raises(ValueError, match="no column fr, source: choose among de, en"):
+        pairs_from_dataset(saved_set, source_column="source", target_column="fr")
+
+
+def test_other_columns_are_left_out(tmp_path):
+    row = {"id": 3, "target": "wrong", "en": "a house", "de": "ein Haus"}
+    DatasetDict(train=Dataset.from_list([row])).save_to_disk(tmp_path / "set")
+    corpus = pairs_from_dataset(str(tmp_path / "set"), source_column="en", target_column="de")
+    assert corpus["train"].to_list() == [{"source": "a house", "target": "ein Haus"}]
+
+
+# --- the built-in corpus -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (0, "zero", "null"),
+        (1, "one", "eins"),
+        (16, "sixteen", "sechzehn"),
+        (42, "forty-two", "zweiundvierzig"),
+        (101, "one hundred one", "einhunderteins"),
+        (1_001, "one thousand one", "eintausendeins"),
+        (21_000, "twenty-one thousand", "einundzwanzigtausend"),
+        (
+            742_319,
+            "seven hundred forty-two thousand three hundred nineteen",
+            "siebenhundertzweiundvierzigtausenddreihundertneunzehn",
+        ),
+    ],
+)
+def test_numbers_are_words_in_both_languages(number, english, german):
+    assert number_words(number) == {"source": english, "target": german}
+
+
+def test_without_num2words_the_message_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "num2words", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[demo\]'"):
+        number_words(3)
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return built_in_corpus()
+
+
+@pytest.mark.slow
+def test_the_built_in_parts_share_no_number(numbers):
+    sides = {part: set(rows["source"]) for part, rows in numbers.items()}
+    assert not sides["train"] & sides["test"]
+    assert not sides["train"] & sides["validation"]
+    assert not sides["validation"] & sides["test"]
+
+
+@pytest.mark.slow
+def test_the_built_in_parts_have_their_sizes_and_no_number_twice(numbers):
+    assert {part: len(rows) for part, rows in numbers.items()} == {
+        "train": DENSE + SPARSE - 2 * HELD_OUT,
+        "validation": HELD_OUT,
+        "test": HELD_OUT,
+    }
+    assert all(len(set(rows["source"])) == len(rows) for rows in numbers.values())
+
+
+@pytest.mark.slow
+def test_every_small_number_is_in_the_built_in_corpus(numbers):
+    words = {source for rows in numbers.values() for source in rows["source"]}
+    assert {number_words(number)["source"] for number in range(0, DENSE, 97)} <= words
+
+
+@pytest.mark.slow
+def test_a_seed_draws_the_same_corpus_again_and_another_seed_another(monkeypatch):
+    # the words are not at issue here and take long
+    monkeypatch.setattr("hf_vanilla.data.corpus.number_words", lambda n: {"source": str(n)})
+    first, again, other = (built_in_corpus(seed)["test"]["source"][:] for seed in (0, 0, 1))
+    assert first == again
+    assert first != other

@@ -1,0 +1,88 @@
+"""Code goes beside the weights when asked for, and nothing points at code that is not there."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
+
+from hf_vanilla import VanillaFairseqTokenizer, VanillaForConditionalGeneration, VanillaModel
+from hf_vanilla.models.pipeline_vanilla import CUSTOM_PIPELINES
+from hf_vanilla.models.saving_vanilla import code_beside_weights
+
+POINTERS = {"auto_map", "custom_pipelines"}
+
+
+def config_in(folder):
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def coded(tiny_model, tmp_path):
+    with code_beside_weights(tiny_model):
+        tiny_model.save_pretrained(tmp_path / "coded")
+    return tmp_path / "coded"
+
+
+def test_code_is_written_only_while_it_is_asked_for(tiny_model, coded, tmp_path):
+    tiny_model.save_pretrained(tmp_path / "plain")
+    assert {"modeling_vanilla.py", "pipeline_vanilla.py"} <= {p.name for p in coded.glob("*.py")}
+    assert not list((tmp_path / "plain").glob("*.py"))
+    written = config_in(coded)
+    auto_map = written.pop("auto_map")
+    assert auto_map.keys() == {"AutoConfig", "AutoModel", "AutoModelForSeq2SeqLM"}
+    assert written.pop("custom_pipelines") == CUSTOM_PIPELINES
+    assert written == config_in(tmp_path / "plain")
+
+
+def test_every_file_that_is_named_lies_there(coded):
+    written = config_in(coded)
+    impls = [told["impl"] for told in written["custom_pipelines"].values()]
+    for name in [*written["auto_map"].values(), *impls]:
+        assert (coded / f"{name.split('.')[0]}.py").is_file()
+
+
+@pytest.mark.parametrize("kind", [VanillaForConditionalGeneration, VanillaModel])
+def test_a_model_read_from_there_and_saved_without_code_points_at_none(coded, tmp_path, kind):
+    model = kind.from_pretrained(coded)
+    assert model.config.custom_pipelines == CUSTOM_PIPELINES
+    model.save_pretrained(tmp_path / "plain")
+    assert not POINTERS & config_in(tmp_path / "plain").keys()
+
+
+def test_the_package_is_preferred_to_the_code_that_lies_there(coded):
+    model = AutoModelForSeq2SeqLM.from_pretrained(coded)
+    assert type(model) is VanillaForConditionalGeneration
+
+
+def test_an_error_on_the_way_leaves_no_trace(tiny_model):
+    with pytest.raises(OSError, match="full"), code_beside_weights(tiny_model):
+        raise OSError("the disk is full")
+    assert type(tiny_model)._auto_class is type(tiny_model.config)._auto_class is None
+    assert not POINTERS & vars(tiny_model.config).keys()
+
+
+def test_a_model_of_transformers_is_left_as_it_is(tmp_path):
+    sizes = {"vocab_size": 11, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 10}
+    ends = {"decoder_start_token_id": 10, "eos_token_id": 0, "forced_eos_token_id": 0}
+    model = MarianMTModel(MarianConfig(**sizes, **heads, **ends))
+    with code_beside_weights(model):
+        model.save_pretrained(tmp_path)
+    assert not list(tmp_path.glob("*.py"))
+    assert not POINTERS & config_in(tmp_path).keys()
+
+
+def test_a_tokenizer_that_needs_its_class_takes_it_along(tiny_model, tmp_path):
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    told = {"source_vocab_size": 5, "unk_token": "<unk>"}  # "b" is a word of the target only
+    tokenizer = VanillaFairseqTokenizer(tokenizer_object=backend, **told)
+    with code_beside_weights(tiny_model, tokenizer):
+        tiny_model.save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+    there = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(there).__module__.startswith("transformers_modules.")
+    assert there("a b").input_ids == tokenizer("a b").input_ids == [4, 3]
+    assert VanillaFairseqTokenizer._auto_class is None

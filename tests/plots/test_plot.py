@@ -1,0 +1,72 @@
+"""One command line for all pictures: the name first, then the picture's own options."""
+
+import dataclasses
+
+import pytest
+
+from hf_vanilla.plots.attention import PlotAttentionOptions
+from hf_vanilla.plots.plot import PICTURES, plot, read_plot
+
+OPTIONS = {
+    "attention": "model sentence translation output kind layer head overwrite",
+    "positions": "model d_model layout frequencies offset length output overwrite",
+    "schedule": "recipe d_model warmup_steps steps output overwrite",
+    "curves": "run output overwrite",
+    "length_bleu": "source reference translations model unit edges tokenize lowercase output "
+    "overwrite",
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_options_are_these(name):
+    fields = [field.name for field in dataclasses.fields(PICTURES[name][1])]
+    assert fields == OPTIONS[name].split()
+
+
+def test_a_name_and_options_are_read():
+    choice = read_plot(["attention", "--model", "m", "--sentence", "a b", "--head", "all"])
+    assert choice == ("attention", PlotAttentionOptions(model="m", sentence="a b", head="all"))
+
+
+def test_a_negative_layer_is_a_value():
+    _, options = read_plot(["attention", "--model", "m", "--sentence", "a", "--layer", "-2"])
+    assert options.layer == "-2"
+
+
+def test_several_values_make_a_list():
+    files = ["--source", "s", "--reference", "r", "--translations", "a", "b"]
+    name, options = read_plot(["length-bleu", *files, "--edges", "5", "10"])
+    assert (name, options.translations, options.edges) == ("length_bleu", ["a", "b"], [5, 10])
+
+
+def test_what_was_read_is_drawn(tmp_path):
+    arguments = ["schedule", "--d_model", "16", "--output", str(tmp_path / "a.svg")]
+    assert plot(read_plot(arguments)) == tmp_path / "a.svg"
+    assert "d_model 16, warmup 4,000" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "missing: which picture; first comes one of attention, positions, schedule"),
+        (["--model", "m"], "missing: which picture"),
+        (["atention"], "unknown key 'atention'; did you mean 'attention'"),
+        (["attention", "--model", "m"], "missing: --sentence"),
+        (["curves", "--runs", "a"], "unknown: --runs; did you mean --run?"),
+        (["schedule", "--d_model", "wide"], "d_model"),
+    ],
+    ids=str,
+)
+def test_a_mistyped_command_is_told(arguments, told):
+    with pytest.raises(ValueError, match=told):
+        read_plot(arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["attention", "--help"]], ids=str)
+def test_help_tells_what_there_is(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        read_plot(arguments)
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    expected = ["--sentence", "--head"] if len(arguments) == 2 else list(PICTURES)
+    assert all(name in text for name in expected)

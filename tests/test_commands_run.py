@@ -1,0 +1,239 @@
+"""A command's frame: options in, one line of error out, and an exit status that can be trusted."""
+
+import logging
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+from huggingface_hub.errors import StrictDataclassDefinitionError
+
+from hf_vanilla.commands import run, run_and_print
+from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.translation.translator import TranslateOptions, translate_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreetOptions:
+    """Options of a greeting."""
+
+    name: str = field(metadata={"help": "whom to greet"})
+    times: int = field(default=1, metadata={"help": "how often"})
+    loud: bool = field(default=False, metadata={"help": "in capitals"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreOptions:
+    """More of them."""
+
+    place: str = field(default="here", metadata={"help": "where"})
+
+
+@pytest.fixture(autouse=True)
+def _quiet_root(monkeypatch):
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    package = logging.getLogger("hf_vanilla")
+    level = package.level
+    yield
+    package.setLevel(level)
+
+
+@pytest.fixture
+def typed(monkeypatch):
+    def type_in(*arguments):
+        monkeypatch.setattr(sys, "argv", ["script.py", *arguments])
+
+    return type_in
+
+
+def error_of(caught):
+    """What the interpreter would write on stderr; the exit status is then 1."""
+    assert isinstance(caught.value.code, str)
+    return caught.value.code
+
+
+# --- options -----------------------------------------------------------------------------------
+
+
+def test_options_reach_the_action_and_its_result_comes_back(typed):
+    typed("--name", "Ada", "--times=3", "--loud")
+    assert run(lambda options: options, GreetOptions) == GreetOptions(
+        name="Ada", times=3, loud=True
+    )
+
+
+def test_an_action_of_two_classes_gets_both(typed):
+    typed("--place", "there", "--name", "Ada")
+    result = run(lambda greet, more: (greet.name, more.place), GreetOptions, MoreOptions)
+    assert result == ("Ada", "there")
+
+
+def test_a_function_may_read_the_arguments(typed):
+    typed("--max_steps", "7")
+    assert run(lambda recipe: recipe.train.max_steps, read_recipe) == 7
+
+
+def test_action_and_options_may_be_told_by_name(typed):
+    typed("--max_steps", "7")
+    assert run("builtins:repr", "hf_vanilla.recipes.recipe:read_recipe").startswith("Recipe(train=")
+
+
+@pytest.mark.parametrize(("rank", "shown"), [(None, "[]\n"), ("0", "[]\n"), ("1", "")])
+def test_of_several_processes_the_first_prints_the_result(typed, capsys, monkeypatch, rank, shown):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    typed()
+    run_and_print("json:dumps", ["builtins:sorted"])
+    assert capsys.readouterr().out == shown
+
+
+def test_no_result_is_not_printed(typed, capsys):
+    typed("a")
+    run_and_print("logging:captureWarnings", ["builtins:len"])
+    assert capsys.readouterr().out == ""
+
+
+def test_a_dash_may_stand_for_an_underscore(typed):
+    typed("--max-steps", "7", "--model.d_model", "64")
+    assert run(lambda recipe: recipe.train.max_steps, read_recipe) == 7
+
+
+# --- errors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError, FileExistsError, ImportError])
+def test_a_mistake_of_the_user_is_one_line_and_status_one(typed, kind, capsys):
+    def action(_):
+        raise kind("the cat sat on it")
+
+    typed("--name", "Ada")
+    with pytest.raises(SystemExit) as caught:
+        run(action, GreetOptions)
+    assert error_of(caught) == "error: the cat sat on it"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_strict_dataclass_is_a_mistake_of_the_user_too(typed):
+    def action(_):
+        raise StrictDataclassDefinitionError("no such field")
+
+    typed("--name", "Ada")
+    with pytest.raises(SystemExit) as caught:
+        run(action, GreetOptions)
+    assert error_of(caught) == "error: no such field"
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(typed):
+    typed("--name", "Ada")
+    with pytest.raises(ZeroDivisionError):
+        run(lambda _: 1 / 0, GreetOptions)
+
+
+def test_a_closed_pipe_is_not_told_as_a_mistake(typed):
+    def action(_):
+        raise BrokenPipeError
+
+    typed("--name", "Ada")
+    with pytest.raises(BrokenPipeError):
+        run(action, GreetOptions)
+
+
+def test_ctrl_c_ends_with_its_own_status(typed, capsys):
+    def action(_):
+        raise KeyboardInterrupt
+
+    typed("--name", "Ada")
+    with pytest.raises(SystemExit) as caught:
+        run(action, GreetOptions)
+    assert caught.value.code == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "missing: --name"),
+        (("--name", "Ada", "--tims", "3"), "--tims"),
+        (("--name", "Ada", "--times", "often"), "times"),
+        (("--name", "Ada", "extra"), "extra"),
+        (("--name",), "name"),
+    ],
+    ids=["missing", "unknown", "wrong kind", "left over", "no value"],
+)
+def test_a_mistyped_command_names_its_option_and_has_its_own_status(
+    typed, capsys, arguments, message
+):
+    typed(*arguments)
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: None, GreetOptions)
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_a_section_without_a_value_is_a_mistyped_command_too(typed, capsys):
+    typed("--model.d_model")
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: None, read_recipe)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err == "error: --model.d_model needs a value\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--model.d_model", "7"),
+        ("--model.d_model", "wide"),
+        ("--model.dropout", "2"),
+        ("--decoding.num_beams", "-1"),
+        ("--recipe", "nowhere.yaml"),
+        ("--max_steps", "0"),
+    ],
+    ids=" ".join,
+)
+def test_an_impossible_recipe_is_told_in_one_line(typed, arguments):
+    typed(*arguments)
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: None, read_recipe)
+    assert "\n" not in error_of(caught).strip()
+
+
+def test_a_broken_recipe_file_is_told_in_one_line(typed, tmp_path):
+    (tmp_path / "broken.yaml").write_text("model: [\n")
+    typed("--recipe", str(tmp_path / "broken.yaml"))
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: None, read_recipe)
+    assert "broken.yaml" in error_of(caught)
+    assert "\n" not in error_of(caught).strip()
+
+
+def test_a_model_that_is_nowhere_is_told_in_one_line(typed, tmp_path):
+    (tmp_path / "in").write_text("a\n")
+    typed("--model", "nobody/nothing", "--input", str(tmp_path / "in"))
+    with pytest.raises(SystemExit) as caught:
+        run(translate_file, TranslateOptions)
+    assert "nobody/nothing" in error_of(caught)
+    assert "\n" not in error_of(caught).strip()
+
+
+# --- help --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (GreetOptions, ["--name", "--times", "--loud", "whom to greet"]),
+        (read_recipe, ["--max_steps", "--recipe", "--model.KEY", "optimizer steps"]),
+    ],
+    ids=["small", "recipe"],
+)
+def test_help_lists_the_options(typed, capsys, options, names):
+    typed("--help")
+    with pytest.raises(SystemExit) as caught:
+        run(lambda _: None, options)
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in names)
+    assert "default: None" not in text

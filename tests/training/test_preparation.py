@@ -1,0 +1,119 @@
+"""What a run stands on may not change under it, and what a kill leaves behind does not stop it."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import small_run
+from accelerate import Accelerator
+
+from hf_vanilla.training.checkpointing import all_checkpoints
+from hf_vanilla.training.preparation import config_for, prepare_data, run_facts
+from hf_vanilla.training.run import train
+
+LONGER = {"max_steps": 8}
+
+
+@pytest.fixture
+def files(corpus_files, tmp_path):
+    """A corpus of its own, to be edited."""
+    copies = {}
+    for name, path in corpus_files.items():
+        copies[name] = str(tmp_path / f"{name}.txt")
+        shutil.copy(path, copies[name])
+    return copies
+
+
+def facts_of(recipe):
+    data = prepare_data(recipe, Accelerator(cpu=True))
+    return run_facts(data, config_for(recipe, data.tokenizer))
+
+
+def edit(path, old, new):
+    text = Path(path).read_text(encoding="utf-8")
+    assert old in text
+    Path(path).write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+# --- data, tokenizer, config -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("train_target", "training data"), ("validation_source", "validation data")]
+)
+def test_files_edited_under_their_old_names_are_refused(files, tmp_path, name, told):
+    folder = train(small_run.recipe(tmp_path / "run", files))
+    before = (folder / "config.json").read_bytes()
+    first = Path(files[name]).read_text(encoding="utf-8").splitlines()[0]
+    edit(files[name], first, first[::-1])
+    with pytest.raises(ValueError, match=rf"checkpoint-6 was made with other {told} \(.* pairs, "):
+        train(small_run.recipe(folder, files, **LONGER))
+    assert (folder / "config.json").read_bytes() == before
+    edit(files[name], first[::-1], first)
+    train(small_run.recipe(folder, files, **LONGER))
+
+
+def test_the_same_data_under_other_dates_and_names_has_the_same_facts(
+    files, corpus_files, tmp_path, fresh_accelerator
+):
+    os.utime(files["train_source"], (1, 1))
+    told = {"tokenizer": str(train(small_run.recipe(tmp_path / "run", corpus_files, max_steps=1)))}
+    assert facts_of(small_run.recipe(tmp_path / "a", files, **told)) == facts_of(
+        small_run.recipe(tmp_path / "b", corpus_files, **told)
+    )
+
+
+def test_another_tokenizer_of_the_same_place_is_refused(files, tmp_path):
+    first = train(small_run.recipe(tmp_path / "first", files, max_steps=2))
+    folder = train(small_run.recipe(tmp_path / "run", files, tokenizer=str(first)))
+    other = small_run.recipe(tmp_path / "other", files, max_steps=1, model={"vocab_size": 280})
+    shutil.copy(train(other) / "tokenizer.json", first / "tokenizer.json")
+    with pytest.raises(ValueError, match=r"tokenizer \(290 entries, \w+, now 280 entries, \w+\)"):
+        train(small_run.recipe(folder, files, tokenizer=str(first), **LONGER))
+
+
+def test_a_checkpoint_of_another_config_is_refused_by_field(corpus_files, tmp_path):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files))
+    state = folder / "checkpoint-6" / "training_state.json"
+    edit(state, '"encoder_ffn_dim": 32', '"encoder_ffn_dim": 37')
+    with pytest.raises(ValueError, match=r"made with other encoder_ffn_dim \(37, now 32\)"):
+        train(small_run.recipe(folder, corpus_files, **LONGER))
+
+
+def test_a_run_of_the_time_before_checkpoints_held_facts_goes_on(corpus_files, tmp_path):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files))
+    for checkpoint in all_checkpoints(folder):
+        path = checkpoint / "training_state.json"
+        state = json.loads(path.read_text())
+        old = {name: state[name] for name in ("step", "target_tokens", "seconds")}
+        path.write_text(json.dumps(old))
+    train(small_run.recipe(folder, corpus_files, **LONGER))
+    assert all_checkpoints(folder)[-1].name == "checkpoint-8"
+
+
+def test_a_run_made_by_other_free_options_goes_on(corpus_files, tmp_path):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files))
+    other = {"gradient_checkpointing": True, "logging_steps": 1, "trackers": None}
+    train(small_run.recipe(folder, corpus_files, **LONGER, **other))
+
+
+# --- leftovers of a kill -----------------------------------------------------------------------
+
+
+def test_a_run_killed_before_its_first_file_was_whole_begins_anew(corpus_files, tmp_path):
+    (tmp_path / "run" / "files.partial").mkdir(parents=True)
+    (tmp_path / "run" / "files.partial" / "recipe.yaml").write_text("max_st")
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files))
+    assert not list(folder.glob("*.partial"))
+
+
+# --- early errors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [{"patience": 2}, {"average_best": True, "eval_steps": 2}])
+def test_what_needs_a_validation_set_is_refused_without_one(corpus_files, tmp_path, option):
+    files = {name: corpus_files[name] for name in ("train_source", "train_target")}
+    with pytest.raises(ValueError, match="need validation files"):
+        small_run.recipe(tmp_path / "run", files, **option)

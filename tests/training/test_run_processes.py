@@ -1,0 +1,177 @@
+"""Two real processes train what one trains; two that cannot see each other are refused."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small_run
+import torch
+
+from hf_vanilla.training.run import train
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+# half the budget of a step: one process makes two passes, two processes make one each
+STEPS = {"max_steps": 7, "tokens_per_step": 240, "tokens_per_batch": 120, "eval_sentences": 5}
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def torchrun(*program, processes=2):
+    """A program in several processes, as torchrun starts them, on a free port."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*command, f"--nproc_per_node={processes}", *map(str, program)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def written(recipe, folder):
+    path = folder / "two.yaml"
+    path.write_text(recipe.to_yaml(), encoding="utf-8")
+    return path
+
+
+def launch(recipe, folder, processes=2):
+    """`scripts/train.py` in several processes."""
+    program = "scripts/train.py", "--recipe", written(recipe, folder)
+    return torchrun(*program, processes=processes)
+
+
+def test_two_processes_train_the_same_weights_as_one(corpus_files, tmp_path):
+    # dropout stays on: it is seeded by the micro-batch's place in the run, not by the process
+    folders = [tmp_path / name for name in ("one", "two")]
+    recipes = [small_run.recipe(folder, corpus_files, **STEPS) for folder in folders]
+    train(recipes[0])
+    done = launch(recipes[1], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(folders[1])]  # said by one of them
+    one, two = (small_run.weights(folder) for folder in folders)
+    for name, weight in one.items():
+        # gradients are float32 sums in another order, and Adam divides by their size; the weights
+        # themselves move by about 1e-2 a step
+        torch.testing.assert_close(two[name], weight, rtol=0, atol=2e-5)
+    assert "2 processes on cpu" in (folders[1] / "README.md").read_text(encoding="utf-8")
+    logs = [(folder / "log.jsonl").read_text().count("\n") for folder in folders]
+    assert logs[0] == logs[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with GPUs two processes find each other")
+def test_two_processes_without_the_flag_are_refused_where_there_is_no_gpu(corpus_files, tmp_path):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, **STEPS, use_cpu=False)
+    done = launch(recipe, tmp_path)
+    assert done.returncode != 0
+    assert "2 processes were launched" in done.stderr
+    assert "--use_cpu True" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_two_and_four_processes_train_the_same_weights(corpus_files, tmp_path):
+    # no Adam: epsilon as large as this makes its step nearly the gradient's, as SGD's is
+    options = {"max_steps": 20, "tokens_per_step": 240, "tokens_per_batch": 60}
+    options |= {"adam_epsilon": 1.0, "save_steps": 20, "average_checkpoints": 1}
+    folders = {n: tmp_path / str(n) for n in (1, 2, 4)}
+    for count, folder in folders.items():
+        done = launch(small_run.recipe(folder, corpus_files, **options), tmp_path, count)
+        assert done.returncode == 0, done.stderr
+        assert f"{count} process(es) x {4 // count} micro-batch(es) of up to 60" in done.stderr
+    one, *others = (small_run.weights(folder) for folder in folders.values())
+    for other in others:
+        for name, weight in one.items():
+            # float32 sums in another order, twenty times
+            torch.testing.assert_close(other[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_accelerate_launches_the_command_by_our_configuration_for_a_cpu(corpus_files, tmp_path):
+    recipe = written(small_run.recipe(tmp_path / "run", corpus_files, **STEPS), tmp_path)
+    config = ROOT / "scripts" / "accelerate" / "cpu_2_processes.yaml"
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    done = subprocess.run(
+        [*launcher, "-m", "hf_vanilla", "train", "--recipe", str(recipe)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path / 'run'}\n"  # of two processes one prints it
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "2 processes on cpu" in card
+
+
+def test_a_sharded_model_is_saved_and_measured_whole(tmp_path):
+    done = torchrun(ROOT / "tests" / "sharded_program.py", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "whole\n"
+
+
+def test_ctrl_c_ends_two_processes_without_a_traceback_of_ours(corpus_files, tmp_path):
+    endless = small_run.recipe(tmp_path / "run", corpus_files, **{**STEPS, "max_steps": 10**6})
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    process = subprocess.Popen(
+        [*launcher, "--nproc_per_node=2", "scripts/train.py", "--recipe",
+         str(written(endless, tmp_path))],
+        cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while not list((tmp_path / "run").glob("checkpoint-*[0-9]")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to launcher and processes alike
+    _, told = process.communicate(timeout=120)
+    assert "hf_vanilla/training.py" not in told  # the launcher's own traceback does not name us
+    assert process.returncode != 0
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # none of them is left
+
+
+LITTLE_ROOM = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_full_disk_is_told_in_one_line_and_loses_nothing(corpus_files, tmp_path):
+    train(small_run.recipe(tmp_path / "whole", corpus_files))
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=2)
+    train(recipe)
+    before = {path.name for path in (tmp_path / "run").iterdir()} - {"README.md"}
+    longer = small_run.recipe(tmp_path / "run", corpus_files)
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE_ROOM, "30000", "scripts/train.py",
+         "--recipe", str(written(longer, tmp_path))],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: cannot write {tmp_path / 'run' / 'checkpoint-4'}: ")
+    assert "make room, and the same command goes on" in last
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= before
+    assert not list((tmp_path / "run").glob("*.partial"))
+    train(longer)
+    whole, resumed = (
+        small_run.weights(tmp_path / name / "checkpoint-6") for name in ("whole", "run")
+    )
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_run_killed_three_times_ends_in_the_very_same_weights():
+    command = [sys.executable, "scripts/benchmarks/kill_test.py", "3"]
+    path = {**environment(), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("final weights of 3 kills and of none: identical\n")

@@ -1,0 +1,110 @@
+"""One update: what compiling and recomputing may not change, and what stops a run."""
+
+from itertools import islice
+
+import pytest
+import small_run
+import torch
+
+from hf_vanilla.files import read_json_lines
+from hf_vanilla.training.metrics_log import Progress
+from hf_vanilla.training.run import TrainingRun, train
+
+
+def losses_of(folder):
+    return [entry["loss"] for entry in read_json_lines(folder / "log.jsonl") if "loss" in entry]
+
+
+def test_recomputing_the_forward_pass_changes_no_weight(corpus_files, tmp_path):
+    folders = [
+        train(small_run.recipe(tmp_path / str(again), corpus_files, gradient_checkpointing=again))
+        for again in (False, True)
+    ]
+    plain, recomputed = (small_run.weights(folder) for folder in folders)
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
+
+
+def test_recomputing_is_really_done(corpus_files, tmp_path):
+    run = TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, gradient_checkpointing=True))
+    assert run.model.is_gradient_checkpointing
+
+
+@pytest.mark.slow
+def test_a_compiled_run_has_the_losses_of_a_plain_one(corpus_files, tmp_path):
+    # dropout draws other numbers in a compiled graph
+    options = {"model": {"dropout": 0.0}, "logging_steps": 1}
+    folders = [
+        train(small_run.recipe(tmp_path / str(is_on), corpus_files, compile=is_on, **options))
+        for is_on in (False, True)
+    ]
+    plain, compiled = map(losses_of, folders)
+    assert compiled == pytest.approx(plain, rel=1e-5)  # fused float32 sums in another order
+    names = [small_run.weights(folder).keys() for folder in folders]
+    assert names[0] == names[1]
+
+
+def test_narrow_logits_are_not_copied_to_float32(corpus_files, tmp_path, fresh_accelerator):
+    run = TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, mixed_precision="bf16"))
+    seen = []
+    run.model.register_forward_hook(lambda *parts: seen.append(parts[2]))
+    ((places, batches),) = islice(run._steps(0), 1)
+    update = run._step(places, batches, Progress())
+    assert seen[0].logits.dtype == torch.bfloat16
+    assert update.loss.dtype == torch.float32
+    assert next(run.model.parameters()).dtype == torch.float32
+
+
+def test_a_bf16_run_learns_as_a_float32_one(corpus_files, tmp_path, fresh_accelerator):
+    options = {"logging_steps": 1, "mixed_precision": "bf16"}
+    narrow = losses_of(train(small_run.recipe(tmp_path / "narrow", corpus_files, **options)))
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    options["mixed_precision"] = "no"
+    wide = losses_of(train(small_run.recipe(tmp_path / "wide", corpus_files, **options)))
+    assert narrow != wide
+    assert narrow == pytest.approx(wide, rel=0.02)  # 8 bits of mantissa
+
+
+# --- numbers that are none ---------------------------------------------------------------------
+
+
+def test_the_batch_of_a_loss_that_is_no_number_is_kept_to_be_looked_at(
+    corpus_files, tmp_path, monkeypatch
+):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=120)
+    run, step = TrainingRun(recipe), TrainingRun._step
+
+    def breaking(self, places, batches, progress):
+        if progress.step == 2:
+            self.model.model.shared.weight.data.fill_(torch.inf)
+        return step(self, places, batches, progress)
+
+    monkeypatch.setattr(TrainingRun, "_step", breaking)
+    with pytest.raises(
+        ValueError, match=r"the loss is nan at step 3, learning rate 0\.003"
+    ) as told:
+        run.run()
+    path = tmp_path / "run" / "not-finite-step-3-process-0.pt"
+    assert str(path) in str(told.value)
+    kept = torch.load(path)
+    assert (kept["step"], kept["learning_rate"]) == (3, pytest.approx(0.003))
+    ((_, expected),) = islice(run._steps(2), 1)
+    assert len(kept["micro_batches"]) == 2
+    for one, other in zip(kept["micro_batches"], expected, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_weights_that_are_no_numbers_do_not_reach_a_checkpoint(corpus_files, tmp_path, monkeypatch):
+    step = TrainingRun._step
+
+    def overflowing(self, places, batches, progress):
+        update = step(self, places, batches, progress)
+        if progress.step == 4:  # after the loss was computed, as by an infinite gradient
+            self.model.model.shared.weight.data[5, 3] = torch.inf
+        return update
+
+    monkeypatch.setattr(TrainingRun, "_step", overflowing)
+    with pytest.raises(ValueError, match="a weight is no finite number any more at step 4"):
+        train(small_run.recipe(tmp_path / "run", corpus_files))
+    assert [p.name for p in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-2"]

@@ -1,0 +1,243 @@
+"""Attention as data: true weights of three kinds, tokens that can be read, a model left alone."""
+
+import copy
+import threading
+
+import opus
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, BatchEncoding, MarianTokenizer
+
+from hf_vanilla import VanillaEncoderModel, train_tokenizer
+from hf_vanilla.convert.fairseq_tokenizer import Dictionaries, TextSettings, build_tokenizer
+from hf_vanilla.translation.attentions import attentions, readable_tokens
+
+SENTENCE = "three one four"
+KINDS = ["encoder", "decoder", "cross"]
+
+
+@pytest.fixture(scope="module")
+def seen(trained):
+    return attentions(*trained, SENTENCE)
+
+
+# --- weights -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deep(tiny_model):
+    """2 layers of 3 heads in the encoder, 5 of 2 in the decoder; ids of 5 and 3 tokens."""
+
+    class Words:
+        """A tokenizer of single characters."""
+
+        model_max_length, all_special_tokens, init_kwargs = 61, (), {}
+
+        def __call__(self, text, **_):
+            ids = torch.tensor([[*map(ord, text)]]) % 41 + 2
+            return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+        def convert_ids_to_tokens(self, ids):
+            return [str(number) for number in ids]
+
+    return attentions(tiny_model, Words(), "abcde", translation=[7, 11, 1])
+
+
+def test_every_layer_head_and_pair_of_tokens_has_a_weight(deep):
+    assert deep.encoder.shape == (2, 3, 5, 5)
+    assert deep.decoder.shape == (5, 2, 3, 3)
+    assert deep.cross.shape == (5, 2, 3, 5)
+
+
+def test_what_was_read_is_what_was_written_one_step_before(deep):
+    assert deep.target == ["7", "11", "1"]
+    assert deep.read == ["<start>", "7", "11"]
+    assert len(deep.source) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_token_spreads_its_attention_over_what_it_sees(seen, kind):
+    weights = getattr(seen, kind)
+    sums = weights.sum(-1)
+    assert weights.min() >= 0
+    # a softmax in float32
+    torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
+
+
+def test_the_decoder_sees_nothing_that_lies_ahead(seen):
+    assert seen.decoder.shape[-1] > 2
+    assert seen.decoder.triu(1).abs().max() == 0
+    assert seen.encoder.triu(1).abs().max() > 0
+
+
+def test_row_t_belongs_to_the_step_that_wrote_token_t(seen, trained):
+    model, tokenizer = trained
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    generated = model.generate(**inputs)
+    eager = AutoModelForSeq2SeqLM.from_pretrained(model.name_or_path, attn_implementation="eager")
+    with torch.no_grad():
+        outputs = eager.eval()(**inputs, decoder_input_ids=generated[:, :2], output_attentions=True)
+    # while the second token was being written; the prefix alone against the whole sentence: other
+    # matrix sizes, the same float32 sums
+    close = {"rtol": 0, "atol": 1e-5}
+    torch.testing.assert_close(seen.cross[0, :, 1], outputs.cross_attentions[0][0, :, -1], **close)
+    written = outputs.decoder_attentions[0][0, :, -1]
+    torch.testing.assert_close(seen.decoder[0, :, 1, :2], written, **close)
+    torch.testing.assert_close(seen.encoder[0], outputs.encoder_attentions[0][0], **close)
+
+
+def test_the_tokens_are_those_of_the_translation_and_its_end(seen, trained):
+    model, tokenizer = trained
+    ids = model.generate(**tokenizer(SENTENCE, return_tensors="pt"))[0]
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    assert seen.target[-1] == seen.source[-1] == "</s>"
+    assert "".join(seen.target[:-1]) == text.replace(" ", "␣")
+    assert "".join(seen.source[:-1]) == SENTENCE.replace(" ", "␣")
+
+
+@pytest.mark.parametrize("form", ["text", "ids"])
+def test_a_translation_may_be_given(trained, form):
+    model, tokenizer = trained
+    ids = tokenizer(text_target="neun neun").input_ids
+    given = attentions(
+        model, tokenizer, SENTENCE, translation="neun neun" if form == "text" else ids
+    )
+    assert "".join(given.target) == "neun␣neun</s>"
+
+
+# --- the model is left alone -------------------------------------------------------------------
+
+
+def test_the_models_attention_stays_what_it_is_while_weights_are_read(trained):
+    model, tokenizer = trained
+    told = []
+    hook = model.register_forward_pre_hook(
+        lambda reader, _: told.append((model.config, reader.config))
+    )
+    own = {id(weight) for weight in model.parameters()}
+    is_shared = []
+    spy = model.register_forward_pre_hook(
+        lambda reader, _: is_shared.append({id(w) for w in reader.parameters()} == own)
+    )
+    attentions(model, tokenizer, SENTENCE, translation="eins")
+    hook.remove()
+    spy.remove()
+    ((models, readers),) = told
+    assert (models._attn_implementation, readers._attn_implementation) == ("sdpa", "eager")
+    assert is_shared == [True]
+
+
+def test_threads_that_share_a_model_see_what_each_sees_alone(trained):
+    model, tokenizer = trained
+    model = copy.deepcopy(
+        model
+    )  # its first pass, where transformers adds its hooks, is in a thread
+    sentences = [SENTENCE, "nine", "five six", "two two two"]
+    alone = [attentions(*trained, sentence) for sentence in sentences]
+    together = {}
+
+    def look(place):
+        together[place] = attentions(model, tokenizer, sentences[place])
+
+    threads = [threading.Thread(target=look, args=(i,)) for i in range(len(sentences))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(together) == [0, 1, 2, 3]
+    for place, expected in enumerate(alone):
+        assert together[place].target == expected.target
+        assert torch.equal(together[place].cross, expected.cross)
+
+
+def test_a_model_in_training_is_read_without_dropout_and_trains_on(trained):
+    model, tokenizer = copy.deepcopy(trained[0]).train(), trained[1]
+    first, again = (attentions(model, tokenizer, SENTENCE, translation="eins") for _ in range(2))
+    assert torch.equal(first.encoder, again.encoder)
+    assert model.training
+
+
+# --- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sentence", ["", " ", "\n\t"], ids=repr)
+def test_a_blank_sentence_is_refused(trained, sentence):
+    with pytest.raises(ValueError, match="the sentence is blank"):
+        attentions(*trained, sentence)
+
+
+@pytest.mark.parametrize("translation", ["", " ", []], ids=repr)
+def test_a_blank_translation_is_refused(trained, translation):
+    with pytest.raises(ValueError, match="the translation is blank"):
+        attentions(*trained, SENTENCE, translation=translation)
+
+
+def test_a_sentence_longer_than_the_model_reads_is_refused(trained):
+    with pytest.raises(ValueError, match="the sentence has 62 tokens, and the model reads 40"):
+        attentions(*trained, "x" * 61)
+
+
+def test_half_a_model_is_refused(tiny_config, tiny_tokenizer):
+    with pytest.raises(ValueError, match="VanillaEncoderModel does not translate"):
+        attentions(VanillaEncoderModel(tiny_config), tiny_tokenizer, "a house")
+
+
+# --- tokens ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bytes_only():
+    return train_tokenizer(["a"], vocab_size=258)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("a b", ["a", "␣", "b", "</s>"]),
+        ("a\n", ["a", "↵", "</s>"]),
+        ("a\t", ["a", "⟨U+0009⟩", "</s>"]),
+        ("ü", ["⟨C3⟩", "⟨BC⟩", "</s>"]),
+        ("漢", ["⟨E6⟩", "⟨BC⟩", "⟨A2⟩", "</s>"]),
+        ("…", ["⟨E2⟩", "⟨80⟩", "⟨A6⟩", "</s>"]),
+    ],
+)
+def test_spaces_are_visible_and_split_characters_are_bytes(bytes_only, text, tokens):
+    assert readable_tokens(bytes_only, bytes_only(text).input_ids) == tokens
+
+
+@pytest.mark.parametrize("code", [0x80, 0x7FF, 0xFFFF, 0x10FFFF], ids=hex)
+def test_every_byte_of_a_split_character_has_its_number(bytes_only, code):
+    shown = readable_tokens(bytes_only, bytes_only(chr(code)).input_ids[:-1])
+    assert shown == [f"⟨{byte:02X}⟩" for byte in chr(code).encode()]
+
+
+def test_whole_characters_of_a_token_are_read_beside_a_split_one():
+    tokenizer = train_tokenizer(["aü aü aü aü"], vocab_size=264)
+    token = tokenizer.convert_tokens_to_ids("aÃ")
+    assert token != tokenizer.unk_token_id
+    assert readable_tokens(tokenizer, [token]) == ["a⟨C3⟩"]
+
+
+def test_each_side_of_a_fairseq_tokenizer_is_read_by_its_own_dictionary(tmp_path):
+    special, words = ["<s>", "<pad>", "</s>", "<unk>"], ["the", "l@@", "a@@", "k@@", "e"]
+    (tmp_path / "codes").write_text("#version: 0.2\nt h\nth e</w>\n", encoding="utf-8")
+    sides = Dictionaries(source=[*special, *words], target=[*special, *reversed(words)])
+    settings = TextSettings(source_lang="en", target_lang="de", use_moses=False)
+    tokenizer = build_tokenizer(tmp_path / "codes", sides, settings)
+    batch = tokenizer("the lake", text_target="the lake")
+    assert batch.input_ids == [4, 5, 6, 7, 8, 2]
+    assert batch.labels == [8, 7, 6, 5, 4, 2]
+    expected = [*words, "</s>"]
+    assert readable_tokens(tokenizer, batch.input_ids, is_source=True) == expected
+    assert readable_tokens(tokenizer, batch.labels) == expected
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_each_side_of_a_marian_tokenizer_is_read_by_its_own_vocabulary(tmp_path, separate):
+    opus.write_tokenizer(tmp_path, separate=separate)
+    tokenizer = MarianTokenizer.from_pretrained(tmp_path)
+    batch = tokenizer("a house by the lake", text_target="ein Haus am See")
+    source = readable_tokens(tokenizer, batch.input_ids, is_source=True)
+    target = readable_tokens(tokenizer, batch.labels)
+    assert "".join(source) == "␣a␣house␣by␣the␣lake</s>"
+    assert "".join(target) == "␣ein␣Haus␣am␣See</s>"

@@ -1,0 +1,218 @@
+"""Whole runs over a corpus: alone, killed and resumed, and by two Ray workers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import small_run
+
+from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
+from hf_vanilla.translation.translator import translate
+
+PAIRS = small_run.digit_pairs()
+LINES = [PAIRS[i % len(PAIRS)][0] for i in range(400)]
+PROGRAM = Path(__file__).resolve().parents[1] / "corpus_run.py"
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "in.txt"
+    path.write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def options(corpus, tmp_path, trained_run):
+    def options(**changes):
+        default = {
+            "model": str(trained_run),
+            "input": [str(corpus)],
+            "output": str(tmp_path / "out"),
+            "lines_per_shard": 50,
+            "num_beams": 1,
+        }
+        return CorpusOptions(**{**default, **changes})
+
+    return options
+
+
+@pytest.fixture
+def expected(trained):
+    return translate(*trained, LINES, num_beams=1)
+
+
+def start(options, *more):
+    told = [f"--{name}={getattr(options, name)}" for name in ("model", "output", "num_beams")]
+    told += [f"--input={options.input[0]}", f"--lines_per_shard={options.lines_per_shard}"]
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), *told, *more],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def texts(folder):
+    return "".join(p.read_text(encoding="utf-8") for p in sorted(folder.glob("*.txt"))).splitlines()
+
+
+def test_a_corpus_is_translated_line_by_line(options, expected, tmp_path):
+    report = translate_corpus(options())
+    assert texts(tmp_path / "out") == expected
+    assert str(report) == (f"{tmp_path / 'out'}: 400 lines in 8 shards, 0 done before, 0 redone")
+
+
+def test_a_second_run_has_nothing_to_do_and_loads_no_model(options, monkeypatch):
+    translate_corpus(options())
+    monkeypatch.setattr("hf_vanilla.translation.corpus_translation.Translator", None)
+    report = translate_corpus(options())
+    assert (report.done_before, report.shards) == (8, 8)
+
+
+def test_a_run_that_was_killed_goes_on_and_says_what_it_does_again(
+    options, expected, tmp_path, caplog
+):
+    run = start(options(), "--dies_at=4", "--tokens_per_batch=4096")  # a shard is one batch
+    run.communicate()
+    assert run.returncode == -signal.SIGKILL
+    whole = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.txt")}
+    assert len(whole) == 3
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        report = translate_corpus(options(tokens_per_batch=100))  # batches change no output
+    assert "3 of 8 shards are done; translating 5, of which 1 were begun before" in caplog.text
+    assert (report.done_before, report.redone) == (3, 1)
+    assert texts(tmp_path / "out") == expected
+    assert all(path.stat().st_mtime_ns == then for path, then in whole.items())
+    assert not list((tmp_path / "out").glob("*.partial"))
+
+
+def test_lines_that_fail_are_counted_in_the_report(options, corpus, tmp_path):
+    with corpus.open("ab") as file:
+        file.write(b"\xff\n")
+    report = translate_corpus(options())
+    assert str(report).endswith("1 not translated, see *.failed.txt")
+    (noted,) = (tmp_path / "out").glob("*.failed.txt")
+    assert noted.read_text() == "401\n"
+
+
+def test_a_model_that_changed_is_refused(options, trained_run, tmp_path):
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for path in trained_run.iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    translate_corpus(options(model=str(copy)))
+    (copy / "generation_config.json").write_text('{"num_beams": 2}')
+    with pytest.raises(ValueError, match="out was begun with other model_files"):
+        translate_corpus(options(model=str(copy)))
+
+
+def test_without_ray_several_workers_are_refused_with_what_to_do(options, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[ray\]', or --workers 1"):
+        translate_corpus(options(workers=2))
+
+
+@pytest.mark.parametrize("name", ["lines_per_shard", "workers", "threads_per_worker"])
+def test_a_count_below_one_is_refused(name, options):
+    with pytest.raises(ValueError, match=f"{name}=0: give a positive number"):
+        options(**{name: 0})
+
+
+def test_more_than_one_gpu_for_a_worker_is_refused(options):
+    with pytest.raises(ValueError, match="gpus_per_worker=2: give 0 or 1"):
+        options(gpus_per_worker=2)
+
+
+class FakeRay:
+    """As much of Ray as a run touches, in this process; notes what it was told."""
+
+    def __init__(self):
+        self.data, self.exceptions, self.told = self, SimpleNamespace(RayError=KeyError), {}
+
+    def is_initialized(self):
+        return "init" in self.told
+
+    def init(self, **told):
+        self.told["init"] = told
+
+    def shutdown(self):
+        self.told["is_shut"] = True
+
+    def ActorPoolStrategy(self, size):  # noqa: N802 - Ray's name
+        return size
+
+    def from_items(self, rows, override_num_blocks):
+        self.rows, self.told["blocks"] = rows, override_num_blocks
+        return self
+
+    def map(self, worker, *, fn_constructor_args, **told):
+        self.told["map"] = told
+        self.rows = list(map(worker(*fn_constructor_args), self.rows))
+        return self
+
+    def iter_rows(self):
+        return iter(self.rows)
+
+
+def test_a_cluster_gets_its_address_and_each_worker_its_share(
+    options, expected, tmp_path, monkeypatch
+):
+    ray = FakeRay()
+    monkeypatch.setattr("hf_vanilla.translation.corpus_translation._import_ray", lambda: ray)
+    translate_corpus(options(address="ray://there:1", workers=3, gpus_per_worker=1))
+    assert ray.told["init"] == {"address": "ray://there:1", "include_dashboard": None}
+    assert ray.told["map"] == {"compute": 3, "num_cpus": 1, "num_gpus": 1}
+    assert ray.told["blocks"] == 8
+    assert ray.told["is_shut"]
+    assert texts(tmp_path / "out") == expected
+
+
+def test_workers_of_one_machine_get_their_threads_and_no_more_workers_than_shards(
+    options, monkeypatch
+):
+    ray = FakeRay()
+    monkeypatch.setattr("hf_vanilla.translation.corpus_translation._import_ray", lambda: ray)
+    seen = []
+    monkeypatch.setattr("torch.set_num_threads", seen.append)
+    translate_corpus(options(workers=9, threads_per_worker=2))
+    assert ray.told["init"] == {"num_cpus": 19, "include_dashboard": False}
+    assert ray.told["map"] == {"compute": 8, "num_cpus": 2, "num_gpus": None}
+    assert seen == [2]
+
+
+# --- Ray ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_costs_no_line_and_doubles_none(options, expected, tmp_path):
+    pytest.importorskip("ray")
+    run = start(options(), "--workers=2", "--tokens_per_batch=20")
+    killed = None
+    while killed is None and run.poll() is None:
+        for path in (tmp_path / "out").glob("*.txt~*.partial"):
+            killed = int(path.name.removesuffix(".partial").rsplit("-", 1)[1])
+            os.kill(killed, signal.SIGKILL)
+            break
+        time.sleep(0.01)
+    out, err = run.communicate(timeout=300)
+    assert killed is not None
+    assert run.returncode == 0, err
+    assert "400 lines in 8 shards, 0 done before" in out
+    assert texts(tmp_path / "out") == expected
+    assert not list((tmp_path / "out").glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_what_a_ray_worker_cannot_do_is_told_in_one_line(options, corpus):
+    pytest.importorskip("ray")
+    run = start(options(model=str(corpus.parent)), "--workers=2")
+    _, err = run.communicate(timeout=300)
+    assert run.returncode == 1
+    assert "is not a model folder" in err.splitlines()[-1]

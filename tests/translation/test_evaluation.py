@@ -1,0 +1,146 @@
+"""Our figures are sacreBLEU's own, and never come without the signature."""
+
+import sys
+
+import pytest
+import sacrebleu
+import small_run
+
+from hf_vanilla.translation.evaluation import (
+    EvaluateOptions,
+    Scores,
+    evaluate_files,
+    score_translations,
+)
+from hf_vanilla.translation.translator import translate
+
+REFERENCES = [
+    "Das kleine Haus steht am großen See .",
+    "Ein Hund läuft über die Wiese , und niemand ruft ihn .",
+    "Zwei Männer reparieren ein altes Fahrrad .",
+]
+TRANSLATIONS = [
+    "Das kleine Haus steht an einem großen See .",
+    "ein Hund läuft über die Wiese , und keiner ruft ihn .",
+    "Zwei Männer reparieren ein altes Fahrrad .",
+]
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "none", "char", "intl"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_bleu_and_signature_are_those_of_sacrebleu(tokenize, lowercase):
+    metric = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+    expected = metric.corpus_score(TRANSLATIONS, [REFERENCES]).score
+    scores = score_translations(TRANSLATIONS, REFERENCES, tokenize=tokenize, lowercase=lowercase)
+    assert scores.bleu == expected
+    assert 0 < scores.bleu < 100
+    assert scores.bleu_signature == str(metric.get_signature())
+    assert f"tok:{tokenize}" in scores.bleu_signature
+    assert ("case:lc" if lowercase else "case:mixed") in scores.bleu_signature
+
+
+def test_chrf_and_signature_are_those_of_sacrebleu():
+    metric = sacrebleu.CHRF()
+    expected = metric.corpus_score(TRANSLATIONS, [REFERENCES]).score
+    scores = score_translations(TRANSLATIONS, REFERENCES)
+    assert (scores.chrf, scores.chrf_signature) == (expected, str(metric.get_signature()))
+
+
+def test_one_of_three_alike_is_a_third_exactly_matched():
+    scores = score_translations(TRANSLATIONS, REFERENCES)
+    assert scores.exact_match == pytest.approx(100 / 3)
+    assert scores.sentences == 3
+
+
+def test_the_references_themselves_score_a_hundred():
+    scores = score_translations(REFERENCES, REFERENCES)
+    # a mean of logarithms, back through the exponential function
+    assert scores.bleu == pytest.approx(100)
+    assert scores.chrf == pytest.approx(100)
+    assert scores.exact_match == 100
+
+
+def test_empty_translations_score_nothing():
+    scores = score_translations(["", "", ""], REFERENCES)
+    assert (scores.bleu, scores.chrf, scores.exact_match) == (0, 0, 0)
+
+
+def test_the_text_shows_each_figure_with_its_signature():
+    scores = score_translations(TRANSLATIONS, REFERENCES)
+    first, second, third = str(scores).splitlines()
+    assert first == f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}"
+    assert second == f"chrF {scores.chrf:.2f}  {scores.chrf_signature}"
+    assert third == "exact match 33.3 % of 3 sentences"
+
+
+def test_unequal_counts_are_refused_with_both():
+    with pytest.raises(ValueError, match="2 translations, but 3 references"):
+        score_translations(TRANSLATIONS[:2], REFERENCES)
+
+
+def test_nothing_to_score_is_refused():
+    with pytest.raises(ValueError, match="no sentences to score"):
+        score_translations([], [])
+
+
+def test_an_unknown_tokenizer_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"tokenize='moses': choose one of .*13a, char"):
+        score_translations(TRANSLATIONS, REFERENCES, tokenize="moses")
+
+
+def test_without_sacrebleu_the_message_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[eval\]'"):
+        score_translations(TRANSLATIONS, REFERENCES)
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def options(trained_run, corpus_files):
+    return {
+        "model": str(trained_run),
+        "source": corpus_files["train_source"],
+        "reference": corpus_files["train_target"],
+    }
+
+
+def test_a_file_is_translated_and_scored(trained, options):
+    pairs = small_run.digit_pairs()[: small_run.TRAIN]
+    sources, targets = zip(*pairs, strict=True)
+    expected = score_translations(translate(*trained, sources), targets)
+    scores = evaluate_files(EvaluateOptions(**options))
+    assert scores == expected
+    assert isinstance(scores, Scores)
+    assert scores.exact_match > 50  # the model learned these by heart
+
+
+def test_tokenizer_case_and_beams_reach_the_score(trained, options):
+    pairs = small_run.digit_pairs()[: small_run.TRAIN]
+    sources, targets = zip(*pairs, strict=True)
+    told = {"tokenize": "char", "lowercase": True}
+    expected = score_translations(translate(*trained, sources, num_beams=1), targets, **told)
+    assert evaluate_files(EvaluateOptions(**options, **told, num_beams=1)) == expected
+
+
+def test_files_that_do_not_correspond_are_refused_before_translating(options, corpus_files):
+    options["reference"] = corpus_files["validation_target"]
+    options["model"] = "nowhere"
+    with pytest.raises(ValueError, match="has no translation"):
+        evaluate_files(EvaluateOptions(**options))
+
+
+@pytest.mark.parametrize("name", ["num_beams", "tokens_per_batch"])
+def test_a_count_below_one_is_refused_as_in_translating(options, name):
+    with pytest.raises(ValueError, match=f"{name}=0: give a positive number"):
+        evaluate_files(EvaluateOptions(**options, **{name: 0}))
+
+
+def test_an_unknown_tokenizer_is_refused_before_translating(options, monkeypatch):
+    def never(*_, **__):
+        raise AssertionError("hours of translating would be lost")
+
+    monkeypatch.setattr("hf_vanilla.translation.evaluation.Translator", never)
+    with pytest.raises(ValueError, match="tokenize='moses'"):
+        evaluate_files(EvaluateOptions(**options, tokenize="moses"))

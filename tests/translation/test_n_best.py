@@ -1,0 +1,58 @@
+"""The n best translations: those of the search, with scores that a second reckoning gives too."""
+
+import pytest
+import torch
+
+from hf_vanilla.translation.n_best import best_translations
+
+SENTENCE = "three one four"
+
+
+def score_by_hand(model, tokenizer, ids):
+    """Log-probability of every token given those before it, over Wu et al.'s penalty."""
+    inputs = tokenizer(SENTENCE, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs, labels=torch.tensor([ids])).logits[0]
+    log_probs = logits.log_softmax(-1)
+    total = sum(log_probs[place, token].item() for place, token in enumerate(ids))
+    return total / ((5 + len(ids)) / 6) ** 0.6
+
+
+@pytest.mark.parametrize("num_beams", [1, 2, 5])
+def test_a_score_is_the_log_probability_over_the_length_penalty(trained, num_beams):
+    found = best_translations(*trained, SENTENCE, num_beams=num_beams)
+    assert len(found) == num_beams
+    expected = [score_by_hand(*trained, one.ids) for one in found]
+    # token by token against the whole sentence at once: float32 sums of other orders
+    assert [one.score for one in found] == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_best_comes_first_and_no_two_are_alike(trained):
+    found = best_translations(*trained, SENTENCE, num_beams=4)
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert len({tuple(one.ids) for one in found}) == 4
+
+
+def test_the_first_is_what_the_model_says_by_itself(trained):
+    model, tokenizer = trained
+    beams = model.generation_config.num_beams
+    generated = model.generate(**tokenizer(SENTENCE, return_tensors="pt"))[0, 1:].tolist()
+    first = best_translations(model, tokenizer, SENTENCE, num_beams=beams)[0]
+    assert first.ids == generated
+    assert first.text == tokenizer.decode(generated, skip_special_tokens=True)
+
+
+def test_a_shorter_hypothesis_ends_where_it_ends(trained):
+    model, tokenizer = trained
+    found = best_translations(model, tokenizer, SENTENCE, num_beams=5)
+    assert len({len(one.ids) for one in found}) > 1  # so that some were padded
+    for one in found:
+        assert one.ids.index(tokenizer.eos_token_id) == len(one.ids) - 1
+        assert one.text == tokenizer.decode(one.ids[:-1])
+
+
+def test_a_model_that_samples_is_searched_all_the_same(trained, monkeypatch):
+    model = trained[0]
+    expected = best_translations(*trained, SENTENCE, num_beams=3)
+    monkeypatch.setattr(model.generation_config, "do_sample", True)
+    assert best_translations(*trained, SENTENCE, num_beams=3) == expected
