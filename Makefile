@@ -27,6 +27,7 @@ build/the_paper_in_code.ipynb: docs/notebooks/the_paper_in_code.py $(wildcard hf
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 
 types: $(READY)
 	$(BIN)/mypy

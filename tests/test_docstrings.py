@@ -10,8 +10,9 @@ import pytest
 import hf_vanilla
 
 MODULES = [
-    importlib.import_module(f"hf_vanilla.{module.name}")
-    for module in pkgutil.iter_modules(hf_vanilla.__path__)
+    importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(hf_vanilla.__path__, "hf_vanilla.")
+    if module.name != "hf_vanilla.__main__"
 ]
 PUBLIC = [getattr(hf_vanilla, name) for name in hf_vanilla.__all__]
 EXAMPLES = [

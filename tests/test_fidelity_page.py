@@ -20,8 +20,9 @@ from hf_vanilla.recipes.parameter_table import (
     parameters_by_formula,
 )
 from hf_vanilla.recipes.recipe import TrainRecipe, read_recipe
+from hf_vanilla.recipes.schedules import peak_learning_rate
 from hf_vanilla.training.checkpointing import load_weights
-from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
+from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE_3 = ROOT / "hf_vanilla" / "recipes" / "table3"

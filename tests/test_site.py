@@ -13,7 +13,6 @@ import nbformat
 import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
-from test_house import FLOORS
 
 import hf_vanilla
 from hf_vanilla.recipes.recipe import TrainRecipe
@@ -220,12 +219,3 @@ def test_every_file_that_a_page_links_or_names_is_there(path):
     missing = [name for name in linked if not (path.parent / name).exists()]
     missing += [name for name in named if not (ROOT / name).exists()]
     assert not missing
-
-
-@pytest.mark.parametrize("floor", range(len(FLOORS)))
-def test_the_table_of_floors_is_that_of_the_house(floor):
-    rows = (ROOT / "docs/code.md").read_text(encoding="utf-8").split("\n| 0 |")[1]
-    rows = ("| 0 |" + rows.split("\n\n")[0]).replace("\n| | ", " ")  # a floor of several rows
-    row = next(row for row in rows.splitlines() if row.startswith(f"| {floor} |"))
-    told = {name.removesuffix(".py") for name in re.findall(r"`(\w+(?:\.py|/))`", row)}
-    assert told == {re.sub(r"(\w+/)\w+", r"\1", name) for name in FLOORS[floor]}

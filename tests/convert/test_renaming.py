@@ -11,8 +11,8 @@ from hf_vanilla.convert.renaming import (
     is_zero_at,
     rename_to_ours,
     rename_to_theirs,
-    whole_folder,
 )
+from hf_vanilla.files import whole_folder
 
 EXACT = {"rtol": 0, "atol": 0}
 

@@ -1,8 +1,9 @@
 """Keys and values are written once, in place, and can be given back in transformers' layout."""
 
 import torch
-from hf_vanilla.models.cache_vanilla import GrowingLayer, SearchCache
 from torch.testing import assert_close
+
+from hf_vanilla.models.search_vanilla_decoder import GrowingLayer, SearchCache
 
 B, H, K, W = 3, 2, 5, 7
 ROOM = 32

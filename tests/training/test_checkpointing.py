@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.files import write_files
 from hf_vanilla.training.checkpointing import (
     AverageOptions,
     Keeping,
@@ -21,7 +22,6 @@ from hf_vanilla.training.checkpointing import (
     load_weights,
     resume,
     save_checkpoint,
-    write_aside,
 )
 from hf_vanilla.training.run import train
 
@@ -243,14 +243,14 @@ def test_the_best_are_kept_besides_the_newest(measured):
 
 
 def test_files_are_whole_or_as_before(tmp_path):
-    write_aside(tmp_path, lambda new: (new / "a").write_text("old"))
+    write_files(tmp_path, lambda new: (new / "a").write_text("old"))
 
     def cut_off(new):
         (new / "a").write_text("ne")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_aside(tmp_path, cut_off)
+        write_files(tmp_path, cut_off)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
 
 

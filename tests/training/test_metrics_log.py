@@ -10,8 +10,9 @@ import torch
 from accelerate import Accelerator
 from torch.utils.flop_counter import FlopCounterMode
 
-from hf_vanilla import VanillaForConditionalGeneration, telemetry
+from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.files import read_json_lines
+from hf_vanilla.training import metrics_log
 from hf_vanilla.training.metrics_log import (
     Progress,
     RunLog,
@@ -99,7 +100,7 @@ def test_the_log_tells_speed_padding_and_the_plain_perplexity(corpus_files, tmp_
 def test_saving_between_two_lines_leaves_the_speed_alone(corpus_files, tmp_path, monkeypatch):
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(telemetry, "time", clock)
+    monkeypatch.setattr(metrics_log, "time", clock)
     log = RunLog(Accelerator(cpu=True), small_run.recipe(tmp_path, corpus_files), Progress())
     log.count(torch.tensor([600, 900, 1000, 1]))
     now[0] = 2.0

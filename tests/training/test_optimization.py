@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
+from hf_vanilla.recipes.schedules import peak_learning_rate
+from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
 
 
 def rates(steps, *, d_model=512, warmup_steps=4000, peak=None):
