@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .configuration_vanilla import VanillaConfig
+from .sizes_vanilla import LayerSizes
 
 
 def eager_attention(  # noqa: PLR0913 - transformers' attention interface
@@ -95,7 +95,8 @@ class VanillaAttention(nn.Module):
     """Multi-head attention (3.2.2) over three inputs; it knows no positions and no masks.
 
     Args:
-        config: read for `d_model`, `head_dim`, `v_head_dim`, `attention_bias`, `attention_dropout`.
+        config: read for `d_model`, `head_widths`, `attention_bias`, `attention_dropout` and the
+            attention implementation.
         num_heads: h.
         is_causal: True only for a text decoder's self-attention. Always set, because transformers'
             sdpa takes a module without it for a causal one.
@@ -104,7 +105,7 @@ class VanillaAttention(nn.Module):
 
     def __init__(
         self,
-        config: VanillaConfig,
+        config: LayerSizes,
         num_heads: int,
         *,
         is_causal: bool = False,

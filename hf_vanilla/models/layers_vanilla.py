@@ -11,8 +11,8 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_vanilla import VanillaAttention
-from .configuration_vanilla import VanillaConfig
 from .dropout_vanilla import VanillaDropout
+from .sizes_vanilla import LayerSizes
 
 
 def placed(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
@@ -23,7 +23,7 @@ def placed(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
 class VanillaEncoderLayer(GradientCheckpointingLayer):
     """Self-attention, then feed-forward (3.1, 3.3)."""
 
-    def __init__(self, config: VanillaConfig) -> None:
+    def __init__(self, config: LayerSizes) -> None:
         super().__init__()
         self.self_attn = VanillaAttention(config, config.encoder_attention_heads)
         self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
@@ -72,7 +72,7 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(
         self,
-        config: VanillaConfig,
+        config: LayerSizes,
         layer_idx: int,
         *,
         is_causal: bool = True,
