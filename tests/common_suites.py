@@ -73,7 +73,6 @@ class Tester:
             decoder_layers=self.num_hidden_layers,
             decoder_attention_heads=self.num_attention_heads,
             decoder_ffn_dim=4,
-            head_dim=self.hidden_size // self.num_attention_heads,
             attention_dropout=0.1,
             bos_token_id=0,
             pad_token_id=1,

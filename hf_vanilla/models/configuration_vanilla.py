@@ -32,9 +32,10 @@ class VanillaConfig(PreTrainedConfig):
         decoder_layers (`int`, defaults to 6): N of the decoder.
         decoder_attention_heads (`int`, defaults to 8): h of the decoder, in both its attentions.
         decoder_ffn_dim (`int`, defaults to 2048): d_ff of the decoder.
-        head_dim (`int`, *optional*): d_k, width of a head's queries and keys. None:
-            d_model / heads.
-        v_head_dim (`int`, *optional*): d_v, width of a head's values. None: d_model / heads.
+        head_dim (`int`, *optional*): d_k, width of a head's queries and keys in every attention.
+            If None, each attention takes d_model / heads; the field then reads as the encoder's
+            width and is saved as null.
+        v_head_dim (`int`, *optional*): d_v, width of a head's values; None as for `head_dim`.
         dropout (`float`, defaults to 0.1): P_drop, on every sublayer's output and on the sum of
             embedding and position (5.4).
         attention_dropout (`float`, defaults to 0.0): on the attention weights; not in the
@@ -160,6 +161,13 @@ class VanillaConfig(PreTrainedConfig):
         if name == "vocab_size" and self.share_encoder_decoder_embeddings:
             self.decoder_vocab_size = value
 
+    def __getattribute__(self, name: str) -> Any:
+        """A head width that was left out reads as `d_model / heads`, which transformers expects."""
+        value = super().__getattribute__(name)
+        if value is None and name in ("head_dim", "v_head_dim"):
+            return self.d_model // max(self.encoder_attention_heads, 1)  # 0 is refused later
+        return value
+
     @property
     def target_vocab_size(self) -> int:
         """Entries of the target table and of the output projection."""
@@ -173,8 +181,8 @@ class VanillaConfig(PreTrainedConfig):
 
     def head_widths(self, num_heads: int) -> tuple[int, int]:
         """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
-        share = self.d_model // num_heads
-        return self.head_dim or share, self.v_head_dim or share
+        share, given = self.d_model // num_heads, vars(self)
+        return given["head_dim"] or share, given["v_head_dim"] or share
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive; the optional ones may be None."""
@@ -192,7 +200,7 @@ class VanillaConfig(PreTrainedConfig):
             "head_dim",
             "v_head_dim",
         ):
-            value = getattr(self, name)
+            value = vars(self)[name]
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: give a positive number")
         if self.position_offset < 0:
@@ -202,9 +210,9 @@ class VanillaConfig(PreTrainedConfig):
 
     def validate_head_split(self) -> None:
         """Heads divide d_model wherever their width is not given."""
+        is_derived = None in (vars(self)["head_dim"], vars(self)["v_head_dim"])
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             heads = getattr(self, name)
-            is_derived = self.head_dim is None or self.v_head_dim is None
             if heads > 0 and is_derived and self.d_model % heads:
                 raise ValueError(
                     f"d_model={self.d_model} is not a multiple of {name}={heads}: "

@@ -1,6 +1,9 @@
 """`VanillaConfig`: the paper's numbers by default, and no number that cannot be built."""
 
+import json
+
 import pytest
+import torch
 from huggingface_hub.errors import StrictDataclassError
 
 from hf_vanilla import VanillaConfig
@@ -142,3 +145,32 @@ def test_transformers_finds_width_heads_and_layers_under_its_own_names(tiny_conf
     assert tiny_config.num_hidden_layers == tiny_config.encoder_layers == 2
     tiny_config.num_hidden_layers = 7
     assert tiny_config.encoder_layers == 7
+
+
+def test_a_head_width_that_is_left_out_reads_as_a_number_and_follows_the_config():
+    config = VanillaConfig(d_model=24, encoder_attention_heads=3, decoder_attention_heads=2)
+    assert (config.head_dim, config.v_head_dim) == (8, 8)
+    # transformers asks a decoder's config for the widths of its cache
+    assert config.get_text_config(decoder=True).head_dim == 12
+    config.d_model = 36
+    assert (config.head_dim, config.v_head_dim) == (12, 12)
+    config.v_head_dim = 5
+    assert (config.head_dim, config.v_head_dim) == (12, 5)
+
+
+def test_a_head_width_that_is_left_out_stays_out_of_the_file(tmp_path):
+    VanillaConfig(d_model=24, encoder_attention_heads=3, decoder_attention_heads=2).save_pretrained(
+        tmp_path
+    )
+    saved = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert (saved["head_dim"], saved["v_head_dim"]) == (None, None)
+    loaded = VanillaConfig.from_pretrained(tmp_path)
+    assert (loaded.head_widths(3), loaded.head_widths(2)) == ((8, 8), (12, 12))
+
+
+def test_transformers_reads_the_shape_of_the_cache_from_the_config(tiny_model):
+    ids = torch.tensor([[5, 6, 7, 1]])
+    cache = tiny_model(input_ids=ids, decoder_input_ids=ids).past_key_values
+    config = tiny_model.config.get_text_config(decoder=True)
+    keys = cache.self_attention_cache.layers[0].keys  # (B, H, T, K)
+    assert keys.shape[1::2] == (config.num_attention_heads, config.head_dim)
