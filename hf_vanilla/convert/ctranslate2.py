@@ -146,13 +146,16 @@ def to_ctranslate2(
         "activation": activation,
         "pre_norm": True,
         "no_final_norm": not config.final_layer_norm,
-        "head_dim": config.head_dim,
     }
+    encoder_heads, decoder_heads = config.encoder_attention_heads, config.decoder_attention_heads
+    encoder_width, decoder_width = (
+        config.head_widths(n)[0] for n in (encoder_heads, decoder_heads)
+    )
     encoder = specs.TransformerEncoderSpec(
-        config.encoder_layers, config.encoder_attention_heads, **told
+        config.encoder_layers, encoder_heads, head_dim=encoder_width, **told
     )
     decoder = specs.TransformerDecoderSpec(
-        config.decoder_layers, config.decoder_attention_heads, **told
+        config.decoder_layers, decoder_heads, head_dim=decoder_width, **told
     )
     encoder.pre_norm = decoder.pre_norm = False
     spec = specs.TransformerSpec(encoder, decoder)
