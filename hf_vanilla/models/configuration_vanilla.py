@@ -10,6 +10,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .sizes_vanilla import LAYER_TP_PLAN
+
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "learned")
 POSITION_LAYOUTS = ("interleaved", "concatenated")
 POSITION_FREQUENCIES = ("paper", "tensor2tensor")
@@ -96,20 +98,8 @@ class VanillaConfig(PreTrainedConfig):
         "num_attention_heads": "encoder_attention_heads",
         "num_hidden_layers": "encoder_layers",
     }
-    # how several GPUs share one table or layer; read in the body and again in each of its stacks
-    base_model_tp_plan = {  # noqa: RUF012 - transformers' form
-        "shared": "embedding_rowwise",
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.out_proj": "rowwise",
-        "layers.*.encoder_attn.q_proj": "colwise",
-        "layers.*.encoder_attn.k_proj": "colwise",
-        "layers.*.encoder_attn.v_proj": "colwise",
-        "layers.*.encoder_attn.out_proj": "rowwise",
-        "layers.*.fc1": "colwise",
-        "layers.*.fc2": "rowwise",
-    }
+    # how several GPUs share the weights; applies to a whole model and to each of its stacks
+    base_model_tp_plan = {"shared": "embedding_rowwise", **LAYER_TP_PLAN}  # noqa: RUF012
 
     vocab_size: int = 37_000
     decoder_vocab_size: int | None = None

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
-from .inputs_vanilla import outside_vocabulary
 
 IGNORED_LABEL = -100
 # logits handled at once on a CPU: few enough to stay in its cache
@@ -101,7 +100,11 @@ def label_smoothed_loss(
     except (IndexError, RuntimeError):
         if torch.compiler.is_compiling() or not _is_outside(targets, logits.size(-1)):
             raise
-        raise outside_vocabulary("labels", targets, logits.size(-1)) from None
+        raise ValueError(
+            f"labels from {int(targets.min())} to {int(targets.max())}, but the vocabulary has the "
+            f"ids 0 to {logits.size(-1) - 1}: use the model's own tokenizer, or call "
+            "resize_token_embeddings"
+        ) from None
     total = (losses * is_real.flatten()).sum()
     if num_items_in_batch is None:
         return total / is_real.sum().clamp(min=1)

@@ -27,14 +27,14 @@ from .generation_vanilla import (
     length_penalty,
     paper_decoding,
 )
-from .inputs_vanilla import real_tokens
 from .loss_vanilla import training_loss
 from .search_vanilla_gate import fast_search
 from .stacks_vanilla import (
     VanillaBody,
     VanillaDecoder,
     VanillaEncoder,
-    VanillaPreTrainedModel,
+    VanillaTextPreTrainedModel,
+    real_tokens,
 )
 
 
@@ -122,7 +122,7 @@ class VanillaModel(VanillaBody):
         )
 
 
-class VanillaForConditionalGeneration(VanillaPreTrainedModel, GenerationMixin):
+class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixin):
     """The 2017 Transformer with its output projection: trains on pairs, translates by `generate()`.
 
     `generate()` starts from the paper's decoding: beam 4, GNMT length penalty with alpha 0.6, at

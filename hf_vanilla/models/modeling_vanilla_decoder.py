@@ -17,11 +17,11 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .loss_vanilla import training_loss
-from .stacks_vanilla import VanillaBody, VanillaDecoder, VanillaPreTrainedModel, one_half
+from .stacks_vanilla import VanillaBody, VanillaDecoder, VanillaTextPreTrainedModel, one_sided
 
 
 class VanillaDecoderModel(VanillaBody):
-    """The decoder half (3.1), with or without its attention to a source."""
+    """The decoder (3.1) alone, with or without attention to a source."""
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012
     _keys_to_ignore_on_load_unexpected = [  # noqa: RUF012
@@ -42,7 +42,7 @@ class VanillaDecoderModel(VanillaBody):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Read the text so far; the arguments are those of `VanillaDecoder`."""
+        """Decode the text so far; the arguments are those of `VanillaDecoder`."""
         return self.decoder(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -51,12 +51,12 @@ class VanillaDecoderModel(VanillaBody):
         )
 
 
-class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
-    """The decoder half with the output projection: a language model.
+class VanillaForCausalLM(VanillaTextPreTrainedModel, GenerationMixin):
+    """The decoder with the output projection: a language model.
 
-    It has no attention to a source, unless `add_cross_attention` is on and the caller brings
-    `encoder_hidden_states`. It smooths labels by itself (`label_smoothing`); the `Trainer`'s
-    `label_smoothing_factor` shifts labels for transformers' own language models only.
+    It has attention to a source only with `add_cross_attention`; the caller then passes
+    `encoder_hidden_states`. The model smooths labels itself (`label_smoothing`). Do not use the
+    `Trainer`'s `label_smoothing_factor`, which shifts labels for transformers' own models only.
 
     Examples:
         >>> import torch
@@ -77,9 +77,10 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     ]
 
     def __init__(self, config: VanillaConfig) -> None:
-        config = one_half(config)
+        config = one_sided(config)
         config.is_decoder = True
-        # transformers counts layers and heads by the encoder's, when it makes a cache; here is none
+        # transformers makes a cache by `num_hidden_layers` and `num_attention_heads`, which are the
+        # encoder's fields, so they take the decoder's values
         config.encoder_layers = config.decoder_layers
         config.encoder_attention_heads = config.decoder_attention_heads
         config.vocab_size = config.target_vocab_size
@@ -104,7 +105,7 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithCrossAttentions:
-        """Logits of the next token at every place, and the loss where `labels` are given.
+        """Logits of the next token at every position, and the loss if `labels` are given.
 
         Args:
             input_ids: `(B, L)` int64.
@@ -114,10 +115,10 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
             past_key_values: cache of an earlier call.
             inputs_embeds: `(B, L, D)` instead of `input_ids`.
             labels: `(B, L)` int64, aligned with `input_ids` and shifted here, as transformers'
-                language models do; -100 and `pad_token_id` do not count. `shift_labels` instead of
-                them, as a sequence split over GPUs brings them, are already aligned with `logits`.
+                language models do; -100 and `pad_token_id` do not count. `shift_labels`, which a
+                sequence split over GPUs comes with, is used instead and not shifted.
             use_cache: return `past_key_values`; None: as the config says, never with labels.
-            logits_to_keep: compute only the last so many places; 0: all. A tensor: those places.
+            logits_to_keep: last positions to compute logits for, or a tensor of indices; 0: all.
             **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
                 of the loss), `output_attentions`, `output_hidden_states`, what attention takes.
 

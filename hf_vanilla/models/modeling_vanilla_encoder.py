@@ -12,12 +12,17 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .dropout_vanilla import VanillaDropout
-from .inputs_vanilla import real_tokens
-from .stacks_vanilla import VanillaBody, VanillaEncoder, VanillaPreTrainedModel, one_half
+from .stacks_vanilla import (
+    VanillaBody,
+    VanillaEncoder,
+    VanillaTextPreTrainedModel,
+    one_sided,
+    real_tokens,
+)
 
 
 class VanillaEncoderModel(VanillaBody):
-    """The encoder half: one vector per source token (3.1).
+    """The encoder (3.1) alone: one vector per source token.
 
     Examples:
         >>> import torch
@@ -31,7 +36,7 @@ class VanillaEncoderModel(VanillaBody):
     _keys_to_ignore_on_load_unexpected = [r"^(model\.)?decoder\.", r"^lm_head\."]  # noqa: RUF012
 
     def __init__(self, config: VanillaConfig) -> None:
-        super().__init__(one_half(config))
+        super().__init__(one_sided(config))
         self.encoder = VanillaEncoder(self.config)
         self.post_init()
 
@@ -43,7 +48,7 @@ class VanillaEncoderModel(VanillaBody):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Read the text.
+        """Encode the text.
 
         Args:
             input_ids: `(B, S)` int64.
@@ -59,10 +64,10 @@ class VanillaEncoderModel(VanillaBody):
         )
 
 
-class VanillaForSequenceClassification(VanillaPreTrainedModel):
-    """The encoder half, the mean of its real tokens, and a linear layer over it.
+class VanillaForSequenceClassification(VanillaTextPreTrainedModel):
+    """The encoder, the mean of its vectors over real tokens, and a linear layer.
 
-    The kind of loss follows `config.problem_type` and the labels, as everywhere in transformers.
+    `config.problem_type` and the labels choose the loss, as in all models of transformers.
 
     Examples:
         >>> import torch
@@ -76,7 +81,7 @@ class VanillaForSequenceClassification(VanillaPreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"^model\.decoder\.", r"^lm_head\."]  # noqa: RUF012
 
     def __init__(self, config: VanillaConfig) -> None:
-        super().__init__(one_half(config))
+        super().__init__(one_sided(config))
         self.model = VanillaEncoderModel(self.config)
         self.dropout = VanillaDropout(config.dropout)
         self.classifier = nn.Linear(config.d_model, config.num_labels)
@@ -116,7 +121,7 @@ class VanillaForSequenceClassification(VanillaPreTrainedModel):
             )
             is_mean = self.config.problem_type != "single_label_classification"
             if is_mean and num_items_in_batch is not None:
-                # transformers counts the classes of a whole step, but no other kind of label
+                # transformers uses `num_items_in_batch` for the classes of a step only
                 loss = loss * labels.numel() / num_items_in_batch
         return SequenceClassifierOutput(
             loss=loss,
@@ -127,7 +132,7 @@ class VanillaForSequenceClassification(VanillaPreTrainedModel):
 
 
 def mean_of_real(hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Mean over the real tokens, `(B, S, D)` -> `(B, D)`; zeros where no token is real."""
+    """Mean over the real tokens, `(B, S, D)` -> `(B, D)`; zeros for a row without real tokens."""
     if attention_mask is None:
         return hidden_states.mean(dim=1)
     weights = attention_mask.to(hidden_states.dtype).unsqueeze(-1)  # (B, S, 1)

@@ -36,3 +36,18 @@ class LayerSizes(Protocol):
 
     def head_widths(self, num_heads: int) -> tuple[int, int]:
         """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
+
+
+# how several GPUs share the weights of a layer; for the `base_model_tp_plan` of a config
+LAYER_TP_PLAN = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.out_proj": "rowwise",
+    "layers.*.encoder_attn.q_proj": "colwise",
+    "layers.*.encoder_attn.k_proj": "colwise",
+    "layers.*.encoder_attn.v_proj": "colwise",
+    "layers.*.encoder_attn.out_proj": "rowwise",
+    "layers.*.fc1": "colwise",
+    "layers.*.fc2": "rowwise",
+}

@@ -1,18 +1,16 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""The encoder and the decoder stack over their embedding (3.1, 3.4), and their initial values.
+"""The encoder and the decoder stack over their embedding (3.1, 3.4), and checks of their inputs.
 
-Shapes: B batch, S source, T target, L any length, D `d_model`.
+Shapes: B batch, S source or keys, T target or queries, L any length, D `d_model`.
 """
 
 import copy
 import math
-import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
@@ -24,73 +22,45 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla import VanillaConfig
 from .dropout_vanilla import VanillaDropout
-from .inputs_vanilla import check_mask, outside_vocabulary, real_tokens, require_one
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
+from .pretrained_vanilla import VanillaPreTrainedModel
 
 
 class VanillaEmbedding(nn.Embedding):
-    """A table of word vectors in which padding is always looked up as zeros.
+    """Token embeddings (3.4) in which the padding token is always the zero vector.
 
-    `nn.Embedding` alone only keeps the lookup's own gradient from the padding row; tied to the
-    softmax, that row learns all the same and would stop being zero.
+    `nn.Embedding` only masks the gradient of the lookup. The table is shared with the output
+    projection, whose gradient would move the padding row away from zero.
     """
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Vectors of `(B, L)` ids, `(B, L, D)`.
+        """Embeddings `(B, L, D)` of the ids `(B, L)`.
 
         Raises:
-            ValueError: an id is outside the table. A GPU cannot tell which without slowing every
-                step; there its own assertion fails.
+            ValueError: an id is outside the table. On a GPU, CUDA's own assertion fails instead,
+                because reading the ids back would slow every step.
         """
         try:
             vectors = super().forward(input_ids)
         except IndexError:
-            raise outside_vocabulary("token ids", input_ids, self.num_embeddings) from None
+            raise ValueError(
+                f"token ids from {int(input_ids.min())} to {int(input_ids.max())}, but the "
+                f"vocabulary has the ids 0 to {self.num_embeddings - 1}: use the model's own "
+                "tokenizer, or call resize_token_embeddings"
+            ) from None
         if self.padding_idx is None:
             return vectors
         return vectors.masked_fill(input_ids.eq(self.padding_idx).unsqueeze(-1), 0)
 
 
-class VanillaPreTrainedModel(PreTrainedModel):
-    """What the models of this file share: flags for transformers, and initial values."""
+class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
+    """Base class of the models with token embeddings: their config, and how tables are resized."""
 
     config_class = VanillaConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["VanillaEncoderLayer", "VanillaDecoderLayer"]  # noqa: RUF012
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
-
-    def post_init(self) -> None:
-        """Keep of the plans for several GPUs what this model has: its stacks, a table, a source."""
-        super().post_init()
-        names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
-        for plan in ("_tp_plan", "_fsdp_plan"):
-            rules = getattr(self, plan, None) or {}
-            setattr(self, plan, {name: style for name, style in rules.items() if name in names})
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Glorot everywhere and N(0, 1/d_model) for tables, as in the tensor2tensor release."""
-        if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight, gain=getattr(module, "init_gain", 1.0))
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.d_model**-0.5)
-            is_loaded = getattr(module.weight, "_is_hf_initialized", False)
-            if module.padding_idx is not None and not is_loaded:
-                init.zeros_(module.weight[module.padding_idx])
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Resize as transformers does, and keep both vocabulary sizes of one table equal."""
+        """Resize as transformers does, and keep both vocabulary sizes of a shared table equal."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         if self.config.share_encoder_decoder_embeddings or not self.config.is_encoder_decoder:
             self.config.decoder_vocab_size = self.config.vocab_size
@@ -102,7 +72,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Embedding:
-        """Resize the target table, and the output with it, where the source has a table of its own.
+        """Resize the target embeddings and the output projection of a model with two tables.
 
         Raises:
             ValueError: source and target share one table.
@@ -118,7 +88,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
         )
         size = decoder.embed_tokens.num_embeddings
         if (head := self.get_output_embeddings()) is not None:
-            # not our own method, which leaves the output alone when the source is resized
+            # our own method would leave the output projection as it is
             resized = PreTrainedModel._get_resized_lm_head(
                 self, head, size, mean_resizing=mean_resizing
             )
@@ -128,13 +98,13 @@ class VanillaPreTrainedModel(PreTrainedModel):
         return decoder.embed_tokens
 
 
-class VanillaStack(VanillaPreTrainedModel):
-    """The bottom of either stack: `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4).
+class VanillaStack(VanillaTextPreTrainedModel):
+    """The input of either stack, `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4).
 
-    And its top, which is nothing in the paper.
+    Also the LayerNorm after the last layer, which the paper does not have.
     """
 
-    side = ""  # what a caller's names for the inputs begin with
+    input_prefix = ""  # how the caller's argument names begin, for error messages
 
     def __init__(self, config: VanillaConfig, vocab_size: int) -> None:
         super().__init__(config)
@@ -143,10 +113,11 @@ class VanillaStack(VanillaPreTrainedModel):
         )
         is_learned = config.position_embedding_type == "learned"
         self.embed_positions = (LearnedPositions if is_learned else SinusoidalPositions)(config)
-        # the table is shared with the softmax and drawn small for it; an input needs its scale back
+        # the table is shared with the output projection and initialized small for it; as an input
+        # it needs its scale back (3.4)
         self.embed_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.dropout = VanillaDropout(config.dropout)
-        # no part of the paper's post-norm stacks, whose last layer already ends in a norm
+        # not in the paper: the last post-norm layer already ends in a LayerNorm
         is_normed = config.final_layer_norm
         self.layer_norm = (
             nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if is_normed else nn.Identity()
@@ -159,36 +130,36 @@ class VanillaStack(VanillaPreTrainedModel):
         attention_mask: Tensor | None,
         past_length: "int | Tensor" = 0,
     ) -> Tensor:
-        """Words and places, `(B, L, D)`.
+        """Embeddings plus positions, `(B, L, D)`.
 
-        Places count real tokens, so that padding on the left moves nothing.
+        Positions are computed from the attention mask, so left padding does not shift them.
 
         Args:
-            input_ids: `(B, L)` int64; this or `inputs_embeds`.
+            input_ids: `(B, L)` int64; either this or `inputs_embeds`.
             inputs_embeds: `(B, L, D)`, unscaled.
-            attention_mask: `(B, past_length + L)`, 1 = real token; else all are real.
+            attention_mask: `(B, past_length + L)`, 1 = real token; None: all tokens are real.
             past_length: tokens already in the cache.
 
         Raises:
             ValueError: both or neither of `input_ids` and `inputs_embeds` are given, an id is
                 outside the vocabulary, or the mask is of another shape.
         """
-        require_one(f"{self.side}input_ids", input_ids, inputs_embeds)
+        require_one(f"{self.input_prefix}input_ids", input_ids, inputs_embeds)
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         vectors = inputs_embeds * self.embed_scale
         rows, length = vectors.shape[:2]
-        check_mask(f"{self.side}attention_mask", attention_mask, rows, past_length + length)
-        places = self._places(attention_mask, length)
-        if attention_mask is None or places is None:
+        check_mask(f"{self.input_prefix}attention_mask", attention_mask, rows, past_length + length)
+        indices = self._position_indices(attention_mask, length)
+        if attention_mask is None or indices is None:
             positions = self.embed_positions(length, past_length, vectors)  # (L, D)
         else:
             table = self.embed_positions(attention_mask.shape[-1], 0, vectors)
-            positions = nn.functional.embedding(places.clamp(min=0), table)  # (B, L, D)
+            positions = nn.functional.embedding(indices.clamp(min=0), table)  # (B, L, D)
         return self.dropout(vectors + positions)
 
-    def _places(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
-        """How many real tokens stand before each of the last `length`, `(B, L)`; None: all."""
+    def _position_indices(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
+        """Real tokens before each of the last `length` tokens, `(B, L)`; None: all are real."""
         if attention_mask is None or attention_mask.dim() != 2:
             return None
         return attention_mask.to(torch.long).cumsum(-1)[:, -length:] - 1
@@ -218,12 +189,12 @@ class VanillaEncoder(VanillaStack):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Read the source.
+        """Encode the source.
 
         Args:
             input_ids: `(B, S)` int64.
             attention_mask: `(B, S)`, 1 = real token; None: every token but `pad_token_id`.
-            inputs_embeds: `(B, S, D)` instead of `input_ids`; scaled like them.
+            inputs_embeds: `(B, S, D)` instead of `input_ids`, unscaled.
             **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
         """
         attention_mask = real_tokens(self.config, input_ids, attention_mask)
@@ -250,7 +221,7 @@ class VanillaDecoder(VanillaStack):
         if has_source is None:
             has_source = config.is_encoder_decoder or config.add_cross_attention
         self.has_source = has_source
-        self.side = "decoder_" if config.is_encoder_decoder else ""
+        self.input_prefix = "decoder_" if config.is_encoder_decoder else ""
         self.layers = nn.ModuleList(
             VanillaDecoderLayer(config, index, has_source=self.has_source)
             for index in range(config.decoder_layers)
@@ -271,16 +242,16 @@ class VanillaDecoder(VanillaStack):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Read the target so far, looking at the source.
+        """Decode the target so far, with attention to the source.
 
         Args:
             input_ids: `(B, T)` int64, shifted right by one.
-            attention_mask: `(B, past + T)`, 1 = real token; None: causality suffices, since target
-                padding stands on the right.
-            encoder_hidden_states: `(B, S, D)`; None leaves the source out. A decoder alone takes
-                none, unless `add_cross_attention` is on.
+            attention_mask: `(B, past + T)`, 1 = real token; None: only the causal mask, which is
+                enough where padding is on the right.
+            encoder_hidden_states: `(B, S, D)`; None skips the attention to the source. A
+                decoder-only model accepts it only with `add_cross_attention`.
             encoder_attention_mask: `(B, S)`, 1 = real token.
-            past_key_values: keys and values of earlier tokens and of the source.
+            past_key_values: KV cache of earlier tokens and of the source.
             inputs_embeds: `(B, T, D)` instead of `input_ids`.
             use_cache: return `past_key_values`.
             **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
@@ -290,7 +261,7 @@ class VanillaDecoder(VanillaStack):
         """
         if encoder_hidden_states is not None and not self.has_source:
             raise ValueError(
-                "encoder_hidden_states came, but this decoder has no attention to a source: "
+                "encoder_hidden_states was given, but this decoder has no attention to a source: "
                 "build it with add_cross_attention=True"
             )
         if use_cache and past_key_values is None:
@@ -309,7 +280,7 @@ class VanillaDecoder(VanillaStack):
         )
         if encoder_hidden_states is not None:
             length = encoder_hidden_states.shape[1]
-            name = "attention_mask" if self.side else "encoder_attention_mask"
+            name = "attention_mask" if self.input_prefix else "encoder_attention_mask"
             check_mask(name, encoder_attention_mask, hidden_states.shape[0], length)
         source_mask = create_bidirectional_mask(
             config=self.config,
@@ -321,7 +292,7 @@ class VanillaDecoder(VanillaStack):
             hidden_states = layer(
                 hidden_states,
                 layer_mask,
-                encoder_hidden_states,  # by place: reentrant checkpointing needs its gradient
+                encoder_hidden_states,  # positional: reentrant checkpointing needs its gradient
                 source_mask,
                 past_key_values=past_key_values,
                 **kwargs,
@@ -330,18 +301,18 @@ class VanillaDecoder(VanillaStack):
             last_hidden_state=self.layer_norm(hidden_states), past_key_values=past_key_values
         )
 
-    def _places(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
-        """Also from a causal `(B, 1, L, S)` mask: a token stands behind those it may see."""
+    def _position_indices(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
+        """As above; of a causal `(B, 1, L, S)` mask, those that a token may attend to are real."""
         if attention_mask is None or attention_mask.dim() != 4:
-            return super()._places(attention_mask, length)
+            return super()._position_indices(attention_mask, length)
         is_bool = attention_mask.dtype == torch.bool
         lowest = 0 if is_bool else torch.finfo(attention_mask.dtype).min
         may_attend = attention_mask if is_bool else attention_mask > lowest
         return may_attend[:, 0].sum(dim=-1) - 1
 
 
-class VanillaBody(VanillaPreTrainedModel):
-    """The stacks of a model over the one table that its config lets them share (3.4)."""
+class VanillaBody(VanillaTextPreTrainedModel):
+    """One or two stacks and the embedding that they share, if the config says so (3.4)."""
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
@@ -358,17 +329,17 @@ class VanillaBody(VanillaPreTrainedModel):
         return [part for part in self.children() if isinstance(part, VanillaStack)]
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Source and target share a table by their own field, whatever the output layer does."""
+        """Tie the stacks by `share_encoder_decoder_embeddings`, not by `tie_word_embeddings`."""
         if all_submodels:
             return super().get_expanded_tied_weights_keys(all_submodels=True)
         return dict(self._tied_weights_keys)
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The table of the first stack, which is the shared one unless each has its own."""
+        """The embedding of the first stack: the shared one, or the source's own."""
         return self.stacks[0].embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the table of the first stack and, where it is shared, of all."""
+        """Replace the embedding of the first stack or, if it is shared, of both."""
         self.stacks[0].embed_tokens = value
         if self.config.share_encoder_decoder_embeddings:
             self.shared = value
@@ -376,8 +347,59 @@ class VanillaBody(VanillaPreTrainedModel):
                 stack.embed_tokens = value
 
 
-def one_half(config: VanillaConfig) -> VanillaConfig:
-    """A copy of the config that says that nothing is encoded first and then decoded."""
+def one_sided(config: VanillaConfig) -> VanillaConfig:
+    """A copy of the config for an encoder-only or decoder-only model."""
     config = copy.deepcopy(config)
     config.is_encoder_decoder = False
     return config
+
+
+def real_tokens(
+    config: VanillaConfig, input_ids: Tensor | None, attention_mask: Tensor | None
+) -> Tensor | None:
+    """The mask, by default 1 where the source id is not padding; None if neither is known."""
+    if attention_mask is not None or input_ids is None or config.pad_token_id is None:
+        return attention_mask
+    return input_ids.ne(config.pad_token_id).long()
+
+
+def require_one(name: str, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> None:
+    """Check that exactly one of ids and embeddings is given.
+
+    Args:
+        name: the caller's name of the ids.
+        input_ids: `(B, L)` or None.
+        inputs_embeds: `(B, L, D)` or None.
+
+    Raises:
+        ValueError: both or neither are given.
+    """
+    if (input_ids is None) == (inputs_embeds is None):
+        given = "neither" if input_ids is None else "both"
+        vectors = name.replace("input_ids", "inputs_embeds")
+        raise ValueError(f"give exactly one of {name} and {vectors}: {given} given")
+
+
+def check_mask(name: str, mask: object, rows: int, length: "int | Tensor") -> None:
+    """Check that a mask has one entry for every token of every row.
+
+    A compiled program skips the check, because its shapes were checked when it was traced.
+
+    Args:
+        name: the caller's name of the mask.
+        mask: `(B, L)`, 1 = real token. A 4-D mask `(B, 1, T, S)` and objects that are not tensors
+            belong to the attention implementation and are not checked.
+        rows: B.
+        length: L. A static cache counts it in a tensor, which is not read back and not compared.
+
+    Raises:
+        ValueError: the mask has another shape.
+    """
+    if not isinstance(mask, Tensor) or mask.dim() == 4 or torch.compiler.is_compiling():
+        return
+    wanted = (rows, mask.shape[-1] if isinstance(length, Tensor) else length)
+    if tuple(mask.shape) != wanted:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)}, but the tokens have shape {wanted}: "
+            "give 1 for every real token and 0 for padding"
+        )

@@ -14,9 +14,9 @@ from hf_vanilla import (
     VanillaForSequenceClassification,
     VanillaModel,
 )
-from hf_vanilla.models.inputs_vanilla import (
+from hf_vanilla.models.stacks_vanilla import (
+    VanillaEmbedding,
     check_mask,
-    outside_vocabulary,
     real_tokens,
     require_one,
 )
@@ -120,8 +120,9 @@ def test_generation_refuses_an_id_outside_the_vocabulary_too(reader):
 
 
 def test_the_message_about_ids_tells_range_limit_and_remedy():
-    error = outside_vocabulary("token ids", torch.tensor([[3, -7], [91, 4]]), 43)
-    assert str(error) == (
+    with pytest.raises(ValueError, match="token ids") as error:
+        VanillaEmbedding(43, D, None)(torch.tensor([[3, -7], [91, 4]]))
+    assert str(error.value) == (
         "token ids from -7 to 91, but the vocabulary has the ids 0 to 42: use the model's own "
         "tokenizer, or call resize_token_embeddings"
     )
@@ -134,7 +135,7 @@ def test_the_message_about_ids_tells_range_limit_and_remedy():
 @pytest.mark.parametrize("count", ["both", "neither"])
 def test_a_source_comes_as_ids_or_as_vectors(reader, count):
     both = {"input_ids": words(B, S), "inputs_embeds": torch.randn(B, S, D)}
-    message = f"give exactly one of input_ids and inputs_embeds: {count} came"
+    message = f"give exactly one of input_ids and inputs_embeds: {count} given"
     with pytest.raises(ValueError, match=message):
         model_with(reader)(**(both if count == "both" else {}), **target_for(reader))
 
@@ -143,7 +144,7 @@ def test_a_source_comes_as_ids_or_as_vectors(reader, count):
 @pytest.mark.parametrize("count", ["both", "neither"])
 def test_a_target_comes_as_ids_or_as_vectors_under_its_own_names(reader, count):
     both = {"decoder_input_ids": words(B, T), "decoder_inputs_embeds": torch.randn(B, T, D)}
-    message = f"give exactly one of decoder_input_ids and decoder_inputs_embeds: {count} came"
+    message = f"give exactly one of decoder_input_ids and decoder_inputs_embeds: {count} given"
     with pytest.raises(ValueError, match=message):
         model_with(reader)(input_ids=words(B, S), **(both if count == "both" else {}))
 
