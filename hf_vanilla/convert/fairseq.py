@@ -16,6 +16,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
+from .checkpoint_files import read_checkpoint
 from .fairseq_settings import (
     EXPLAINED,
     SIDES,
@@ -35,8 +36,7 @@ from .fairseq_tokenizer import (
     build_tokenizer,
     read_dictionary,
 )
-from .reading import read_archive
-from .renaming import fill, rename_to_ours
+from .weight_names import load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
 # fairseq's limit on a translation, its end not counted
@@ -141,7 +141,7 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
-    checkpoint = read_archive(path, allowed=[Namespace], trust_pickle=options.trust_pickle)
+    checkpoint = read_checkpoint(path, allowed=[Namespace], trust_pickle=options.trust_pickle)
     weights = checkpoint.get("model") if isinstance(checkpoint, Mapping) else None
     if not isinstance(weights, Mapping) or not all(isinstance(w, Tensor) for w in weights.values()):
         raise ValueError(
@@ -213,7 +213,7 @@ def _model(
     try:
         config = VanillaConfig(**values, vocab_size=sizes[0], decoder_vocab_size=sizes[1])
         model = VanillaForConditionalGeneration(config)
-        fill(model, renamed, origin="the model", reasons=EXPLAINED)
+        load_renamed(model, renamed, origin="the model", reasons=EXPLAINED)
     except (ValueError, StrictDataclassError) as error:
         faults.append(" ".join(str(error).split()))
     if faults:

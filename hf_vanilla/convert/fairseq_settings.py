@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .renaming import Names
+from .weight_names import Names
 
 SETTINGS_PARTS = ("task", "criterion", "model")
 SIDES = ("encoder", "decoder")

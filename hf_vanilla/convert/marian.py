@@ -26,7 +26,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .renaming import Names, fill, is_zero_at, rename_to_ours
+from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def from_marian(
             f"{name} (shape {tuple(found)}, expected {tuple(expected)})"
             for name, found, expected in sorted(loading["mismatched_keys"])
         )
-    fill(ours, renamed, origin=origin, reasons=FOREIGN_WEIGHTS)
+    load_renamed(ours, renamed, origin=origin, reasons=FOREIGN_WEIGHTS)
     ours.generation_config = copy.deepcopy(theirs.generation_config)
     ours.generation_config.length_penalty_form = "power"
     ours.generation_config._from_model_config = False  # it is kept as it is from now on

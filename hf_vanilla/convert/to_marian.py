@@ -14,7 +14,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.translation.translator import load_translator
 
 from .marian import NAMES, SAME_FIELDS, compare
-from .renaming import fill, is_zero_at, rename_to_theirs
+from .weight_names import is_zero_at, load_renamed, rename_to_theirs
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
         if "embed_positions" in name:
             renamed.weights[name] = weight
             renamed.origins[name] = name
-    fill(theirs, renamed, origin="our model")
+    load_renamed(theirs, renamed, origin="our model")
     for entry in ("length_penalty_form", "max_tokens_beyond_source"):
         vars(decoding).pop(entry, None)
     theirs.generation_config = decoding

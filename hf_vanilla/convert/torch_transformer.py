@@ -24,8 +24,8 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .reading import read_archive
-from .renaming import Names, fill, is_zero_at, rename_to_ours
+from .checkpoint_files import read_checkpoint
+from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def convert_torch(options: TorchOptions) -> Path:
         OSError: there is no such file, or the output is taken.
     """
     with whole_folder(options.output) as folder:
-        content = read_archive(options.input, trust_pickle=options.trust_pickle)
+        content = read_checkpoint(options.input, trust_pickle=options.trust_pickle)
         weights = _state_dict(content, options)
         model = from_torch(weights, options)
         with code_beside_weights(model):
@@ -117,7 +117,7 @@ def from_torch(
     ours = VanillaForConditionalGeneration(config)
     renamed = rename_to_ours(weights, torch_names(options))
     renamed.problems.extend(faults)
-    fill(ours, renamed, origin=options.input)
+    load_renamed(ours, renamed, origin=options.input)
     return ours.eval()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from hf_vanilla.files import whole_folder
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
 
 from .corpus import read_lines
@@ -92,14 +93,12 @@ def train_tokenizer_on_files(options: TrainTokenizerOptions) -> Path:
         ValueError: a file is not UTF-8, or all are empty.
         OSError: a file cannot be read, or the output exists.
     """
-    output = Path(options.output)
-    if output.exists():
-        raise FileExistsError(f"{output} exists: choose another name")
-    tokenizer = train_tokenizer(
-        chain.from_iterable(read_lines(file) for file in options.files),
-        vocab_size=options.vocab_size,
-        model_max_length=options.model_max_length,
-        progress=sys.stdout.isatty(),  # the bar leaves line feeds on stdout
-    )
-    tokenizer.save_pretrained(output)
-    return output
+    with whole_folder(options.output) as folder:
+        tokenizer = train_tokenizer(
+            chain.from_iterable(read_lines(file) for file in options.files),
+            vocab_size=options.vocab_size,
+            model_max_length=options.model_max_length,
+            progress=sys.stdout.isatty(),  # the progress bar writes line feeds to stdout
+        )
+        tokenizer.save_pretrained(folder)
+    return Path(options.output)

@@ -12,13 +12,13 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla.convert.renaming import rename_to_ours, rename_to_theirs
 from hf_vanilla.convert.torch_transformer import (
     TorchOptions,
     convert_torch,
     from_torch,
     torch_names,
 )
+from hf_vanilla.convert.weight_names import rename_to_ours, rename_to_theirs
 
 # torch recommends another layout than the tutorial's
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")

@@ -38,7 +38,7 @@ def test_files_teach_the_vocabulary_of_their_sentences(options, english):
 def test_an_existing_output_is_refused_and_left_as_it_was(options, tmp_path):
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "mine").write_text("x")
-    with pytest.raises(FileExistsError, match="tokenizer exists: choose another name"):
+    with pytest.raises(FileExistsError, match="tokenizer exists and is not an empty folder"):
         train_tokenizer_on_files(options())
     assert [path.name for path in (tmp_path / "tokenizer").iterdir()] == ["mine"]
 

@@ -12,7 +12,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
 
-def read_archive(
+def read_checkpoint(
     path: str | Path, *, allowed: Sequence[type] = (), trust_pickle: bool = False
 ) -> Any:
     """What `torch.save` or safetensors wrote, on the CPU.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_vanilla.convert.reading import read_archive
+from hf_vanilla.convert.checkpoint_files import read_checkpoint
 
 WEIGHTS = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.float16)}
 FORMS = pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "older than torch 1.6"])
@@ -22,7 +22,7 @@ def test_both_kinds_of_file_are_read(tmp_path):
     save_file(WEIGHTS, tmp_path / "a.safetensors")
     saved(WEIGHTS, tmp_path / "a.pt")
     for name in ("a.safetensors", "a.pt"):
-        found = read_archive(tmp_path / name)
+        found = read_checkpoint(tmp_path / name)
         assert found.keys() == WEIGHTS.keys()
         assert all(torch.equal(found[key], WEIGHTS[key]) for key in WEIGHTS)
 
@@ -31,8 +31,8 @@ def test_both_kinds_of_file_are_read(tmp_path):
 def test_a_class_is_read_only_where_it_is_allowed(tmp_path, is_zip):
     path = saved({"args": argparse.Namespace(lr=1)}, tmp_path / "a.pt", is_zip=is_zip)
     with pytest.raises(ValueError, match=r"more than tensors: argparse\.Namespace; .*trust_pickle"):
-        read_archive(path)
-    assert read_archive(path, allowed=[argparse.Namespace])["args"].lr == 1
+        read_checkpoint(path)
+    assert read_checkpoint(path, allowed=[argparse.Namespace])["args"].lr == 1
 
 
 @FORMS
@@ -40,8 +40,8 @@ def test_a_class_that_is_not_allowed_is_named_and_read_only_on_trust(tmp_path, i
     content = {"args": argparse.Namespace(lr=1), "path": pathlib.PurePosixPath("a")}
     path = saved(content, tmp_path / "a.pt", is_zip=is_zip)
     with pytest.raises(ValueError, match=r"more than tensors: pathlib\.\w*\.?PurePosixPath; "):
-        read_archive(path, allowed=[argparse.Namespace])
-    assert read_archive(path, trust_pickle=True)["path"] == pathlib.PurePosixPath("a")
+        read_checkpoint(path, allowed=[argparse.Namespace])
+    assert read_checkpoint(path, trust_pickle=True)["path"] == pathlib.PurePosixPath("a")
 
 
 @FORMS
@@ -53,7 +53,7 @@ def test_a_file_that_is_cut_off_is_told_in_one_line(tmp_path, is_zip, share):
     with pytest.raises(
         ValueError, match=r"a\.pt is cut off, or no file of weights .*again$"
     ) as told:
-        read_archive(path)
+        read_checkpoint(path)
     assert "\n" not in str(told.value)
 
 
@@ -62,9 +62,9 @@ def test_a_text_is_no_file_of_weights(tmp_path, name):
     (tmp_path / name).write_text("hello world, this is text\n")
     for trust in (False, True):
         with pytest.raises(ValueError, match="is cut off, or no file of weights"):
-            read_archive(tmp_path / name, trust_pickle=trust)
+            read_checkpoint(tmp_path / name, trust_pickle=trust)
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        read_archive(tmp_path / "nowhere.pt")
+        read_checkpoint(tmp_path / "nowhere.pt")

@@ -2,17 +2,16 @@
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.convert.renaming import (
-    fill,
+from hf_vanilla.convert.weight_names import (
     is_zero_at,
+    load_renamed,
     rename_to_ours,
     rename_to_theirs,
 )
-from hf_vanilla.files import whole_folder
 
 EXACT = {"rtol": 0, "atol": 0}
 
@@ -106,7 +105,7 @@ def test_backwards_one_weight_goes_to_every_name_it_has():
 
 def test_a_filled_model_has_every_bit(tiny_model, tiny_config, own_names):
     other = VanillaForConditionalGeneration(tiny_config)
-    fill(other, rename_to_ours(tiny_model.state_dict(), own_names), origin="a file")
+    load_renamed(other, rename_to_ours(tiny_model.state_dict(), own_names), origin="a file")
     exact(other.state_dict(), tiny_model.state_dict())
 
 
@@ -115,7 +114,7 @@ def test_of_tied_weights_one_is_enough(tiny_model, tiny_config, tmp_path, own_na
     stored = load_file(tmp_path / "model.safetensors")
     assert len(stored) < len(tiny_model.state_dict())
     other = VanillaForConditionalGeneration(tiny_config)
-    fill(other, rename_to_ours(stored, {name: name for name in stored}), origin="a file")
+    load_renamed(other, rename_to_ours(stored, {name: name for name in stored}), origin="a file")
     exact(other.state_dict(), tiny_model.state_dict())
 
 
@@ -125,7 +124,7 @@ def test_tied_weights_that_differ_are_told(tiny_model, own_names):
         r"unclear: model\.shared\.weight and lm_head\.weight are one weight here, but they differ"
     )
     with pytest.raises(ValueError, match=told):
-        fill(tiny_model, rename_to_ours(weights, own_names), origin="a file")
+        load_renamed(tiny_model, rename_to_ours(weights, own_names), origin="a file")
 
 
 def test_one_message_names_all_that_is_left_over_missing_or_wrong(tiny_model, own_names):
@@ -143,7 +142,7 @@ def test_one_message_names_all_that_is_left_over_missing_or_wrong(tiny_model, ow
     renamed = rename_to_ours(weights, own_names)
     reasons = {"{side}.layer_norm.{kind}": "of a pre-norm model"}
     with pytest.raises(ValueError, match=r"model\.pt does not fit this architecture") as caught:
-        fill(tiny_model, renamed, origin="model.pt", reasons=reasons)
+        load_renamed(tiny_model, renamed, origin="model.pt", reasons=reasons)
     told = str(caught.value)
     assert "left over: adaptive, encoder.layer_norm.bias (of a pre-norm model); " in told
     missing = "model.decoder.layers.4.fc2.weight, model.encoder.layers.0.fc1.bias"
@@ -158,7 +157,7 @@ def test_a_known_name_that_has_no_place_here_is_left_over_under_its_own_name(tin
     names = {**own_names, "enc.{n}.bias": "model.encoder.layers.{n}.fc9.bias"}
     weights = {**tiny_model.state_dict(), "enc.0.bias": torch.ones(2)}
     with pytest.raises(ValueError, match=r"left over: enc\.0\.bias$"):
-        fill(tiny_model, rename_to_ours(weights, names), origin="a file")
+        load_renamed(tiny_model, rename_to_ours(weights, names), origin="a file")
 
 
 def test_a_row_is_zero_where_every_table_has_zeros_there():
@@ -167,56 +166,3 @@ def test_a_row_is_zero_where_every_table_has_zeros_there():
     assert not is_zero_at(1, zeros, ones)
     assert is_zero_at(None, ones)
     assert is_zero_at(9, ones)  # there is no such row: the config tells that
-
-
-# --- folders -----------------------------------------------------------------------------------
-
-
-def test_a_folder_appears_when_the_block_ends(tmp_path):
-    with whole_folder(tmp_path / "deep" / "out") as folder:
-        save_file({"a": torch.ones(2)}, folder / "model.safetensors")
-        assert not (tmp_path / "deep" / "out").exists()
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
-    assert load_file(tmp_path / "deep" / "out" / "model.safetensors")["a"].sum() == 2
-
-
-def test_nothing_is_left_where_the_block_fails(tmp_path):
-    def fail_halfway():
-        with whole_folder(tmp_path / "out") as folder:
-            (folder / "config.json").write_text("{}")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail_halfway()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_folder_is_taken_and_kept_where_the_block_fails(tmp_path):
-    (tmp_path / "out").mkdir()
-    with pytest.raises(ValueError, match="no"), whole_folder(tmp_path / "out"):
-        raise ValueError("no")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with whole_folder(tmp_path / "out") as folder:
-        (folder / "a").write_text("a")
-    assert (tmp_path / "out" / "a").read_text() == "a"
-
-
-@pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
-def test_an_output_that_is_taken_is_told_before_the_work_and_kept(tmp_path, is_file):
-    mine = tmp_path / "out" if is_file else tmp_path / "out" / "mine"
-    mine.parent.mkdir(exist_ok=True)
-    mine.write_text("mine")
-    with (
-        pytest.raises(FileExistsError, match="out exists and is not an empty folder: choose"),
-        whole_folder(tmp_path / "out"),
-    ):
-        pytest.fail("the block ran")
-    assert mine.read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_others_may_read_a_folder_as_any_that_mkdir_makes(tmp_path):
-    (tmp_path / "plain").mkdir()
-    with whole_folder(tmp_path / "out"):
-        pass
-    assert (tmp_path / "out").stat().st_mode == (tmp_path / "plain").stat().st_mode

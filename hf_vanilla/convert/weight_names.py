@@ -60,7 +60,7 @@ def rename_to_theirs(weights: Mapping[str, Tensor], names: Names) -> Renamed:
     return _rename(weights, rows)
 
 
-def fill(
+def load_renamed(
     model: PreTrainedModel,
     renamed: Renamed,
     *,
