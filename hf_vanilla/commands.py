@@ -88,7 +88,7 @@ COMMANDS = {
         ("hf_vanilla.app.server:AppOptions",),
     ),
     "train-tokenizer": Command(
-        "learn a vocabulary from text files",
+        "train a tokenizer on text files",
         "hf_vanilla.data.tokenizer_training:train_tokenizer_on_files",
         ("hf_vanilla.data.tokenizer_training:TrainTokenizerOptions",),
     ),
