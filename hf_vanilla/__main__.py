@@ -1,4 +1,4 @@
-"""`python -m hf_vanilla`: the commands of `hf-vanilla`, for `accelerate launch -m` among others."""
+"""`python -m hf_vanilla`: the commands of `hf-vanilla`, also for `accelerate launch -m`."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """The commands of this package: one table for `hf-vanilla`, `python -m hf_vanilla` and `scripts/`.
 
-The standard library is all that stands here: `hf-vanilla --help` reads this file without the
-package around it, so that it need not wait for torch.
+This file imports only the standard library. `hf-vanilla --help` reads it by its path, without the
+package around it, so that help does not wait for torch.
 """
 
 import difflib
@@ -22,12 +22,12 @@ logger = logging.getLogger("hf_vanilla.commands")
 
 @dataclass(frozen=True)
 class Command:
-    """One command, told without importing it.
+    """One command, described by names so that nothing is imported before it runs.
 
     Attributes:
-        help: what it does, in a line.
+        help: what it does, in one line.
         action: `module:function` that does it.
-        options: `module:name` of its dataclasses of options, or of one function that reads the
+        options: `module:name` of its option dataclasses, or of one function that parses the
             arguments.
     """
 
@@ -38,22 +38,22 @@ class Command:
 
 COMMANDS = {
     "train": Command(
-        "train a model by a recipe, or go on with it",
+        "train a model by a recipe, or resume a run",
         "hf_vanilla.training.run:train",
         ("hf_vanilla.recipes.recipe:read_recipe",),
     ),
     "finetune": Command(
-        "train a model further on two files, by Seq2SeqTrainer",
+        "fine-tune a model on two files, by Seq2SeqTrainer",
         "hf_vanilla.training.finetuning:finetune",
         ("hf_vanilla.training.finetuning:FinetuneOptions", "transformers:Seq2SeqTrainingArguments"),
     ),
     "translate": Command(
-        "translate a file or stdin, a sentence a line",
+        "translate a file or stdin, one sentence per line",
         "hf_vanilla.translation.translator:translate_file",
         ("hf_vanilla.translation.translator:TranslateOptions",),
     ),
     "translate-corpus": Command(
-        "translate any number of lines; goes on where it stopped",
+        "translate any number of lines; resumes after a stop",
         "hf_vanilla.translation.corpus_translation:translate_corpus",
         ("hf_vanilla.translation.corpus_translation:CorpusOptions",),
     ),
@@ -83,17 +83,17 @@ COMMANDS = {
         ("hf_vanilla.hub.push:PushOptions",),
     ),
     "app": Command(
-        "translate in a browser, and see where the model looks",
+        "translate in a browser, and see the attention weights",
         "hf_vanilla.app.server:open_app",
         ("hf_vanilla.app.server:AppOptions",),
     ),
     "train-tokenizer": Command(
-        "learn a vocabulary from text files",
+        "train a tokenizer on text files",
         "hf_vanilla.data.tokenizer_training:train_tokenizer_on_files",
         ("hf_vanilla.data.tokenizer_training:TrainTokenizerOptions",),
     ),
     "average": Command(
-        "make a model of a run's last or best checkpoints",
+        "average the last or best checkpoints of a run",
         "hf_vanilla.training.checkpointing:average_run",
         ("hf_vanilla.training.checkpointing:AverageOptions",),
     ),
@@ -101,7 +101,7 @@ COMMANDS = {
 
 
 def overview() -> str:
-    """The help of the whole: every command in a line."""
+    """The text of `hf-vanilla --help`: one line per command."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()]
     return "\n".join(
@@ -113,127 +113,141 @@ def overview() -> str:
             "commands:",
             *lines,
             "",
-            f"{PROGRAM} COMMAND --help   tells a command's options",
-            f"{PROGRAM} --version        tells the version",
+            f"{PROGRAM} COMMAND --help   lists the options of a command",
+            f"{PROGRAM} --version        prints the version",
             "",
-            "exit status: 0 done, 1 it cannot be done, 2 a mistyped command, 130 interrupted",
+            "exit status: 0 done, 1 failed, 2 mistyped command, 130 interrupted",
         ]
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `hf-vanilla` with the arguments of the command line, or with others.
+    """Run `hf-vanilla`.
+
+    Args:
+        arguments: what follows `hf-vanilla`; None: `sys.argv[1:]`.
 
     Returns:
-        The exit status of what ends well, or of a command that is missing or unknown; other
-        mistakes raise `SystemExit` with theirs.
+        The exit status: 0, or 2 for a missing or unknown command.
+
+    Raises:
+        SystemExit: any other error, with its exit status.
     """
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    with _quiet_ends():
-        if given[:1] in (["-h"], ["--help"], ["help"]):
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    with _exit_without_traceback():
+        if arguments[:1] in (["-h"], ["--help"], ["help"]):
             print(overview(), flush=True)  # noqa: T201
             return 0
-        if given == ["--version"]:
+        if arguments == ["--version"]:
             package = importlib.import_module("hf_vanilla")
             print(f"{PROGRAM} {package.__version__}")  # noqa: T201
             return 0
-        if not given:
+        if not arguments:
             print(overview(), file=sys.stderr)  # noqa: T201
             return USAGE_STATUS
-        name, *options = given
+        name, *options = arguments
         if name not in COMMANDS:
-            print(f"error: {_unknown(name)}", file=sys.stderr)  # noqa: T201
+            print(f"error: {_unknown_command(name)}", file=sys.stderr)  # noqa: T201
             return USAGE_STATUS
         run_command(name, options)
     return 0
 
 
 def run_command(name: str, arguments: Sequence[str] | None = None) -> None:
-    """Run one command of the table, and print what it returns.
+    """Run one command and print what it returns; of several processes only the first prints.
 
     Args:
         name: a key of `COMMANDS`.
-        arguments: those behind the name; None: those of the command line.
+        arguments: what follows the name; None: `sys.argv[1:]`.
+
+    Raises:
+        SystemExit: as `run`.
     """
     rest = sys.argv[1:] if arguments is None else arguments
-    sys.argv = [f"{PROGRAM} {name}", *rest]  # the first is what help and errors call the program
-    with _quiet_ends():
-        run_and_print(COMMANDS[name].action, COMMANDS[name].options)
+    sys.argv = [f"{PROGRAM} {name}", *rest]  # argparse takes the program's name from argv[0]
+    command = COMMANDS[name]
+    with _exit_without_traceback():
+        result = run(command.action, *command.options)
+        if result is not None and os.environ.get("RANK", "0") == "0":
+            print(result, flush=True)  # noqa: T201
+
+
+def run(
+    action: str | Callable[..., Any], *options: "str | type | Callable[[Sequence[str]], Any]"
+) -> Any:
+    """Call `action` with the options of the command line, `sys.argv[1:]`; returns its result.
+
+    Args:
+        action: takes the parsed options; or its name, `module:function`.
+        *options: option dataclasses, or one function from arguments to what `action` takes; or
+            their names.
+
+    Raises:
+        SystemExit: after one line on stderr. Status 1: the command failed because of its input;
+            2: the command line cannot be parsed; 130: Ctrl-C; 141: the reader of stdout is gone.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    from hf_vanilla.options import UsageError, parse_options
+
+    _set_up_logging()
+    with _exit_without_traceback():
+        try:
+            readers, arguments = [_resolve(option) for option in options], sys.argv[1:]
+            classes = [reader for reader in readers if isinstance(reader, type)]
+            if classes:
+                return _resolve(action)(*parse_options(classes, arguments))
+            return _resolve(action)(*(read(arguments) for read in readers))
+        except BrokenPipeError:
+            raise  # an OSError, but not an error of the command
+        except UsageError as error:
+            print(f"error: {_one_line(error)}", file=sys.stderr)  # noqa: T201
+            sys.exit(USAGE_STATUS)
+        except FileNotFoundError as error:
+            sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")
+        except (ValueError, OSError, ImportError, StrictDataclassError) as error:
+            logger.debug("traceback", exc_info=True)
+            sys.exit(f"error: {_one_line(error)}")
+
+
+def _set_up_logging() -> None:
+    from transformers.utils.logging import disable_progress_bar
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("hf_vanilla").setLevel(logging.INFO)
+    # it warns at every checkpoint that tied weights are stored once, which is intended
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+    disable_progress_bar()
 
 
 @contextmanager
-def _quiet_ends() -> Iterator[None]:
-    """Ctrl-C and a reader that has seen enough, such as `head`, end without a traceback."""
+def _exit_without_traceback() -> Iterator[None]:
+    """Exit quietly on Ctrl-C, and when the reader of stdout is gone (`hf-vanilla ... | head`)."""
     try:
         yield
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED_STATUS)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter's last flush would fail
+        # the interpreter flushes stdout once more at its end, which must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(CLOSED_PIPE_STATUS)
 
 
-def _unknown(name: str) -> str:
+def _unknown_command(name: str) -> str:
     if name.startswith("-"):
         return f"the command comes first: {PROGRAM} COMMAND {name}"
     close = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(COMMANDS)}"
+    hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(COMMANDS)}"
     return f"no command {name!r}; {hint}"
 
 
-def run(
-    action: str | Callable[..., Any], *options: "str | type | Callable[[Sequence[str]], Any]"
-) -> Any:
-    """Call `action` with the options of the command line.
-
-    A user's mistake ends in one line on stderr and exit status 1, or 2 where the command line
-    cannot be read; Ctrl-C ends with status 130.
-
-    Args:
-        action: takes the parsed options; a name, `module:function`, is imported here.
-        *options: dataclasses of options, or one function from arguments to what `action` takes; or
-            their names.
-    """
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers.utils.logging import disable_progress_bar
-
-    from hf_vanilla.options import UsageError, parse_options
-
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("hf_vanilla").setLevel(logging.INFO)
-    # it tells at every checkpoint that tied weights are stored once, which is how it should be
-    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
-    disable_progress_bar()
-    try:
-        readers, arguments = [_found(option) for option in options], sys.argv[1:]
-        classes = [reader for reader in readers if isinstance(reader, type)]
-        if classes:
-            return _found(action)(*parse_options(classes, arguments))
-        return _found(action)(*(read(arguments) for read in readers))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)  # noqa: T201
-        sys.exit(INTERRUPTED_STATUS)
-    except BrokenPipeError:
-        raise  # no mistake: whoever read the output has seen enough
-    except UsageError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
-        sys.exit(USAGE_STATUS)
-    except FileNotFoundError as error:
-        sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")
-    except (ValueError, OSError, ImportError, StrictDataclassError) as error:
-        logger.debug("where it happened", exc_info=True)
-        sys.exit(f"error: {' '.join(str(error).split())}")
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
-def run_and_print(action: str, options: Sequence[str]) -> None:
-    """`run`, and its result on stdout if there is one; of several processes the first prints."""
-    done = run(action, *options)
-    if done is not None and os.environ.get("RANK", "0") == "0":
-        print(done, flush=True)  # noqa: T201
-
-
-def _found(thing: Any) -> Any:
+def _resolve(thing: Any) -> Any:
+    """The object that `module:name` names; other things are returned as they are."""
     if not isinstance(thing, str):
         return thing
     module, name = thing.split(":")

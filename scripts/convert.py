@@ -1,6 +1,6 @@
-"""Convert from or to another toolkit: scripts/convert.py --format NAME --input X --output FOLDER.
+"""Convert a model: scripts/convert.py --format NAME --input X --output FOLDER.
 
-`--help` lists the formats, `--format NAME --help` the options of one.
+`--help` lists the formats, `--format NAME --help` the options of a format.
 """
 
 from hf_vanilla.commands import run_command

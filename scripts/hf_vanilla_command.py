@@ -1,7 +1,7 @@
-"""What `hf-vanilla` starts: the table of commands, without the package around it.
+"""The console script `hf-vanilla`: runs commands.py without importing the package around it.
 
-In a wheel this file lies beside the package, whose import takes seconds. The table needs the
-standard library only and is read by its path, so that `hf-vanilla --help` answers at once.
+Importing the package takes seconds. commands.py imports only the standard library and is loaded by
+its path, so `hf-vanilla --help` is fast. In a wheel this file is installed beside the package.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ def main() -> int:
     path = Path(package.origin).with_name("commands.py")
     spec = importlib.util.spec_from_file_location("hf_vanilla_commands", path)
     commands = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = commands  # where dataclasses look for their module
+    sys.modules[spec.name] = commands  # dataclasses look their module up there
     spec.loader.exec_module(commands)
     return commands.main()
 

@@ -1,4 +1,4 @@
-"""Learn a vocabulary: scripts/train_tokenizer.py --files A.en A.de --output FOLDER."""
+"""Train a tokenizer: scripts/train_tokenizer.py --files A.en A.de --output FOLDER."""
 
 from hf_vanilla.commands import run_command
 

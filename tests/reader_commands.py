@@ -47,7 +47,7 @@ def import_all() -> None:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
     corpus = sys.modules["hf_vanilla.data.corpus"]  # tens of thousands of numbers take a minute
-    corpus.DENSE, corpus.SPARSE, corpus.HELD_OUT = 100, 100, 12
+    corpus.DENSE, corpus.SPARSE, corpus.EVALUATION_PAIRS = 100, 100, 12
 
 
 # --- in place of running ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The table of commands, and `hf-vanilla` as a shell sees it."""
+"""The table of commands, and the exit status and output of `hf-vanilla`."""
 
 import importlib
 import importlib.util
@@ -24,7 +24,7 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def _own_process(monkeypatch):
-    """A command may set up its process; this one goes on."""
+    """A command sets up logging for its process; undo that here."""
     monkeypatch.setattr(sys, "argv", ["hf-vanilla"])
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     level = logging.getLogger("hf_vanilla").level
@@ -32,12 +32,12 @@ def _own_process(monkeypatch):
     logging.getLogger("hf_vanilla").setLevel(level)
 
 
-def test_these_are_the_commands():
+def test_the_list_of_commands_is_frozen():
     assert list(COMMANDS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_command_tells_its_options_and_nothing_of_none(name, capsys):
+def test_help_of_a_command_lists_its_options_and_never_none(name, capsys):
     with pytest.raises(SystemExit) as caught:
         main([name, "--help"])
     assert caught.value.code == 0
@@ -59,20 +59,20 @@ def test_a_command_tells_its_options_and_nothing_of_none(name, capsys):
     ],
     ids=str,
 )
-def test_a_usage_line_can_be_typed_as_it_stands(arguments, usage, capsys):
+def test_the_usage_line_contains_the_required_options(arguments, usage, capsys):
     with pytest.raises(SystemExit):
         main([*arguments, "--help"])
     assert f"usage: hf-vanilla {usage}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_in_the_table_exists(name):
-    for place in (COMMANDS[name].action, *COMMANDS[name].options):
-        module, thing = place.split(":")
+def test_every_name_in_the_table_can_be_imported(name):
+    for path in (COMMANDS[name].action, *COMMANDS[name].options):
+        module, thing = path.split(":")
         assert callable(getattr(importlib.import_module(module), thing))
 
 
-def test_a_script_calls_its_command_and_every_command_has_a_script():
+def test_every_command_has_a_script():
     called = set()
     for path in (ROOT / "scripts").glob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -80,11 +80,11 @@ def test_a_script_calls_its_command_and_every_command_has_a_script():
     assert called == set(NAMES)
 
 
-# --- the whole ---------------------------------------------------------------------------------
+# --- without a command -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asked", ["--help", "-h", "help"])
-def test_help_lists_every_command_with_what_it_does(asked, capsys):
+def test_help_lists_every_command(asked, capsys):
     assert main([asked]) == 0
     text = capsys.readouterr().out
     assert text == overview() + "\n"
@@ -94,15 +94,15 @@ def test_help_lists_every_command_with_what_it_does(asked, capsys):
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_version_is_that_of_the_package(capsys):
+def test_version_prints_the_version_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"hf-vanilla {hf_vanilla.__version__}\n"
 
 
-def test_no_command_shows_the_help_as_a_mistake(capsys):
+def test_a_missing_command_prints_the_help_to_stderr_and_exits_with_two(capsys):
     assert main([]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", overview() + "\n")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", overview() + "\n")
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_no_command_shows_the_help_as_a_mistake(capsys):
     [
         ("trian", "no command 'trian'; did you mean 'train'?"),
         ("translate_corpus", "no command 'translate_corpus'; did you mean 'translate-corpus'?"),
-        ("zzz", f"no command 'zzz'; there are {', '.join(NAMES)}"),
+        ("zzz", f"no command 'zzz'; choose one of {', '.join(NAMES)}"),
         ("--model", "the command comes first: hf-vanilla COMMAND --model"),
     ],
 )
-def test_a_mistyped_command_is_one_line_and_status_two(typed, message, capsys):
+def test_an_unknown_command_is_one_line_and_exits_with_two(typed, message, capsys):
     assert main([typed, "x"]) == 2
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-def test_help_needs_neither_the_package_nor_torch():
+def test_help_imports_neither_the_package_nor_torch():
     code = (
         "import runpy, sys\n"
         "sys.argv[1:] = ['--help']\n"
@@ -133,7 +133,7 @@ def test_help_needs_neither_the_package_nor_torch():
 
 
 @pytest.mark.parametrize(("typed", "status"), [(["--help"], 0), (["trian"], 2)])
-def test_the_program_passes_the_status_on(typed, status):
+def test_the_program_exits_with_the_status_of_the_command(typed, status):
     command = [sys.executable, str(ROOT / "scripts" / "hf_vanilla_command.py"), *typed]
     done = subprocess.run(
         command, capture_output=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
@@ -141,14 +141,14 @@ def test_the_program_passes_the_status_on(typed, status):
     assert done.returncode == status
 
 
-def test_without_the_package_the_program_says_so(monkeypatch):
+def test_a_missing_package_is_one_line(monkeypatch):
     program = runpy.run_path(str(ROOT / "scripts" / "hf_vanilla_command.py"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SystemExit, match="error: hf_vanilla is not installed"):
         program["main"]()
 
 
-# --- running one -------------------------------------------------------------------------------
+# --- running a command -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,21 +169,21 @@ def test_without_the_package_the_program_says_so(monkeypatch):
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_one_line_and_its_status(
+def test_a_failing_command_is_one_line_and_its_status(
     arguments, status, message, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(arguments)
-    code = caught.value.code  # a text is what the interpreter prints before it ends with 1
-    told = code if isinstance(code, str) else capsys.readouterr().err.rstrip("\n")
+    code = caught.value.code  # a string: the interpreter prints it and exits with 1
+    message_line = code if isinstance(code, str) else capsys.readouterr().err.rstrip("\n")
     assert (1 if isinstance(code, str) else code) == status
-    assert told.startswith("error: ")
-    assert message in told
-    assert "\n" not in told
+    assert message_line.startswith("error: ")
+    assert message in message_line
+    assert "\n" not in message_line
 
 
-def test_ctrl_c_while_the_libraries_are_read_is_no_traceback(monkeypatch, capsys):
+def test_ctrl_c_during_imports_is_no_traceback(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
@@ -194,7 +194,7 @@ def test_ctrl_c_while_the_libraries_are_read_is_no_traceback(monkeypatch, capsys
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_mistake():
+def test_a_closed_pipe_behind_stdout_is_no_traceback():
     command = [sys.executable, str(ROOT / "scripts" / "hf_vanilla_command.py"), "--help"]
     reading, writing = os.pipe()
     os.close(reading)
@@ -209,14 +209,25 @@ def test_a_reader_that_has_seen_enough_is_no_mistake():
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_result_is_printed(monkeypatch, capsys):
+@pytest.mark.parametrize(("rank", "printed"), [(None, "2\n"), ("0", "2\n"), ("1", "")])
+def test_the_first_process_prints_the_result(monkeypatch, capsys, rank, printed):
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
     monkeypatch.setitem(COMMANDS, "count", Command("count", "builtins:len", ("builtins:sorted",)))
     assert main(["count", "a", "b"]) == 0
-    assert capsys.readouterr().out == "2\n"
+    assert capsys.readouterr().out == printed
+
+
+def test_a_result_of_none_is_not_printed(monkeypatch, capsys):
+    command = Command("none", "logging:captureWarnings", ("builtins:len",))
+    monkeypatch.setitem(COMMANDS, "none", command)
+    assert main(["none", "a"]) == 0
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.slow
-def test_as_a_module_it_translates_stdin(trained_run):
+def test_python_m_translates_stdin(trained_run):
     done = subprocess.run(
         [sys.executable, "-m", "hf_vanilla", "translate", "--model", trained_run],
         input="one two\n",

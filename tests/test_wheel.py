@@ -1,4 +1,4 @@
-"""What `python -m build` makes is whole, and works where there is no clone."""
+"""What `python -m build` writes is complete, and works without a clone."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ PACKAGE = ROOT / "hf_vanilla"
 
 
 def run(*command, cwd, fails=False):
-    """A command in a process that knows no path to the clone."""
+    """Run a command without the clone on its path."""
     kept = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
@@ -39,9 +39,9 @@ def run(*command, cwd, fails=False):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """Folder of the sdist, and of the wheel that was made of it."""
+    """Folder with the sdist and the wheel built from it."""
     folder = tmp_path_factory.mktemp("dist")
-    # without isolation: it would fetch the backend, which the `dev` extra brings, from a registry
+    # --no-isolation: use the build backend of the `dev` extra, without a download
     build = (sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
     run(*build, cwd=folder)
     return folder
@@ -49,7 +49,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def installed(built, tmp_path_factory):
-    """An environment with the wheel, the libraries of this one, and nothing of the clone."""
+    """An environment with the wheel and the libraries of this one, without the clone."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
@@ -57,15 +57,15 @@ def installed(built, tmp_path_factory):
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet")
     run(*pip, "--no-deps", "--no-index", wheel, cwd=folder)
     found = sysconfig.get_path("purelib", vars={"base": str(folder)})
-    # as a line of its own the folder is searched last, and .pth files inside it are not read: those
-    # of an editable install would lead back to the clone
+    # a folder in a .pth file is searched last, and .pth files inside it are ignored: those of an
+    # editable install would put the clone on the path
     (Path(found) / "libraries.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
     return folder / "bin"
 
 
 @pytest.fixture(scope="module")
-def trained_there(installed, tmp_path_factory):
-    """Where `hf-vanilla train` has left a model in `run`, and what it printed."""
+def trained_model(installed, tmp_path_factory):
+    """A folder with a model in `run` from `hf-vanilla train`, and what the command printed."""
     folder = tmp_path_factory.mktemp("work")
     model = {**small_run.MODEL, "vocab_size": 300, "max_position_embeddings": 64}
     done = run(
@@ -78,10 +78,10 @@ def trained_there(installed, tmp_path_factory):
     return folder, done.stdout
 
 
-# --- what is in them ---------------------------------------------------------------------------
+# --- contents -----------------------------------------------------------------------------------
 
 
-def test_the_sdist_holds_what_git_holds_and_nothing_else(built):
+def test_the_sdist_contains_tracked_files_only(built):
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -100,23 +100,22 @@ def test_the_sdist_holds_what_git_holds_and_nothing_else(built):
     assert {n for n in known if n.startswith(("hf_vanilla/", "scripts/", "tests/"))} <= names
 
 
-def test_the_wheel_holds_the_package_its_recipes_and_its_card(built):
+def test_the_wheel_contains_the_package_recipes_and_model_card(built):
     (wheel,) = built.glob("*.whl")
     assert wheel.name == f"hf_vanilla-{hf_vanilla.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     files = [path.relative_to(ROOT).as_posix() for path in files]
-    recipes = [f"hf_vanilla/recipes/{name}.yaml" for name in shipped_recipes()]
-    others = ["hf_vanilla/model_card.md", "hf_vanilla_command.py"]
-    assert names == {*files, *recipes, *others}
-    assert "hf_vanilla/py.typed" in names
+    assert names == {*files, "hf_vanilla_command.py"}
+    recipes = {f"hf_vanilla/recipes/{name}.yaml" for name in shipped_recipes()}
+    assert recipes | {"hf_vanilla/py.typed", "hf_vanilla/hub/model_card.md"} <= names
 
 
-# --- where it is installed ---------------------------------------------------------------------
+# --- after installation ------------------------------------------------------------------------
 
 
-def test_the_command_helps_and_tells_its_version(installed, tmp_path):
+def test_the_command_prints_help_and_version(installed, tmp_path):
     assert run(installed / "hf-vanilla", "--help", cwd=tmp_path).stdout == overview() + "\n"
     code = "import hf_vanilla; print(hf_vanilla.__version__, hf_vanilla.__file__)"
     version, _, place = run(installed / "python", "-c", code, cwd=tmp_path).stdout.partition(" ")
@@ -124,25 +123,25 @@ def test_the_command_helps_and_tells_its_version(installed, tmp_path):
     assert Path(place.strip()).is_relative_to(installed.parent)
 
 
-def test_a_shipped_recipe_trains_by_its_name(trained_there):
-    folder, printed = trained_there
+def test_a_shipped_recipe_trains_by_its_name(trained_model):
+    folder, printed = trained_model
     assert printed == "run\n"
     assert (folder / "run" / "model.safetensors").is_file()
     assert (folder / "run" / "README.md").read_text(encoding="utf-8").startswith("---\n")
 
 
-def test_what_it_trained_translates(installed, trained_there):
-    folder, _ = trained_there
+def test_the_trained_model_translates(installed, trained_model):
+    folder, _ = trained_model
     (folder / "in").write_text("seven\n\nforty-two\n", encoding="utf-8")
-    told = ("--model", "run", "--input", "in", "--output", "out")
-    done = run(installed / "hf-vanilla", "translate", *told, cwd=folder)
+    options = ("--model", "run", "--input", "in", "--output", "out")
+    done = run(installed / "hf-vanilla", "translate", *options, cwd=folder)
     assert done.stdout == "out\n"
     lines = (folder / "out").read_text(encoding="utf-8").split("\n")
     assert (len(lines), lines[1]) == (4, "")
 
 
-def test_the_pipeline_is_registered(installed, trained_there):
-    folder, _ = trained_there
+def test_the_pipeline_is_registered(installed, trained_model):
+    folder, _ = trained_model
     code = (
         "import hf_vanilla; from transformers import pipeline;"
         "print(pipeline('vanilla-translation', model='run')(['', 'seven'], max_new_tokens=3)[0])"
@@ -151,9 +150,9 @@ def test_the_pipeline_is_registered(installed, trained_there):
     assert done.stdout == "{'translation_text': ''}\n"
 
 
-def test_an_error_there_is_one_line_and_names_the_shipped_recipes(installed, tmp_path):
-    told = ("-m", "hf_vanilla", "train", "--recipe", "zzz")
-    done = run(installed / "python", *told, cwd=tmp_path, fails=True)
+def test_an_unknown_recipe_is_one_line_with_the_shipped_recipes(installed, tmp_path):
+    command = ("-m", "hf_vanilla", "train", "--recipe", "zzz")
+    done = run(installed / "python", *command, cwd=tmp_path, fails=True)
     assert done.stderr.startswith("error: zzz: no such file, and no recipe of that name; there are")
     assert all(name in done.stderr for name in shipped_recipes())
     assert done.stderr.count("\n") == 1

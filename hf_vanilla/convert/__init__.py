@@ -1,1 +1,1 @@
-"""Checkpoints of other toolkits to ours and back: a table of names per format, nothing else."""
+"""Convert checkpoints of other toolkits to our models and back; each format is a table of names."""

@@ -1,4 +1,4 @@
-"""fairseq's post-norm translation models to folders of ours, without fairseq."""
+"""Convert post-norm translation models of fairseq to our model folders, without fairseq."""
 
 import re
 from argparse import Namespace
@@ -16,6 +16,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
+from .checkpoint_files import read_checkpoint
 from .fairseq_settings import (
     EXPLAINED,
     SIDES,
@@ -35,11 +36,10 @@ from .fairseq_tokenizer import (
     build_tokenizer,
     read_dictionary,
 )
-from .reading import read_archive
-from .renaming import fill, rename_to_ours
+from .weight_names import load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
-# fairseq's limit on a translation, its end not counted
+# fairseq's limit on the tokens of a translation, </s> not counted
 MAX_TARGET_TOKENS = 200
 
 
@@ -47,42 +47,44 @@ MAX_TARGET_TOKENS = 200
 class FairseqOptions:
     """Convert a translation model of fairseq."""
 
-    input: str = field(metadata={"help": "folder of the extracted archive, or one .pt file in it"})
-    output: str = field(metadata={"help": "folder to write; must not exist or be empty"})
+    input: str = field(metadata={"help": "folder of the extracted archive, or one .pt file of it"})
+    output: str = field(metadata={"help": "folder to write; must be empty or not exist"})
     member: int | None = field(
         default=None,
-        metadata={"help": "which model of an ensemble, from 1; default: each into its own folder"},
+        metadata={"help": "model of an ensemble, from 1; default: all, each in its own folder"},
     )
     source_lang: str | None = field(
-        default=None, metadata={"help": "language of dict.LANG.txt; default: as the model says"}
+        default=None,
+        metadata={"help": "language of dict.LANG.txt; default: the checkpoint's"},
     )
     target_lang: str | None = field(
-        default=None, metadata={"help": "language of dict.LANG.txt; default: as the model says"}
+        default=None,
+        metadata={"help": "language of dict.LANG.txt; default: the checkpoint's"},
     )
     pieces: str | None = field(
         default=None,
         metadata={"help": "BPE codes or SentencePiece .model; default: the one in the folder"},
     )
     use_moses: bool | None = field(
-        default=None, metadata={"help": "tokenize as Moses does; default: with BPE codes"}
+        default=None, metadata={"help": "tokenize with Moses rules; default: only with BPE codes"}
     )
     do_lower_case: bool = field(default=False, metadata={"help": "lowercase every text"})
     trust_pickle: bool = field(
         default=False,
-        metadata={"help": "run what the file holds besides tensors; only for a trusted author"},
+        metadata={"help": "load any class, which can run code; only for a trusted author"},
     )
 
 
 def convert_fairseq(options: FairseqOptions) -> Path:
     """Write model, tokenizer and generation config of a fairseq checkpoint; returns the folder.
 
-    All models of an ensemble go into folders `member1`, `member2` and so on, unless one is chosen.
+    The models of an ensemble go into folders `member1`, `member2` and so on, unless one is chosen.
 
     Raises:
-        ValueError: a file is not what it should be, or the model cannot be expressed exactly; the
-            message names all reasons and weights at once.
+        ValueError: a file has the wrong format, or our model cannot express it exactly; the message
+            names all reasons.
         ImportError: a library that the tokenizer needs is missing.
-        OSError: a file is missing, or the output is taken.
+        OSError: a file is missing, or the output exists.
     """
     members = _members(Path(options.input))
     if options.member is not None:
@@ -91,16 +93,16 @@ def convert_fairseq(options: FairseqOptions) -> Path:
         members = [members[options.member - 1]]
     with whole_folder(options.output) as folder:
         for number, checkpoint in enumerate(members, start=1):
-            place = folder if len(members) == 1 else folder / f"member{number}"
-            _convert_one(checkpoint, options, place)
+            output = folder if len(members) == 1 else folder / f"member{number}"
+            _convert_one(checkpoint, options, output)
     return Path(options.output)
 
 
 def fairseq_decoding(settings: Mapping[str, Any]) -> GenerationConfig:
-    """How fairseq translates unless told otherwise.
+    """The default decoding of fairseq.
 
-    Beam 5, log probability divided by length, stop at five finished hypotheses, one to 200 tokens
-    and the end of sentence, which is forced there; padding is never chosen.
+    Beam size 5, log probability divided by length, stop at five finished hypotheses, 1 to 200
+    tokens and a forced `</s>`; `<pad>` is never generated.
     """
     longest = min(MAX_TARGET_TOKENS, max_positions(settings, "target") - 1)
     return GenerationConfig(
@@ -123,7 +125,7 @@ def fairseq_decoding(settings: Mapping[str, Any]) -> GenerationConfig:
 
 
 def _members(path: Path) -> list[Path]:
-    """Checkpoints of a folder in the order of their numbers, or the one that was named."""
+    """The checkpoints of a folder in the order of their numbers, or the given file."""
     if path.is_file():
         if path.suffix != ".pt":
             raise ValueError(f"{path} is no .pt file: extract the archive and give its folder")
@@ -132,7 +134,7 @@ def _members(path: Path) -> list[Path]:
         raise FileNotFoundError(f"{path}: no such file or folder")
     found = sorted(path.glob("*.pt"), key=_natural_order)
     if not found:
-        raise FileNotFoundError(f"{path} holds no .pt file: give the folder with model.pt")
+        raise FileNotFoundError(f"{path} contains no .pt file: give the folder of model.pt")
     return found
 
 
@@ -141,12 +143,12 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 
 
 def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
-    checkpoint = read_archive(path, allowed=[Namespace], trust_pickle=options.trust_pickle)
+    checkpoint = read_checkpoint(path, allowed=[Namespace], trust_pickle=options.trust_pickle)
     weights = checkpoint.get("model") if isinstance(checkpoint, Mapping) else None
     if not isinstance(weights, Mapping) or not all(isinstance(w, Tensor) for w in weights.values()):
         raise ValueError(
-            f"{path} is no checkpoint of fairseq: it holds no 'model' made of tensors; "
-            "fairseq's also hold 'args' or 'cfg'"
+            f"{path} is no checkpoint of fairseq: it contains no 'model' with tensors; "
+            "fairseq's contain 'model' and 'args' or 'cfg'"
         )
     settings = settings_of(checkpoint)
     languages = [_language(settings, options, side) for side in ("source", "target")]
@@ -174,7 +176,7 @@ def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
 def _language(settings: Mapping[str, Any], options: FairseqOptions, side: str) -> str:
     language = getattr(options, f"{side}_lang") or settings.get(f"{side}_lang")
     if not language:
-        raise ValueError(f"the checkpoint does not say its {side} language: add --{side}_lang")
+        raise ValueError(f"the checkpoint does not name its {side} language: add --{side}_lang")
     return str(language)
 
 
@@ -183,10 +185,10 @@ def _pieces_in(folder: Path) -> Path:
     found += sorted(folder.glob(f"*{SENTENCEPIECE_SUFFIX}"))
     if len(found) == 1:
         return found[0]
-    told = ", ".join(path.name for path in found) or "none"
+    names = ", ".join(path.name for path in found) or "none"
     raise ValueError(
-        f"{folder} should hold BPE codes ({', '.join(CODES_NAMES)}) or one SentencePiece .model, "
-        f"but has {told}: name the file with --pieces"
+        f"{folder} must contain BPE codes ({', '.join(CODES_NAMES)}) or one SentencePiece .model, "
+        f"but has {names}: name the file with --pieces"
     )
 
 
@@ -199,21 +201,21 @@ def _model(
     sharing = sharing_of(settings)
     rows = {side: weights.get(f"{side}.embed_tokens.weight") for side in SIDES}
     sizes = [
-        len(words) if table is None else len(table)
-        for words, table in zip(dictionaries, rows.values(), strict=True)
+        len(tokens) if table is None else len(table)
+        for tokens, table in zip(dictionaries, rows.values(), strict=True)
     ]
-    faults = refusals(settings) + _misfits(sizes, dictionaries, sharing)
+    faults = refusals(settings) + _vocabulary_faults(sizes, dictionaries, sharing)
     renamed = rename_to_ours(cut_positions(weights), names_of(sharing))
     try:
         values = config_values(settings, sharing)
-    except KeyError:  # what is not stated is among the faults already, and there is no model
+    except KeyError:  # missing sizes are among the faults already
         left_over = ", ".join(sorted(renamed.left_over)) or "none"
         faults.append(f"weights of unknown names: {left_over}")
         raise ValueError(f"{origin} cannot be converted exactly: {'; '.join(faults)}") from None
     try:
         config = VanillaConfig(**values, vocab_size=sizes[0], decoder_vocab_size=sizes[1])
         model = VanillaForConditionalGeneration(config)
-        fill(model, renamed, origin="the model", reasons=EXPLAINED)
+        load_renamed(model, renamed, origin="the model", reasons=EXPLAINED)
     except (ValueError, StrictDataclassError) as error:
         faults.append(" ".join(str(error).split()))
     if faults:
@@ -222,14 +224,16 @@ def _model(
     return model
 
 
-def _misfits(sizes: list[int], dictionaries: list[list[str]], sharing: Sharing) -> list[str]:
-    """Dictionaries that do not fit the tables, or each other."""
-    told = [
-        f"the {name} dictionary has {len(words)} words, the four special ones included, "
+def _vocabulary_faults(
+    sizes: list[int], dictionaries: list[list[str]], sharing: Sharing
+) -> list[str]:
+    """Dictionaries that contradict the embedding tables or each other."""
+    faults = [
+        f"the {name} dictionary has {len(tokens)} tokens, the four special ones included, "
         f"but its embedding has {size} rows"
-        for name, words, size in zip(("source", "target"), dictionaries, sizes, strict=True)
-        if len(words) != size
+        for name, tokens, size in zip(("source", "target"), dictionaries, sizes, strict=True)
+        if len(tokens) != size
     ]
     if sharing.of_sides and dictionaries[0] != dictionaries[1]:
-        told.append("both sides share one embedding, but their dictionaries differ")
-    return told
+        faults.append("both sides share one embedding, but their dictionaries differ")
+    return faults

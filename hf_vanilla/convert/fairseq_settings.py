@@ -1,4 +1,4 @@
-"""What a fairseq checkpoint says of its model, in our words, and what of it we cannot say."""
+"""The settings of a fairseq checkpoint as our config, and those that our model cannot express."""
 
 from argparse import Namespace
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .renaming import Names
+from .weight_names import Names
 
 SETTINGS_PARTS = ("task", "criterion", "model")
 SIDES = ("encoder", "decoder")
 
-# ours by fairseq's; all of them must be stated
+# fairseq's name: our name; all must be in the checkpoint
 SIZES = {
     "encoder_embed_dim": "d_model",
     "encoder_layers": "encoder_layers",
@@ -32,26 +32,26 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu_squared": "relu2",
 }
-# settings that must be off, and what they are
+# settings that must be off, and what they mean
 REFUSED = {
     "encoder_normalize_before": "pre-norm encoder",
     "decoder_normalize_before": "pre-norm decoder",
     "layernorm_embedding": "norm on the embeddings",
     "adaptive_softmax_cutoff": "adaptive softmax",
     "adaptive_input": "adaptive input",
-    "cross_self_attention": "attention to source and target at once",
-    "no_cross_attention": "no attention to the source",
+    "cross_self_attention": "one attention over source and target",
+    "no_cross_attention": "no cross-attention",
     "no_token_positional_embeddings": "no positions",
     "no_enc_token_positional_embeddings": "no positions in the encoder",
     "no_dec_token_positional_embeddings": "no positions in the decoder",
     "encoder_layers_to_keep": "layers pruned",
     "decoder_layers_to_keep": "layers pruned",
-    "encoder_recurrent_stacking": "one layer used again and again",
-    "decoder_recurrent_stacking": "one layer used again and again",
+    "encoder_recurrent_stacking": "one layer used repeatedly",
+    "decoder_recurrent_stacking": "one layer used repeatedly",
     "encoder_add_adapters": "adapters",
     "decoder_add_adapters": "adapters",
-    "encoder_xformers_att_config": "another attention",
-    "decoder_xformers_att_config": "another attention",
+    "encoder_xformers_att_config": "a different attention",
+    "decoder_xformers_att_config": "a different attention",
     "use_factorized_embedding": "factorized embeddings",
     "base_layers": "sparse layers",
     "char_inputs": "characters as input",
@@ -71,11 +71,11 @@ OTHER_ARCHITECTURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """Which tables are one.
+    """Which embedding tables are shared.
 
     Attributes:
-        of_sides: source and target look up the same table.
-        of_output: the output projection is the target's table.
+        of_sides: source and target share one embedding.
+        of_output: the output projection is tied to the target embedding.
     """
 
     of_sides: bool
@@ -83,7 +83,7 @@ class Sharing:
 
 
 def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by fairseq's flat names, whether they come as `args` or as a nested `cfg`."""
+    """All settings by fairseq's flat names, from `args` or from a nested `cfg`."""
     config = checkpoint.get("cfg")
     if config is None:
         return _as_dict(checkpoint.get("args"))
@@ -93,35 +93,35 @@ def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         name = values.pop("_name", None)
         for key, value in values.items():
             nested = _as_dict(value) if key in SIDES else {}
-            flat.update({f"{key}_{inner}": told for inner, told in nested.items()} or {key: value})
+            flat.update({f"{key}_{name}": inner for name, inner in nested.items()} or {key: value})
         if name is not None:
             flat["arch" if part == "model" else part] = name
     return flat
 
 
 def refusals(settings: Mapping[str, Any]) -> list[str]:
-    """Everything in the settings that our architecture cannot express."""
-    told = [
+    """Descriptions of all settings that our architecture cannot express."""
+    faults = [
         f"{name}={settings[name]!r} ({why})" for name, why in REFUSED.items() if settings.get(name)
     ]
-    told += [f"{name} is not stated" for name in SIZES if settings.get(name) is None]
+    faults += [f"{name} is missing" for name in SIZES if settings.get(name) is None]
     arch, task = settings.get("arch", "transformer"), settings.get("task", "translation")
     if not str(arch).startswith("transformer") or str(arch).startswith(OTHER_ARCHITECTURES):
-        told.append(f"arch={arch!r} is not the transformer")
+        faults.append(f"arch={arch!r} is not the transformer")
     if task != "translation":
-        told.append(f"task={task!r} prepares its sentences otherwise than 'translation'")
+        faults.append(f"task={task!r} is not 'translation'")
     activation = settings.get("activation_fn", "relu")
     if activation not in ACTIVATIONS:
-        told.append(f"activation_fn={activation!r} is none of {', '.join(ACTIVATIONS)}")
-    return told + _unequal_sides(settings)
+        faults.append(f"activation_fn={activation!r} is none of {', '.join(ACTIVATIONS)}")
+    return faults + _unequal_sides(settings)
 
 
 def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, Any]:
-    """Fields of `VanillaConfig`, but for the sizes of the vocabularies.
+    """Fields of `VanillaConfig`, without the vocabulary sizes.
 
     Args:
-        settings: such as `refusals` finds no fault with.
-        sharing: which tables are one.
+        settings: in which `refusals` finds no fault.
+        sharing: which tables are shared.
     """
     is_learned = bool(settings.get("encoder_learned_pos"))
     dropout = settings.get("relu_dropout") or settings.get("activation_dropout") or 0.0
@@ -140,9 +140,9 @@ def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, An
         "position_embedding_type": "learned" if is_learned else "sinusoidal",
         "position_layout": "concatenated",
         "position_frequencies": "tensor2tensor",
-        "position_offset": 0 if is_learned else 2,  # a learned table is cut instead
+        "position_offset": 0 if is_learned else 2,  # `cut_positions` cuts learned tables
         "label_smoothing": smoothing if is_smoothed else 0.0,
-        # fairseq smoothed over all words as long as it saved `args` instead of `cfg`, until 2021
+        # until 2021 fairseq saved `args` instead of `cfg`, and smoothed over all tokens
         "label_smoothing_type": settings.get("label_smoothing_type", "uniform"),
         "share_encoder_decoder_embeddings": sharing.of_sides,
         "tie_word_embeddings": sharing.of_output,
@@ -154,7 +154,7 @@ def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, An
 
 
 def sharing_of(settings: Mapping[str, Any]) -> Sharing:
-    """Which tables the settings say are one."""
+    """Which embedding tables the settings share."""
     is_all = bool(settings.get("share_all_embeddings"))
     return Sharing(
         of_sides=is_all or bool(settings.get("merge_src_tgt_embed")),
@@ -163,12 +163,12 @@ def sharing_of(settings: Mapping[str, Any]) -> Sharing:
 
 
 def max_positions(settings: Mapping[str, Any], side: str) -> int:
-    """Tokens of the longest sentence of a side, `"source"` or `"target"`."""
+    """Maximum tokens of a sentence; `side` is `"source"` or `"target"`."""
     return int(settings.get(f"max_{side}_positions") or 1024)
 
 
 def names_of(sharing: Sharing) -> Names:
-    """Fairseq's names of weights, old and new, and ours."""
+    """The table of names from fairseq, old and new, to ours."""
     attention: Names = {
         "{side}.layers.{n}.{attention}.{what}_proj.{kind}": (
             "model.{side}.layers.{n}.{attention}.{what}_proj.{kind}"
@@ -209,7 +209,7 @@ def names_of(sharing: Sharing) -> Names:
     }
 
 
-# why a tensor that no row above knows cannot be had
+# why our model has no weight of these names
 EXPLAINED = {
     "{side}.layer_norm.{kind}": "final norm of a pre-norm model",
     "{side}.layernorm_embedding.{kind}": "norm on the embeddings",
@@ -218,13 +218,13 @@ EXPLAINED = {
     "decoder.adaptive_softmax.{a}.{b}.{c}": "adaptive softmax",
     "decoder.adaptive_softmax.{a}.{b}.{c}.{d}": "adaptive softmax",
     "{side}.embed_tokens.embeddings.{a}.{b}.{c}": "adaptive input",
-    "decoder.project_in_dim.weight": "input of another width",
-    "decoder.project_out_dim.weight": "output of another width",
+    "decoder.project_in_dim.weight": "input of a different width",
+    "decoder.project_out_dim.weight": "output of a different width",
 }
 
 
 def cut_positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with learned positions counted from 0: row p of fairseq is position p - 2."""
+    """Cut learned position tables: row p of fairseq is position p - 2."""
     return {
         name: weight[2:].clone() if name.endswith(".embed_positions.weight") else weight
         for name, weight in weights.items()
@@ -235,27 +235,27 @@ def cut_positions(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _as_dict(part: Any) -> dict[str, Any]:
-    """A namespace, or anything that has keys; an empty dict for all else."""
+    """A namespace or mapping as a dict; an empty dict for anything else."""
     if isinstance(part, Namespace):
         return dict(vars(part))
     return {key: part[key] for key in part} if isinstance(part, Mapping) else {}
 
 
 def _unequal_sides(settings: Mapping[str, Any]) -> list[str]:
-    """What fairseq lets differ between the sides and we do not."""
+    """Settings that must be equal on both sides in our model."""
     width = settings.get("encoder_embed_dim")
-    told = [
+    faults = [
         f"{name}={settings[name]} differs from encoder_embed_dim={width}"
         for name in ("decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
         if isinstance(settings.get(name), int) and settings[name] != width
     ]
     learned = [bool(settings.get(f"{side}_learned_pos")) for side in SIDES]
     if learned[0] != learned[1]:
-        told.append(f"{SIDES[learned[1]]}_learned_pos on one side only")
+        faults.append(f"{SIDES[learned[1]]}_learned_pos on one side only")
     lengths = [max_positions(settings, side) for side in ("source", "target")]
     if any(learned) and lengths[0] != lengths[1]:
-        told.append(
+        faults.append(
             f"max_source_positions={lengths[0]} differs from max_target_positions={lengths[1]}, "
             "and positions are learned"
         )
-    return told
+    return faults

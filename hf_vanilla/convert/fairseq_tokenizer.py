@@ -1,4 +1,4 @@
-"""fairseq's dictionaries with BPE codes or a SentencePiece model: a tokenizer with the same ids."""
+"""A tokenizer with the token ids of fairseq dictionaries, from BPE codes or SentencePiece."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,24 +18,24 @@ from tokenizers import (
 from hf_vanilla.data.corpus import read_lines
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 
-# ids 0 to 3 of every dictionary, which its file does not list
-SPECIAL_WORDS = ("<s>", "<pad>", "</s>", "<unk>")
-UNKNOWN_ID = SPECIAL_WORDS.index("<unk>")
-# fairseq marks a piece that its word goes beyond, the backend one that ends its word
+# ids 0 to 3 of every dictionary, not listed in its file
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+UNKNOWN_ID = SPECIAL_TOKENS.index("<unk>")
+# fairseq marks pieces inside a word, the backend marks pieces at the end of a word
 CONTINUED, WORD_END = "@@", "</w>"
 SENTENCEPIECE_SUFFIX, SPACE = ".model", "▁"
 UNIGRAM, BPE = 1, 2
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6
-UNKNOWN_PENALTY = 10.0  # SentencePiece's, below its least likely piece
+UNKNOWN_PENALTY = 10.0  # as in SentencePiece: below the least likely piece
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dictionaries:
-    """Words of both sides by id, the special ones first.
+    """The tokens of both sides, in the order of their ids, special tokens first.
 
     Attributes:
-        source: words of the source.
-        target: words of the target; None where both sides share the source's.
+        source: tokens of the source.
+        target: tokens of the target; None if both sides share those of the source.
     """
 
     source: list[str]
@@ -44,12 +44,12 @@ class Dictionaries:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings:
-    """What a text goes through before it is cut into pieces, and where it is truncated.
+    """How a text is prepared before subword tokenization, and where it is truncated.
 
     Attributes:
         source_lang: language of the source, for Moses.
         target_lang: language of the target, for Moses.
-        use_moses: split off punctuation as Moses does, and join it again.
+        use_moses: tokenize and detokenize with Moses rules.
         do_lower_case: lowercase the text.
         model_max_length: tokens at which `truncation=True` cuts.
     """
@@ -62,31 +62,31 @@ class TextSettings:
 
 
 def read_dictionary(path: str | Path) -> list[str]:
-    """Words of a `dict.LANG.txt` by id, the four special ones first.
+    """The tokens of a `dict.LANG.txt` in the order of their ids, the four special ones first.
 
     Raises:
-        ValueError: a line is not a word and its count, or a word stands twice.
+        ValueError: a line is not a token and its count, or a token occurs twice.
         OSError: the file cannot be read.
     """
-    words = dict.fromkeys(SPECIAL_WORDS)
+    tokens = dict.fromkeys(SPECIAL_TOKENS)
     for number, line in enumerate(read_lines(path), start=1):
-        word, space, count = line.rstrip().rpartition(" ")
+        token, space, count = line.rstrip().rpartition(" ")
         if not space or not count.isdecimal():
             raise ValueError(
-                f"{path}, line {number}: {line!r} is not a word and its count; "
-                "give the dict.LANG.txt that lies beside the checkpoint"
+                f"{path}, line {number}: {line!r} is not a token and its count; "
+                "give the dict.LANG.txt of the checkpoint"
             )
-        if word in words:
-            raise ValueError(f"{path}, line {number}: {word!r} stands there a second time")
-        words[word] = None
-    return list(words)
+        if token in tokens:
+            raise ValueError(f"{path}, line {number}: {token!r} occurs a second time")
+        tokens[token] = None
+    return list(tokens)
 
 
 def read_codes(path: str | Path) -> list[tuple[str, str]]:
-    """Merges of a codes file, the first one first: subword-nmt's (0.2) or fastBPE's.
+    """The merges of a codes file of subword-nmt (0.2) or fastBPE, in order.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is a file of neither.
         OSError: the file cannot be read.
     """
     lines = [line.strip("\r\n ") for line in read_lines(path)]
@@ -94,10 +94,10 @@ def read_codes(path: str | Path) -> list[tuple[str, str]]:
     if is_subword_nmt and lines[0].split(":")[1].strip() != "0.2":
         raise ValueError(
             f"{path} begins with {lines[0]!r}: only version 0.2 is read, "
-            "earlier ones treat the end of a word as a piece of its own"
+            "earlier versions use a separate piece for the end of a word"
         )
     width = 2 if is_subword_nmt else 3
-    # of a pair that stands twice the first place counts
+    # of a pair that occurs twice, the first counts
     merges: dict[tuple[str, str], None] = {}
     for number, line in enumerate(lines, start=1):
         fields = line.split(" ")
@@ -106,14 +106,14 @@ def read_codes(path: str | Path) -> list[tuple[str, str]]:
         if len(fields) != width or (width == 3 and not fields[2].isdecimal()):
             raise ValueError(
                 f"{path}, line {number}: {line!r} is not a merge; codes are subword-nmt's "
-                "('#version: 0.2', then two pieces a line) or fastBPE's (two pieces and a count)"
+                "('#version: 0.2', then two pieces per line) or fastBPE's (two pieces and a count)"
             )
         merges.setdefault((fields[0], fields[1]))
     return list(merges)
 
 
 def bpe_backend(merges: Iterable[tuple[str, str]], dictionaries: Dictionaries) -> Tokenizer:
-    """BPE whose first entries are the source dictionary, in the backend's spelling."""
+    """BPE whose first entries are the source dictionary, written as the backend writes pieces."""
     merges = list(merges)
     vocabulary = _numbered(bpe_pieces(dictionaries.source))
     for piece in (
@@ -125,7 +125,7 @@ def bpe_backend(merges: Iterable[tuple[str, str]], dictionaries: Dictionaries) -
         models.BPE(
             vocab=vocabulary,
             merges=merges,
-            unk_token=SPECIAL_WORDS[UNKNOWN_ID],
+            unk_token=SPECIAL_TOKENS[UNKNOWN_ID],
             end_of_word_suffix=WORD_END,
         )
     )
@@ -134,23 +134,23 @@ def bpe_backend(merges: Iterable[tuple[str, str]], dictionaries: Dictionaries) -
     return backend
 
 
-def bpe_pieces(words: list[str]) -> list[str]:
-    """Dictionary words in the backend's spelling: `x@@` is `x`, and `x` is `x</w>`."""
-    rest = words[len(SPECIAL_WORDS) :]
-    return words[: len(SPECIAL_WORDS)] + [
-        word.removesuffix(CONTINUED)
-        if word.endswith(CONTINUED) and word != CONTINUED
-        else word + WORD_END
-        for word in rest
+def bpe_pieces(tokens: list[str]) -> list[str]:
+    """Dictionary tokens as the backend writes them: `x@@` as `x`, and `x` as `x</w>`."""
+    rest = tokens[len(SPECIAL_TOKENS) :]
+    return tokens[: len(SPECIAL_TOKENS)] + [
+        token.removesuffix(CONTINUED)
+        if token.endswith(CONTINUED) and token != CONTINUED
+        else token + WORD_END
+        for token in rest
     ]
 
 
 def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Tokenizer:
-    """A SentencePiece model rebuilt so that its first entries are the source dictionary.
+    """A SentencePiece model as a backend whose first entries are the source dictionary.
 
     Raises:
         ImportError: sentencepiece or protobuf is missing.
-        ValueError: it is no SentencePiece model, or one that cannot be rebuilt exactly.
+        ValueError: it is no SentencePiece model, or cannot be converted exactly.
         OSError: the file cannot be read.
     """
     proto = _read_proto(path)
@@ -161,8 +161,8 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
         vocabulary.setdefault(piece, len(vocabulary))
     has_bytes = proto.trainer_spec.byte_fallback
     if kind == UNIGRAM:
-        # what only the dictionary knows costs as much as its characters would if they were unknown,
-        # so that it never beats pieces; of real pieces none holds an unknown character
+        # entries that are only in the dictionary get the score of their characters as unknown
+        # ones, so that pieces of the model always win
         unknown = min(scores.values(), default=0.0) - UNKNOWN_PENALTY
         rows = [(piece, scores.get(piece, unknown * len(piece))) for piece in vocabulary]
         model: models.Model = models.Unigram(rows, unk_id=UNKNOWN_ID, byte_fallback=has_bytes)
@@ -170,7 +170,7 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
         model = models.BPE(
             vocab=vocabulary,
             merges=_merges_of(scores),
-            unk_token=SPECIAL_WORDS[UNKNOWN_ID],
+            unk_token=SPECIAL_TOKENS[UNKNOWN_ID],
             fuse_unk=True,
             byte_fallback=has_bytes,
         )
@@ -193,12 +193,12 @@ def build_tokenizer(
 
     Args:
         pieces: BPE codes, or a SentencePiece model, whose name ends in `.model`.
-        dictionaries: words of both sides.
-        settings: what else happens to a text.
+        dictionaries: tokens of both sides.
+        settings: how a text is prepared.
 
     Raises:
         ImportError: a library that the format needs is missing.
-        ValueError: the file is not what its name says, or cannot be expressed exactly.
+        ValueError: the file is not of the format of its name, or cannot be converted exactly.
         OSError: a file cannot be read.
     """
     target = dictionaries.target
@@ -207,8 +207,8 @@ def build_tokenizer(
     else:
         backend = bpe_backend(read_codes(pieces), dictionaries)
         target = None if target is None else bpe_pieces(target)
-    _, pad, eos, unknown = SPECIAL_WORDS
-    end = (eos, SPECIAL_WORDS.index(eos))
+    _, pad, eos, unknown = SPECIAL_TOKENS
+    end = (eos, SPECIAL_TOKENS.index(eos))
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[end]
     )
@@ -217,10 +217,10 @@ def build_tokenizer(
         pad_token=pad,
         eos_token=eos,
         unk_token=unknown,
-        bos_token=SPECIAL_WORDS[0],
+        bos_token=SPECIAL_TOKENS[0],
         model_max_length=settings.model_max_length,
         clean_up_tokenization_spaces=False,
-        split_special_tokens=True,  # "</s>" typed in a text is text
+        split_special_tokens=True,  # "</s>" typed in a text is not special
         source_vocab_size=len(dictionaries.source),
         target_pieces=target,
         source_lang=settings.source_lang,
@@ -237,12 +237,12 @@ def _numbered(pieces: list[str]) -> dict[str, int]:
     numbers = {piece: number for number, piece in enumerate(pieces)}
     if len(numbers) < len(pieces):
         twice = sorted({piece for piece in pieces if pieces.count(piece) > 1})
-        raise ValueError(f"the dictionary has two words for one piece: {', '.join(twice)}")
+        raise ValueError(f"two tokens of the dictionary are the same piece: {', '.join(twice)}")
     return numbers
 
 
 def _merges_of(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Every cut of a piece into two others, the pieces of high score first."""
+    """All merges of two pieces into a third, pieces of high score first."""
     return [
         (piece[:cut], piece[cut:])
         for piece in sorted(scores, key=lambda piece: -scores[piece])
@@ -276,14 +276,18 @@ def _read_proto(path: str | Path) -> Any:
     try:
         proto.ParseFromString(Path(path).read_bytes())
     except DecodeError:
-        raise ValueError(f"{path} is cut off, or no SentencePiece model") from None
+        raise ValueError(f"{path} is incomplete or no SentencePiece model") from None
     own = [p.piece for p in proto.pieces if p.type == USER_DEFINED]
     problems = [
         *(["it has no pieces"] if not proto.pieces else []),
         *(["it is neither BPE nor Unigram"] if proto.trainer_spec.model_type > BPE else []),
-        *(["spaces end its pieces"] if proto.trainer_spec.treat_whitespace_as_suffix else []),
+        *(
+            ["its pieces end with the space"]
+            if proto.trainer_spec.treat_whitespace_as_suffix
+            else []
+        ),
         *([f"it has user-defined pieces ({', '.join(own[:5])})"] if own else []),
     ]
     if problems:
-        raise ValueError(f"{path} cannot be rebuilt exactly: {'; '.join(problems)}")
+        raise ValueError(f"{path} cannot be converted exactly: {'; '.join(problems)}")
     return proto

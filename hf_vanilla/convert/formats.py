@@ -1,4 +1,4 @@
-"""Which formats there are: one row for each, with its options and its converter."""
+"""The table of formats: the options and the converter of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +22,14 @@ FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class FormatOptions:
-    """Convert a model from another toolkit, or to one."""
+    """Convert a model of another toolkit to ours, or ours to another."""
 
     format: str = field(metadata={"help": f"one of {', '.join(FORMATS)}"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """What a command line asks for.
+    """A parsed command line.
 
     Attributes:
         format: a key of `FORMATS`.
@@ -50,8 +50,8 @@ def read_conversion(arguments: Sequence[str]) -> Conversion:
     name = pop_option(rest, "--format")
     if name is None:
         asks_help = [argument for argument in rest if argument in ("-h", "--help")]
-        epilog = "Each format has options of its own: --format NAME --help lists them."
-        parse_options(FormatOptions, asks_help, epilog=epilog)  # ends here, in words
+        epilog = "--format NAME --help lists the options of a format."
+        parse_options(FormatOptions, asks_help, epilog=epilog)  # raises, or prints the help
     if name not in FORMATS:
         raise ValueError(f"format={name!r}: choose one of {', '.join(FORMATS)}")
     chosen = f"--format {name}"
@@ -62,8 +62,8 @@ def convert(conversion: Conversion) -> Path:
     """Run the converter of a format; returns the folder it wrote.
 
     Raises:
-        ValueError: the model has what the other side cannot express, or is damaged.
-        OSError: something is not found, or the output is taken.
+        ValueError: the model cannot be expressed in the other format, or is damaged.
+        OSError: a file is not found, or the output exists.
     """
     _, converter = FORMATS[conversion.format]
     return converter(conversion.options)

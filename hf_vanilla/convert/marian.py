@@ -1,7 +1,7 @@
-"""MarianMTModel, and with it the OPUS-MT models on the Hub, to our model.
+"""Convert MarianMTModel, and so the OPUS-MT models on the Hub, to our models.
 
-Both are post-norm and call their weights alike. What Marian says by being Marian, our config says
-by name: see `from_marian`. What only training sees (LayerDrop, `init_std`) is not carried over.
+Both are post-norm and name their weights alike. `from_marian` sets the fields of our config that
+are fixed in Marian. Settings that only affect training (LayerDrop, `init_std`) are not converted.
 """
 
 import copy
@@ -26,7 +26,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .renaming import Names, fill, is_zero_at, rename_to_ours
+from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
 
@@ -53,18 +53,19 @@ SAME_FIELDS = (
     *("scale_embedding", "use_cache"),
     *("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"),
 )
-# frequencies and epsilon: of transformers, and of Marian itself, which trained these models
+# position frequencies and layer norm epsilon: of transformers, and of Marian itself, which trained
+# these models
 FREQUENCIES = {"transformers": ("paper", 1e-5), "marian": ("tensor2tensor", 1e-6)}
-# what old config files can say and MarianMTModel does not heed
+# flags of old config files that MarianMTModel ignores
 FOREIGN_FLAGS = {
     "normalize_before": (True, "a pre-norm model"),
     "add_final_layer_norm": (True, "a norm after each stack"),
-    "normalize_embedding": (True, "a norm on the embedding"),
+    "normalize_embedding": (True, "a norm on the embeddings"),
     "static_position_embeddings": (False, "learned positions"),
 }
 FOREIGN_WEIGHTS = {
     "model.{side}.layer_norm.{kind}": "final norm of a pre-norm model",
-    "model.{side}.layernorm_embedding.{kind}": "a norm on the embedding",
+    "model.{side}.layernorm_embedding.{kind}": "a norm on the embeddings",
 }
 
 CHECK_SENTENCES = (
@@ -72,45 +73,45 @@ CHECK_SENTENCES = (
     "Where is the station?",
     "Owning a dog is good for you, as several studies have shown since the year 1998.",
 )
-# float32 sums in another order; the logits of trained models reach 20
+# float32 sums in a different order; logits of trained models reach 20
 CHECK_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class MarianOptions:
-    """Convert an OPUS-MT or other `MarianMTModel` to one of ours."""
+    """Convert an OPUS-MT or other `MarianMTModel` to our model."""
 
     input: str = field(metadata={"help": "MarianMTModel folder or Hub id"})
     output: str = field(metadata={"help": "folder for our model"})
     frequencies: str = field(
         default="transformers",
-        metadata={"help": "positions and epsilon of: transformers (MarianMTModel) or marian"},
+        metadata={"help": "positions and epsilon: transformers (as MarianMTModel) or marian"},
     )
     check: bool = field(
-        default=False, metadata={"help": "translate with both and compare before writing"}
+        default=False, metadata={"help": "translate with both models and compare before writing"}
     )
 
     def __post_init__(self) -> None:
         _check_frequencies(self.frequencies)
         if self.check and self.frequencies != "transformers":
             raise ValueError(
-                f"check compares with MarianMTModel, whose positions differ from those of "
-                f"frequencies={self.frequencies!r}: leave out one of the two"
+                f"check compares with MarianMTModel, whose positions differ from "
+                f"frequencies={self.frequencies!r}: give only one of the two options"
             )
 
 
 def convert_marian(options: MarianOptions) -> Path:
-    """Our model folder, tokenizer and decoding settings included, from one of MarianMTModel.
+    """Write our model folder, with tokenizer and generation config; returns the folder.
 
     Raises:
-        ValueError: it is no such model, is damaged, or has what ours cannot express; the message
-            names all of it.
-        OSError: nothing is found under that name, or the output is taken.
+        ValueError: it is no MarianMTModel, is damaged, or cannot be expressed; the message names
+            all reasons.
+        OSError: the model is not found, or the output exists.
     """
     with whole_folder(options.output) as folder:
         theirs, loading, faults = _read_marian(options.input)
         tokenizer = _read_tokenizer(options.input)
-        faults += _misfits(tokenizer, theirs.config)
+        faults += _contradictions(tokenizer, theirs.config)
         frequencies, origin = options.frequencies, options.input
         ours = from_marian(
             theirs, frequencies=frequencies, origin=origin, loading=loading, faults=faults
@@ -131,21 +132,21 @@ def from_marian(
     loading: Mapping[str, Any] | None = None,
     faults: Sequence[str] = (),
 ) -> VanillaForConditionalGeneration:
-    """Our model with the weights, the function and the decoding of a MarianMTModel.
+    """Our model that computes and decodes like a MarianMTModel.
 
-    Two things are better here, and so not the same: padding on the left moves no position, and
-    sequences may be longer than `max_position_embeddings`.
+    Two differences: left padding does not shift positions, and sequences may be longer than
+    `max_position_embeddings`.
 
     Args:
         theirs: in float32.
-        frequencies: `"transformers"` computes what MarianMTModel does; `"marian"` what Marian
-            itself does, whose positions and epsilon transformers changed.
-        origin: for messages.
-        loading: what `from_pretrained` told of it with `output_loading_info=True`.
-        faults: sentences about it that belong into the same message.
+        frequencies: `"transformers"` to compute as MarianMTModel; `"marian"` to compute as Marian
+            itself, whose positions and epsilon differ.
+        origin: name of the model, for messages.
+        loading: the loading info of `from_pretrained(..., output_loading_info=True)`.
+        faults: problems already found, for the same message.
 
     Raises:
-        ValueError: it has what ours cannot express; the message names all of it.
+        ValueError: our model cannot express it; the message names all reasons.
     """
     _check_frequencies(frequencies)
     config = theirs.config
@@ -169,7 +170,7 @@ def from_marian(
     )
     weights = theirs.state_dict()
     weights["final_logits_bias"] = weights["final_logits_bias"].squeeze(0)
-    names = NAMES if is_shared else {**NAMES, "model.shared.weight": None}  # then it is unused
+    names = NAMES if is_shared else {**NAMES, "model.shared.weight": None}  # it is unused then
     renamed = rename_to_ours(weights, names)
     renamed.problems.extend([*faults, *_foreign_positions(theirs)])
     if loading is not None:
@@ -180,10 +181,10 @@ def from_marian(
             f"{name} (shape {tuple(found)}, expected {tuple(expected)})"
             for name, found, expected in sorted(loading["mismatched_keys"])
         )
-    fill(ours, renamed, origin=origin, reasons=FOREIGN_WEIGHTS)
+    load_renamed(ours, renamed, origin=origin, reasons=FOREIGN_WEIGHTS)
     ours.generation_config = copy.deepcopy(theirs.generation_config)
     ours.generation_config.length_penalty_form = "power"
-    ours.generation_config._from_model_config = False  # it is kept as it is from now on
+    ours.generation_config._from_model_config = False  # or it would be rebuilt from the config
     return ours.eval()
 
 
@@ -194,10 +195,10 @@ def compare(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str] = CHECK_SENTENCES,
 ) -> str:
-    """One line about how well two models agree on logits and on the result of beam search.
+    """Compare logits and beam search of two models; returns one line with the result.
 
     Raises:
-        ValueError: they do not.
+        ValueError: they differ.
     """
     batch = tokenizer(
         list(sentences),
@@ -209,17 +210,17 @@ def compare(
     inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     expected, found = theirs.generate(**inputs), ours.generate(**inputs)
     real = expected.ne(theirs.config.pad_token_id)
-    real[:, 0] = True  # the start, which is the padding token
+    real[:, 0] = True  # the decoder start token is the padding token
     logits = [model(**inputs, decoder_input_ids=expected).logits for model in (theirs, ours)]
     difference = (logits[0] - logits[1])[real].abs().max().item()
     is_same = torch.equal(expected, found)
-    told = (
+    result = (
         f"largest difference of {int(real.sum()) * logits[0].shape[-1]:,} logits: "
-        f"{difference:.1e}; beam search gives {'the same' if is_same else 'OTHER'} tokens"
+        f"{difference:.1e}; beam search gives {'the same' if is_same else 'DIFFERENT'} tokens"
     )
     if difference > CHECK_TOLERANCE or not is_same:
-        raise ValueError(f"the converted model differs from the original: {told}")
-    return told
+        raise ValueError(f"the converted model differs from the original: {result}")
+    return result
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -231,12 +232,12 @@ def _check_frequencies(frequencies: str) -> None:
 
 
 def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
-    """The model in float32, what transformers tells of its tensors, and what else is foreign."""
+    """The model in float32, its loading info, and flags that our model cannot express."""
     try:
         settings, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:
-        told = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {told}") from None
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
     if (kind := settings.get("model_type")) != "marian":
         raise ValueError(f"{name} is a model of type {kind!r}: give one of type 'marian'")
     faults = [
@@ -244,17 +245,17 @@ def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
         for flag, (value, why) in FOREIGN_FLAGS.items()
         if settings.get(flag) is value
     ]
-    report = logging.getLogger("transformers.modeling_utils")  # a table of what we tell ourselves
+    report = logging.getLogger("transformers.modeling_utils")  # hide its report: our message has it
     level = report.level
     report.setLevel(logging.ERROR)
     try:
         theirs, loading = MarianMTModel.from_pretrained(
             name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except Exception as error:  # a damaged file fails in many ways, and none of them says so
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
+    except Exception as error:  # damaged files raise many different exceptions
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
-            f"{name}: its weights cannot be read ({told}): download it again"
+            f"{name}: its weights cannot be read ({reason}): download it again"
         ) from None
     finally:
         report.setLevel(level)
@@ -266,22 +267,22 @@ def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name)
     except ImportError:
         raise
-    except Exception as error:  # which file is missing shows in a different way for each of them
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
+    except Exception as error:  # each missing file raises a different exception
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
-            f"{name}: its tokenizer cannot be read ({told}): source.spm, target.spm and vocab.json "
-            "belong into the same folder"
+            f"{name}: its tokenizer cannot be read ({reason}): put source.spm, target.spm and "
+            "vocab.json into the same folder"
         ) from None
 
 
-def _misfits(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) -> list[str]:
-    """What the vocabulary and the embedding say differently."""
-    words = {"vocab_size": tokenizer.get_vocab()}
-    if target_words := getattr(tokenizer, "target_encoder", None):  # where the sides have their own
-        words["decoder_vocab_size"] = target_words
+def _contradictions(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) -> list[str]:
+    """Contradictions between the tokenizer and the config."""
+    vocabularies = {"vocab_size": tokenizer.get_vocab()}
+    if target := getattr(tokenizer, "target_encoder", None):  # separate vocabularies
+        vocabularies["decoder_vocab_size"] = target
     faults = [
         f"the vocabulary goes up to id {last}, but {name}={getattr(config, name)}"
-        for name, ids in words.items()
+        for name, ids in vocabularies.items()
         if (last := max(ids.values())) >= getattr(config, name)
     ]
     for name in ("pad_token_id", "eos_token_id"):
@@ -292,12 +293,12 @@ def _misfits(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) -> list[s
 
 
 def _foreign_positions(theirs: MarianMTModel) -> list[str]:
-    """Tables in the file that are no sinusoids; what a file in half precision rounds may be."""
+    """Position tables that are not sinusoidal; the tolerance allows half precision."""
     faults = []
     for side, stack in (("encoder", theirs.model.encoder), ("decoder", theirs.model.decoder)):
         table = stack.embed_positions.weight
-        places = torch.arange(table.shape[0])
-        expected = sinusoid(places, table.shape[1], layout="concatenated").float()
+        positions = torch.arange(table.shape[0])
+        expected = sinusoid(positions, table.shape[1], layout="concatenated").float()
         if not torch.allclose(table, expected, rtol=0, atol=1e-3):
-            faults.append(f"{POSITIONS.format(side=side)} holds other positions than sinusoids")
+            faults.append(f"{POSITIONS.format(side=side)} is not sinusoidal")
     return faults

@@ -1,4 +1,4 @@
-"""Our model to MarianMTModel, where that can express it."""
+"""Convert our models to MarianMTModel, if it can express them."""
 
 import copy
 import logging
@@ -14,11 +14,11 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.translation.translator import load_translator
 
 from .marian import NAMES, SAME_FIELDS, compare
-from .renaming import fill, is_zero_at, rename_to_theirs
+from .weight_names import is_zero_at, load_renamed, rename_to_theirs
 
 logger = logging.getLogger(__name__)
 
-# what MarianMTModel cannot be otherwise
+# the only values that MarianMTModel can express
 MARIAN_FIELDS = {
     "position_embedding_type": "sinusoidal",
     "position_layout": "concatenated",
@@ -36,21 +36,23 @@ class ToMarianOptions:
     input: str = field(metadata={"help": "folder or Hub id of our model"})
     output: str = field(metadata={"help": "folder for the MarianMTModel"})
     check: bool = field(
-        default=False, metadata={"help": "translate with both and compare before writing"}
+        default=False, metadata={"help": "translate with both models and compare before writing"}
     )
 
 
 def convert_to_marian(options: ToMarianOptions) -> Path:
-    """A MarianMTModel folder, tokenizer and decoding settings included, from one of ours.
+    """Write a MarianMTModel folder, with tokenizer and generation config; returns the folder.
 
     Raises:
-        ValueError: the model has what MarianMTModel cannot express; the message names all of it.
-        OSError: nothing is found under that name, or the output is taken.
+        ValueError: MarianMTModel cannot express the model; the message names all reasons.
+        OSError: the model is not found, or the output exists.
     """
     with whole_folder(options.output) as folder:
         ours, tokenizer = load_translator(options.input)
         if not isinstance(ours, VanillaForConditionalGeneration):
-            raise ValueError(f"{options.input} is a {type(ours).__name__}: give one of our models")
+            raise ValueError(
+                f"{options.input} is a {type(ours).__name__}: give an encoder-decoder model"
+            )
         theirs = to_marian(ours.to("cpu"))
         if options.check:
             logger.info("%s", compare(theirs, ours, tokenizer))
@@ -60,23 +62,23 @@ def convert_to_marian(options: ToMarianOptions) -> Path:
 
 
 def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
-    """A MarianMTModel with the weights, the function and the decoding of our model.
+    """A MarianMTModel that computes and decodes like our model.
 
-    Biases that ours does not have become zeros. Where ours looks padding up as zeros and its row
-    has been trained, the tables of the result are untied, so that the row can be both.
+    Biases that our model does not have become zeros. If our model embeds padding as zeros although
+    its row of the tied table is not zero, the tables of the result are untied.
 
     Raises:
-        ValueError: ours has what MarianMTModel cannot express; the message names all of it.
+        ValueError: MarianMTModel cannot express the model; the message names all reasons.
     """
     config, decoding = ours.config, copy.deepcopy(ours.generation_config)
-    if reasons := _foreign_to_marian(config, decoding):
+    if reasons := _marian_faults(config, decoding):
         raise ValueError(f"MarianMTModel cannot express this model: {'; '.join(reasons)}")
     weights, is_tied = _weights_of_their_form(ours)
     theirs = MarianMTModel(
         MarianConfig(
             **{name: getattr(config, name) for name in SAME_FIELDS},
             decoder_vocab_size=config.target_vocab_size,
-            # transformers' own tables are one only where the output is that table too
+            # MarianMTModel shares the two tables only if the output is tied too
             share_encoder_decoder_embeddings=config.share_encoder_decoder_embeddings and is_tied,
             tie_word_embeddings=is_tied,
             forced_eos_token_id=decoding.forced_eos_token_id,
@@ -88,7 +90,7 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
         if "embed_positions" in name:
             renamed.weights[name] = weight
             renamed.origins[name] = name
-    fill(theirs, renamed, origin="our model")
+    load_renamed(theirs, renamed, origin="our model")
     for entry in ("length_penalty_form", "max_tokens_beyond_source"):
         vars(decoding).pop(entry, None)
     theirs.generation_config = decoding
@@ -99,7 +101,7 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
 
 
 def _weights_of_their_form(ours: VanillaForConditionalGeneration) -> tuple[dict[str, Tensor], bool]:
-    """Every weight that MarianMTModel has, by our names, and whether its tables stay tied."""
+    """All weights of MarianMTModel by our names, and whether the output stays tied."""
     config = ours.config
     weights = dict(ours.state_dict())
     for name, weight in ours.state_dict().items():
@@ -119,9 +121,9 @@ def _weights_of_their_form(ours: VanillaForConditionalGeneration) -> tuple[dict[
     return weights, is_tied
 
 
-def _foreign_to_marian(config: VanillaConfig, decoding: GenerationConfig) -> list[str]:
+def _marian_faults(config: VanillaConfig, decoding: GenerationConfig) -> list[str]:
     reasons = [
-        f"{name}={getattr(config, name)!r} (there: {only!r})"
+        f"{name}={getattr(config, name)!r} (Marian: {only!r})"
         for name, only in MARIAN_FIELDS.items()
         if getattr(config, name) != only
     ]
@@ -131,15 +133,15 @@ def _foreign_to_marian(config: VanillaConfig, decoding: GenerationConfig) -> lis
         if any(width * heads != config.d_model for width in widths):
             reasons.append(
                 f"{name}={heads} with head_dim, v_head_dim = {widths[0]}, {widths[1]} "
-                f"(there: d_model={config.d_model} / heads)"
+                f"(Marian: d_model={config.d_model} / heads)"
             )
     if config.decoder_start_token_id is None:
-        reasons.append("decoder_start_token_id=None (there: an id)")
+        reasons.append("decoder_start_token_id=None (Marian: an id)")
     form = getattr(decoding, "length_penalty_form", None) or "power"
     if form != "power":
-        reasons.append(f"length_penalty_form={form!r} in the generation config (there: 'power')")
+        reasons.append(f"length_penalty_form={form!r} in the generation config (Marian: 'power')")
     if (beyond := getattr(decoding, "max_tokens_beyond_source", None)) is not None:
         reasons.append(
-            f"max_tokens_beyond_source={beyond} in the generation config (there: max_length)"
+            f"max_tokens_beyond_source={beyond} in the generation config (Marian: max_length)"
         )
     return reasons

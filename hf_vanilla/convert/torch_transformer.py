@@ -1,7 +1,7 @@
-"""State dicts of models around `torch.nn.Transformer`, such as that of PyTorch's tutorial, to ours.
+"""Convert state dicts of models around `torch.nn.Transformer`, such as PyTorch's tutorial's.
 
-A state dict knows neither heads, nor special tokens, nor whether norms came first: options say the
-former, and the last cannot be seen at all, so a model with `norm_first=True` must not come here.
+A state dict contains neither the number of heads nor special tokens; options give them. It does not
+show `norm_first=True` either: do not convert such a model.
 """
 
 import logging
@@ -24,12 +24,12 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .reading import read_archive
-from .renaming import Names, fill, is_zero_at, rename_to_ours
+from .checkpoint_files import read_checkpoint
+from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
 
-# within a layer: theirs, ours
+# names inside a layer: theirs, ours
 LAYER = {"linear1": "fc1", "linear2": "fc2", "norm1": "self_attn_layer_norm"}
 ENCODER_LAYER = {**LAYER, "norm2": "final_layer_norm"}
 DECODER_LAYER = {**LAYER, "norm2": "encoder_attn_layer_norm", "norm3": "final_layer_norm"}
@@ -40,7 +40,7 @@ ATTENTIONS = {"self_attn": "self_attn", "multihead_attn": "encoder_attn"}
 class TorchOptions:
     """Convert a state dict around `torch.nn.Transformer`.
 
-    Names are those of attributes; empty: the model itself.
+    Names are those of attributes; an empty name is the model itself.
     """
 
     input: str = field(metadata={"help": "file of a state dict: torch.save or safetensors"})
@@ -50,46 +50,48 @@ class TorchOptions:
     decoder_start_token_id: int = field(metadata={"help": "id that targets start with"})
     eos_token_id: int = field(metadata={"help": "id that sentences end with"})
     entry: str = field(
-        default="", metadata={"help": "where the state dict lies in a file that holds more"}
+        default="", metadata={"help": "key of the state dict in a file that contains more"}
     )
     prefix: str = field(
-        default="", metadata={"help": "before all names: module. of DataParallel, _orig_mod. ..."}
+        default="",
+        metadata={"help": "prefix of all names: module. (DataParallel), _orig_mod. ..."},
     )
     transformer: str = field(default="transformer", metadata={"help": "name of the nn.Transformer"})
     source_embedding: str = field(
-        default="src_tok_emb.embedding", metadata={"help": "name of the source table"}
+        default="src_tok_emb.embedding", metadata={"help": "name of the source embedding"}
     )
     target_embedding: str = field(
-        default="tgt_tok_emb.embedding", metadata={"help": "name of the target table"}
+        default="tgt_tok_emb.embedding", metadata={"help": "name of the target embedding"}
     )
     output_projection: str = field(
         default="generator", metadata={"help": "name of the output layer"}
     )
     positions: str = field(
         default="positional_encoding.pos_embedding",
-        metadata={"help": "name of the table of sinusoids, if it was saved"},
+        metadata={"help": "name of the sinusoid table, if it was saved"},
     )
     activation_function: str = field(default="relu", metadata={"help": "relu or gelu"})
-    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of the norms"})
+    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of the layer norms"})
     scale_embedding: bool = field(
         default=True, metadata={"help": "embeddings are multiplied by sqrt(d_model)"}
     )
-    dropout: float = field(default=0.1, metadata={"help": "rate, for training on"})
+    dropout: float = field(default=0.1, metadata={"help": "dropout rate for further training"})
     trust_pickle: bool = field(
-        default=False, metadata={"help": "run what the file holds; for authors you trust"}
+        default=False,
+        metadata={"help": "load any pickled class, which can run code; only for a trusted author"},
     )
 
 
 def convert_torch(options: TorchOptions) -> Path:
-    """Our model folder from a state dict; there is no tokenizer that could come along.
+    """Write our model folder from a state dict, without a tokenizer; returns the folder.
 
     Raises:
-        ValueError: the file is damaged, or holds what ours cannot express or lacks what it needs;
-            the message names all of it.
-        OSError: there is no such file, or the output is taken.
+        ValueError: the file is damaged or incomplete, or our model cannot express it; the message
+            names all reasons.
+        OSError: there is no such file, or the output exists.
     """
     with whole_folder(options.output) as folder:
-        content = read_archive(options.input, trust_pickle=options.trust_pickle)
+        content = read_checkpoint(options.input, trust_pickle=options.trust_pickle)
         weights = _state_dict(content, options)
         model = from_torch(weights, options)
         with code_beside_weights(model):
@@ -100,29 +102,28 @@ def convert_torch(options: TorchOptions) -> Path:
 def from_torch(
     weights: Mapping[str, Tensor], options: TorchOptions
 ) -> VanillaForConditionalGeneration:
-    """Our model with the weights and the function of one around `torch.nn.Transformer`.
+    """Our model that computes like a model around `torch.nn.Transformer`.
 
-    Its dropouts are two more than ours (on attention and inside the feed-forward network) and come
-    along as `attention_dropout` and `activation_dropout`.
+    The two additional dropouts of `torch.nn.Transformer` (on attention weights and inside the
+    feed-forward network) become `attention_dropout` and `activation_dropout`.
 
     Args:
         weights: the state dict.
-        options: what it cannot say; the files named in it are not touched.
+        options: what the state dict does not contain; its files are not used.
 
     Raises:
-        ValueError: it has what ours cannot express, or lacks what it needs; the message names all
-            of it.
+        ValueError: it is incomplete, or our model cannot express it; the message names all reasons.
     """
     config, faults = _config(weights, options)
     ours = VanillaForConditionalGeneration(config)
     renamed = rename_to_ours(weights, torch_names(options))
     renamed.problems.extend(faults)
-    fill(ours, renamed, origin=options.input)
+    load_renamed(ours, renamed, origin=options.input)
     return ours.eval()
 
 
 def torch_names(options: TorchOptions) -> Names:
-    """The table of names of one model; its attributes are called as its author liked."""
+    """The table of names for the attribute names in `options`."""
     inner = _dotted(options.transformer)
     names: dict[str, str | tuple[str, ...] | None] = {
         f"{inner}{{side}}.norm.{{kind}}": "model.{side}.layer_norm.{kind}",
@@ -140,7 +141,7 @@ def torch_names(options: TorchOptions) -> Names:
             )
             names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{part}.out_proj.{{kind}}"
     tables = {options.source_embedding: "encoder", options.target_embedding: "decoder"}
-    for name, side in tables.items():  # one name for both is one table
+    for name, side in tables.items():  # the same name for both: one shared table
         names[f"{name}.weight"] = f"model.{side}.embed_tokens.weight"
     return names
 
@@ -156,18 +157,18 @@ def _state_dict(content: Any, options: TorchOptions) -> dict[str, Tensor]:
     path, entry = options.input, options.entry
     if entry:
         if not isinstance(content, Mapping) or entry not in content:
-            raise ValueError(f"{path} has no entry {entry!r}; it holds {_told(content)}")
+            raise ValueError(f"{path} has no entry {entry!r}; it contains {_described(content)}")
         content = content[entry]
     is_named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
     if not is_named or not all(isinstance(weight, Tensor) for weight in content.values()):
         raise ValueError(
-            f"{path} is not a state dict; it holds {_told(content)}: name the entry that is one by "
-            "--entry, or save model.state_dict()"
+            f"{path} is not a state dict; it contains {_described(content)}: name the state dict "
+            "with --entry, or save model.state_dict()"
         )
     return {name.removeprefix(options.prefix): weight for name, weight in content.items()}
 
 
-def _told(content: Any) -> str:
+def _described(content: Any) -> str:
     if isinstance(content, Mapping):
         return ", ".join(map(str, content)) or "nothing"
     return f"a {type(content).__name__}"
@@ -176,7 +177,7 @@ def _told(content: Any) -> str:
 def _config(
     weights: Mapping[str, Tensor], options: TorchOptions
 ) -> tuple[VanillaConfig, list[str]]:
-    """What the shapes and names tell, with what only the options know; and what is foreign."""
+    """The config from shapes, names and options, and reasons why our model cannot express it."""
     inner = _dotted(options.transformer)
     source, target, output, encoder_inner, decoder_inner = _matrices(
         weights,
@@ -226,13 +227,13 @@ def _matrices(
 ) -> list[Tensor]:
     absent = [name for name in names if name not in weights or weights[name].dim() != 2]
     if absent:
-        # of the layers, only where they are
+        # of the layers, name only the module that contains them
         parts = sorted({re.sub(r"(^|\.)(en|de)coder\..*", r"\1", name) for name in weights})
         raise ValueError(
             f"{options.input} has no matrix {', '.join(absent)}; it has "
-            f"{', '.join(part.rstrip('.') or 'encoder, decoder' for part in parts)}: say what its "
-            "parts are called by --transformer, --source_embedding, --target_embedding, "
-            "--output_projection and --prefix"
+            f"{', '.join(part.rstrip('.') or 'encoder, decoder' for part in parts)}: give names "
+            "with --transformer, --source_embedding, --target_embedding, --output_projection and "
+            "--prefix"
         )
     return [weights[name] for name in names]
 
@@ -245,22 +246,22 @@ def _layers(weights: Mapping[str, Tensor], stack: str) -> int:
 def _positions(
     weights: Mapping[str, Tensor], options: TorchOptions, width: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """The config's fields about positions, read off the table, and what is foreign in it."""
+    """Config fields for the saved position table, and why our model cannot express it."""
     if options.positions not in weights:
-        logger.warning("no table of positions was saved: taken for interleaved sinusoids (3.5)")
+        logger.warning("no position table was saved: assuming interleaved sinusoids (3.5)")
         return {}, []
     table = weights[options.positions]
     if table.numel() % width == 0 and width % 2 == 0:
-        table = table.reshape(-1, width).float()  # saved with an axis for the batch
-        places = torch.arange(table.shape[0])
+        table = table.reshape(-1, width).float()  # saved with a batch axis
+        positions = torch.arange(table.shape[0])
         for layout in POSITION_LAYOUTS:
             for frequencies in POSITION_FREQUENCIES:
-                known = sinusoid(places, width, layout=layout, frequencies=frequencies)
-                # tutorials compute angles in float32, which is off by 5e-4 at place 5,000
+                known = sinusoid(positions, width, layout=layout, frequencies=frequencies)
+                # tutorials compute angles in float32: an error of 5e-4 at position 5,000
                 if torch.allclose(table, known.float(), rtol=0, atol=2e-3):
                     return {
                         "max_position_embeddings": table.shape[0],
                         "position_layout": layout,
                         "position_frequencies": frequencies,
                     }, []
-    return {}, [f"{options.positions} {tuple(table.shape)} holds other positions than sinusoids"]
+    return {}, [f"{options.positions} {tuple(table.shape)} is not sinusoidal"]

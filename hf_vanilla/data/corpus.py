@@ -1,4 +1,4 @@
-"""Parallel text to rows of `source` and `target`: files, a `datasets` set, the built-in corpus."""
+"""Parallel text as rows of `source` and `target`: files, datasets, the built-in corpus."""
 
 import gzip
 import hashlib
@@ -12,15 +12,15 @@ from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_f
 from datasets.exceptions import DatasetGenerationError
 
 BUILT_IN_CORPUS = "numbers"
-# every number below DENSE is in the built-in corpus, and SPARSE of the larger ones
+# the built-in corpus has all numbers below DENSE, and SPARSE larger ones
 DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
-HELD_OUT = 1_000
+EVALUATION_PAIRS = 1_000  # of validation and of test
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Lines of a UTF-8 file, plain or `.gz`, without their line ends.
+    """The lines of a UTF-8 file, plain or `.gz`, without line ends.
 
-    Only a line feed ends a line, so that both sides of a corpus count lines alike.
+    Only a line feed ends a line, so that both sides of a corpus have the same line numbers.
 
     Raises:
         ValueError: a line is not UTF-8; the message names file and line.
@@ -35,14 +35,14 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def decoded_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines of a binary stream as text without line ends; `name` is for the error message.
+    """The lines of a binary stream as text, without line ends; `name` is for the error message.
 
     Raises:
         ValueError: a line is not UTF-8.
     """
     for number, line in enumerate(file, start=1):
         try:
-            # some editors begin a file with a byte order mark
+            # some editors write a byte order mark at the start of a file
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             yield text.rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -53,7 +53,7 @@ def decoded_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def read_pairs(source: str | Path, target: str | Path) -> Iterator[dict[str, str]]:
-    """Rows of `source` and `target` from two files that correspond line by line.
+    """Rows of `source` and `target` from two files, line by line.
 
     Raises:
         ValueError: one file ends before the other, both are empty, or a line is not UTF-8.
@@ -64,7 +64,7 @@ def read_pairs(source: str | Path, target: str | Path) -> Iterator[dict[str, str
         if source_line is None or target_line is None:
             short, long = (source, target) if source_line is None else (target, source)
             raise ValueError(
-                f"{short} ends after line {number - 1}, but {long} goes on: "
+                f"{short} ends after line {number - 1}, but {long} has more lines: "
                 f"line {number} has no translation"
             )
         yield {"source": source_line, "target": target_line}
@@ -73,7 +73,7 @@ def read_pairs(source: str | Path, target: str | Path) -> Iterator[dict[str, str
 
 
 def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
-    """The rows of `read_pairs` as a memory-mapped set, kept in the cache of `datasets`.
+    """The rows of `read_pairs` as a memory-mapped dataset in the cache of `datasets`.
 
     Raises:
         ValueError: as `read_pairs`.
@@ -85,7 +85,7 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
             raise FileNotFoundError(f"{path}: no such file")
         stat = path.stat()
         facts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
-    # the cache must notice an edited file, so its key is more than the two names
+    # size and time are in the cache key, so an edited file is read again
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     try:
         return Dataset.from_generator(
@@ -100,19 +100,19 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
 def pairs_from_dataset(
     name: str, *, config_name: str | None = None, source_column: str, target_column: str
 ) -> DatasetDict:
-    """Rows of `source` and `target` from a set on the Hub, or from a folder of `save_to_disk`.
+    """Rows of `source` and `target` from a dataset of the Hub, or a folder of `save_to_disk`.
 
-    Both usual forms are understood: two text columns (`bentrevett/multi30k`), and one column
-    `translation` that holds a dict of languages (`wmt14`).
+    The texts are in two columns (`bentrevett/multi30k`), or in one column `translation` that is a
+    dict of languages (`wmt14`, `opus_books`).
 
     Args:
         name: Hub id or local folder.
-        config_name: configuration of the set, such as `"de-en"`.
+        config_name: configuration of the dataset, such as `"de-en"`.
         source_column: name of the source column or language.
         target_column: name of the target column or language.
 
     Raises:
-        ValueError: the columns are not there; the message lists those that are.
+        ValueError: a column is missing or not text; the message lists the existing columns.
     """
     is_saved = (Path(name) / "dataset_dict.json").is_file()
     splits = load_from_disk(name) if is_saved else load_dataset(name, config_name)
@@ -122,7 +122,7 @@ def pairs_from_dataset(
 
 
 def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset:
-    """The rows of `read_pairs`, read whenever they are asked for and kept nowhere."""
+    """The rows of `read_pairs` as a stream, which is read on iteration and stored nowhere."""
     files = {"source": str(source), "target": str(target)}
     return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
 
@@ -130,10 +130,10 @@ def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset
 def streams_from_dataset(
     name: str, *, config_name: str | None = None, source_column: str, target_column: str
 ) -> dict[str, IterableDataset]:
-    """The splits of `pairs_from_dataset`, read while they are used.
+    """The splits of `pairs_from_dataset` as streams, read on iteration.
 
     Raises:
-        ValueError: the columns are not there; the message lists those that are.
+        ValueError: a column is missing or not text; the message lists the existing columns.
     """
     if (Path(name) / "dataset_dict.json").is_file():
         splits = {n: rows.to_iterable_dataset() for n, rows in load_from_disk(name).items()}
@@ -194,18 +194,18 @@ def number_words(number: int) -> dict[str, str]:
 
 
 def built_in_corpus(seed: int = 0) -> DatasetDict:
-    """English number words to German ones: a small real translation task without a download.
+    """Numbers in English and German words: a small real translation task without a download.
 
     German writes a number as one word and swaps tens and units. Train, validation and test share
-    no number; the two held-out parts have 1,000 each.
+    no number; validation and test have 1,000 pairs each.
     """
     draw = random.Random(seed)
     numbers = [*range(DENSE), *draw.sample(range(DENSE, LARGEST + 1), SPARSE)]
     draw.shuffle(numbers)
     parts = {
-        "test": numbers[:HELD_OUT],
-        "validation": numbers[HELD_OUT : 2 * HELD_OUT],
-        "train": numbers[2 * HELD_OUT :],
+        "test": numbers[:EVALUATION_PAIRS],
+        "validation": numbers[EVALUATION_PAIRS : 2 * EVALUATION_PAIRS],
+        "train": numbers[2 * EVALUATION_PAIRS :],
     }
     return DatasetDict(
         {split: Dataset.from_list([number_words(n) for n in part]) for split, part in parts.items()}

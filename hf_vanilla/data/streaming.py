@@ -11,7 +11,8 @@ import pyarrow as pa
 from datasets import IterableDataset
 from transformers import PreTrainedTokenizerBase
 
-from .batching import ENCODED, LeftOut, LengthLimits, TokenBatchSampler, encode_texts
+from .batching import TokenBatchSampler
+from .encoding import ENCODED, DroppedPairs, LengthLimits, encode_texts
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class StreamedBatches:
         # first: the first batch of the epoch; place: that of the window; window: over all epochs
         self._state: dict[str, Any] = {"epoch": 0, "first": 0, "window": 0, "place": 0}
         self._beginning = self._pairs.state_dict()
-        self._state |= {"stream": self._beginning, "left_out": astuple(LeftOut())}
+        self._state |= {"stream": self._beginning, "left_out": astuple(DroppedPairs())}
 
     def state_dict(self) -> dict[str, Any]:
         """Where the window of the last batch begins: in the stream, and in the run."""
@@ -106,8 +107,8 @@ class StreamedBatches:
         texts = {side: [row[side] for row in window] for side in ("source", "target")}
         table = pa.table(encode_texts(self._tokenizer, texts), schema=ENCODED.arrow_schema)
         source, target = (table.column(f"{s}_length").to_numpy() for s in ("source", "target"))
-        reasons = self._limits.reasons(source, target)
-        self._state["left_out"] = astuple(self._left_out() + LeftOut.count(reasons))
+        reasons = self._limits.drop_reasons(source, target)
+        self._state["left_out"] = astuple(self._left_out() + DroppedPairs.count(reasons))
         keep = np.flatnonzero(reasons == 0)
         if not len(keep):
             return table, None
@@ -116,8 +117,8 @@ class StreamedBatches:
         )
         return table.select(["input_ids", "labels"]).take(keep), sampler
 
-    def _left_out(self) -> LeftOut:
-        return LeftOut(*self._state["left_out"])
+    def _left_out(self) -> DroppedPairs:
+        return DroppedPairs(*self._state["left_out"])
 
     def _end_epoch(self) -> None:
         """Tell what was left out, and begin anew."""
@@ -126,4 +127,4 @@ class StreamedBatches:
             raise ValueError(f"no sentence pair to use in a whole epoch of the stream: {told}")
         logger.info("epoch %d of the stream: left out: %s", self._state["epoch"], told)
         self._state |= {"epoch": self._state["epoch"] + 1, "first": self._state["place"]}
-        self._state |= {"stream": self._beginning, "left_out": astuple(LeftOut())}
+        self._state |= {"stream": self._beginning, "left_out": astuple(DroppedPairs())}

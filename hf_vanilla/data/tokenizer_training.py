@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Sentences to a trained `VanillaTokenizer`."""
+"""Train a `VanillaTokenizer` on sentences."""
 
 import sys
 from collections.abc import Iterable
@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from hf_vanilla.files import whole_folder
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
 
 from .corpus import read_lines
 
 PAD_TOKEN, EOS_TOKEN = "<pad>", "</s>"
-# two special tokens and the 256 bytes, without which some text would have no encoding
+# two special tokens and the 256 bytes, so that every text can be encoded
 SMALLEST_VOCAB_SIZE = 258
 
 
@@ -25,12 +26,12 @@ def train_tokenizer(
     model_max_length: int = 1024,
     progress: bool = False,
 ) -> VanillaTokenizer:
-    """Learn one byte-level BPE from the sentences of both languages (5.1).
+    """Train one byte-level BPE tokenizer on the sentences of both languages (5.1).
 
     Args:
         sentences: text of both sides, in any order.
-        vocab_size: entries at most, `<pad>` (0), `</s>` (1) and the 256 bytes included.
-        model_max_length: tokens at which `truncation=True` cuts, `</s>` kept.
+        vocab_size: maximum number of tokens, `<pad>` (0), `</s>` (1) and the 256 bytes included.
+        model_max_length: tokens to which `truncation=True` cuts, `</s>` included.
         progress: show a progress bar.
 
     Raises:
@@ -38,7 +39,7 @@ def train_tokenizer(
     """
     if vocab_size < SMALLEST_VOCAB_SIZE:
         raise ValueError(
-            f"vocab_size={vocab_size}: give at least {SMALLEST_VOCAB_SIZE}, which is <pad>, </s> "
+            f"vocab_size={vocab_size}: give at least {SMALLEST_VOCAB_SIZE}, for <pad>, </s> "
             "and the 256 bytes"
         )
     backend = Tokenizer(models.BPE())
@@ -61,7 +62,7 @@ def train_tokenizer(
         eos_token=EOS_TOKEN,
         model_max_length=model_max_length,
         clean_up_tokenization_spaces=False,
-        # "</s>" typed in a text is text
+        # "</s>" typed in a text is not special
         split_special_tokens=True,
     )
 
@@ -72,34 +73,34 @@ def _checked(sentences: Iterable[str]) -> Iterable[str]:
         is_empty = is_empty and not sentence.strip()
         yield sentence
     if is_empty:
-        raise ValueError("no text to learn a vocabulary from: every sentence is empty")
+        raise ValueError("no text to train the tokenizer on: every sentence is empty")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTokenizerOptions:
-    """Learn a vocabulary from text files."""
+    """Train a tokenizer on text files."""
 
     files: list[str] = field(metadata={"help": "text of both languages, plain or .gz"})
     output: str = field(metadata={"help": "folder for the tokenizer"})
-    vocab_size: int = field(default=37_000, metadata={"help": "entries at most, 258 at least"})
-    model_max_length: int = field(default=1024, metadata={"help": "tokens at which it truncates"})
+    vocab_size: int = field(
+        default=37_000, metadata={"help": "maximum number of tokens, at least 258"}
+    )
+    model_max_length: int = field(default=1024, metadata={"help": "tokens to which it truncates"})
 
 
 def train_tokenizer_on_files(options: TrainTokenizerOptions) -> Path:
-    """Learn one vocabulary from files and save it; returns the folder.
+    """Train one tokenizer on files and save it; returns the folder.
 
     Raises:
-        ValueError: a file is not UTF-8, or all are empty.
+        ValueError: a file is not UTF-8, or all files are empty.
         OSError: a file cannot be read, or the output exists.
     """
-    output = Path(options.output)
-    if output.exists():
-        raise FileExistsError(f"{output} exists: choose another name")
-    tokenizer = train_tokenizer(
-        chain.from_iterable(read_lines(file) for file in options.files),
-        vocab_size=options.vocab_size,
-        model_max_length=options.model_max_length,
-        progress=sys.stdout.isatty(),  # the bar leaves line feeds on stdout
-    )
-    tokenizer.save_pretrained(output)
-    return output
+    with whole_folder(options.output) as folder:
+        tokenizer = train_tokenizer(
+            chain.from_iterable(read_lines(file) for file in options.files),
+            vocab_size=options.vocab_size,
+            model_max_length=options.model_max_length,
+            progress=sys.stdout.isatty(),  # the progress bar writes line feeds to stdout
+        )
+        tokenizer.save_pretrained(folder)
+    return Path(options.output)

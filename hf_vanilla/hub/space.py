@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import SpaceCardData
 from packaging.requirements import Requirement
 
+from hf_vanilla.files import whole_folder
 from hf_vanilla.translation.translator import load_translator
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -68,17 +69,7 @@ def write_space(options: SpaceOptions) -> Path:
         ValueError: the model folder holds no model.
         OSError: the folder is not empty, or no model is found under that name.
     """
-    folder = Path(options.folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is not empty: choose another name")
     is_local = Path(options.model).is_dir()
-    if is_local:
-        model, tokenizer = load_translator(options.model)  # a broken one must not be pushed
-        model.save_pretrained(folder / MODEL_FOLDER)
-        tokenizer.save_pretrained(folder / MODEL_FOLDER)
-    shutil.copytree(
-        PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
-    )
     app = APP.format(
         model=MODEL_FOLDER if is_local else options.model,
         sentence=options.sentence,
@@ -90,9 +81,16 @@ def write_space(options: SpaceOptions) -> Path:
         "requirements.txt": "".join(f"{line}\n" for line in requirements()),
         "README.md": card(None if is_local else options.model),
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    return folder
+    with whole_folder(options.folder) as folder:
+        if is_local:
+            model, tokenizer = load_translator(options.model)  # fails here if it is damaged
+            model.save_pretrained(folder / MODEL_FOLDER)
+            tokenizer.save_pretrained(folder / MODEL_FOLDER)
+        code = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=code)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    return Path(options.folder)
 
 
 def requirements() -> list[str]:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.files import whole_file
+from hf_vanilla.files import check_output_file, whole_file
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +31,7 @@ def check_picture(output: str | Path, *, overwrite: bool = False) -> Path:
     output = Path(output)
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"output={str(output)!r}: end it with {' or '.join(SUFFIXES)}")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"{output.parent}: no such folder")
-    if output.exists() and not overwrite:
-        raise FileExistsError(f"{output} exists: choose another name or add --overwrite")
+    check_output_file(output, overwrite=overwrite)
     new_figure((1, 1))
     return output
 

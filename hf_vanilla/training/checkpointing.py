@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from hf_vanilla.files import PARTIAL
+from hf_vanilla.files import PARTIAL, whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -252,9 +252,7 @@ def average_run(options: AverageOptions) -> Path:
         ValueError: the run has too few checkpoints, or a number is not positive.
         OSError: the output exists, or the run is not one.
     """
-    run, output = Path(options.run), Path(options.output)
-    if output.exists():
-        raise FileExistsError(f"{output} exists: choose another name")
+    run = Path(options.run)
     if options.best_by not in MEASURES:
         raise ValueError(f"best_by={options.best_by!r}: choose one of {', '.join(MEASURES)}")
     folders = all_checkpoints(run)
@@ -270,14 +268,15 @@ def average_run(options: AverageOptions) -> Path:
         if not 0 < options.last <= len(folders):
             raise ValueError(f"last={options.last}: {run} has {len(folders)} checkpoints")
         chosen = folders[-options.last :]
-    model = VanillaForConditionalGeneration(VanillaConfig.from_pretrained(run))
-    model.generation_config = GenerationConfig.from_pretrained(run)
-    load_weights(model, average_checkpoints(chosen))
-    tokenizer = AutoTokenizer.from_pretrained(run)
-    with code_beside_weights(model, tokenizer):
-        model.save_pretrained(output)
-        tokenizer.save_pretrained(output)
-    return output
+    with whole_folder(options.output) as folder:
+        model = VanillaForConditionalGeneration(VanillaConfig.from_pretrained(run))
+        model.generation_config = GenerationConfig.from_pretrained(run)
+        load_weights(model, average_checkpoints(chosen))
+        tokenizer = AutoTokenizer.from_pretrained(run)
+        with code_beside_weights(model, tokenizer):
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    return Path(options.output)
 
 
 def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:

@@ -20,14 +20,9 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_vanilla.data.batching import (
-    EncodedPairs,
-    LengthLimits,
-    PairCollator,
-    TokenBatchSampler,
-    encode_pairs,
-)
+from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import pairs_from_files
+from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
 from hf_vanilla.hub.push import CardFacts, model_card, push_card, told_languages
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.evaluation import Scores, score_translations
@@ -241,7 +236,7 @@ def _train_dataset(
     """Rows, or batches of a token budget; the counts are told by the main process."""
     is_main = arguments.process_index == 0
     if is_main:
-        told = pairs.left_out.describe(LengthLimits(options.max_length))
+        told = pairs.dropped.describe(LengthLimits(options.max_length))
         logger.info("train: %d pairs; left out: %s", len(pairs.rows), told)
     if options.tokens_per_batch is None:
         return pairs.rows

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from datasets import Dataset, DatasetDict, IterableDataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import EncodedPairs, LengthLimits, encode_pairs
 from hf_vanilla.data.corpus import (
     BUILT_IN_CORPUS,
     built_in_corpus,
@@ -22,6 +21,7 @@ from hf_vanilla.data.corpus import (
     stream_from_files,
     streams_from_dataset,
 )
+from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
 from hf_vanilla.data.tokenizer_training import train_tokenizer
 from hf_vanilla.files import PARTIAL, write_files
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
@@ -159,7 +159,7 @@ def _encode(
     limits = LengthLimits(options.max_length, ratio)
     encoded = encode_pairs(pairs, tokenizer, limits, workers=options.preprocessing_workers)
     if is_main:
-        told = encoded.left_out.describe(limits)
+        told = encoded.dropped.describe(limits)
         logger.info("%s: %d pairs; left out: %s", split, len(encoded.rows), told)
     return encoded
 

@@ -13,14 +13,9 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_vanilla.data.batching import (
-    EncodedPairs,
-    LengthLimits,
-    PairCollator,
-    StepSampler,
-    TokenBatchSampler,
-)
+from hf_vanilla.data.batching import PairCollator, StepSampler, TokenBatchSampler
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
+from hf_vanilla.data.encoding import EncodedPairs, LengthLimits
 from hf_vanilla.data.streaming import StreamedBatches
 from hf_vanilla.files import read_json_lines, write_files
 from hf_vanilla.hub.push import CardFacts, model_card

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import EncodedPairs, PairCollator, TokenBatchSampler
+from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
+from hf_vanilla.data.encoding import EncodedPairs
 from hf_vanilla.translation.evaluation import Scores, score_translations
 from hf_vanilla.translation.translator import translate
 

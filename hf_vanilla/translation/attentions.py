@@ -11,6 +11,7 @@ import torch
 from tokenizers import decoders
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 START = "<start>"
 SPACE, LINE_END = "␣", "↵"
@@ -166,20 +167,11 @@ def _pieces(
 
 def _text_of_bytes(piece: str) -> str:
     """A piece of byte-level BPE as text; bytes that are no whole character as their numbers."""
-    alphabet = _byte_of_character()
+    alphabet = {character: byte for byte, character in bytes_to_unicode().items()}
     if not set(piece) <= alphabet.keys():
         return piece
     text = bytes(alphabet[c] for c in piece).decode("utf-8", "surrogateescape")
     return text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE's way of writing bytes: printable ones as they are, others from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
-    }
 
 
 def _visible(text: str) -> str:

@@ -22,7 +22,7 @@ from transformers import (
 
 from hf_vanilla.data.batching import batch_bounds
 from hf_vanilla.data.corpus import decoded_lines, read_lines
-from hf_vanilla.files import whole_file
+from hf_vanilla.files import check_output_file, whole_file
 
 from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
 
@@ -326,8 +326,8 @@ def translate_file(options: TranslateOptions) -> Path | None:
     # told that there is no GPU, Accelerate lets processes on CPUs find each other
     processes = PartialState(cpu=not torch.cuda.is_available())
     output = Path(options.output)
-    if options.output != STANDARD_STREAM and output.exists() and not options.overwrite:
-        raise FileExistsError(f"{output} exists: choose another name or add --overwrite")
+    if options.output != STANDARD_STREAM:
+        check_output_file(output, overwrite=options.overwrite)
     if options.input != STANDARD_STREAM and not Path(options.input).is_file():
         raise FileNotFoundError(f"{options.input}: no such file")
     if options.input == STANDARD_STREAM and processes.num_processes > 1:

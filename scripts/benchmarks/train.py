@@ -19,8 +19,9 @@ from torch import Tensor
 from train_engines import SIZES
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.batching import LengthLimits, PairCollator, TokenBatchSampler, encode_pairs
+from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import built_in_corpus, pairs_from_files
+from hf_vanilla.data.encoding import LengthLimits, encode_pairs
 from hf_vanilla.data.tokenizer_training import train_tokenizer
 from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
 

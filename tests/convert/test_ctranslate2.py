@@ -1,4 +1,4 @@
-"""Our model in CTranslate2: the same probabilities, the same searches, the same text."""
+"""Our model in CTranslate2: the same probabilities, hypotheses and text."""
 
 import json
 
@@ -67,7 +67,7 @@ def model_of(**changes):
 
 
 def saved(model, folder, tokenizer):
-    spec = to_ctranslate2(model, tokenizer, places=31)
+    spec = to_ctranslate2(model, tokenizer, positions=31)
     spec.optimize(quantization="float32")
     folder.mkdir()
     spec.save(str(folder))
@@ -82,7 +82,7 @@ def words_of(folder, side):
 
 
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
-def test_every_word_has_the_same_log_probability(tmp_path, changes):
+def test_every_token_has_the_same_log_probability(tmp_path, changes):
     model = model_of(**changes)
     theirs = saved(model, tmp_path / "there", Words())
     source, target = (words_of(tmp_path / "there", side) for side in ("source", "target"))
@@ -96,14 +96,14 @@ def test_every_word_has_the_same_log_probability(tmp_path, changes):
         assert_close(torch.tensor(scores.log_probs), expected.detach(), **CLOSE)
 
 
-def test_exporting_leaves_the_model_as_it_was():
+def test_export_does_not_change_the_model():
     model = model_of()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    to_ctranslate2(model, Words(), places=31).optimize(quantization="int8")
+    to_ctranslate2(model, Words(), positions=31).optimize(quantization="int8")
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
-def test_one_message_names_every_reason_against_it():
+def test_one_message_names_every_reason():
     config = VanillaConfig(
         vocab_size=19,
         d_model=12,
@@ -115,13 +115,13 @@ def test_one_message_names_every_reason_against_it():
         eos_token_id=[1, 2],
     )
     with pytest.raises(ValueError, match="CTranslate2 cannot express this model: ") as caught:
-        to_ctranslate2(VanillaForConditionalGeneration(config), Words(), places=31)
+        to_ctranslate2(VanillaForConditionalGeneration(config), Words(), positions=31)
     for reason in (
-        "activation_function='mish' (there: relu, ",
-        "encoder_attention_heads with head_dim=5 and v_head_dim=4 (there: equal)",
-        "decoder_attention_heads with head_dim=5 and v_head_dim=6 (there: equal)",
-        "decoder_start_token_id=None (there: an id)",
-        "eos_token_id=[1, 2] (there: one id)",
+        "activation_function='mish' (CTranslate2: relu, ",
+        "encoder_attention_heads with head_dim=5 and v_head_dim=4 (CTranslate2: equal)",
+        "decoder_attention_heads with head_dim=5 and v_head_dim=6 (CTranslate2: equal)",
+        "decoder_start_token_id=None (CTranslate2: an id)",
+        "eos_token_id=[1, 2] (CTranslate2: one id)",
     ):
         assert reason in str(caught.value)
 
@@ -135,7 +135,7 @@ def export(trained_run, folder, **changes):
     )
 
 
-def test_an_export_holds_the_tokenizer_its_words_and_the_decoding(trained_run, trained, tmp_path):
+def test_an_export_contains_tokenizer_and_generation_config(trained_run, trained, tmp_path):
     folder = export(trained_run, tmp_path / "there")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     text = "ein\u00e4 </s> \0"
@@ -149,35 +149,35 @@ def test_an_export_holds_the_tokenizer_its_words_and_the_decoding(trained_run, t
 
 
 @pytest.mark.parametrize("num_beams", [1, 4])
-def test_the_same_text_comes_out_of_both_engines(trained_run, trained, tmp_path, num_beams):
+def test_both_engines_give_the_same_text(trained_run, trained, tmp_path, num_beams):
     folder = export(trained_run, tmp_path / "there")
     model, tokenizer = trained
     rows = tokenizer(
         ["one two", "three", "nine nine one four", "q" * 30, "\0 \u05d0 \ufffd"]
     ).input_ids
-    told = {
+    decoding = {
         "length_penalty_form": "power",
         "early_stopping": num_beams > 1,
         "num_beams": num_beams,
     }
-    expected = TorchEngine(model, tokenizer, **told).translate_rows(rows)
+    expected = TorchEngine(model, tokenizer, **decoding).translate_rows(rows)
     assert CTranslate2Engine(folder, num_beams=num_beams).translate_rows(rows) == expected
     assert len(set(expected)) > len(rows) // 2  # the model says something of its own to most
 
 
-def test_what_is_decoded_otherwise_is_told(trained_run, tmp_path, caplog):
+def test_differences_in_decoding_are_a_warning(trained_run, tmp_path, caplog):
     export(trained_run, tmp_path / "there")
     assert "the penalty is length ** 0.6, not ((5 + length) / 6) ** 0.6" in caplog.text
     assert "its 4th finished hypothesis (early_stopping=True, not 'never')" in caplog.text
 
 
-def test_settings_that_stay_behind_are_named_and_the_others_kept():
+def test_ignored_settings_are_named_and_the_others_kept():
     ours = GenerationConfig(
         num_beams=3, early_stopping=True, do_sample=True, length_penalty=0.5, top_k=7
     )
     ours.exponential_decay_length_penalty = (3, 1.5)
-    theirs, told = their_decoding(ours)
-    assert sorted(told) == [
+    theirs, differences = their_decoding(ours)
+    assert sorted(differences) == [
         "do_sample=True is left out",
         "exponential_decay_length_penalty=(3, 1.5) is left out",
         "top_k=7 is left out",
@@ -187,20 +187,20 @@ def test_settings_that_stay_behind_are_named_and_the_others_kept():
     assert ours.do_sample
 
 
-def test_forbidden_words_leave_their_probability_to_the_others_there():
-    theirs, told = their_decoding(GenerationConfig(bad_words_ids=[[0]]))
+def test_forbidden_tokens_need_renormalized_logits():
+    theirs, differences = their_decoding(GenerationConfig(bad_words_ids=[[0]]))
     assert theirs.renormalize_logits
     assert theirs.bad_words_ids == [[0]]
-    assert len(told) == 1
-    assert "renormalize_logits=True" in told[0]
+    assert len(differences) == 1
+    assert "renormalize_logits=True" in differences[0]
 
 
-def test_settings_that_both_have_are_not_worth_a_word():
+def test_settings_of_both_are_no_difference():
     ours = GenerationConfig(num_beams=3, early_stopping=True, length_penalty=0.7, max_length=9)
     assert their_decoding(ours)[1] == []
 
 
-def test_int8_is_smaller_and_still_translates(trained_run, tmp_path):
+def test_int8_is_smaller_and_translates(trained_run, tmp_path):
     whole, small = (
         export(trained_run, tmp_path / "a"),
         export(trained_run, tmp_path / "b", quantization="int8"),
@@ -211,12 +211,12 @@ def test_int8_is_smaller_and_still_translates(trained_run, tmp_path):
     assert CTranslate2Engine(small).translate_rows(rows) == expected
 
 
-def test_an_unknown_quantization_is_refused():
+def test_an_unknown_quantization_is_an_error():
     with pytest.raises(ValueError, match="quantization='int4': choose one of float32, "):
         ExportCTranslate2Options(model="m", output="o", quantization="int4")
 
 
-def test_a_refusal_leaves_nothing(tmp_path, tiny_tokenizer):
+def test_a_failed_export_leaves_no_folder(tmp_path, tiny_tokenizer):
     config = VanillaConfig(
         vocab_size=283, d_model=12, encoder_attention_heads=3, decoder_attention_heads=2, head_dim=5
     )
@@ -227,14 +227,14 @@ def test_a_refusal_leaves_nothing(tmp_path, tiny_tokenizer):
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
-def test_an_output_that_is_taken_is_left_alone(trained_run, tmp_path):
+def test_an_existing_output_is_kept(trained_run, tmp_path):
     (tmp_path / "note").write_text("mine")
     with pytest.raises(FileExistsError, match="choose another name"):
         export(trained_run, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 
 
-def test_a_model_that_came_from_marian_goes_on_to_ctranslate2(tmp_path):
+def test_a_model_converted_from_marian_can_be_exported(tmp_path):
     opus.write_folder(tmp_path / "theirs", forced_eos_token_id=None)
     ours = convert_marian(
         MarianOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours"))

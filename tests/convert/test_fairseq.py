@@ -1,4 +1,4 @@
-"""fairseq's checkpoints: the same logits, the same search, raw text to raw text, or a clear no."""
+"""fairseq checkpoints: the logits, search and text of fairseq, or an error with all reasons."""
 
 import argparse
 import os
@@ -72,7 +72,7 @@ def rows_of(said, seed=3):
     ],
     ids=str,
 )
-def test_the_logits_are_fairseqs(tmp_path, said, is_old, is_nested):
+def test_logits_equal_those_of_fairseq(tmp_path, said, is_old, is_nested):
     said, found, folder = archive(tmp_path / "a", said=said, is_old=is_old, is_nested=is_nested)
     model = converted(folder, tmp_path / "b")
     sources, targets = rows_of(said)
@@ -90,7 +90,7 @@ def test_the_logits_are_fairseqs(tmp_path, said, is_old, is_nested):
 
 
 @pytest.mark.parametrize("said", [ALL_SHARED, {}, NOTHING_SHARED], ids=str)
-def test_every_weight_keeps_every_bit(tmp_path, said):
+def test_every_weight_is_exactly_equal(tmp_path, said):
     _, found, folder = archive(tmp_path / "a", said=said)
     state = converted(folder, tmp_path / "b").state_dict()
     for name, weight in found.items():
@@ -99,7 +99,7 @@ def test_every_weight_keeps_every_bit(tmp_path, said):
             assert torch.equal(state[ours], weight)
 
 
-def test_half_precision_is_widened_without_loss(tmp_path):
+def test_half_precision_becomes_float32_exactly(tmp_path):
     said, found, folder = archive(tmp_path / "a")
     half = {name: weight.half() for name, weight in found.items()}
     theirs.write_archive(folder, said, half, {})
@@ -109,7 +109,7 @@ def test_half_precision_is_widened_without_loss(tmp_path):
     assert torch.equal(model.state_dict()[f"model.{fc1}"], half[fc1].float())
 
 
-def test_the_config_says_what_the_settings_say(tmp_path):
+def test_config_fields_equal_the_settings(tmp_path):
     _, _, folder = archive(tmp_path / "a")
     config = converted(folder, tmp_path / "b").config
     assert (config.dropout, config.activation_dropout, config.attention_dropout) == (
@@ -124,7 +124,7 @@ def test_the_config_says_what_the_settings_say(tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 1, 4, 5, 7])
 @pytest.mark.parametrize("beam", [1, 5])
-def test_the_search_finds_what_fairseqs_finds(tmp_path, seed, beam):
+def test_beam_search_equals_that_of_fairseq(tmp_path, seed, beam):
     torch.manual_seed(seed)
     said, found, folder = archive(tmp_path / "a", said={**NOTHING_SHARED, **LEARNED})
     output = theirs.lively(found)["decoder.output_projection.weight"]
@@ -145,7 +145,7 @@ def test_the_search_finds_what_fairseqs_finds(tmp_path, seed, beam):
             assert_close(ours.sequences_scores[0].item(), score, rtol=1e-4, atol=1e-4)
 
 
-def test_a_translation_ends_within_fairseqs_limit(tmp_path):
+def test_a_translation_ends_at_the_limit_of_fairseq(tmp_path):
     said, found, folder = archive(tmp_path / "a", said={"max_target_positions": 1024})
     found["decoder.output_projection.weight"][theirs.EOS] = 0
     theirs.write_archive(folder, said, found, {})
@@ -156,7 +156,7 @@ def test_a_translation_ends_within_fairseqs_limit(tmp_path):
 
 
 @pytest.mark.parametrize("said", [ALL_SHARED, {}], ids=["joint", "apart"])
-def test_a_raw_sentence_goes_in_and_a_raw_sentence_comes_out(tmp_path, said):
+def test_raw_text_is_translated_to_raw_text(tmp_path, said):
     said, found, folder = archive(tmp_path / "a", said={**said, **LEARNED})
     theirs.write_archive(folder, said, theirs.lively(found), {})
     model = converted(folder, tmp_path / "b")
@@ -177,7 +177,7 @@ def test_a_raw_sentence_goes_in_and_a_raw_sentence_comes_out(tmp_path, said):
     assert tokenizer.batch_decode(generated, skip_special_tokens=True) == expected
 
 
-def test_sentencepiece_comes_along_too(tmp_path):
+def test_a_sentencepiece_model_is_converted(tmp_path):
     said, found, folder = archive(tmp_path / "a")
     (folder / "bpecodes").unlink()
     spiece = theirs.sentencepiece_model(folder / "sentencepiece.bpe.model", "bpe")
@@ -224,13 +224,13 @@ def first_weight(model):
     return model.state_dict()["model.encoder.layers.0.fc1.weight"]
 
 
-def test_one_member_of_an_ensemble_is_chosen_by_its_number(ensemble, tmp_path):
+def test_member_chooses_one_model_of_an_ensemble(ensemble, tmp_path):
     folder, members = ensemble
     model = converted(folder, tmp_path / "b", member=3)
     assert torch.equal(first_weight(model), members[2]["encoder.layers.0.fc1.weight"])
 
 
-def test_all_members_go_into_folders_of_their_own(ensemble, tmp_path):
+def test_every_member_of_an_ensemble_gets_its_own_folder(ensemble, tmp_path):
     folder, members = ensemble
     convert_fairseq(FairseqOptions(input=str(folder), output=str(tmp_path / "b")))
     for number, member in enumerate(members, start=1):
@@ -239,12 +239,12 @@ def test_all_members_go_into_folders_of_their_own(ensemble, tmp_path):
         assert len(AutoTokenizer.from_pretrained(tmp_path / "b" / f"member{number}"))
 
 
-def test_a_member_that_is_not_there_is_told(ensemble, tmp_path):
+def test_a_missing_member_is_an_error(ensemble, tmp_path):
     with pytest.raises(ValueError, match="member=4: there are 3 models"):
         converted(ensemble[0], tmp_path / "b", member=4)
 
 
-def test_a_checkpoint_may_be_named_itself(ensemble, tmp_path):
+def test_the_input_may_be_one_checkpoint_file(ensemble, tmp_path):
     folder, members = ensemble
     model = converted(folder / "model2.pt", tmp_path / "b")
     assert torch.equal(first_weight(model), members[1]["encoder.layers.0.fc1.weight"])
@@ -256,14 +256,14 @@ def test_a_checkpoint_may_be_named_itself(ensemble, tmp_path):
 def refused(folder, tmp_path, **options):
     """The message; nothing may be left behind."""
     before = sorted(tmp_path.iterdir())
-    with pytest.raises((ValueError, OSError)) as told:
+    with pytest.raises((ValueError, OSError)) as message:
         converted(folder, tmp_path / "never", **options)
     assert sorted(tmp_path.iterdir()) == before
-    assert "\n" not in str(told.value)
-    return str(told.value)
+    assert "\n" not in str(message.value)
+    return str(message.value)
 
 
-def test_all_reasons_and_weights_are_told_at_once(tmp_path):
+def test_one_message_names_all_reasons_and_weights(tmp_path):
     extra = {
         "encoder.layer_norm.weight": torch.ones(24),
         "decoder.layernorm_embedding.bias": torch.ones(24),
@@ -287,29 +287,29 @@ def test_all_reasons_and_weights_are_told_at_once(tmp_path):
         assert part in message
 
 
-def test_dictionaries_that_do_not_fit_are_told_with_both_sizes(tmp_path):
+def test_a_dictionary_of_another_size_is_an_error_with_both_sizes(tmp_path):
     _, _, folder = archive(tmp_path / "a")
     short = theirs.dictionary_file(APART[1][:-3])
     (folder / "dict.de.txt").write_text(short, encoding="utf-8")
-    told = f"target dictionary has {len(APART[1]) - 3} words, .* has {len(APART[1])} rows"
-    with pytest.raises(ValueError, match=told):
+    message = f"target dictionary has {len(APART[1]) - 3} tokens, .* has {len(APART[1])} rows"
+    with pytest.raises(ValueError, match=message):
         converted(folder, tmp_path / "b")
 
 
-def test_one_table_for_two_dictionaries_is_refused(tmp_path):
+def test_a_shared_embedding_with_two_dictionaries_is_an_error(tmp_path):
     _, _, folder = archive(tmp_path / "a", said=ALL_SHARED)
     other = [*JOINT[:5], JOINT[6], JOINT[5], *JOINT[7:]]
     (folder / "dict.de.txt").write_text(theirs.dictionary_file(other), encoding="utf-8")
     assert "share one embedding, but their dictionaries differ" in refused(folder, tmp_path)
 
 
-def test_tables_that_should_be_one_but_differ_are_refused(tmp_path):
+def test_shared_tables_that_differ_are_an_error(tmp_path):
     other = {"decoder.output_projection.weight": torch.ones(len(APART[1]), 24)}
     _, _, folder = archive(tmp_path / "a", extra=other)
     assert "decoder.output_projection.weight are one weight here" in refused(folder, tmp_path)
 
 
-def test_another_architecture_is_refused_with_its_weights(tmp_path):
+def test_another_architecture_is_an_error_with_its_weights(tmp_path):
     said, _, folder = archive(tmp_path / "a")
     said = {"arch": "fconv_wmt_en_de", "task": "translation", "source_lang": "en"}
     found = {"encoder.convolutions.0.bias": torch.ones(3)}
@@ -321,53 +321,53 @@ def test_another_architecture_is_refused_with_its_weights(tmp_path):
 
 
 @pytest.mark.parametrize("content", [{"weight": torch.ones(2)}, [1, 2], {"model": {"a": 1}}])
-def test_what_is_no_checkpoint_of_fairseq_is_told(tmp_path, content):
+def test_other_files_are_an_error(tmp_path, content):
     _, _, folder = archive(tmp_path / "a")
     torch.save(content, folder / "model.pt")
     assert "model.pt is no checkpoint of fairseq" in refused(folder, tmp_path)
 
 
-def test_a_truncated_checkpoint_is_told(tmp_path):
+def test_a_truncated_checkpoint_is_an_error(tmp_path):
     _, _, folder = archive(tmp_path / "a", is_nested=True)
     whole = (folder / "model.pt").read_bytes()
     (folder / "model.pt").write_bytes(whole[: len(whole) // 2])
     assert "is cut off" in refused(folder, tmp_path)
 
 
-def test_a_packed_archive_is_to_be_extracted(tmp_path):
+def test_an_archive_must_be_extracted_first(tmp_path):
     (tmp_path / "a.tar.bz2").write_bytes(b"BZh9")
     assert "extract the archive" in refused(tmp_path / "a.tar.bz2", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("gone", "told"),
+    ("gone", "message"),
     [
         ("model.pt", "holds no .pt file"),
         ("dict.de.txt", "dict.de.txt"),
         ("bpecodes", "has none: name the file with --pieces"),
     ],
 )
-def test_a_missing_file_is_named(tmp_path, gone, told):
+def test_a_missing_file_is_named(tmp_path, gone, message):
     _, _, folder = archive(tmp_path / "a")
     (folder / gone).unlink()
-    assert told in refused(folder, tmp_path)
+    assert message in refused(folder, tmp_path)
 
 
-def test_of_two_codes_one_must_be_named(tmp_path):
+def test_two_codes_files_need_pieces(tmp_path):
     _, _, folder = archive(tmp_path / "a")
     (folder / "code").write_text(theirs.as_fastbpe(CODES), encoding="utf-8")
     assert "has bpecodes, code: name the file with --pieces" in refused(folder, tmp_path)
     converted(folder, tmp_path / "b", pieces=str(folder / "code"))
 
 
-def test_languages_that_the_checkpoint_does_not_say_are_asked_for(tmp_path):
+def test_missing_languages_are_an_error_with_the_options(tmp_path):
     said = {"source_lang": None, "target_lang": None}
     _, _, folder = archive(tmp_path / "a", said=said)
     assert "does not say its source language: add --source_lang" in refused(folder, tmp_path)
     converted(folder, tmp_path / "b", source_lang="en", target_lang="de")
 
 
-def test_an_output_that_is_taken_is_left_alone(tmp_path):
+def test_an_existing_output_is_kept(tmp_path):
     _, _, folder = archive(tmp_path / "a")
     (tmp_path / "never").mkdir()
     (tmp_path / "never" / "mine").write_text("mine")
@@ -391,7 +391,7 @@ class Hostile:
 @pytest.mark.parametrize(
     ("make", "name"), [(tempfile.mkdtemp, "tempfile.mkdtemp"), (os.mkdir, f"{os.name}.mkdir")]
 )
-def test_no_pickle_runs_unless_it_is_trusted(tmp_path, is_zip, make, name):
+def test_pickled_code_does_not_run_without_trust_pickle(tmp_path, is_zip, make, name):
     said, found, folder = archive(tmp_path / "a")
     checkpoint = {"model": found, "args": argparse.Namespace(**said)}
     checkpoint["extra_state"] = Hostile(tmp_path, make)
@@ -404,7 +404,7 @@ def test_no_pickle_runs_unless_it_is_trusted(tmp_path, is_zip, make, name):
     assert list(tmp_path.glob("trap*"))
 
 
-def test_a_trusted_file_says_which_package_it_needs(tmp_path, monkeypatch):
+def test_a_trusted_file_names_the_missing_package(tmp_path, monkeypatch):
     said, found, folder = archive(tmp_path / "a")
     package = types.ModuleType("omegaconf")
     package.DictConfig = type("DictConfig", (dict,), {"__module__": "omegaconf"})
@@ -414,6 +414,6 @@ def test_a_trusted_file_says_which_package_it_needs(tmp_path, monkeypatch):
     assert "omegaconf.DictConfig; " in refused(folder, tmp_path)
     converted(folder, tmp_path / "b", trust_pickle=True)
     monkeypatch.delitem(sys.modules, "omegaconf")
-    with pytest.raises(ImportError, match="things of omegaconf: install that"):
+    with pytest.raises(ImportError, match="classes of omegaconf: install it"):
         converted(folder, tmp_path / "c", trust_pickle=True)
     assert not (tmp_path / "c").exists()

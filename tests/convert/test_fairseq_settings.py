@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, in our words; what we cannot say is named."""
+"""Settings of a fairseq checkpoint: converted to our config, or named as a reason against it."""
 
 import argparse
 
@@ -19,7 +19,7 @@ from hf_vanilla.convert.fairseq_settings import (
 )
 
 
-def test_args_and_a_nested_cfg_say_the_same():
+def test_args_and_a_nested_cfg_give_the_same_settings():
     said = theirs.settings()
     flat = settings_of({"args": argparse.Namespace(**said)})
     nested = settings_of({"args": None, "cfg": theirs.nested(said)})
@@ -27,28 +27,28 @@ def test_args_and_a_nested_cfg_say_the_same():
     assert nested == {**said, "label_smoothing_type": "non_target"}
 
 
-def test_a_cfg_may_hold_a_namespace():
+def test_a_cfg_may_contain_a_namespace():
     said = theirs.settings()
     config = {"model": argparse.Namespace(**said), "task": argparse.Namespace(source_lang="en")}
     assert settings_of({"cfg": config}) == {**said, "label_smoothing_type": "non_target"}
 
 
-def test_a_checkpoint_without_settings_says_nothing():
+def test_a_checkpoint_without_settings_gives_none():
     assert settings_of({"model": {}}) == {}
 
 
-def test_a_model_of_the_paper_is_accepted():
+def test_a_transformer_of_the_paper_has_no_faults():
     assert refusals(theirs.settings()) == []
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_each_setting_that_must_be_off_is_refused_by_name(name):
+def test_each_setting_that_must_be_off_is_a_fault(name):
     (reason,) = refusals(theirs.settings(**{name: 2}))
     assert reason == f"{name}=2 ({REFUSED[name]})"
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "message"),
     [
         ({"encoder_attention_heads": None}, "encoder_attention_heads is not stated"),
         ({"decoder_embed_dim": 12}, "decoder_embed_dim=12 differs from encoder_embed_dim=24"),
@@ -61,19 +61,19 @@ def test_each_setting_that_must_be_off_is_refused_by_name(name):
         ({"task": "multilingual_translation"}, "task='multilingual_translation' prepares"),
     ],
 )
-def test_what_cannot_be_expressed_is_told(said, told):
+def test_a_fault_names_the_setting(said, message):
     (reason,) = refusals(theirs.settings(**said))
-    assert reason.startswith(told)
+    assert reason.startswith(message)
 
 
-def test_learned_positions_of_two_lengths_are_refused():
+def test_learned_positions_of_two_lengths_are_a_fault():
     both = {"encoder_learned_pos": True, "decoder_learned_pos": True}
     (reason,) = refusals(theirs.settings(**both, max_target_positions=54))
     assert "max_source_positions=53 differs from max_target_positions=54" in reason
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_activation_is_one_that_our_config_knows(activation):
+def test_every_activation_is_valid_in_our_config(activation):
     sharing = Sharing(of_sides=True, of_output=True)
     values = config_values(theirs.settings(activation_fn=activation), sharing)
     assert VanillaConfig(**values, vocab_size=11).activation_function == ACTIVATIONS[activation]
@@ -87,18 +87,18 @@ def test_every_activation_is_one_that_our_config_knows(activation):
         ({"share_decoder_input_output_embed": False}, False, False),
     ],
 )
-def test_flags_say_which_tables_are_one(said, of_sides, of_output):
+def test_flags_decide_which_tables_are_shared(said, of_sides, of_output):
     assert sharing_of(theirs.settings(**said)) == Sharing(of_sides=of_sides, of_output=of_output)
 
 
-def test_learned_positions_lose_the_two_rows_before_the_first_token():
+def test_learned_positions_lose_their_first_two_rows():
     table = torch.arange(14.0).reshape(7, 2)
     cut = cut_positions({"encoder.embed_positions.weight": table, "a": table})
     assert cut["encoder.embed_positions.weight"].tolist() == table[2:].tolist()
     assert cut["a"] is table
 
 
-def test_smoothing_counts_only_where_the_criterion_smooths():
+def test_label_smoothing_depends_on_the_criterion():
     sharing = Sharing(of_sides=True, of_output=True)
     plain = theirs.settings(criterion="cross_entropy")
     assert config_values(plain, sharing)["label_smoothing"] == 0

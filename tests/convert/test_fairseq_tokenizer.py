@@ -1,11 +1,11 @@
-"""Dictionaries and codes of fairseq: the ids of its own slow pipeline, and text again."""
+"""Dictionaries and codes of fairseq: the ids of its own pipeline, and text again."""
 
 import fairseq_by_hand as theirs
 import pytest
 import sacremoses
 
 from hf_vanilla.convert.fairseq_tokenizer import (
-    SPECIAL_WORDS,
+    SPECIAL_TOKENS,
     Dictionaries,
     TextSettings,
     bpe_pieces,
@@ -38,14 +38,14 @@ def built(pieces, words=WORDS, target=None, **settings):
 # --- dictionaries --------------------------------------------------------------------------------
 
 
-def test_a_dictionary_begins_with_the_four_special_words(tmp_path):
+def test_a_dictionary_starts_with_the_four_special_tokens(tmp_path):
     (tmp_path / "dict.en.txt").write_text("the 7\nhou@@ 5\n\u3000 2\n", encoding="utf-8")
     words = read_dictionary(tmp_path / "dict.en.txt")
-    assert words == [*SPECIAL_WORDS, "the", "hou@@", "\u3000"]
+    assert words == [*SPECIAL_TOKENS, "the", "hou@@", "\u3000"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("the 7\nhouse\n", "line 2: 'house' is not a word and its count"),
         ("the seven\n", "line 1: 'the seven' is not a word"),
@@ -53,15 +53,15 @@ def test_a_dictionary_begins_with_the_four_special_words(tmp_path):
         ("<pad> 7\n", "line 1: '<pad>' stands there a second time"),
     ],
 )
-def test_a_line_that_does_not_belong_is_told(tmp_path, text, told):
+def test_an_invalid_line_of_a_dictionary_is_an_error(tmp_path, text, message):
     (tmp_path / "dict.en.txt").write_text(text)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         read_dictionary(tmp_path / "dict.en.txt")
 
 
-def test_pieces_are_marked_where_they_end_a_word():
-    assert bpe_pieces([*SPECIAL_WORDS, "the", "hou@@", "@@"]) == [
-        *SPECIAL_WORDS,
+def test_pieces_at_the_end_of_a_word_are_marked():
+    assert bpe_pieces([*SPECIAL_TOKENS, "the", "hou@@", "@@"]) == [
+        *SPECIAL_TOKENS,
         "the</w>",
         "hou",
         "@@</w>",
@@ -71,14 +71,14 @@ def test_pieces_are_marked_where_they_end_a_word():
 # --- codes ---------------------------------------------------------------------------------------
 
 
-def test_codes_of_subword_nmt_and_of_fastbpe_are_the_same_merges(tmp_path):
+def test_codes_of_subword_nmt_and_fastbpe_give_the_same_merges(tmp_path):
     (tmp_path / "a").write_text("#version: 0.2\nt h\nth e</w>\nt h\n")
     (tmp_path / "b").write_text("t h 9\nth e</w> 5\n")
     assert read_codes(tmp_path / "a") == read_codes(tmp_path / "b") == [("t", "h"), ("th", "e</w>")]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("#version: 0.1\nt h\n", "begins with '#version: 0.1': only version 0.2"),
         ("t h\n", "line 1: 't h' is not a merge"),
@@ -86,9 +86,9 @@ def test_codes_of_subword_nmt_and_of_fastbpe_are_the_same_merges(tmp_path):
         ("t h 3\nt h e 3\n", "line 2: 't h e 3' is not a merge"),
     ],
 )
-def test_codes_of_another_kind_are_told(tmp_path, text, told):
+def test_codes_of_another_format_are_an_error(tmp_path, text, message):
     (tmp_path / "codes").write_text(text)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         read_codes(tmp_path / "codes")
 
 
@@ -96,27 +96,27 @@ def test_codes_of_another_kind_are_told(tmp_path, text, told):
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_ids_are_those_of_moses_subword_nmt_and_the_dictionary(codes, sentence):
+def test_ids_equal_those_of_moses_subword_nmt_and_the_dictionary(codes, sentence):
     line = theirs.cut_with(CODES)(theirs.moses(sentence, "en"))
     assert built(codes)(sentence).input_ids == theirs.ids_of(WORDS, line)
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_fastbpe_codes_cut_alike(tmp_path, codes, sentence):
+def test_fastbpe_codes_give_the_same_ids(tmp_path, codes, sentence):
     fast = tmp_path / "code"
     fast.write_text(theirs.as_fastbpe(CODES), encoding="utf-8")
     assert built(fast)(sentence).input_ids == built(codes)(sentence).input_ids
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_without_moses_words_are_what_stands_between_spaces(codes, sentence):
+def test_without_moses_words_are_split_at_spaces(codes, sentence):
     line = theirs.cut_with(CODES)(" ".join(sentence.split()))
     expected = theirs.ids_of(WORDS, line)
     assert built(codes, use_moses=False)(sentence).input_ids == expected
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_text_comes_back_as_fairseq_joins_it(codes, sentence):
+def test_decoded_text_equals_that_of_fairseq(codes, sentence):
     tokenizer = built(codes)
     ids = tokenizer(sentence).input_ids
     words = theirs.joined(WORDS, ids).split()
@@ -124,22 +124,22 @@ def test_text_comes_back_as_fairseq_joins_it(codes, sentence):
     assert tokenizer.batch_decode([[*ids, 1]], skip_special_tokens=True) == [expected]
 
 
-def test_lowercased_text_is_lowercased_after_moses(codes):
+def test_lowercasing_happens_after_moses(codes):
     line = theirs.cut_with(CODES)(theirs.moses("Mr. Smith LIKES it", "en").lower())
     tokenizer = built(codes, do_lower_case=True)
     assert tokenizer("Mr. Smith LIKES it").input_ids == theirs.ids_of(WORDS, line)
 
 
-def test_a_piece_that_only_the_merges_know_is_unknown(codes):
-    short = [*SPECIAL_WORDS, "the", "l@@"]
+def test_a_piece_outside_the_dictionary_is_unknown(codes):
+    short = [*SPECIAL_TOKENS, "the", "l@@"]
     line = theirs.cut_with(CODES)(TOKENIZED[0])
     ids = built(codes, words=short)(theirs.ENGLISH[0]).input_ids
     assert ids == theirs.ids_of(short, line)
     assert set(ids) == {2, 3, 4}
 
 
-def test_each_side_is_looked_up_in_its_own_dictionary(codes):
-    target = [*SPECIAL_WORDS, *reversed(WORDS[4:])]
+def test_each_side_uses_its_own_dictionary(codes):
+    target = [*SPECIAL_TOKENS, *reversed(WORDS[4:])]
     tokenizer = built(codes, target=target, use_moses=False)
     line = theirs.cut_with(CODES)("the big lake")
     batch = tokenizer("the big lake", text_target="the big lake")
@@ -164,7 +164,7 @@ def spm_line(model, sentence):
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
-def test_sentencepiece_ids_are_those_of_its_library_and_the_dictionary(spiece, sentence):
+def test_sentencepiece_ids_equal_those_of_its_library_and_the_dictionary(spiece, sentence):
     model, path, words = spiece
     tokenizer = built(path, words, use_moses=False)
     sentence = sentence.replace("</s> <unk>", "")  # Unigram takes them for one unknown piece each
@@ -175,7 +175,7 @@ def test_sentencepiece_ids_are_those_of_its_library_and_the_dictionary(spiece, s
         assert back == ["".join(words[i] for i in ids[:-1]).replace("▁", " ").strip()]
 
 
-def test_a_special_word_typed_in_a_text_never_becomes_its_id(spiece):
+def test_a_special_token_typed_in_a_text_is_text(spiece):
     _, path, words = spiece
     ids = built(path, words, use_moses=False)("a </s> <pad> <s>").input_ids
     assert set(ids[:-1]).isdisjoint({0, 1, 2})
@@ -183,25 +183,25 @@ def test_a_special_word_typed_in_a_text_never_becomes_its_id(spiece):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"user_defined_symbols": ["<sep>"]}, r"user-defined pieces \(<sep>\)"),
         ({"model_type": "char"}, "neither BPE nor Unigram"),
         ({"treat_whitespace_as_suffix": True}, "spaces end its pieces"),
     ],
 )
-def test_a_sentencepiece_model_that_cannot_be_rebuilt_is_refused(tmp_path, options, told):
+def test_a_sentencepiece_model_that_cannot_be_converted_is_an_error(tmp_path, options, message):
     theirs.sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(theirs.ENGLISH),
         model_prefix=str(tmp_path / "a"),
         minloglevel=2,
         **{"vocab_size": 60, "hard_vocab_limit": False, **options},
     )
-    with pytest.raises(ValueError, match=f"cannot be rebuilt exactly: .*{told}"):
+    with pytest.raises(ValueError, match=f"cannot be converted exactly: .*{message}"):
         built(tmp_path / "a.model")
 
 
-def test_what_is_no_sentencepiece_model_is_told(tmp_path):
+def test_another_file_is_no_sentencepiece_model(tmp_path):
     (tmp_path / "a.model").write_bytes(b"\xff\xff nothing of the kind")
-    with pytest.raises(ValueError, match="is cut off, or no SentencePiece model"):
+    with pytest.raises(ValueError, match="is incomplete or no SentencePiece model"):
         built(tmp_path / "a.model")

@@ -1,4 +1,4 @@
-"""The command line of the converters: which formats there are, and which options each has."""
+"""The command line of the converters: the formats, and the options of each."""
 
 from dataclasses import fields
 
@@ -23,7 +23,7 @@ OPTIONS = {
 }
 
 
-def test_the_formats_and_their_options_are_these():
+def test_formats_and_options_are_frozen():
     found = {
         name: [option.name for option in fields(options)] for name, (options, _) in FORMATS.items()
     }
@@ -31,12 +31,12 @@ def test_the_formats_and_their_options_are_these():
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_option_has_its_line_of_help(name, capsys):
+def test_help_of_a_format_lists_its_options(name, capsys):
     with pytest.raises(SystemExit) as caught:
         read_conversion(["--format", name, "--help"])
     assert caught.value.code == 0
-    told = capsys.readouterr().out
-    assert all(f"--{option}" in told for option in OPTIONS[name].split())
+    text = capsys.readouterr().out
+    assert all(f"--{option}" in text for option in OPTIONS[name].split())
     assert all(option.metadata["help"] for option in fields(FORMATS[name][0]))
 
 
@@ -44,12 +44,12 @@ def test_help_without_a_format_lists_the_formats(capsys):
     with pytest.raises(SystemExit) as caught:
         read_conversion(["--help"])
     assert caught.value.code == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in FORMATS)
-    assert "--format NAME --help" in told
+    text = capsys.readouterr().out
+    assert all(name in text for name in FORMATS)
+    assert "--format NAME --help" in text
 
 
-def test_a_format_and_its_options_come_in_any_order():
+def test_format_and_options_may_come_in_any_order():
     conversion = read_conversion(["--input", "a", "--format=marian", "--output", "b"])
     assert (conversion.format, conversion.options) == (
         "marian",
@@ -68,12 +68,12 @@ def test_a_format_and_its_options_come_in_any_order():
         (["--format", "torch", "--input", "a", "--output", "b"], "missing: --decoder_start_token"),
     ],
 )
-def test_a_mistyped_command_names_its_option(arguments, message):
+def test_a_mistyped_option_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         read_conversion(arguments)
 
 
-def test_a_conversion_returns_the_folder_it_wrote(tmp_path):
+def test_a_conversion_returns_its_output_folder(tmp_path):
     opus.write_folder(tmp_path / "theirs")
     paths = ["--input", str(tmp_path / "theirs"), "--output", str(tmp_path / "ours")]
     folder = convert(read_conversion(["--format", "marian", *paths]))

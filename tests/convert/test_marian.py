@@ -1,4 +1,4 @@
-"""MarianMTModel to ours: the same logits, the same beams, and everything foreign told at once."""
+"""MarianMTModel to ours: the same logits and beam search, or an error with all reasons."""
 
 import json
 
@@ -41,7 +41,7 @@ def logits(model, **inputs):
     target = torch.tensor([[PAD, 3, 5, 8, 9, 31, 0], [PAD, 4, 6, 0, PAD, PAD, PAD]])
     with torch.no_grad():
         found = model(**inputs, decoder_input_ids=target[: inputs["input_ids"].shape[0]]).logits
-    return found[:, :3]  # real places of both rows
+    return found[:, :3]  # real positions of both rows
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def edit_weights(folder, change):
 
 @EACH_SHARING
 @pytest.mark.parametrize("activation", ["swish", "gelu", "relu"])
-def test_logits_are_theirs(sharing, activation):
+def test_logits_equal_theirs(sharing, activation):
     theirs = opus.marian_model(**opus.SHARINGS[sharing], activation_function=activation)
     ours = from_marian(theirs)
     inputs = padded(SOURCE)
@@ -85,13 +85,13 @@ def test_logits_are_theirs(sharing, activation):
 
 
 @pytest.mark.parametrize("is_scaled", [True, False])
-def test_embeddings_are_scaled_where_theirs_are(is_scaled):
+def test_embeddings_are_scaled_if_theirs_are(is_scaled):
     theirs = opus.marian_model(scale_embedding=is_scaled)
     inputs = padded(SOURCE)
     assert_close(logits(from_marian(theirs), **inputs), logits(theirs, **inputs), **CLOSE)
 
 
-def test_padding_on_the_left_gives_their_logits_without_padding():
+def test_left_padding_gives_their_logits_without_padding():
     theirs = opus.marian_model()
     found = logits(from_marian(theirs), **padded(SOURCE, side="left"))
     for row, source in enumerate(SOURCE):
@@ -100,7 +100,7 @@ def test_padding_on_the_left_gives_their_logits_without_padding():
 
 
 @EACH_SHARING
-def test_a_padding_row_that_was_trained_is_looked_up_as_theirs_is(sharing):
+def test_a_trained_padding_row_is_embedded_as_theirs(sharing):
     theirs = opus.marian_model(**opus.SHARINGS[sharing])
     with torch.no_grad():
         theirs.model.decoder.embed_tokens.weight[PAD] = torch.randn(12)
@@ -110,13 +110,13 @@ def test_a_padding_row_that_was_trained_is_looked_up_as_theirs_is(sharing):
     assert_close(logits(ours, **inputs), logits(theirs, **inputs), **CLOSE)
 
 
-def test_a_start_that_is_not_padding_is_kept():
+def test_a_start_token_other_than_padding_is_kept():
     theirs = opus.marian_model(decoder_start_token_id=3)
     ours = from_marian(theirs)
     assert ours.config.decoder_start_token_id == ours.generation_config.decoder_start_token_id == 3
 
 
-def test_frequencies_of_marian_itself_are_a_choice():
+def test_frequencies_marian_uses_marians_positions_and_epsilon():
     theirs = opus.marian_model()
     ours = from_marian(theirs, frequencies="marian")
     table = sinusoid(torch.arange(64), 12, layout="concatenated", frequencies="tensor2tensor")
@@ -152,7 +152,7 @@ def test_generate_returns_their_scores():
 # --- the folder --------------------------------------------------------------------------------
 
 
-def test_a_folder_translates_raw_text_as_theirs_does(tmp_path):
+def test_a_converted_folder_translates_text_like_theirs(tmp_path):
     theirs, their_tokenizer = opus.write_folder(tmp_path / "theirs")
     model, tokenizer = load_translator(str(converted(tmp_path / "theirs")))
     assert isinstance(model, VanillaForConditionalGeneration)
@@ -163,7 +163,7 @@ def test_a_folder_translates_raw_text_as_theirs_does(tmp_path):
 
 
 @EACH_SHARING
-def test_every_bit_of_a_folder_arrives(tmp_path, sharing):
+def test_every_weight_of_a_folder_is_exactly_equal(tmp_path, sharing):
     opus.write_tokenizer(tmp_path / "theirs")
     theirs = opus.marian_model(**opus.SHARINGS[sharing])
     vocabulary = {f"w{i}": i for i in range(1, PAD)} | {"</s>": 0, "<pad>": PAD, "<unk>": 1}
@@ -178,7 +178,7 @@ def test_every_bit_of_a_folder_arrives(tmp_path, sharing):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_decoding_settings_come_along(folder):
+def test_the_generation_config_is_converted(folder):
     decoding = AutoModelForSeq2SeqLM.from_pretrained(converted(folder)).generation_config
     theirs = json.loads((folder / "generation_config.json").read_text())
     assert theirs.keys() >= {"num_beams", "max_length", "bad_words_ids", "forced_eos_token_id"}
@@ -188,7 +188,7 @@ def test_decoding_settings_come_along(folder):
     assert getattr(decoding, "max_tokens_beyond_source", None) is None
 
 
-def test_decoding_settings_of_an_old_config_file_come_along(folder):
+def test_decoding_settings_of_an_old_config_file_are_converted(folder):
     (folder / "generation_config.json").unlink()
     edit(folder, num_beams=6, max_length=17, bad_words_ids=[[3]], forced_eos_token_id=0)
     decoding = AutoModelForSeq2SeqLM.from_pretrained(converted(folder)).generation_config
@@ -205,7 +205,7 @@ def test_half_precision_files_become_float32(folder):
 
 
 @pytest.mark.parametrize("separate", [False, True], ids=["one vocabulary", "two"])
-def test_the_tokenizer_comes_along_for_both_sides(tmp_path, separate):
+def test_the_tokenizer_of_both_sides_is_converted(tmp_path, separate):
     source_size, target_size = opus.write_tokenizer(tmp_path / "theirs", separate=separate)
     sharing = {"share_encoder_decoder_embeddings": not separate}
     sizes = {"vocab_size": source_size, "decoder_vocab_size": target_size}
@@ -227,14 +227,14 @@ def test_the_tokenizer_comes_along_for_both_sides(tmp_path, separate):
     assert (tokenizer.model_max_length, tokenizer.pad_token_id) == (64, source_size - 1)
 
 
-def test_a_check_compares_before_anything_is_written(folder, caplog):
+def test_check_compares_before_writing(folder, caplog):
     with caplog.at_level("INFO", logger="hf_vanilla"):
         converted(folder, check=True)
     assert "logits" in caplog.text
     assert "beam search gives the same tokens" in caplog.text
 
 
-def test_a_check_that_fails_says_how(folder):
+def test_a_failed_check_reports_the_difference(folder):
     theirs, tokenizer = opus.write_folder(folder)
     ours = from_marian(theirs)
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_a_check_that_fails_says_how(folder):
 # --- refusals ----------------------------------------------------------------------------------
 
 
-def test_another_architecture_is_refused(tmp_path):
+def test_another_architecture_is_an_error(tmp_path):
     config = BartConfig(vocab_size=53, d_model=8, encoder_layers=1, decoder_layers=1)
     config.encoder_attention_heads = config.decoder_attention_heads = 2
     BartForConditionalGeneration(config).save_pretrained(tmp_path / "theirs")
@@ -255,7 +255,7 @@ def test_another_architecture_is_refused(tmp_path):
     assert only(tmp_path / "theirs")
 
 
-def test_one_message_names_all_that_is_foreign(folder):
+def test_one_message_names_all_reasons(folder):
     def change(weights):
         del weights["model.encoder.layers.1.fc2.weight"], weights["model.decoder.layers.0.fc1.bias"]
         weights["model.encoder.layer_norm.weight"] = torch.ones(12)
@@ -266,22 +266,22 @@ def test_one_message_names_all_that_is_foreign(folder):
     edit(folder, normalize_before=True, normalize_embedding=True, pad_token_id=7)
     with pytest.raises(ValueError, match="does not fit this architecture") as caught:
         converted(folder)
-    told = str(caught.value)
-    assert "model.decoder.layernorm_embedding.bias (a norm on the embedding), " in told
-    assert "model.encoder.layer_norm.weight (final norm of a pre-norm model)" in told
+    message = str(caught.value)
+    assert "model.decoder.layernorm_embedding.bias (a norm on the embeddings), " in message
+    assert "model.encoder.layer_norm.weight (final norm of a pre-norm model)" in message
     missing = "model.decoder.layers.0.fc1.bias, model.encoder.layers.1.fc2.weight"
-    assert f"missing: {missing}; " in told
-    assert "model.encoder.layers.0.fc1.bias (shape (30,), expected (29,))" in told
-    assert "normalize_before=True (a pre-norm model)" in told
-    assert "normalize_embedding=True (a norm on the embedding)" in told
-    assert "pad_token_id of the tokenizer is" in told
+    assert f"missing: {missing}; " in message
+    assert "model.encoder.layers.0.fc1.bias (shape (30,), expected (29,))" in message
+    assert "normalize_before=True (a pre-norm model)" in message
+    assert "normalize_embedding=True (a norm on the embeddings)" in message
+    assert "pad_token_id of the tokenizer is" in message
     assert only(folder)
 
 
-def test_learned_positions_are_refused(folder):
+def test_learned_positions_are_an_error(folder):
     edit_weights(folder, lambda w: w.update({"model.encoder.embed_positions.weight": _noise()}))
     edit(folder, static_position_embeddings=False)
-    with pytest.raises(ValueError, match="other positions than sinusoids") as caught:
+    with pytest.raises(ValueError, match="is not sinusoidal") as caught:
         converted(folder)
     assert "static_position_embeddings=False (learned positions)" in str(caught.value)
     assert only(folder)
@@ -291,7 +291,7 @@ def _noise():
     return torch.randn(64, 12)
 
 
-def test_a_file_that_is_cut_off_is_told_and_nothing_is_left(folder):
+def test_an_incomplete_file_is_one_line_and_leaves_no_output(folder):
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(ValueError, match=r"theirs: its weights cannot be read .* again$") as caught:
@@ -300,7 +300,7 @@ def test_a_file_that_is_cut_off_is_told_and_nothing_is_left(folder):
     assert only(folder)
 
 
-def test_a_vocabulary_that_does_not_fit_the_embedding_is_told(folder):
+def test_a_vocabulary_larger_than_the_embedding_is_an_error(folder):
     path = folder / "vocab.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"new": 999}))
     with pytest.raises(ValueError, match="the vocabulary goes up to id 999, but vocab_size="):
@@ -308,17 +308,17 @@ def test_a_vocabulary_that_does_not_fit_the_embedding_is_told(folder):
     assert only(folder)
 
 
-def test_a_target_vocabulary_that_does_not_fit_its_embedding_is_told(tmp_path):
+def test_a_target_vocabulary_larger_than_its_embedding_is_an_error(tmp_path):
     source_size, target_size = opus.write_tokenizer(tmp_path / "theirs", separate=True)
     sizes = {"vocab_size": source_size, "decoder_vocab_size": target_size - 2}
     own = {"share_encoder_decoder_embeddings": False, "pad_token_id": 3}
     opus.marian_model(**sizes, **own, decoder_start_token_id=3).save_pretrained(tmp_path / "theirs")
-    told = f"goes up to id {target_size - 1}, but decoder_vocab_size={target_size - 2}"
-    with pytest.raises(ValueError, match=told):
+    message = f"goes up to id {target_size - 1}, but decoder_vocab_size={target_size - 2}"
+    with pytest.raises(ValueError, match=message):
         converted(tmp_path / "theirs")
 
 
-def test_a_folder_without_its_tokenizer_is_told(folder):
+def test_a_folder_without_a_tokenizer_is_an_error(folder):
     (folder / "source.spm").unlink()
     with pytest.raises(ValueError, match=r"tokenizer cannot be read .*source\.spm, target\.spm"):
         converted(folder)
@@ -326,14 +326,16 @@ def test_a_folder_without_its_tokenizer_is_told(folder):
 
 
 @pytest.mark.parametrize("name", ["nowhere", "nobody/nothing"])
-def test_a_model_that_is_nowhere_is_told_in_one_line(tmp_path, name):
-    with pytest.raises(OSError, match=f"{name}: no such folder, and not found on the Hub") as told:
+def test_a_missing_model_is_one_line(tmp_path, name):
+    with pytest.raises(
+        OSError, match=f"{name}: no such folder, and not found on the Hub"
+    ) as caught:
         convert_marian(MarianOptions(input=name, output=str(tmp_path / "ours")))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_that_is_taken_is_kept(folder):
+def test_an_existing_output_is_kept(folder):
     (folder.parent / "ours").mkdir()
     (folder.parent / "ours" / "mine").write_text("mine")
     with pytest.raises(FileExistsError, match="choose another name"):
@@ -341,11 +343,11 @@ def test_an_output_that_is_taken_is_kept(folder):
     assert (folder.parent / "ours" / "mine").read_text() == "mine"
 
 
-def test_choices_that_do_not_exist_or_do_not_go_together_are_refused():
+def test_unknown_or_contradicting_options_are_an_error():
     files = {"input": "a", "output": "b"}
     with pytest.raises(ValueError, match="frequencies='fast': choose one of transformers, marian"):
         MarianOptions(**files, frequencies="fast")
-    with pytest.raises(ValueError, match="leave out one of the two"):
+    with pytest.raises(ValueError, match="give only one of the two options"):
         MarianOptions(**files, frequencies="marian", check=True)
     with pytest.raises(ValueError, match="frequencies='fast'"):
         from_marian(opus.marian_model(), frequencies="fast")

@@ -1,4 +1,4 @@
-"""Our model to MarianMTModel and back: the same bits and function, or every reason why not."""
+"""Our model to MarianMTModel and back: the same logits, or an error with all reasons."""
 
 import json
 
@@ -64,7 +64,7 @@ def logits(model):
 @pytest.mark.parametrize("biases", [{}, {"attention_bias": True, "lm_head_bias": True}])
 @pytest.mark.parametrize("sharing", SHARINGS)
 @pytest.mark.parametrize("is_trained", [True, False], ids=["pad trained", "pad zero"])
-def test_logits_and_beams_are_ours(sharing, biases, is_trained):
+def test_logits_and_beam_search_equal_ours(sharing, biases, is_trained):
     ours = our_model(**SHARINGS[sharing], **biases)
     if not is_trained:
         for stack in (ours.model.encoder, ours.model.decoder):
@@ -77,7 +77,7 @@ def test_logits_and_beams_are_ours(sharing, biases, is_trained):
     assert_close(logits(from_marian(theirs)), logits(ours), **CLOSE)
 
 
-def test_padding_that_is_looked_up_as_its_row_stays_tied():
+def test_padding_embedded_as_its_row_stays_tied():
     ours = our_model(zero_pad_embedding=False)
     theirs = to_marian(ours)
     assert theirs.config.tie_word_embeddings
@@ -85,7 +85,7 @@ def test_padding_that_is_looked_up_as_its_row_stays_tied():
 
 
 @pytest.mark.parametrize("sharing", opus.SHARINGS)
-def test_there_and_back_keeps_every_bit_and_every_setting(sharing):
+def test_a_round_trip_keeps_weights_and_settings(sharing):
     theirs = opus.marian_model(**opus.SHARINGS[sharing])
     again = to_marian(from_marian(theirs))
     expected, found = theirs.state_dict(), again.state_dict()
@@ -100,7 +100,7 @@ def test_there_and_back_keeps_every_bit_and_every_setting(sharing):
     assert after == before
 
 
-def test_a_folder_goes_there_and_back_through_files(tmp_path, caplog):
+def test_a_round_trip_through_folders(tmp_path, caplog):
     opus.write_folder(tmp_path / "theirs", forced_eos_token_id=None)
     paths = [str(tmp_path / name) for name in ("theirs", "ours", "again")]
     convert_marian(MarianOptions(input=paths[0], output=paths[1]))
@@ -121,7 +121,7 @@ def test_a_folder_goes_there_and_back_through_files(tmp_path, caplog):
     assert MarianMTModel.from_pretrained(paths[2]).dtype == torch.float32
 
 
-def test_a_recipe_can_ask_for_a_model_that_goes_there(tmp_path, corpus_files, tiny_tokenizer):
+def test_a_recipe_can_train_a_model_that_marian_can_express(tmp_path, corpus_files, tiny_tokenizer):
     recipe = small_run.recipe(  # as the documentation says
         tmp_path / "run",
         corpus_files,
@@ -144,7 +144,7 @@ def test_a_recipe_can_ask_for_a_model_that_goes_there(tmp_path, corpus_files, ti
     assert AutoTokenizer.from_pretrained(output)("ein Haus").input_ids == expected
 
 
-def test_one_message_names_every_reason_against_it():
+def test_one_message_names_all_reasons():
     ours = VanillaForConditionalGeneration(
         VanillaConfig(
             **{**THEIR_FORM, "position_layout": "interleaved", "layer_norm_eps": 1e-6},
@@ -157,27 +157,27 @@ def test_one_message_names_every_reason_against_it():
     with pytest.raises(ValueError, match="MarianMTModel cannot express this model: ") as caught:
         to_marian(ours)
     for reason in (
-        "position_layout='interleaved' (there: 'concatenated')",
-        "position_frequencies='tensor2tensor' (there: 'paper')",
-        "position_offset=2 (there: 0)",
-        "layer_norm_eps=1e-06 (there: 1e-05)",
-        "final_layer_norm=True (there: False)",
-        "encoder_attention_heads=3 with head_dim, v_head_dim = 7, 4 (there: d_model=12 / heads)",
+        "position_layout='interleaved' (Marian: 'concatenated')",
+        "position_frequencies='tensor2tensor' (Marian: 'paper')",
+        "position_offset=2 (Marian: 0)",
+        "layer_norm_eps=1e-06 (Marian: 1e-05)",
+        "final_layer_norm=True (Marian: False)",
+        "encoder_attention_heads=3 with head_dim, v_head_dim = 7, 4 (Marian: d_model=12 / heads)",
         "decoder_attention_heads=2 with head_dim, v_head_dim = 7, 6",
-        "length_penalty_form='gnmt' in the generation config (there: 'power')",
-        "max_tokens_beyond_source=50 in the generation config (there: max_length)",
+        "length_penalty_form='gnmt' in the generation config (Marian: 'power')",
+        "max_tokens_beyond_source=50 in the generation config (Marian: max_length)",
     ):
         assert reason in str(caught.value)
 
 
-def test_learned_positions_and_a_missing_start_are_reasons_too():
+def test_learned_positions_and_a_missing_start_token_are_reasons():
     ours = our_model(position_embedding_type="learned", decoder_start_token_id=None)
     with pytest.raises(ValueError, match="position_embedding_type='learned'") as caught:
         to_marian(ours)
-    assert "decoder_start_token_id=None (there: an id)" in str(caught.value)
+    assert "decoder_start_token_id=None (Marian: an id)" in str(caught.value)
 
 
-def test_a_refusal_leaves_nothing(tmp_path, tiny_model, tiny_tokenizer):
+def test_a_failed_conversion_leaves_no_output(tmp_path, tiny_model, tiny_tokenizer):
     tiny_model.save_pretrained(tmp_path / "ours")
     tiny_tokenizer.save_pretrained(tmp_path / "ours")
     options = ToMarianOptions(input=str(tmp_path / "ours"), output=str(tmp_path / "theirs"))
@@ -186,9 +186,9 @@ def test_a_refusal_leaves_nothing(tmp_path, tiny_model, tiny_tokenizer):
     assert [path.name for path in tmp_path.iterdir()] == ["ours"]
 
 
-def test_a_model_that_is_not_ours_is_refused(tmp_path):
+def test_another_model_is_an_error(tmp_path):
     opus.write_folder(tmp_path / "theirs")
     options = ToMarianOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "again"))
-    with pytest.raises(ValueError, match="theirs is a MarianMTModel: give one of our models"):
+    with pytest.raises(ValueError, match="theirs is a MarianMTModel: give an encoder-decoder"):
         convert_to_marian(options)
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -1,4 +1,4 @@
-"""Models around torch.nn.Transformer to ours: the same logits, or everything foreign at once."""
+"""Models around torch.nn.Transformer to ours: the same logits, or an error with all reasons."""
 
 import argparse
 import math
@@ -12,13 +12,13 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import AutoModelForSeq2SeqLM
 
-from hf_vanilla.convert.renaming import rename_to_ours, rename_to_theirs
 from hf_vanilla.convert.torch_transformer import (
     TorchOptions,
     convert_torch,
     from_torch,
     torch_names,
 )
+from hf_vanilla.convert.weight_names import rename_to_ours, rename_to_theirs
 
 # torch recommends another layout than the tutorial's
 pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
@@ -76,8 +76,8 @@ class Tutorial(nn.Module):
     def forward(self, source, target):
         sides = []
         for ids, words in ((source.T, self.src_tok_emb), (target.T, self.tgt_tok_emb)):
-            places = self.positional_encoding.pos_embedding[: len(ids)]
-            sides.append(words.embedding(ids) * math.sqrt(12) + places)
+            table = self.positional_encoding.pos_embedding[: len(ids)]
+            sides.append(words.embedding(ids) * math.sqrt(12) + table)
         length = target.shape[1]
         decoded = self.transformer(
             *sides,
@@ -91,7 +91,7 @@ class Tutorial(nn.Module):
 
 @torch.no_grad()
 def logits(model):
-    """At the real places of both rows, one after the other."""
+    """Logits at the real positions of both rows, concatenated."""
     if isinstance(model, nn.Module) and hasattr(model, "transformer"):
         found = model.eval()(SOURCE, TARGET)
     else:
@@ -111,7 +111,7 @@ def saved(content, tmp_path, **options):
 
 @pytest.mark.parametrize("is_normed", [True, False], ids=["torch's norms", "as in the paper"])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-def test_logits_are_theirs(is_normed, activation):
+def test_logits_equal_theirs(is_normed, activation):
     theirs = Tutorial(is_normed=is_normed, activation=activation)
     options = replace(OPTIONS, activation_function=activation)
     ours = from_torch(theirs.state_dict(), options)
@@ -119,7 +119,7 @@ def test_logits_are_theirs(is_normed, activation):
     assert_close(logits(ours), logits(theirs), **CLOSE)
 
 
-def test_tables_that_are_one_stay_one():
+def test_shared_tables_stay_shared():
     theirs = Tutorial()
     theirs.src_tok_emb = theirs.tgt_tok_emb
     theirs.generator.weight = theirs.tgt_tok_emb.embedding.weight
@@ -136,7 +136,7 @@ def test_tables_that_are_one_stay_one():
     assert_close(found, expected, **CLOSE)
 
 
-def test_an_epsilon_and_an_unscaled_embedding_are_told_by_options():
+def test_options_set_epsilon_and_embedding_scale():
     theirs = Tutorial(layer_norm_eps=1e-3)
     theirs.src_tok_emb.embedding.weight.data /= math.sqrt(12)
     theirs.tgt_tok_emb.embedding.weight.data /= math.sqrt(12)
@@ -149,7 +149,7 @@ def test_an_epsilon_and_an_unscaled_embedding_are_told_by_options():
     assert_close(logits(from_torch(state, unscaled)), logits(theirs), **CLOSE)
 
 
-def test_what_shapes_and_names_tell_is_read_off_them():
+def test_config_fields_come_from_shapes_and_names():
     config = from_torch(Tutorial().state_dict(), OPTIONS).config
     assert (config.vocab_size, config.decoder_vocab_size, config.d_model) == (43, 37, 12)
     assert (config.encoder_layers, config.decoder_layers) == (2, 4)
@@ -159,7 +159,7 @@ def test_what_shapes_and_names_tell_is_read_off_them():
     assert config.dropout == config.attention_dropout == config.activation_dropout == 0.1
 
 
-def test_there_and_back_keeps_every_bit():
+def test_a_round_trip_keeps_every_weight():
     state = Tutorial().state_dict()
     names = torch_names(OPTIONS)
     ours = from_torch(state, OPTIONS)
@@ -173,7 +173,7 @@ def test_there_and_back_keeps_every_bit():
 # --- the file ----------------------------------------------------------------------------------
 
 
-def test_a_folder_is_written_that_auto_classes_load(tmp_path):
+def test_auto_classes_load_the_converted_folder(tmp_path):
     theirs = Tutorial()
     convert_torch(saved(theirs.state_dict(), tmp_path))
     ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
@@ -183,7 +183,7 @@ def test_a_folder_is_written_that_auto_classes_load(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "ours"]
 
 
-def test_a_model_with_other_names_in_a_larger_file_is_found(tmp_path, caplog):
+def test_options_name_a_model_inside_a_larger_file(tmp_path, caplog):
     theirs = Tutorial()
     calls = {"transformer.": "", "src_tok_emb.embedding": "enc_words", "generator": "out.proj"}
     calls |= {"tgt_tok_emb.embedding": "dec_words"}
@@ -209,7 +209,7 @@ def test_a_model_with_other_names_in_a_larger_file_is_found(tmp_path, caplog):
     assert_close(logits(ours), logits(theirs), **CLOSE)
 
 
-def test_safetensors_are_read_too(tmp_path):
+def test_safetensors_are_converted(tmp_path):
     theirs = Tutorial()
     save_file(theirs.state_dict(), tmp_path / "model.safetensors")
     options = saved({}, tmp_path)
@@ -229,50 +229,52 @@ def refusal(content, tmp_path, **options):
     return str(caught.value)
 
 
-def test_one_message_names_all_that_is_foreign(tmp_path):
+def test_one_message_names_all_reasons(tmp_path):
     state = Tutorial().state_dict()
     del state["transformer.encoder.layers.1.linear2.bias"]
     del state["transformer.decoder.norm.weight"]
     state["adapter.weight"] = torch.ones(3)
     state["transformer.encoder.layers.0.norm1.weight"] = torch.ones(13)
     state["positional_encoding.pos_embedding"] = torch.randn(50, 1, 12)
-    told = refusal(state, tmp_path)
-    assert "model.pt does not fit this architecture; left over: adapter.weight; missing: " in told
-    assert "missing: model.decoder.layer_norm.weight, model.encoder.layers.1.fc2.bias; " in told
-    assert "transformer.encoder.layers.0.norm1.weight (shape (13,), expected (12,))" in told
-    assert "positional_encoding.pos_embedding (50, 12) holds other positions than" in told
+    message = refusal(state, tmp_path)
+    assert (
+        "model.pt does not fit this architecture; left over: adapter.weight; missing: " in message
+    )
+    assert "missing: model.decoder.layer_norm.weight, model.encoder.layers.1.fc2.bias; " in message
+    assert "transformer.encoder.layers.0.norm1.weight (shape (13,), expected (12,))" in message
+    assert "positional_encoding.pos_embedding (50, 12) is not sinusoidal" in message
 
 
-def test_a_norm_on_one_stack_only_is_missing_on_the_other(tmp_path):
+def test_a_final_norm_on_one_stack_only_is_an_error(tmp_path):
     theirs = Tutorial()
     theirs.transformer.encoder.norm = None
-    told = refusal(theirs.state_dict(), tmp_path)
-    assert "missing: model.encoder.layer_norm.bias, model.encoder.layer_norm.weight" in told
+    message = refusal(theirs.state_dict(), tmp_path)
+    assert "missing: model.encoder.layer_norm.bias, model.encoder.layer_norm.weight" in message
 
 
-def test_another_architecture_is_told_with_what_it_has(tmp_path):
+def test_another_architecture_is_an_error_with_its_weights(tmp_path):
     other = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
-    told = refusal(other.state_dict(), tmp_path)
-    assert "has no matrix src_tok_emb.embedding.weight, tgt_tok_emb.embedding.weight, " in told
-    assert "it has 0.weight, 1.bias, 1.weight: say what its parts are called by" in told
+    message = refusal(other.state_dict(), tmp_path)
+    assert "has no matrix src_tok_emb.embedding.weight, tgt_tok_emb.embedding.weight, " in message
+    assert "it has 0.weight, 1.bias, 1.weight: give names with" in message
 
 
-def test_a_wrong_name_is_told_with_those_there_are(tmp_path):
-    told = refusal(Tutorial().state_dict(), tmp_path, transformer="net", output_projection="out")
-    assert "no matrix out.weight, net.encoder.layers.0.linear1.weight, net.decoder" in told
-    assert "generator.weight, positional_encoding.pos_embedding" in told
-    assert "transformer: say" in told
+def test_a_wrong_name_is_an_error_with_the_existing_names(tmp_path):
+    message = refusal(Tutorial().state_dict(), tmp_path, transformer="net", output_projection="out")
+    assert "no matrix out.weight, net.encoder.layers.0.linear1.weight, net.decoder" in message
+    assert "generator.weight, positional_encoding.pos_embedding" in message
+    assert "transformer: give" in message
 
 
-def test_a_file_that_holds_more_or_something_else_is_told(tmp_path):
-    told = refusal({"epoch": 3, "model": {}}, tmp_path)
-    assert "is not a state dict; it holds epoch, model: name the entry that is one by" in told
-    told = refusal({"epoch": 3, "model": {}}, tmp_path, entry="state")
-    assert "has no entry 'state'; it holds epoch, model" in told
+def test_a_file_that_is_no_state_dict_is_an_error(tmp_path):
+    message = refusal({"epoch": 3, "model": {}}, tmp_path)
+    assert "is not a state dict; it contains epoch, model: name the state dict with" in message
+    message = refusal({"epoch": 3, "model": {}}, tmp_path, entry="state")
+    assert "has no entry 'state'; it contains epoch, model" in message
     assert "it holds a Tensor" in refusal(torch.ones(2), tmp_path)
 
 
-def test_a_file_of_more_than_tensors_is_read_only_on_trust(tmp_path):
+def test_a_file_with_other_classes_needs_trust_pickle(tmp_path):
     theirs = Tutorial()
     content = {"model": theirs.state_dict(), "args": argparse.Namespace(lr=1)}
     assert "argparse.Namespace" in refusal(content, tmp_path, entry="model")
@@ -280,11 +282,11 @@ def test_a_file_of_more_than_tensors_is_read_only_on_trust(tmp_path):
     assert (tmp_path / "ours").is_dir()
 
 
-def test_a_file_that_is_cut_off_is_told(tmp_path):
+def test_an_incomplete_file_is_an_error(tmp_path):
     options = saved(Tutorial().state_dict(), tmp_path)
     content = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match="is cut off, or no file of weights"):
+    with pytest.raises(ValueError, match="is incomplete or no checkpoint"):
         convert_torch(options)
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]
 
@@ -298,7 +300,7 @@ def test_a_file_that_is_cut_off_is_told(tmp_path):
     ],
     ids=["heads", "pad", "activation"],
 )
-def test_options_that_do_not_fit_are_told(tmp_path, options, message):
+def test_invalid_options_are_an_error(tmp_path, options, message):
     with pytest.raises(StrictDataclassError, match=message):
         convert_torch(saved(Tutorial().state_dict(), tmp_path, **options))
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt"]

@@ -1,4 +1,4 @@
-"""Text to rows: lines stay lines, sides stay together, and a broken file is named."""
+"""Parallel text to rows: line by line, both sides together, and errors that name the file."""
 
 import gzip
 import os
@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict, Features, Translation
 
 from hf_vanilla.data.corpus import (
     DENSE,
-    HELD_OUT,
+    EVALUATION_PAIRS,
     SPARSE,
     built_in_corpus,
     number_words,
@@ -25,7 +25,7 @@ ENGLISH = "a house by the lake\nthe big house\nby the lake\n"
 
 @pytest.fixture(params=["plain", "gz"])
 def write(request, tmp_path):
-    """Writes bytes into a file, plain or compressed, and returns its path."""
+    """Returns a function that writes bytes to a file, plain or compressed, and returns its path."""
 
     def to_file(name, content):
         content = content if isinstance(content, bytes) else content.encode("utf-8")
@@ -40,7 +40,7 @@ def write(request, tmp_path):
     return to_file
 
 
-# --- lines -------------------------------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,26 +61,26 @@ def test_only_a_line_feed_ends_a_line(write, content, lines):
     assert list(read_lines(write("text", content))) == lines
 
 
-def test_a_byte_that_is_no_utf8_is_named_with_file_and_line(write):
+def test_a_byte_that_is_not_utf8_is_an_error_with_file_and_line(write):
     path = write("text", b"gut\nGr\xfc\xdfe\n")
     with pytest.raises(ValueError, match=r"line 2: byte 3 is not UTF-8; .* iconv") as caught:
         list(read_lines(path))
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.txt"):
         list(read_lines(tmp_path / "nowhere.txt"))
 
 
-def test_a_file_cut_off_while_compressed_is_refused(tmp_path):
+def test_an_incomplete_gz_file_is_an_error(tmp_path):
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(GERMAN.encode() * 99)[:-9])
-    with pytest.raises((ValueError, OSError)):  # the errors that scripts tell in one line
+    with pytest.raises((ValueError, OSError)):
         list(read_lines(path))
 
 
-# --- pairs -------------------------------------------------------------------------------------
+# --- pairs ----------------------------------------------------------------------------------------
 
 
 def test_line_i_stays_with_line_i(write):
@@ -95,36 +95,36 @@ def test_a_line_separator_inside_a_sentence_does_not_shift_the_sides(write):
 
 
 @pytest.mark.parametrize("short_side", ["source", "target"])
-def test_sides_of_unequal_length_are_told_with_line_and_both_files(write, short_side):
+def test_sides_of_unequal_length_are_an_error_with_line_and_both_files(write, short_side):
     long, short = write("long", "a\nb\nc\n"), write("short", "A\nB\n")
     files = (short, long) if short_side == "source" else (long, short)
     with pytest.raises(ValueError, match="line 3 has no translation") as caught:
         list(read_pairs(*files))
     assert f"{short} ends after line 2" in str(caught.value)
-    assert f"{long} goes on" in str(caught.value)
+    assert f"{long} has more lines" in str(caught.value)
 
 
-def test_two_empty_files_are_refused(write):
+def test_two_empty_files_are_an_error(write):
     with pytest.raises(ValueError, match="are empty: no sentence pairs"):
         list(read_pairs(write("de", ""), write("en", "")))
 
 
-def test_one_empty_file_is_told_as_such(write):
+def test_one_empty_file_is_an_error(write):
     with pytest.raises(ValueError, match="ends after line 0"):
         list(read_pairs(write("de", ""), write("en", "a\n")))
 
 
-# --- files as a set ----------------------------------------------------------------------------
+# --- files as a dataset ---------------------------------------------------------------------------
 
 
-def test_files_become_rows_in_their_order(write):
+def test_files_become_rows_in_order(write):
     rows = pairs_from_files(write("de", GERMAN), write("en", ENGLISH))
     assert rows.column_names == ["source", "target"]
     assert rows["source"][:] == GERMAN.splitlines()
     assert rows["target"][:] == ENGLISH.splitlines()
 
 
-def test_an_edited_file_is_read_anew(write):
+def test_an_edited_file_is_read_again(write):
     files = write("de", GERMAN), write("en", ENGLISH)
     assert pairs_from_files(*files)["target"][1] == "the big house"
     edited = write("en", ENGLISH.replace("big", "red"))  # as long as before
@@ -133,25 +133,25 @@ def test_an_edited_file_is_read_anew(write):
     assert pairs_from_files(*files)["target"][1] == "the red house"
 
 
-def test_two_pairs_of_files_are_told_apart(write):
+def test_two_pairs_of_files_have_separate_caches(write):
     german, english = write("de", GERMAN), write("en", ENGLISH)
     assert pairs_from_files(german, english)["source"][0] == "ein Haus am See"
     assert pairs_from_files(english, german)["source"][0] == "a house by the lake"
 
 
-def test_the_reason_comes_through_the_library(write):
+def test_errors_pass_through_the_datasets_library(write):
     with pytest.raises(ValueError, match="line 4 has no translation"):
         pairs_from_files(write("de", GERMAN), write("en", ENGLISH + "more\n"))
     with pytest.raises(ValueError, match="line 1: byte 1 is not UTF-8"):
         pairs_from_files(write("de", b"\xff\n"), write("en", "a\n"))
 
 
-def test_a_missing_side_is_named_before_anything_is_read(write, tmp_path):
+def test_a_missing_file_is_an_error_before_reading(write, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: no such file"):
         pairs_from_files(write("de", GERMAN), tmp_path / "nowhere")
 
 
-# --- sets --------------------------------------------------------------------------------------
+# --- datasets -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["columns", "translation", "translation feature"])
@@ -161,7 +161,7 @@ def saved_set(request, tmp_path):
     ]
     rows = [{"translation": pair} for pair in pairs] if request.param == "translation" else pairs
     features = None
-    if request.param == "translation feature":  # what the sets of WMT have
+    if request.param == "translation feature":  # as in WMT datasets
         rows = [{"translation": pair} for pair in pairs]
         features = Features({"translation": Translation(languages=["de", "en"])})
     splits = {"train": rows[:2], "validation": rows[2:3]}
@@ -170,7 +170,7 @@ def saved_set(request, tmp_path):
     return str(tmp_path / "set")
 
 
-def test_both_usual_forms_of_a_set_become_the_same_rows(saved_set):
+def test_columns_and_translation_dicts_become_the_same_rows(saved_set):
     corpus = pairs_from_dataset(saved_set, source_column="en", target_column="de")
     assert corpus["train"].to_list() == [
         {"source": "a house by the lake", "target": "ein Haus am See"},
@@ -179,19 +179,19 @@ def test_both_usual_forms_of_a_set_become_the_same_rows(saved_set):
     assert corpus["validation"].to_list() == [{"source": "by the lake", "target": "am See"}]
 
 
-def test_wrong_columns_are_told_with_those_that_exist(saved_set):
+def test_wrong_columns_are_an_error_with_the_existing_columns(saved_set):
     with pytest.raises(ValueError, match="no column fr, source: choose among de, en"):
         pairs_from_dataset(saved_set, source_column="source", target_column="fr")
 
 
-def test_other_columns_are_left_out(tmp_path):
+def test_other_columns_are_dropped(tmp_path):
     row = {"id": 3, "target": "wrong", "en": "a house", "de": "ein Haus"}
     DatasetDict(train=Dataset.from_list([row])).save_to_disk(tmp_path / "set")
     corpus = pairs_from_dataset(str(tmp_path / "set"), source_column="en", target_column="de")
     assert corpus["train"].to_list() == [{"source": "a house", "target": "ein Haus"}]
 
 
-# --- the built-in corpus -----------------------------------------------------------------------
+# --- the built-in corpus --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def numbers():
 
 
 @pytest.mark.slow
-def test_the_built_in_parts_share_no_number(numbers):
+def test_splits_of_the_built_in_corpus_share_no_number(numbers):
     sides = {part: set(rows["source"]) for part, rows in numbers.items()}
     assert not sides["train"] & sides["test"]
     assert not sides["train"] & sides["validation"]
@@ -235,11 +235,11 @@ def test_the_built_in_parts_share_no_number(numbers):
 
 
 @pytest.mark.slow
-def test_the_built_in_parts_have_their_sizes_and_no_number_twice(numbers):
+def test_splits_of_the_built_in_corpus_have_no_duplicates(numbers):
     assert {part: len(rows) for part, rows in numbers.items()} == {
-        "train": DENSE + SPARSE - 2 * HELD_OUT,
-        "validation": HELD_OUT,
-        "test": HELD_OUT,
+        "train": DENSE + SPARSE - 2 * EVALUATION_PAIRS,
+        "validation": EVALUATION_PAIRS,
+        "test": EVALUATION_PAIRS,
     }
     assert all(len(set(rows["source"])) == len(rows) for rows in numbers.values())
 
@@ -251,8 +251,8 @@ def test_every_small_number_is_in_the_built_in_corpus(numbers):
 
 
 @pytest.mark.slow
-def test_a_seed_draws_the_same_corpus_again_and_another_seed_another(monkeypatch):
-    # the words are not at issue here and take long
+def test_the_built_in_corpus_is_a_function_of_the_seed(monkeypatch):
+    # number words take long and are not tested here
     monkeypatch.setattr("hf_vanilla.data.corpus.number_words", lambda n: {"source": str(n)})
     first, again, other = (built_in_corpus(seed)["test"]["source"][:] for seed in (0, 0, 1))
     assert first == again

@@ -8,7 +8,7 @@ import small_run
 import torch
 from datasets import Dataset, IterableDataset
 
-from hf_vanilla.data.batching import LengthLimits
+from hf_vanilla.data.encoding import LengthLimits
 from hf_vanilla.data.streaming import StreamedBatches
 from hf_vanilla.training import preparation
 from hf_vanilla.training.run import TrainingRun, train

@@ -1,4 +1,4 @@
-"""A vocabulary from files; what it then does is told in `test_tokenization_vanilla.py`."""
+"""Training a tokenizer on files; `test_tokenization_vanilla.py` tests how it encodes."""
 
 import gzip
 
@@ -26,7 +26,7 @@ def options(tmp_path):
 
 
 @pytest.mark.parametrize("english", ["a.en", "a.en.gz"])
-def test_files_teach_the_vocabulary_of_their_sentences(options, english):
+def test_files_give_the_vocabulary_of_their_sentences(options, english):
     folder = train_tokenizer_on_files(options(("a.de", english)))
     loaded = AutoTokenizer.from_pretrained(folder)
     assert isinstance(loaded, VanillaTokenizer)
@@ -35,32 +35,32 @@ def test_files_teach_the_vocabulary_of_their_sentences(options, english):
     assert loaded.model_max_length == 61
 
 
-def test_an_existing_output_is_refused_and_left_as_it_was(options, tmp_path):
+def test_an_existing_output_is_an_error_and_kept(options, tmp_path):
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "mine").write_text("x")
-    with pytest.raises(FileExistsError, match="tokenizer exists: choose another name"):
+    with pytest.raises(FileExistsError, match="tokenizer exists and is not an empty folder"):
         train_tokenizer_on_files(options())
     assert [path.name for path in (tmp_path / "tokenizer").iterdir()] == ["mine"]
 
 
-def test_a_byte_that_is_no_utf8_is_named_and_leaves_no_output(options, tmp_path):
+def test_a_byte_that_is_not_utf8_is_an_error_and_leaves_no_output(options, tmp_path):
     (tmp_path / "a.en").write_bytes(b"good\nb\xe4d\n")
     with pytest.raises(ValueError, match=r"a\.en, line 2: byte 2 is not UTF-8"):
         train_tokenizer_on_files(options())
     assert not (tmp_path / "tokenizer").exists()
 
 
-def test_a_missing_file_is_named(options):
+def test_a_missing_file_is_an_error(options):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         train_tokenizer_on_files(options(("a.de", "nowhere")))
 
 
-def test_empty_files_are_refused(options, tmp_path):
+def test_empty_files_are_an_error(options, tmp_path):
     (tmp_path / "a.de").write_text("\n \n")
     with pytest.raises(ValueError, match="every sentence is empty"):
         train_tokenizer_on_files(options(("a.de",)))
 
 
-def test_a_vocabulary_too_small_is_refused(options):
+def test_a_vocabulary_too_small_is_an_error(options):
     with pytest.raises(ValueError, match="vocab_size=200: give at least 258"):
         train_tokenizer_on_files(options(vocab_size=200))

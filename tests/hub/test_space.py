@@ -74,9 +74,9 @@ def test_a_model_of_the_hub_is_named_and_not_copied(tmp_path):
     assert SpaceCard.load(folder / "README.md").data.models == ["ada/number-words"]
 
 
-def test_a_folder_that_is_not_empty_is_left_as_it_is(tmp_path):
+def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path):
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(FileExistsError, match="is not empty: choose another name"):
+    with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
         write_space(SpaceOptions(folder=str(tmp_path), model="ada/words", **SHOWN))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 

@@ -282,7 +282,7 @@ def test_more_checkpoints_than_there_are_is_refused(trained_run, tmp_path, last)
 
 
 def test_an_existing_output_is_refused(trained_run, tmp_path):
-    with pytest.raises(FileExistsError, match="exists: choose another name"):
+    with pytest.raises(FileExistsError, match="exists and is not an empty folder: choose another"):
         average_run(AverageOptions(run=str(trained_run), output=str(tmp_path)))
 
 

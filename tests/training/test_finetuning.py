@@ -13,8 +13,9 @@ import yaml
 from huggingface_hub import ModelCard
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from hf_vanilla.data.batching import LengthLimits, PairCollator, encode_pairs
+from hf_vanilla.data.batching import PairCollator
 from hf_vanilla.data.corpus import pairs_from_files
+from hf_vanilla.data.encoding import LengthLimits, encode_pairs
 from hf_vanilla.options import parse_options
 from hf_vanilla.training import finetuning
 from hf_vanilla.training.finetuning import FinetuneOptions, bleu_metrics, finetune

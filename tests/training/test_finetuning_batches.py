@@ -11,8 +11,9 @@ import small_run
 import torch
 from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from hf_vanilla.data.batching import EncodedPairs, LengthLimits, PairCollator, encode_pairs
+from hf_vanilla.data.batching import PairCollator
 from hf_vanilla.data.corpus import pairs_from_files
+from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
 from hf_vanilla.training.finetuning import FinetuneOptions, TokenBatches, finetune
 from hf_vanilla.translation.translator import load_translator
 

@@ -1,11 +1,11 @@
-"""Foreign names of weights to ours and back, and a model folder that appears whole or not at all.
+"""Rename the weights of other toolkits to our names and back.
 
-A format is a table of names. Its keys are foreign names, its values ours, and `{n}` or any other
-word in braces stands for the same piece between dots on both sides:
+A format is a table of names. Its keys are the other toolkit's names, its values ours. `{n}` or any
+other word in braces stands for the same part between dots on both sides:
 
     {"encoder.layers.{n}.norm1.{kind}": "model.encoder.layers.{n}.self_attn_layer_norm.{kind}",
-     "encoder.layers.{n}.in_proj_{kind}": (q, k, v),  # cut in equal parts along the first axis
-     "encoder.version": None}                          # says nothing that our config does not say
+     "encoder.layers.{n}.in_proj_{kind}": (q, k, v),  # split into equal parts along axis 0
+     "encoder.version": None}                          # not needed: the config contains it
 """
 
 import re
@@ -24,13 +24,13 @@ _BRACES = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Renamed:
-    """Weights under their new names, and what became of the others.
+    """Weights under their new names, and the problems found while renaming.
 
     Attributes:
         weights: by new name.
         origins: the old names of each new one, for messages.
-        left_over: old names that no row of the table knows.
-        problems: sentences about weights that cannot be renamed.
+        left_over: old names that match no row of the table.
+        problems: descriptions of weights that cannot be renamed.
     """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -40,19 +40,19 @@ class Renamed:
 
 
 def rename_to_ours(weights: Mapping[str, Tensor], names: Names) -> Renamed:
-    """A whole foreign state dict under our names.
+    """Rename a state dict of another toolkit to our names.
 
-    Two foreign tensors may become one of ours, as tied weights that were stored twice do, if they
-    are equal to the last bit.
+    Two tensors may get the same name, such as tied weights that were stored twice, if they are
+    exactly equal.
     """
     rows: list[_Row] = [((theirs,), _as_tuple(ours)) for theirs, ours in names.items()]
     return _rename(weights, rows)
 
 
 def rename_to_theirs(weights: Mapping[str, Tensor], names: Names) -> Renamed:
-    """A whole state dict of ours under the foreign names: `rename_to_ours` read backwards.
+    """Rename a state dict of ours to the other toolkit's names, the inverse of `rename_to_ours`.
 
-    One of ours goes to every foreign name that the table gives for it.
+    A weight is copied to every name that the table has for it.
     """
     rows: list[_Row] = [
         (_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours is not None
@@ -60,54 +60,54 @@ def rename_to_theirs(weights: Mapping[str, Tensor], names: Names) -> Renamed:
     return _rename(weights, rows)
 
 
-def fill(
+def load_renamed(
     model: PreTrainedModel,
     renamed: Renamed,
     *,
     origin: str,
     reasons: Mapping[str, str] | None = None,
 ) -> None:
-    """Put every weight in its place in a model, or none.
+    """Load all renamed weights into a model; if any does not fit, raise and load none.
 
-    Of weights that are tied in the model one is enough; more of them must be equal.
+    Of weights that are tied in the model, one is enough; several must be equal.
 
     Args:
-        model: of the shape that the config says.
-        renamed: all its weights, in its dtype or one that fits into it without loss.
-        origin: where they come from, for the message.
-        reasons: patterns of foreign names, and why a tensor of such a name cannot be had.
+        model: a new model of the right config.
+        renamed: all its weights, in its dtype or one that converts to it without loss.
+        origin: where the weights come from, for the message.
+        reasons: patterns of names, and why our models have no such weight.
 
     Raises:
-        ValueError: weights are left over, missing, or wrong in shape or dtype; the message names
-            them all.
+        ValueError: weights are left over, missing, or of a wrong shape or dtype; the message names
+            all of them.
     """
     tied = model.all_tied_weights_keys
-    places = {name: weight for name, weight in model.state_dict().items() if name not in tied}
+    expected = {name: weight for name, weight in model.state_dict().items() if name not in tied}
     found = Renamed(left_over=[*renamed.left_over], problems=[*renamed.problems])
     for name, weight in renamed.weights.items():
-        place = tied.get(name, name)
-        if place in places:
-            _put(found, place, weight, renamed.origins[name])
+        target = tied.get(name, name)
+        if target in expected:
+            _add(found, target, weight, renamed.origins[name])
         else:
             found.left_over.append(renamed.origins[name])
-    complaints = {
+    faults = {
         "left over": _explained(sorted(found.left_over), reasons or {}),
-        "missing": sorted(places.keys() - found.weights.keys()),
+        "missing": sorted(expected.keys() - found.weights.keys()),
         "wrong": [
             f"{found.origins[name]} ({fault})"
             for name, weight in sorted(found.weights.items())
-            if (fault := _misfit(weight, places[name]))
+            if (fault := _mismatch(weight, expected[name]))
         ],
         "unclear": found.problems,
     }
-    told = [f"{what}: {', '.join(names)}" for what, names in complaints.items() if names]
-    if told:
-        raise ValueError(f"{origin} does not fit this architecture; " + "; ".join(told))
+    lines = [f"{what}: {', '.join(names)}" for what, names in faults.items() if names]
+    if lines:
+        raise ValueError(f"{origin} does not fit this architecture; " + "; ".join(lines))
     model.load_state_dict(found.weights, strict=False)
 
 
 def is_zero_at(row: int | None, *tables: Tensor) -> bool:
-    """Whether tables look one id up as zeros without being told to."""
+    """Whether row `row` of all embedding tables is zero; True if `row` is None or not there."""
     return row is None or not any(table[row : row + 1].any() for table in tables)
 
 
@@ -119,17 +119,17 @@ def _as_tuple(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _rename(weights: Mapping[str, Tensor], rows: list[_Row]) -> Renamed:
-    """Join the tensors of each row's left side along the first axis and cut them for its right."""
+    """Per row: concatenate the left tensors along axis 0, split them for the right names."""
     renamed = Renamed()
     matchers = [[_expression(pattern) for pattern in row[0]] for row in rows]
-    # by row and by what stands in the braces: the tensors that go through the row together
+    # key: row number and the values of its braces; value: names of the tensors, by position
     groups: dict[tuple[int, tuple[tuple[str, str], ...]], dict[int, str]] = defaultdict(dict)
     for name in weights:
         is_known = False
         for number, row in enumerate(matchers):
-            for place, expression in enumerate(row):
+            for position, expression in enumerate(row):
                 if match := expression.fullmatch(name):
-                    groups[number, tuple(sorted(match.groupdict().items()))][place] = name
+                    groups[number, tuple(sorted(match.groupdict().items()))][position] = name
                     is_known = True
         if not is_known:
             renamed.left_over.append(name)
@@ -137,7 +137,7 @@ def _rename(weights: Mapping[str, Tensor], rows: list[_Row]) -> Renamed:
         sources, targets = rows[number]
         _move(
             weights,
-            [members.get(place, "") for place in range(len(sources))],
+            [members.get(position, "") for position in range(len(sources))],
             [pattern.format(**dict(braces)) for pattern in targets],
             renamed,
         )
@@ -147,9 +147,9 @@ def _rename(weights: Mapping[str, Tensor], rows: list[_Row]) -> Renamed:
 def _move(
     weights: Mapping[str, Tensor], sources: list[str], targets: list[str], renamed: Renamed
 ) -> None:
-    told = " + ".join(name for name in sources if name)
+    origin = " + ".join(name for name in sources if name)
     if not all(sources):
-        renamed.problems.append(f"{told} without the {len(sources)} parts that belong together")
+        renamed.problems.append(f"{origin}: not all of the {len(sources)} parts are there")
         return
     if not targets:
         return
@@ -157,29 +157,29 @@ def _move(
     whole = torch.cat(parts) if len(parts) > 1 else parts[0]
     if len(targets) > 1 and (not whole.dim() or whole.shape[0] % len(targets)):
         shape = tuple(whole.shape)
-        renamed.problems.append(f"{told} {shape} cannot be cut in {len(targets)} equal parts")
+        renamed.problems.append(f"{origin} {shape} cannot be split into {len(targets)} equal parts")
         return
-    # a cut tensor is a view of the whole, which a checkpoint would store with it
-    cuts = [cut.clone() for cut in whole.chunk(len(targets))] if len(targets) > 1 else [whole]
-    for target, cut in zip(targets, cuts, strict=True):
-        _put(renamed, target, cut, told)
+    # clone: a chunk is a view, and a checkpoint would store the whole tensor for each
+    parts = [part.clone() for part in whole.chunk(len(targets))] if len(targets) > 1 else [whole]
+    for target, part in zip(targets, parts, strict=True):
+        _add(renamed, target, part, origin)
 
 
-def _put(renamed: Renamed, name: str, weight: Tensor, origin: str) -> None:
-    """A second weight of the same name must be the first one again."""
+def _add(renamed: Renamed, name: str, weight: Tensor, origin: str) -> None:
+    """Add a weight; a second weight of the same name must equal the first."""
     earlier = renamed.weights.setdefault(name, weight)
     first = renamed.origins.setdefault(name, origin)
     is_same = earlier.dtype == weight.dtype and torch.equal(earlier, weight)
     if earlier is not weight and not is_same:
-        renamed.problems.append(f"{first} and {origin} are one weight here, but they differ")
+        renamed.problems.append(f"{first} and {origin} are tied in our model, but they differ")
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    pieces = _BRACES.split(pattern)
+    parts = _BRACES.split(pattern)
     return re.compile(
         "".join(
-            f"(?P<{piece}>[^.]+)" if number % 2 else re.escape(piece)
-            for number, piece in enumerate(pieces)
+            f"(?P<{part}>[^.]+)" if number % 2 else re.escape(part)
+            for number, part in enumerate(parts)
         )
     )
 
@@ -198,11 +198,11 @@ def _explained(names: list[str], reasons: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _misfit(weight: Tensor, place: Tensor) -> str | None:
-    if weight.shape != place.shape:
-        return f"shape {tuple(weight.shape)}, expected {tuple(place.shape)}"
+def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
+    if weight.shape != expected.shape:
+        return f"shape {tuple(weight.shape)}, expected {tuple(expected.shape)}"
     if not weight.is_floating_point():
         return f"dtype {weight.dtype}, expected floating point"
-    if torch.promote_types(weight.dtype, place.dtype) != place.dtype:
-        return f"dtype {weight.dtype} does not fit into {place.dtype} without loss"
+    if torch.promote_types(weight.dtype, expected.dtype) != expected.dtype:
+        return f"dtype {weight.dtype} does not convert to {expected.dtype} without loss"
     return None

@@ -1,18 +1,17 @@
-"""Tables of names, the check that names every misfit at once, and folders that are never half."""
+"""Tables of weight names, and one message with all weights that do not fit."""
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.convert.renaming import (
-    fill,
+from hf_vanilla.convert.weight_names import (
     is_zero_at,
+    load_renamed,
     rename_to_ours,
     rename_to_theirs,
 )
-from hf_vanilla.files import whole_folder
 
 EXACT = {"rtol": 0, "atol": 0}
 
@@ -32,7 +31,7 @@ def own_names(tiny_model):
 # --- tables ------------------------------------------------------------------------------------
 
 
-def test_a_word_in_braces_stands_for_the_same_piece_on_both_sides():
+def test_a_word_in_braces_is_the_same_on_both_sides():
     weights = {"enc.3.norm.bias": torch.ones(2), "enc.11.norm.weight": torch.zeros(2)}
     renamed = rename_to_ours(weights, {"enc.{n}.norm.{kind}": "encoder.layers.{n}.ln.{kind}"})
     expected = {
@@ -42,24 +41,24 @@ def test_a_word_in_braces_stands_for_the_same_piece_on_both_sides():
     exact(renamed.weights, expected)
 
 
-def test_a_word_in_braces_never_reaches_over_a_dot():
+def test_a_word_in_braces_contains_no_dot():
     renamed = rename_to_ours({"enc.3.norm.bias": torch.ones(2)}, {"enc.{rest}": "e.{rest}"})
     assert renamed.left_over == ["enc.3.norm.bias"]
 
 
-def test_one_weight_is_cut_in_equal_parts_along_its_first_axis():
+def test_one_weight_is_split_into_equal_parts_along_axis_0():
     whole = torch.arange(12.0).view(6, 2)
     renamed = rename_to_ours({"a.0.qkv": whole}, {"a.{n}.qkv": ("q.{n}", "k.{n}", "v.{n}")})
     exact(renamed.weights, {"q.0": whole[:2], "k.0": whole[2:4], "v.0": whole[4:]})
     assert all(part.untyped_storage().nbytes() == 16 for part in renamed.weights.values())
 
 
-def test_a_cut_that_does_not_come_out_even_is_told():
+def test_an_uneven_split_is_a_problem():
     renamed = rename_to_ours({"qkv": torch.ones(7, 2)}, {"qkv": ("q", "k", "v")})
-    assert renamed.problems == ["qkv (7, 2) cannot be cut in 3 equal parts"]
+    assert renamed.problems == ["qkv (7, 2) cannot be split into 3 equal parts"]
 
 
-def test_a_table_read_backwards_undoes_it():
+def test_rename_to_theirs_inverts_rename_to_ours():
     names = {"{s}.{n}.in_{kind}": ("{s}.q.{n}.{kind}", "{s}.k.{n}.{kind}"), "out": "head"}
     weights = {
         "enc.0.in_weight": torch.randn(6, 5),
@@ -73,19 +72,19 @@ def test_a_table_read_backwards_undoes_it():
     exact(back.weights, weights)
 
 
-def test_a_part_without_its_others_is_told():
+def test_a_missing_part_is_a_problem():
     names = {"in": ("q", "k", "v")}
     back = rename_to_theirs({"q": torch.ones(2), "v": torch.ones(2)}, names)
-    assert back.problems == ["q + v without the 3 parts that belong together"]
+    assert back.problems == ["q + v: not all of the 3 parts are there"]
     assert not back.weights
 
 
-def test_a_name_without_a_meaning_for_us_is_dropped():
+def test_a_name_mapped_to_none_is_dropped():
     renamed = rename_to_ours({"enc.version": torch.ones(1)}, {"{side}.version": None})
     assert (renamed.weights, renamed.left_over, renamed.problems) == ({}, [], [])
 
 
-def test_a_tied_weight_that_was_stored_twice_becomes_one():
+def test_a_tied_weight_stored_twice_becomes_one():
     table = torch.randn(5, 3)
     names = {"{side}.embed": "shared"}
     exact(
@@ -96,7 +95,7 @@ def test_a_tied_weight_that_was_stored_twice_becomes_one():
     assert other.problems == ["enc.embed and dec.embed are one weight here, but they differ"]
 
 
-def test_backwards_one_weight_goes_to_every_name_it_has():
+def test_rename_to_theirs_copies_a_weight_to_all_its_names():
     back = rename_to_theirs({"shared": torch.ones(2)}, {"enc.e": "shared", "dec.e": "shared"})
     exact(back.weights, {"enc.e": torch.ones(2), "dec.e": torch.ones(2)})
 
@@ -104,31 +103,31 @@ def test_backwards_one_weight_goes_to_every_name_it_has():
 # --- the check ---------------------------------------------------------------------------------
 
 
-def test_a_filled_model_has_every_bit(tiny_model, tiny_config, own_names):
+def test_load_renamed_loads_every_weight_exactly(tiny_model, tiny_config, own_names):
     other = VanillaForConditionalGeneration(tiny_config)
-    fill(other, rename_to_ours(tiny_model.state_dict(), own_names), origin="a file")
+    load_renamed(other, rename_to_ours(tiny_model.state_dict(), own_names), origin="a file")
     exact(other.state_dict(), tiny_model.state_dict())
 
 
-def test_of_tied_weights_one_is_enough(tiny_model, tiny_config, tmp_path, own_names):
+def test_one_of_several_tied_weights_is_enough(tiny_model, tiny_config, tmp_path, own_names):
     tiny_model.save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     assert len(stored) < len(tiny_model.state_dict())
     other = VanillaForConditionalGeneration(tiny_config)
-    fill(other, rename_to_ours(stored, {name: name for name in stored}), origin="a file")
+    load_renamed(other, rename_to_ours(stored, {name: name for name in stored}), origin="a file")
     exact(other.state_dict(), tiny_model.state_dict())
 
 
-def test_tied_weights_that_differ_are_told(tiny_model, own_names):
+def test_tied_weights_that_differ_are_an_error(tiny_model, own_names):
     weights = {**tiny_model.state_dict(), "lm_head.weight": torch.ones(43, 12)}
-    told = (
+    message = (
         r"unclear: model\.shared\.weight and lm_head\.weight are one weight here, but they differ"
     )
-    with pytest.raises(ValueError, match=told):
-        fill(tiny_model, rename_to_ours(weights, own_names), origin="a file")
+    with pytest.raises(ValueError, match=message):
+        load_renamed(tiny_model, rename_to_ours(weights, own_names), origin="a file")
 
 
-def test_one_message_names_all_that_is_left_over_missing_or_wrong(tiny_model, own_names):
+def test_one_message_names_all_left_over_missing_and_wrong_weights(tiny_model, own_names):
     weights = dict(tiny_model.state_dict())
     del weights["model.encoder.layers.0.fc1.bias"]
     del weights["model.decoder.layers.4.fc2.weight"]
@@ -143,80 +142,29 @@ def test_one_message_names_all_that_is_left_over_missing_or_wrong(tiny_model, ow
     renamed = rename_to_ours(weights, own_names)
     reasons = {"{side}.layer_norm.{kind}": "of a pre-norm model"}
     with pytest.raises(ValueError, match=r"model\.pt does not fit this architecture") as caught:
-        fill(tiny_model, renamed, origin="model.pt", reasons=reasons)
-    told = str(caught.value)
-    assert "left over: adaptive, encoder.layer_norm.bias (of a pre-norm model); " in told
+        load_renamed(tiny_model, renamed, origin="model.pt", reasons=reasons)
+    message = str(caught.value)
+    assert "left over: adaptive, encoder.layer_norm.bias (of a pre-norm model); " in message
     missing = "model.decoder.layers.4.fc2.weight, model.encoder.layers.0.fc1.bias"
-    assert f"missing: {missing}; " in told
-    assert "model.encoder.layers.1.fc1.bias (shape (30,), expected (29,))" in told
-    assert "fc2.bias (dtype torch.int64, expected floating point)" in told
-    assert "fc2.bias (dtype torch.float64 does not fit into torch.float32 without loss)" in told
+    assert f"missing: {missing}; " in message
+    assert "model.encoder.layers.1.fc1.bias (shape (30,), expected (29,))" in message
+    assert "fc2.bias (dtype torch.int64, expected floating point)" in message
+    assert (
+        "fc2.bias (dtype torch.float64 does not convert to torch.float32 without loss)" in message
+    )
     exact(tiny_model.state_dict(), before)
 
 
-def test_a_known_name_that_has_no_place_here_is_left_over_under_its_own_name(tiny_model, own_names):
+def test_a_weight_without_a_target_is_left_over_under_its_own_name(tiny_model, own_names):
     names = {**own_names, "enc.{n}.bias": "model.encoder.layers.{n}.fc9.bias"}
     weights = {**tiny_model.state_dict(), "enc.0.bias": torch.ones(2)}
     with pytest.raises(ValueError, match=r"left over: enc\.0\.bias$"):
-        fill(tiny_model, rename_to_ours(weights, names), origin="a file")
+        load_renamed(tiny_model, rename_to_ours(weights, names), origin="a file")
 
 
-def test_a_row_is_zero_where_every_table_has_zeros_there():
+def test_is_zero_at_needs_zeros_in_every_table():
     zeros, ones = torch.zeros(3, 2), torch.ones(3, 2)
     assert is_zero_at(1, zeros, zeros)
     assert not is_zero_at(1, zeros, ones)
     assert is_zero_at(None, ones)
-    assert is_zero_at(9, ones)  # there is no such row: the config tells that
-
-
-# --- folders -----------------------------------------------------------------------------------
-
-
-def test_a_folder_appears_when_the_block_ends(tmp_path):
-    with whole_folder(tmp_path / "deep" / "out") as folder:
-        save_file({"a": torch.ones(2)}, folder / "model.safetensors")
-        assert not (tmp_path / "deep" / "out").exists()
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
-    assert load_file(tmp_path / "deep" / "out" / "model.safetensors")["a"].sum() == 2
-
-
-def test_nothing_is_left_where_the_block_fails(tmp_path):
-    def fail_halfway():
-        with whole_folder(tmp_path / "out") as folder:
-            (folder / "config.json").write_text("{}")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail_halfway()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_folder_is_taken_and_kept_where_the_block_fails(tmp_path):
-    (tmp_path / "out").mkdir()
-    with pytest.raises(ValueError, match="no"), whole_folder(tmp_path / "out"):
-        raise ValueError("no")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    with whole_folder(tmp_path / "out") as folder:
-        (folder / "a").write_text("a")
-    assert (tmp_path / "out" / "a").read_text() == "a"
-
-
-@pytest.mark.parametrize("is_file", [True, False], ids=["file", "folder"])
-def test_an_output_that_is_taken_is_told_before_the_work_and_kept(tmp_path, is_file):
-    mine = tmp_path / "out" if is_file else tmp_path / "out" / "mine"
-    mine.parent.mkdir(exist_ok=True)
-    mine.write_text("mine")
-    with (
-        pytest.raises(FileExistsError, match="out exists and is not an empty folder: choose"),
-        whole_folder(tmp_path / "out"),
-    ):
-        pytest.fail("the block ran")
-    assert mine.read_text() == "mine"
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-def test_others_may_read_a_folder_as_any_that_mkdir_makes(tmp_path):
-    (tmp_path / "plain").mkdir()
-    with whole_folder(tmp_path / "out"):
-        pass
-    assert (tmp_path / "out").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert is_zero_at(9, ones)  # there is no such row: the config reports that
