@@ -1,66 +1,26 @@
-"""The model card, filled by the run, and the way to the Hub."""
+"""Push a model to the Hub: weights, tokenizer, decoding settings, card and code in one commit."""
 
-import re
-from contextlib import nullcontext
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from string import Template
 
 from huggingface_hub import (
-    EvalResult,
+    CommitOperationAdd,
     ModelCard,
-    ModelCardData,
     create_branch,
+    create_commit,
     create_repo,
-    upload_file,
 )
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.translation.evaluation import Scores
 from hf_vanilla.translation.translator import load_translator
 
-CARD_FILE = "model_card.md"
+from .card import CARD_FILE, CardFacts, bare_card, model_card, pushed_card
 
-
-@dataclass(frozen=True, kw_only=True)
-class CardFacts:
-    """What a run knows about its model.
-
-    Attributes:
-        model_name: shown as the title.
-        corpus: what it was trained on.
-        languages: codes such as `("en", "de")`, source first; empty where unknown.
-        license: of the trained weights; None where nobody said.
-        parameters: count.
-        recipe: what the run was told, as YAML text.
-        command: what takes it.
-        training: one sentence: steps, tokens, time, device.
-        scores: on the validation set; None where it was not translated.
-        validation_nll: nats per target token on the validation set; None where there is none.
-        base_model: Hub id of the model it started from; None where it has none.
-        summary: names and values of the run's figures, for a table.
-    """
-
-    model_name: str
-    corpus: str
-    languages: tuple[str, ...]
-    license: str | None
-    parameters: int
-    recipe: str
-    command: str
-    training: str
-    scores: Scores | None
-    validation_nll: float | None
-    base_model: str | None = None
-    summary: dict[str, str] = field(default_factory=dict)
-
-
-def summary_table(summary: dict[str, str]) -> str:
-    """Names and values as a table of Markdown; empty where there is nothing to tell."""
-    if not summary:
-        return ""
-    rows = [f"| {name} | {value} |" for name, value in summary.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])
+__all__ = ["CardFacts", "PushOptions", "Repository", "model_card", "push_folder", "push_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,70 +39,21 @@ class PushOptions:
     )
 
 
-def card_template() -> Template:
-    """The text of `model_card.md`."""
-    path = Path(__file__).resolve().with_name(CARD_FILE)
-    return Template(path.read_text(encoding="utf-8"))
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """Where a model is pushed to.
 
-
-def model_card(facts: CardFacts) -> ModelCard:
-    """The filled card, with the metadata that the Hub reads."""
-    results = None
-    if facts.scores is not None:
-        results = [
-            EvalResult(
-                task_type="translation",
-                dataset_type="custom",
-                dataset_name=f"{facts.corpus}, validation",
-                dataset_split="validation",
-                metric_type=kind,
-                metric_value=round(value, 2),
-                metric_name=f"{name} ({signature})",
-            )
-            for kind, name, value, signature in (
-                ("sacrebleu", "BLEU", facts.scores.bleu, facts.scores.bleu_signature),
-                ("chrf", "chrF", facts.scores.chrf, facts.scores.chrf_signature),
-            )
-        ]
-    data = ModelCardData(
-        model_name=facts.model_name,
-        language=list(facts.languages) or None,
-        license=facts.license,
-        library_name="transformers",
-        base_model=facts.base_model,
-        pipeline_tag="translation",
-        tags=["hf-vanilla", "transformer", "attention-is-all-you-need"],
-        metrics=["sacrebleu", "chrf"] if results else None,
-        eval_results=results,
-    )
-    nll = facts.validation_nll
-    body = card_template().substitute(
-        model_name=facts.model_name,
-        corpus=facts.corpus,
-        languages=" to ".join(facts.languages) or "not stated",
-        parameters=f"{facts.parameters:,}",
-        recipe=facts.recipe.strip(),
-        command=facts.command,
-        training="\n\n".join(filter(None, (facts.training, summary_table(facts.summary)))),
-        scores="not measured" if facts.scores is None else str(facts.scores),
-        validation_nll="not measured" if nll is None else f"{nll:.4f}",
-    )
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}")
-
-
-def told_languages(name: str) -> tuple[str, ...]:
-    """Source and target language by a card of ours; nothing where it does not say.
-
-    Args:
-        name: model folder or Hub id.
+    Attributes:
+        repo_id: `USER/NAME`, or a name alone for the user's own.
+        private: whether a new repository is private; None: as the account's default.
+        revision: branch, made if it is new; None: the main one.
+        token: of the user; None: the one of `hf auth login`.
     """
-    card = Path(name) / "README.md"
-    try:
-        text = ModelCard.load(card if Path(name).is_dir() else name).text
-    except (OSError, ValueError):  # there is none, or no network, or its head is no YAML
-        return ()
-    told = re.search(r"^- Translates: (\S+) to (\S+)$", text, re.MULTILINE)
-    return told.groups() if told else ()
+
+    repo_id: str
+    private: bool | None = None
+    revision: str | None = None
+    token: str | None = None
 
 
 def push_folder(options: PushOptions) -> str:
@@ -150,33 +61,79 @@ def push_folder(options: PushOptions) -> str:
 
     Raises:
         ValueError: the folder holds no model.
-        OSError: the Hub refuses.
+        OSError: the Hub refuses; nothing of the model is there then.
     """
-    if not Path(options.model).is_dir():
-        raise FileNotFoundError(f"{options.model}: no such folder; give one that training wrote")
+    folder = Path(options.model)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
     model, tokenizer = load_translator(options.model)
+    card = folder / CARD_FILE
+    return push_model(
+        model,
+        tokenizer,
+        ModelCard.load(card) if card.is_file() else bare_card(folder.resolve().name),
+        Repository(repo_id=options.repo_id, private=options.private, revision=options.revision),
+        with_code=options.with_code,
+    )
+
+
+def push_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    card: ModelCard,
+    repository: Repository,
+    *,
+    with_code: bool,
+) -> str:
+    """Push everything in one commit, so that the repository is never half a model.
+
+    Args:
+        model: its weights, config and generation config are pushed.
+        tokenizer: of the model.
+        card: its example is changed to load the model from the repository.
+        repository: made if it is new.
+        with_code: whether to push the model's code too.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        OSError: the Hub refuses; the repository is then as it was, or empty if it is new.
+    """
+    to = {"token": repository.token}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with code_beside_weights(model, tokenizer) if with_code else nullcontext():
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        with _hub_errors(repository.repo_id):
+            # a name without an owner means the user's own
+            made = create_repo(repository.repo_id, private=repository.private, exist_ok=True, **to)
+            if repository.revision is not None:
+                create_branch(made.repo_id, branch=repository.revision, exist_ok=True, **to)
+            pushed_card(card, made.repo_id, with_code=with_code).save(folder / CARD_FILE)
+            # not upload_folder: newer clients divide what it uploads into several commits
+            create_commit(
+                made.repo_id,
+                [
+                    CommitOperationAdd(str(file.relative_to(folder)), file)
+                    for file in sorted(folder.rglob("*"))
+                    if file.is_file()
+                ],
+                commit_message="Push model, tokenizer and card",
+                revision=repository.revision,
+                **to,
+            )
+    return str(made) if repository.revision is None else f"{made}/tree/{repository.revision}"
+
+
+@contextmanager
+def _hub_errors(repo_id: str) -> Iterator[None]:
+    """Errors of network, login and server, each of a class of its own, as one `OSError`."""
     try:
-        # a name without an owner means the user's own
-        repo_id = create_repo(options.repo_id, private=options.private, exist_ok=True).repo_id
-        if options.revision is not None:
-            create_branch(repo_id, branch=options.revision, exist_ok=True)
-    except Exception as error:  # network, login and server fail each in a class of their own
+        yield
+    except Exception as error:
         raise OSError(
-            f"cannot push to {options.repo_id}: {error}; is there a network, and are you logged in "
+            f"cannot push to {repo_id}: {error}; is there a network, and are you logged in "
             "(hf auth login)?"
         ) from None
-    card = Path(options.model) / "README.md"
-    if card.is_file():  # first, since transformers would otherwise write a nearly empty one
-        push_card(ModelCard.load(card), repo_id, revision=options.revision)
-    target = {"private": options.private, "revision": options.revision}
-    with code_beside_weights(model, tokenizer) if options.with_code else nullcontext():
-        tokenizer.push_to_hub(repo_id, **target)
-        return str(model.push_to_hub(repo_id, **target))
-
-
-def push_card(card: ModelCard, repo_id: str, *, revision: str | None = None) -> None:
-    """Push a card, which from then on loads the model from this repository."""
-    text = str(card).replace("THIS_MODEL", repo_id)
-    upload_file(
-        path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id=repo_id, revision=revision
-    )

@@ -5,6 +5,7 @@ decode to `GenerationConfig`, and how to train to `TrainRecipe`.
 """
 
 import difflib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -26,12 +27,15 @@ from hf_vanilla.options import (
     yaml_value,
 )
 
+from .schedules import SCHEDULES, check_schedule
+
 RECIPE_HELP = (
     "Options override --recipe FILE, a YAML file of the same names, or the name of a recipe that "
     "came with the package, such as numbers. Its sections are set by "
     "--model.KEY VALUE (fields of VanillaConfig) and --decoding.KEY VALUE (generation config)."
 )
 SECTIONS = ("model", "decoding")
+OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
 # measures of a checkpoint, and what makes a value the better one
@@ -81,7 +85,17 @@ class TrainRecipe:
     learning_rate: float | None = _option(
         None, "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper"
     )
+    learning_rate_of: str | None = _option(
+        None,
+        "other peaks by the beginning of a weight's name: PREFIX=RATE, several by commas, such as "
+        "backbone=1e-5; in a file, keys and values",
+    )
+    schedule: str = _option("inverse_sqrt", f"learning rate over the steps: {', '.join(SCHEDULES)}")
     warmup_steps: int = _option(4000, "optimizer steps to the peak")
+    optimizer: str = _option("adam", f"one of {', '.join(OPTIMIZERS)}")
+    weight_decay: float = _option(
+        0.0, "decay of weight matrices per unit of learning rate; norms, biases, positions: none"
+    )
     adam_beta1: float = _option(0.9, "decay of the first moment")
     adam_beta2: float = _option(0.98, "decay of the second moment")
     adam_epsilon: float = _option(1e-9, "added to the root of the second moment")
@@ -173,8 +187,14 @@ class TrainRecipe:
                 raise ValueError(f"{name}={getattr(self, name)}: give a rate in [0, 1)")
         if self.adam_epsilon <= 0:
             raise ValueError(f"adam_epsilon={self.adam_epsilon}: give a positive number")
-        if self.learning_rate is not None and self.learning_rate <= 0:
-            raise ValueError(f"learning_rate={self.learning_rate}: give a positive number")
+        peaks = {"learning_rate": self.learning_rate}
+        peaks |= {f"learning_rate_of {prefix}": rate for prefix, rate in self.rate_of.items()}
+        for name, peak in peaks.items():
+            if peak is not None and not 0 < peak < math.inf:
+                raise ValueError(f"{name}={peak}: give a positive number")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay={self.weight_decay}: give 0 or more")
+        check_schedule(self.schedule, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
         if self.max_grad_norm < 0:
             raise ValueError(f"max_grad_norm={self.max_grad_norm}: give 0 or more")
 
@@ -183,6 +203,7 @@ class TrainRecipe:
         known = (
             ("mixed_precision", [precision], PRECISIONS),
             ("best_by", [self.best_by], tuple(MEASURES)),
+            ("optimizer", [self.optimizer], OPTIMIZERS),
             ("trackers", self.tracker_names, TRACKERS),
         )
         for option, names, choices in known:
@@ -207,6 +228,24 @@ class TrainRecipe:
         """The trackers that `trackers` names."""
         names = [name.strip() for name in (self.trackers or "none").split(",")]
         return () if names == ["none"] else tuple(names)
+
+    @property
+    def rate_of(self) -> dict[str, float]:
+        """The peaks that `learning_rate_of` names, by prefix.
+
+        Raises:
+            ValueError: it is not of the form PREFIX=RATE.
+        """
+        rates = {}
+        for part in filter(None, (self.learning_rate_of or "").split(",")):
+            prefix, _, rate = part.partition("=")
+            try:
+                rates[prefix.strip()] = float(rate)
+            except ValueError:
+                raise ValueError(
+                    f"learning_rate_of={part!r}: give PREFIX=RATE, such as backbone=1e-5"
+                ) from None
+        return rates
 
     @property
     def train_files(self) -> tuple[str, str] | None:
@@ -302,6 +341,9 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     _drop_replaced_data(values, arguments)
     if isinstance(values.get("trackers"), list):
         values["trackers"] = ",".join(map(str, values["trackers"])) or "none"
+    if isinstance(values.get("learning_rate_of"), dict):
+        rates = values["learning_rate_of"].items()
+        values["learning_rate_of"] = ",".join(f"{prefix}={rate}" for prefix, rate in rates)
     # a recipe is a command line written down: one parser reads both, and the later value wins
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
     train = parse_options(

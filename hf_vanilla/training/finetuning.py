@@ -1,4 +1,4 @@
-"""Fine-tune by transformers' own `Seq2SeqTrainer`, with our rows, collator and loss as they are."""
+"""Fine-tune with transformers' `Seq2SeqTrainer` on sentence pairs."""
 
 import copy
 import logging
@@ -11,9 +11,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 import yaml
+from datasets import Dataset as TextRows
 from torch.utils.data import Dataset
 from transformers import (
     EvalPrediction,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
@@ -23,7 +25,8 @@ from transformers import (
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
-from hf_vanilla.hub.push import CardFacts, model_card, push_card, told_languages
+from hf_vanilla.hub.card import CARD_FILE, CardFacts, languages_of, model_card, public_name
+from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.evaluation import Scores, score_translations
 from hf_vanilla.translation.translator import load_translator
@@ -35,28 +38,34 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneOptions:
-    """What to fine-tune, and on what; how is told by `Seq2SeqTrainingArguments`."""
+    """Which model to fine-tune on which files; `Seq2SeqTrainingArguments` say how."""
 
     model: str = field(metadata={"help": "model folder or Hub id to start from"})
     train_source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
     train_target: str = field(metadata={"help": "file of their translations, line by line"})
-    validation_source: str | None = field(default=None, metadata={"help": "held-out sentences"})
-    validation_target: str | None = field(default=None, metadata={"help": "their translations"})
+    validation_source: str | None = field(
+        default=None, metadata={"help": "file of validation sentences"}
+    )
+    validation_target: str | None = field(
+        default=None, metadata={"help": "file of their translations"}
+    )
     max_length: int = field(
-        default=256, metadata={"help": "tokens a side may have; longer pairs are counted out"}
+        default=256, metadata={"help": "tokens of a side; longer pairs are dropped"}
     )
     tokens_per_batch: int | None = field(
         default=None,
         metadata={
-            "help": "tokens of either side per process and pass, padded, in place of "
+            "help": "tokens of either side in a micro-batch, padding included, in place of "
             "per_device_train_batch_size sentences"
         },
     )
     source_language: str | None = field(
-        default=None, metadata={"help": "code for the model card, such as en; None: as before"}
+        default=None,
+        metadata={"help": "code for the model card, such as en; default: of the model's card"},
     )
     target_language: str | None = field(
-        default=None, metadata={"help": "code for the model card, such as de; None: as before"}
+        default=None,
+        metadata={"help": "code for the model card, such as de; default: of the model's card"},
     )
     model_license: str | None = field(
         default=None, metadata={"help": "licence of the weights, for the model card"}
@@ -77,10 +86,10 @@ class FinetuneOptions:
 class TokenBatches(Dataset):
     """A `train_dataset` for any `Trainer`, in which one item is one batch of a token budget (5.1).
 
-    The Trainer stays as it is: it deals out items, which are whole batches of sentences of like
-    length, and `PairCollator` pads them. Every epoch shuffles anew by `data_seed`, or `seed`; each
-    sentence is in exactly one batch of an epoch, every process gets the same number of batches, and
-    a resumed run goes on where it was.
+    The Trainer needs no change: each item is a whole batch of sentences of similar length, and
+    `PairCollator` pads it. Every epoch is shuffled by `data_seed`, or `seed`; each sentence is in
+    exactly one batch of an epoch, every process gets the same number of batches, and a resumed run
+    continues at the same batch.
 
         arguments = Seq2SeqTrainingArguments(
             "runs/mine", per_device_train_batch_size=1, train_sampling_strategy="sequential"
@@ -94,12 +103,12 @@ class TokenBatches(Dataset):
 
     Args:
         pairs: encoded sentence pairs.
-        arguments: of the Trainer that will train on them.
-        tokens_per_batch: padded tokens of either side per process and pass, at most.
+        arguments: of the Trainer that trains on them.
+        tokens_per_batch: padded tokens of either side in a micro-batch, at most.
 
     Raises:
-        ValueError: the arguments would have the Trainer make batches of batches or shuffle them a
-            second time, or the budget is smaller than a sentence.
+        ValueError: with these arguments the Trainer would make batches of batches or shuffle them
+            a second time, or the budget is smaller than a sentence.
     """
 
     def __init__(
@@ -108,10 +117,10 @@ class TokenBatches(Dataset):
         wanted = {
             # one item, which is a whole batch; and one process per GPU
             "train_batch_size": 1,
-            # epochs are shuffled here; with a random order of its own the Trainer does not tell
-            # several processes, or a resumed run, which epoch it is
+            # epochs are shuffled here; with a random sampler the Trainer does not call set_epoch
+            # in several processes or in a resumed run
             "train_sampling_strategy": "sequential",
-            "dataloader_persistent_workers": False,  # they would stay in the first epoch
+            "dataloader_persistent_workers": False,  # such workers keep the first epoch's order
         }
         for name, value in wanted.items():
             if getattr(arguments, name) != value:
@@ -132,11 +141,11 @@ class TokenBatches(Dataset):
         return len(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; the Trainer does so before each."""
+        """Choose the epoch; the Trainer calls this before each."""
         self._epoch = epoch
 
-    def __getitem__(self, place: int) -> pa.Table:
-        return self._rows[self.sampler.batch(self._epoch, place)]
+    def __getitem__(self, index: int) -> pa.Table:
+        return self._rows[self.sampler.batch(self._epoch, index)]
 
 
 def bleu_metrics(
@@ -164,7 +173,25 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     Raises:
         ValueError: the files or the model folder are not what they should be, or the output folder
             holds another run.
-        OSError: a file cannot be read.
+        OSError: a file cannot be read, or the Hub refuses the result.
+    """
+    recipe = given_options(options, arguments)
+    arguments = own_arguments(options, arguments)
+    model, tokenizer = load_translator(options.model)
+    data = prepare_pairs(options, tokenizer, is_main=arguments.process_index == 0)
+    trainer = train_on_pairs(model, tokenizer, data, options, arguments)
+    write_result(trainer, data, options, recipe)
+    trainer.accelerator.end_training()  # otherwise processes may crash at shutdown
+    return Path(arguments.output_dir)
+
+
+def own_arguments(
+    options: FinetuneOptions, arguments: Seq2SeqTrainingArguments
+) -> Seq2SeqTrainingArguments:
+    """A copy of the Trainer's arguments that fits these options.
+
+    Raises:
+        ValueError: the output folder holds another run, or labels would be smoothed twice.
     """
     has_checkpoints = any(Path(arguments.output_dir).glob("checkpoint-*"))
     if has_checkpoints and not arguments.resume_from_checkpoint:
@@ -178,25 +205,86 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
             "itself while it trains; leave it out, or change label_smoothing in the model's "
             "config.json"
         )
+    arguments = copy.copy(arguments)
     if not torch.cuda.is_available():
-        arguments.dataloader_pin_memory = False  # it would only warn
-    model, tokenizer = load_translator(options.model)
+        arguments.dataloader_pin_memory = False  # without a GPU it only warns
+    if options.tokens_per_batch is not None:
+        arguments.per_device_train_batch_size = 1
+        arguments.train_sampling_strategy = "sequential"
+    return arguments
+
+
+@dataclass(frozen=True)
+class FinetuneData:
+    """Sentence pairs to train on and, where given, to validate on.
+
+    Attributes:
+        train: encoded training pairs.
+        validation: encoded validation pairs; None without validation files.
+        validation_text: the same as rows of `source` and `target`.
+    """
+
+    train: EncodedPairs
+    validation: EncodedPairs | None
+    validation_text: TextRows | None
+
+
+def prepare_pairs(
+    options: FinetuneOptions, tokenizer: PreTrainedTokenizerBase, *, is_main: bool
+) -> FinetuneData:
+    """Read and encode the files; the main process logs how many pairs were dropped.
+
+    Raises:
+        ValueError: the files do not correspond, are not text, or no pair is fit to be used.
+        OSError: a file cannot be read.
+    """
+    limits = LengthLimits(options.max_length)
+    texts, encoded = {}, {}
+    for part in ("train", "validation"):
+        files = getattr(options, f"{part}_source"), getattr(options, f"{part}_target")
+        if files[0] is None or files[1] is None:
+            continue
+        for side, file in zip(("source", "target"), files, strict=True):
+            if Path(file).is_dir():
+                raise ValueError(
+                    f"{part}_{side}={file} is a folder: give a text file, one sentence a line; "
+                    "of a saved dataset write each column to a file first"
+                )
+        texts[part] = pairs_from_files(*files)
+        encoded[part] = encode_pairs(texts[part], tokenizer, limits)
+        dropped = encoded[part].left_out.describe(limits)
+        if not len(encoded[part].rows):
+            raise ValueError(
+                f"{files[0]} and {files[1]}: every pair was dropped ({dropped}); "
+                "raise max_length or give other files"
+            )
+        if is_main:
+            logger.info("%s: %d pairs; dropped: %s", part, len(encoded[part].rows), dropped)
+    return FinetuneData(encoded["train"], encoded.get("validation"), texts.get("validation"))
+
+
+def train_on_pairs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: FinetuneData,
+    options: FinetuneOptions,
+    arguments: Seq2SeqTrainingArguments,
+) -> Seq2SeqTrainer:
+    """Train with `Seq2SeqTrainer`; returns it with the trained model."""
     decoding, use_cache = copy.deepcopy(model.generation_config), model.config.use_cache
-    pairs = {"train": pairs_from_files(options.train_source, options.train_target)}
-    if options.validation_source is not None and options.validation_target is not None:
-        pairs["eval"] = pairs_from_files(options.validation_source, options.validation_target)
-    encoded = {
-        part: encode_pairs(text, tokenizer, LengthLimits(options.max_length))
-        for part, text in pairs.items()
-    }
-    collate = PairCollator(tokenizer.pad_token_id)
-    train_dataset = _train_dataset(encoded["train"], options, arguments)
+    train_dataset: Any = data.train.rows
+    if options.tokens_per_batch is not None:
+        train_dataset = TokenBatches(
+            data.train, arguments, tokens_per_batch=options.tokens_per_batch
+        )
+        if arguments.process_index == 0:
+            logger.info("an epoch: %s", train_dataset.sampler.describe())
     trainer = Seq2SeqTrainer(
         model=model,
         args=arguments,
         train_dataset=train_dataset,
-        eval_dataset=encoded["eval"].rows if "eval" in encoded else None,
-        data_collator=collate,
+        eval_dataset=None if data.validation is None else data.validation.rows,
+        data_collator=PairCollator(tokenizer.pad_token_id),
         processing_class=tokenizer,
         compute_metrics=bleu_metrics(tokenizer) if arguments.predict_with_generate else None,
     )
@@ -204,80 +292,126 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     trainer.train(resume_from_checkpoint=newest or arguments.resume_from_checkpoint)
     # while it trains and evaluates, the Trainer overwrites both with defaults of its own
     model.generation_config, model.config.use_cache = decoding, use_cache
+    return trainer
+
+
+def write_result(
+    trainer: Seq2SeqTrainer, data: FinetuneData, options: FinetuneOptions, recipe: dict[str, Any]
+) -> None:
+    """Measure the model, save it with code and card, and push it where the arguments say so.
+
+    Args:
+        trainer: after training.
+        data: validation pairs are measured by all processes.
+        options: for the card.
+        recipe: the given options, for the card.
+    """
+    arguments, tokenizer = trainer.args, trainer.processing_class
+    model = trainer.model
     nll = scores = None
-    if "eval" in encoded:
-        told = trainer.accelerator, model.eval()
-        size = {"tokens_per_batch": 16 * options.max_length}
-        nll = validation_nll(*told, encoded["eval"], collate, **size)
-        scores = validation_scores(*told, tokenizer, pairs["eval"], bleu_tokenize="13a")
+    if data.validation is not None and data.validation_text is not None:
+        collate = PairCollator(tokenizer.pad_token_id)
+        measured = trainer.accelerator, model.eval()
+        nll = validation_nll(
+            *measured, data.validation, collate, tokens_per_batch=16 * options.max_length
+        )
+        scores = validation_scores(*measured, tokenizer, data.validation_text, bleu_tokenize="13a")
+    pushes, arguments.push_to_hub = (
+        arguments.push_to_hub,
+        False,
+    )  # the Trainer knows no card of ours
     with code_beside_weights(model, tokenizer):
         trainer.save_model()
+    arguments.push_to_hub = pushes
     if trainer.is_world_process_zero():
-        _tell(_card_facts(options, arguments, trainer, nll, scores), arguments, trainer)
+        if nll is not None:
+            logger.info("validation NLL %.4f per target token\n%s", nll, scores)
+        card = model_card(finetuning_facts(trainer, options, recipe, nll=nll, scores=scores))
+        card.save(Path(arguments.output_dir) / CARD_FILE)
+        logger.info("wrote the model to %s", arguments.output_dir)
+        if pushes:
+            to = Repository(
+                repo_id=trainer.hub_model_id,
+                private=arguments.hub_private_repo,
+                revision=arguments.hub_revision,
+                token=arguments.hub_token,
+            )
+            logger.info("pushed to %s", push_model(model, tokenizer, card, to, with_code=True))
     trainer.accelerator.wait_for_everyone()
-    trainer.accelerator.end_training()  # processes that part without a word may crash at their end
-    return Path(arguments.output_dir)
 
 
-def _tell(facts: CardFacts, arguments: Seq2SeqTrainingArguments, trainer: Seq2SeqTrainer) -> None:
-    """What came of it: on the terminal, and in the card of the folder and of the Hub."""
-    if facts.validation_nll is not None:
-        logger.info("validation NLL %.4f per target token\n%s", facts.validation_nll, facts.scores)
-    logger.info("wrote the model to %s", arguments.output_dir)
-    card = model_card(facts)
-    card.save(Path(arguments.output_dir) / "README.md")
-    if arguments.push_to_hub:  # over the one that the Trainer has written and pushed
-        push_card(card, trainer.hub_model_id)
-
-
-def _train_dataset(
-    pairs: EncodedPairs, options: FinetuneOptions, arguments: Seq2SeqTrainingArguments
-) -> Any:
-    """Rows, or batches of a token budget; the counts are told by the main process."""
-    is_main = arguments.process_index == 0
-    if is_main:
-        told = pairs.dropped.describe(LengthLimits(options.max_length))
-        logger.info("train: %d pairs; left out: %s", len(pairs.rows), told)
-    if options.tokens_per_batch is None:
-        return pairs.rows
-    arguments.per_device_train_batch_size = 1
-    arguments.train_sampling_strategy = "sequential"
-    batches = TokenBatches(pairs, arguments, tokens_per_batch=options.tokens_per_batch)
-    if is_main:
-        logger.info("an epoch: %s", batches.sampler.describe())
-    return batches
-
-
-def _card_facts(
-    options: FinetuneOptions,
-    arguments: Seq2SeqTrainingArguments,
+def finetuning_facts(
     trainer: Seq2SeqTrainer,
+    options: FinetuneOptions,
+    recipe: dict[str, Any],
+    *,
     nll: float | None,
     scores: Scores | None,
 ) -> CardFacts:
-    # not those of new arguments: making them would tell this process that it is alone
-    usual = {f.name: f.default for f in fields(arguments) if f.default is not None}
-    told = arguments.to_sanitized_dict()
-    changed = {k: v for k, v in asdict(options).items() if v is not None}
-    # what transformers makes of an option that nobody gave
-    made = {"dataloader_pin_memory"} | {name for name, value in told.items() if str(value) == "[]"}
-    given = usual.keys() & told.keys() - made
-    changed |= {k: told[k] for k in usual if k in given and str(told[k]) != str(usual[k])}
+    """The facts of a model trained by the Trainer, for its card."""
+    arguments, state = trainer.args, trainer.state
     source, target = options.source_language, options.target_language
-    step, processes = trainer.state.global_step, arguments.world_size
+    processes = arguments.world_size
+    best = ""
+    if arguments.load_best_model_at_end and state.best_global_step:
+        best = (
+            f" These are the weights of step {state.best_global_step:,}, the best by "
+            f"{arguments.metric_for_best_model}."
+        )
     return CardFacts(
         model_name=Path(arguments.output_dir).resolve().name,
         corpus=f"{Path(options.train_source).name} and {Path(options.train_target).name}",
-        languages=(source, target) if source and target else told_languages(options.model),
+        languages=(source, target) if source and target else languages_of(options.model),
         license=options.model_license,
         parameters=trainer.model.num_parameters(),
-        recipe=yaml.safe_dump(changed, sort_keys=False),
+        recipe=yaml.safe_dump(recipe, sort_keys=False),
         command="the options of `hf-vanilla finetune`",
         training=(
-            f"Fine-tuned from {options.model}: {step:,} steps of `Seq2SeqTrainer`, "
-            f"{processes} process{'es' * (processes > 1)} on {arguments.device.type}."
+            f"Fine-tuned from {public_name(options.model)}: {state.global_step:,} steps of "
+            f"`Seq2SeqTrainer`, {processes} process{'es' * (processes > 1)} on "
+            f"{arguments.device.type}.{best}"
         ),
         scores=scores,
         validation_nll=nll,
         base_model=None if Path(options.model).exists() else options.model,
     )
+
+
+# of the machine and the moment, not of the training
+NOT_IN_CARDS = {
+    "output_dir",
+    "hub_token",
+    "resume_from_checkpoint",
+    "disable_tqdm",
+    "report_to",
+    "accelerator_config",
+    "dataloader_pin_memory",
+    "gradient_checkpointing",  # an older name of activation_checkpointing
+    "gradient_checkpointing_kwargs",
+    "debug",
+}
+
+
+def given_options(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> dict[str, Any]:
+    """What differs from the defaults, without what transformers derives from other arguments.
+
+    The arguments themselves do not record what was given. A second object of them to compare with
+    would reset the state of this process among the others, so the few derived ones are listed.
+    """
+    metric = arguments.metric_for_best_model
+    derived = {
+        "activation_checkpointing": False,
+        "do_eval": str(arguments.eval_strategy.value) != "no",
+        "eval_steps": arguments.logging_steps,
+        "metric_for_best_model": "loss",
+        "greater_is_better": metric is not None and not metric.endswith("loss"),
+        "torch_compile_backend": "inductor",
+    }
+    given = {name: value for name, value in asdict(options).items() if value is not None}
+    values = arguments.to_dict()
+    for option in fields(arguments):
+        name, value = option.name, values.get(option.name)
+        is_usual = value in (None, option.default) or (name in derived and value == derived[name])
+        if not is_usual and name not in NOT_IN_CARDS and value != []:
+            given[name] = value
+    return given

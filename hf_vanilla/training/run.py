@@ -18,7 +18,7 @@ from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits
 from hf_vanilla.data.streaming import StreamedBatches
 from hf_vanilla.files import read_json_lines, write_files
-from hf_vanilla.hub.push import CardFacts, model_card
+from hf_vanilla.hub.card import CardFacts, model_card
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.plots.curves import save_curves

@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_vanilla.recipes.recipe import TrainRecipe
-from hf_vanilla.recipes.schedules import peak_learning_rate
 
-from .optimization import inverse_sqrt_schedule, paper_adam
+from .optimization import make_optimizer, make_schedule
 from .validation import plain_nll
 
 
@@ -58,16 +57,9 @@ class Stepper:
             # the older name of the two is the only one before transformers 5.21
             new = getattr(model, "activation_checkpointing_enable", None)
             (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
-        d_model = model.config.d_model
-        rate = options.learning_rate or peak_learning_rate(d_model, options.warmup_steps)
-        optimizer = paper_adam(
-            model.parameters(),
-            learning_rate=rate,
-            betas=(options.adam_beta1, options.adam_beta2),
-            epsilon=options.adam_epsilon,
-        )
+        optimizer = make_optimizer(model, options)
         # not prepared: a prepared schedule would take one step per process
-        self.schedule = inverse_sqrt_schedule(optimizer, warmup_steps=options.warmup_steps)
+        self.schedule = make_schedule(optimizer, options)
         self.accelerator.register_for_checkpointing(self.schedule)
         self.parallel, self.optimizer = self.accelerator.prepare(model, optimizer)
         # accelerate's wrapper would widen the logits of every pass to a second copy in float32

@@ -5,19 +5,13 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import EntryNotFoundError
 
-from hf_vanilla.hub.push import (
-    CardFacts,
-    PushOptions,
-    card_template,
-    model_card,
-    push_folder,
-)
+from hf_vanilla.hub.card import CardFacts, model_card, pushed_card, without_folders
+from hf_vanilla.hub.push import PushOptions, push_folder
 from hf_vanilla.translation.evaluation import score_translations
 
 SCORES = score_translations(["ein altes Haus steht am See"], ["ein altes Haus stand am See"])
@@ -40,10 +34,6 @@ def card_of(**changes):
 
 
 # --- the card ----------------------------------------------------------------------------------
-
-
-def test_the_template_is_found():
-    assert card_template().template.startswith("# $model_name")
 
 
 def test_the_metadata_says_what_the_model_is():
@@ -72,8 +62,7 @@ def test_the_metadata_is_plain_yaml():
 
 def test_the_text_is_filled_and_nothing_is_left_open():
     text = card_of().text
-    for name in card_template().get_identifiers():
-        assert f"${name}" not in text
+    assert "{{" not in text
     for fact in (
         "# tiny",
         "1,234,567",
@@ -123,6 +112,17 @@ def test_the_code_of_a_runs_card_works_as_it_stands(trained_run, monkeypatch, ca
 # --- pushing -----------------------------------------------------------------------------------
 
 
+class FakeRepository(str):
+    """The address of a repository, as `create_repo` returns it."""
+
+    __slots__ = ("repo_id",)
+
+    def __new__(cls, repo_id):
+        made = super().__new__(cls, f"https://hub/{repo_id}")
+        made.repo_id = repo_id
+        return made
+
+
 class FakeHub:
     """Takes what the libraries would send."""
 
@@ -131,18 +131,13 @@ class FakeHub:
 
     def create_repo(self, repo_id, *, private=None, **_):
         self.calls.append(("create", repo_id, private))
-        return SimpleNamespace(repo_id=repo_id)
-
-    def upload_file(self, *, path_or_fileobj, path_in_repo, repo_id, **_):
-        self.calls.append(("upload", repo_id, path_in_repo))
-        (self.folder / path_in_repo).write_bytes(path_or_fileobj)
+        return FakeRepository(repo_id)
 
     def create_commit(self, repo_id, operations, **_):
+        self.calls.append(("commit", repo_id))
         for operation in operations:
-            self.calls.append(("upload", repo_id, operation.path_in_repo))
             with operation.as_file() as file:
                 (self.folder / operation.path_in_repo).write_bytes(file.read())
-        return f"https://hub/{repo_id}"
 
     def download(self, repo_id, filename, **_):
         if not (self.folder / filename).is_file():
@@ -155,11 +150,7 @@ def hub(tmp_path, monkeypatch):
     (tmp_path / "hub").mkdir()
     fake = FakeHub(tmp_path / "hub")
     for name in ("create_repo", "create_commit"):
-        method = getattr(fake, name)
-        replaced = lambda _, *args, method=method, **told: method(*args, **told)  # noqa: E731
-        monkeypatch.setattr(huggingface_hub.HfApi, name, replaced)
-    monkeypatch.setattr("hf_vanilla.hub.push.create_repo", fake.create_repo)
-    monkeypatch.setattr("hf_vanilla.hub.push.upload_file", fake.upload_file)
+        monkeypatch.setattr(f"hf_vanilla.hub.push.{name}", getattr(fake, name))
     monkeypatch.setattr("huggingface_hub.repocard.hf_hub_download", fake.download)
     monkeypatch.setattr(ModelCard, "validate", lambda *_, **__: None)  # asks the Hub
     return fake
@@ -214,3 +205,40 @@ def test_a_model_folder_without_a_card_can_be_pushed(hub, trained, tmp_path):
     push_folder(PushOptions(model=str(tmp_path / "bare"), repo_id="me/bare"))
     assert (hub.folder / "model.safetensors").is_file()
     assert Path(hub.folder / "tokenizer.json").is_file()
+
+
+def test_a_push_is_one_commit(hub, trained_run):
+    push_folder(PushOptions(model=str(trained_run), repo_id="me/tiny"))
+    assert [call[0] for call in hub.calls] == ["create", "commit"]
+
+
+def test_a_card_pushed_with_code_loads_that_code_and_names_the_versions(hub, trained_run):
+    push_folder(PushOptions(model=str(trained_run), repo_id="me/tiny", with_code=True))
+    text = (hub.folder / "README.md").read_text(encoding="utf-8")
+    assert (hub.folder / "modeling_vanilla.py").is_file()
+    block = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL).group(1)
+    assert block.count('from_pretrained("me/tiny", trust_remote_code=True)') == 2
+    assert "import hf_vanilla" not in text
+    assert re.search(r"It needs `transformers>=5\.\d+,<5\.\d+`", text)
+
+
+def test_a_card_written_by_hand_is_pushed_as_it_is():
+    card = ModelCard("---\nlicense: mit\n---\n# Mine\n\nUse THIS_MODEL well.\n")
+    pushed = pushed_card(card, "me/tiny", with_code=True)
+    assert str(pushed) == str(card).replace("THIS_MODEL", "me/tiny")
+
+
+def test_a_card_names_no_folder_of_this_machine():
+    recipe = "train_source: /home/me/secret/train.en\nrun: [/data/a, runs/b]\nmodel: ~/mine\n"
+    assert yaml.safe_load(without_folders(recipe)) == {
+        "train_source": "train.en",
+        "run": ["a", "runs/b"],
+        "model": "mine",
+    }
+    assert "/home/me" not in card_of(recipe=recipe).text
+
+
+def test_a_fact_that_looks_like_a_template_stays_as_it_is():
+    assert (
+        "trained on {{ corpus }} for $5" in card_of(training="trained on {{ corpus }} for $5").text
+    )

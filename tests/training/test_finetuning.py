@@ -4,13 +4,14 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import small_run
 import torch
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, RepoUrl
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla.data.batching import PairCollator
@@ -18,7 +19,7 @@ from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.encoding import LengthLimits, encode_pairs
 from hf_vanilla.options import parse_options
 from hf_vanilla.training import finetuning
-from hf_vanilla.training.finetuning import FinetuneOptions, bleu_metrics, finetune
+from hf_vanilla.training.finetuning import FinetuneOptions, bleu_metrics, finetune, given_options
 from hf_vanilla.translation.evaluation import score_translations
 from hf_vanilla.translation.translator import load_translator, translate
 
@@ -225,7 +226,7 @@ def test_half_a_validation_set_is_refused(given):
         FinetuneOptions(model="m", train_source="a", train_target="b", **{given: "c"})
 
 
-def test_the_card_tells_what_was_done_and_how_good_it_is(options, arguments, corpus_files, base):
+def test_the_card_states_what_was_done_and_how_good_it_is(options, arguments, corpus_files, base):
     told = {"source_language": "en", "target_language": "de", "model_license": "mit"}
     folder = finetune(replace(options, **told), arguments(learning_rate=0.003))
     card = ModelCard.load(folder / "README.md")
@@ -237,14 +238,22 @@ def test_the_card_tells_what_was_done_and_how_good_it_is(options, arguments, cor
     (written,) = re.findall(r"```yaml\n(.*?)```", card.text, re.DOTALL)
     recipe = yaml.safe_load(written)
     assert recipe["learning_rate"] == 0.003
-    assert recipe["train_source"] == options.train_source
-    assert "adam_beta2" not in recipe  # what is as usual goes without saying
+    files = ("model", "train_source", "train_target", "validation_source", "validation_target")
+    for name in files:  # a card names no folder of this machine
+        assert recipe.pop(name) == Path(getattr(options, name)).name
+    assert set(recipe) == {
+        *("max_length", "source_language", "target_language", "model_license"),
+        *("use_cpu", "max_steps", "per_device_train_batch_size", "per_device_eval_batch_size"),
+        *("save_strategy", "logging_steps", "learning_rate"),
+    }
     again = [f"--{name}={value}" for name, value in recipe.items()]
+    again += [f"--{name}={getattr(options, name)}" for name in files]
     told_again, _ = parse_options(
         [FinetuneOptions, Seq2SeqTrainingArguments], [*again, "--output_dir", "again"]
     )
     assert told_again == replace(options, **told)
-    assert f"Fine-tuned from {base}: 3 steps" in card.text
+    assert "Fine-tuned from base: 3 steps" in card.text
+    assert str(base.parent) not in str(card)
     assert "hf-vanilla finetune" in card.text
     assert "${" not in card.text
 
@@ -281,3 +290,86 @@ def test_a_folder_without_a_model_is_refused(arguments, corpus_files, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match=re.escape("has no config.json")):
         finetune(FinetuneOptions(model=str(tmp_path / "none"), **corpus_files), arguments())
+
+
+# --- what the card says was given ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"data_seed": 7, "save_total_limit": 2},  # None unless given
+        {"eval_strategy": "steps"},  # sets eval_steps and do_eval by itself
+        {"eval_strategy": "steps", "eval_steps": 3},
+        {"lr_scheduler_type": "cosine", "optim": "sgd"},
+        {"activation_checkpointing": True},
+        {"metric_for_best_model": "bleu"},  # sets greater_is_better by itself
+    ],
+    ids=str,
+)
+def test_the_given_options_are_those_and_no_others(given, options, arguments):
+    usual = given_options(options, arguments())
+    found = given_options(options, arguments(**given))
+    assert {name: value for name, value in found.items() if name not in usual} == given
+
+
+def test_a_token_budget_adds_no_option_that_nobody_gave(options, arguments):
+    told = arguments(per_device_train_batch_size=8)
+    folder = finetune(replace(options, tokens_per_batch=120), told)
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert "tokens_per_batch: 120" in text
+    assert "train_sampling_strategy" not in text
+    assert told.per_device_train_batch_size == 8  # the caller's arguments are left alone
+
+
+def test_the_card_names_the_step_of_the_weights_that_were_loaded(options, arguments):
+    told = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    told |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    # a first step that does no harm, then ever larger ones in a wrong direction
+    rising = {"learning_rate": 0.5, "warmup_steps": 3}
+    folder = finetune(options, arguments(**told, **rising))
+    state = json.loads((folder / "checkpoint-3" / "trainer_state.json").read_text())
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    assert state["best_global_step"] < 3
+    assert f"the weights of step {state['best_global_step']}, the best by eval_loss" in text
+
+
+# --- pushing -------------------------------------------------------------------------------------
+
+
+def test_a_result_is_pushed_in_one_commit_with_card_and_code(
+    options, arguments, monkeypatch, tmp_path
+):
+    commits = []
+
+    def commit(repo_id, operations, **_):
+        commits.append((repo_id, {operation.path_in_repo for operation in operations}))
+
+    repository = RepoUrl("https://hub/me/tuned", endpoint="https://hub")
+    monkeypatch.setattr("hf_vanilla.hub.push.create_repo", lambda *_, **__: repository)
+    monkeypatch.setattr("hf_vanilla.hub.push.create_commit", commit)
+    monkeypatch.setattr(Seq2SeqTrainer, "push_to_hub", lambda *_, **__: 1 / 0)  # its own card
+    monkeypatch.setattr(Seq2SeqTrainer, "init_hf_repo", lambda *_, **__: None)
+    monkeypatch.setattr(Seq2SeqTrainer, "hub_model_id", "me/tuned", raising=False)
+    finetune(options, arguments(push_to_hub=True, hub_strategy="end"))
+    ((repo_id, files),) = commits
+    assert repo_id == "me/tuned"
+    assert {"README.md", "model.safetensors", "tokenizer.json", "modeling_vanilla.py"} <= files
+    assert "training_args.bin" not in files  # a pickle
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_a_folder_in_place_of_a_text_file_is_refused(options, arguments, tmp_path):
+    with pytest.raises(ValueError, match=r"train_target=.* is a folder: give a text file"):
+        finetune(replace(options, train_target=str(tmp_path)), arguments())
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_files_of_which_every_pair_is_dropped_are_refused(options, arguments, tmp_path, part):
+    (tmp_path / "blank").write_text("\n\n")
+    files = {f"{part}_{side}": str(tmp_path / "blank") for side in ("source", "target")}
+    with pytest.raises(ValueError, match=r"blank: every pair was dropped \(2 with an empty side"):
+        finetune(replace(options, **files), arguments())

@@ -1,13 +1,20 @@
-"""The paper's learning rates, read from the real optimizer and schedule."""
+"""Optimizers and learning rates: the paper's values, the schedules by hand, groups of weights."""
 
 import copy
+import math
 
 import pytest
 import torch
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.recipes.schedules import peak_learning_rate
-from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
+from hf_vanilla.recipes.recipe import TrainRecipe, read_recipe
+from hf_vanilla.recipes.schedules import peak_learning_rate, share_of_peak
+from hf_vanilla.training.optimization import (
+    inverse_sqrt_schedule,
+    make_optimizer,
+    make_schedule,
+    paper_adam,
+)
 
 
 def rates(steps, *, d_model=512, warmup_steps=4000, peak=None):
@@ -160,3 +167,176 @@ def test_two_hundred_steps_follow_the_curve_of_torchs_own_loss_and_adam(tiny_con
     own, torchs = torch.tensor(curves).T
     assert own[-11:].mean() < own[:11].mean() - 0.5  # it learned
     torch.testing.assert_close(own, torchs, rtol=0, atol=1e-3)  # rounding, over 200 steps
+
+
+# --- optimizer and schedule by name --------------------------------------------------------------
+
+
+def recipe(**changes):
+    return TrainRecipe(**{"learning_rate": 0.5, "warmup_steps": 3, "max_steps": 12, **changes})
+
+
+def scheduled_rates(**changes):
+    """The rate of every update of a run by `make_optimizer` and `make_schedule`."""
+    options = recipe(**changes)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=options.learning_rate)
+    schedule = make_schedule(optimizer, options)
+    found = []
+    for _ in range(options.max_steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        # rate 6, peak at update 3 of 12, by hand
+        ("constant", [2, 4, *[6] * 10]),
+        ("inverse_sqrt", [2, 4, *(6 * (3 / step) ** 0.5 for step in range(3, 13))]),
+        ("step", [2, 4, *[6] * 6, *[0.6] * 4]),  # a tenth after update 8, two thirds of 12
+        ("cosine", [2, 4, *(3 * (1 + math.cos(math.pi * k / 10)) for k in range(10))]),
+    ],
+)
+def test_a_schedule_follows_the_values_computed_by_hand(schedule, expected):
+    found = scheduled_rates(schedule=schedule, learning_rate=6.0)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("warmup_steps", "max_steps"), [(2, 11), (3, 10), (9, 10)])
+def test_one_cycle_equals_torchs_one_cycle(warmup_steps, max_steps):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=0.25,
+        total_steps=max_steps,
+        pct_start=warmup_steps / max_steps,
+        cycle_momentum=False,
+    )
+    expected = []
+    for _ in range(max_steps):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        theirs.step() if len(expected) < max_steps else None
+    found = scheduled_rates(
+        schedule="one_cycle", learning_rate=0.25, warmup_steps=warmup_steps, max_steps=max_steps
+    )
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_beyond_the_last_step_the_rate_stays_at_its_end():
+    told = {"warmup_steps": 3, "max_steps": 12}
+    assert share_of_peak(40, schedule="one_cycle", **told) == pytest.approx(4e-6)
+    assert share_of_peak(40, schedule="cosine", **told) == 0
+    assert share_of_peak(40, schedule="step", **told) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", ["one_cycle", "cosine", "step"])
+def test_a_schedule_that_ends_before_its_peak_is_refused(schedule):
+    with pytest.raises(ValueError, match=r"falls from warmup_steps=12 to max_steps=12: give more"):
+        recipe(schedule=schedule, warmup_steps=12)
+    recipe(schedule="constant", warmup_steps=12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "sgd"}, "optimizer='sgd': choose one of adam, adamw"),
+        ({"schedule": "linear"}, "schedule='linear': choose one of inverse_sqrt, one_cycle, cos"),
+        ({"weight_decay": -0.1}, r"weight_decay=-0\.1: give 0 or more"),
+        ({"learning_rate_of": "backbone"}, "learning_rate_of='backbone': give PREFIX=RATE"),
+        ({"learning_rate_of": "encoder=0"}, r"learning_rate_of encoder=0\.0: give a positive"),
+    ],
+    ids=str,
+)
+def test_an_impossible_optimizer_or_schedule_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(**changes)
+
+
+def named_groups(model, **changes):
+    """For every group of the optimizer: rate, weight decay and names of its weights."""
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    return [
+        (group["lr"], group["weight_decay"], {names[id(weight)] for weight in group["params"]})
+        for group in make_optimizer(model, recipe(**changes)).param_groups
+    ]
+
+
+def test_without_options_all_weights_are_one_group_of_the_papers_adam(tiny_model):
+    optimizer = make_optimizer(tiny_model, TrainRecipe())
+    (group,) = optimizer.param_groups
+    assert type(optimizer) is torch.optim.Adam
+    assert all(a is b for a, b in zip(group["params"], tiny_model.parameters(), strict=True))
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-9, 0)
+    assert group["lr"] == pytest.approx((12 * 4000) ** -0.5)
+
+
+def test_weight_decay_leaves_out_norms_biases_and_positions(tiny_config):
+    tiny_config.position_embedding_type, tiny_config.attention_bias = "learned", True
+    model = VanillaForConditionalGeneration(tiny_config)
+    (_, decay, decayed), (_, no_decay, rest) = named_groups(model, weight_decay=0.3)
+    assert (decay, no_decay) == (0.3, 0)
+    layer = "model.decoder.layers.4"
+    assert {"model.shared.weight", f"{layer}.fc1.weight"} <= decayed
+    assert {f"{layer}.fc1.bias", f"{layer}.final_layer_norm.weight"} <= rest
+    assert {"model.encoder.embed_positions.weight", f"{layer}.self_attn.q_proj.bias"} <= rest
+    assert decayed | rest == {name for name, _ in model.named_parameters()}
+
+
+def test_a_prefix_gives_its_weights_another_rate_and_the_longest_decides(tiny_model):
+    of = "encoder=0.01,model.encoder.layers.1=0.02"
+    (usual, _, rest), *others = named_groups(tiny_model, learning_rate_of=of)
+    assert usual == 0.5
+    found = {rate: names for rate, _, names in others}
+    encoder = {n for n, _ in tiny_model.named_parameters() if n.startswith("model.encoder.")}
+    second = {name for name in encoder if name.startswith("model.encoder.layers.1.")}
+    assert found == {0.01: encoder - second, 0.02: second}
+    assert not rest & encoder
+
+
+def test_frozen_weights_are_not_trained(tiny_model):
+    tiny_model.model.encoder.layers.requires_grad_(requires_grad=False)
+    ((_, _, names),) = named_groups(tiny_model)
+    assert names == {n for n, _ in tiny_model.named_parameters() if ".encoder.layers." not in n}
+
+
+def test_a_prefix_of_no_weight_is_refused_with_the_names_there_are(tiny_model):
+    with pytest.raises(ValueError, match=r"learning_rate_of='backbone': no trained weight .*model"):
+        make_optimizer(tiny_model, recipe(learning_rate_of="backbone=1e-5"))
+
+
+def test_every_groups_rate_follows_the_schedule(tiny_model):
+    options = recipe(learning_rate_of="encoder=0.05", schedule="constant")
+    optimizer = make_optimizer(tiny_model, options)
+    schedule = make_schedule(optimizer, options)
+    assert schedule.get_last_lr() == pytest.approx([0.5 / 3, 0.05 / 3])
+
+
+def test_adamw_decays_the_weight_and_adam_the_gradient_by_hand(tiny_model):
+    weights = {}
+    for name in ("adam", "adamw"):
+        model = copy.deepcopy(tiny_model).double()
+        weight = model.model.decoder.layers[0].fc1.weight
+        before, gradient = weight.detach().clone(), torch.randn_like(weight)
+        weight.grad = gradient.clone()
+        make_optimizer(model, recipe(optimizer=name, weight_decay=0.25)).step()
+        weights[name] = before, gradient, weight.detach()
+    # the first update of Adam moves every weight by the rate, 0.5, against its gradient's sign
+    before, gradient, after = weights["adamw"]
+    expected = before * (1 - 0.5 * 0.25) - 0.5 * gradient / (gradient.abs() + 1e-9)
+    torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
+    before, gradient, after = weights["adam"]
+    gradient = gradient + 0.25 * before
+    expected = before - 0.5 * gradient / (gradient.abs() + 1e-9)
+    torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_recipe_file_names_rates_as_keys_and_values(tmp_path):
+    text = "optimizer: adamw\nschedule: cosine\nlearning_rate_of: {backbone: 1e-5, class_head: 2}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    read = read_recipe(["--recipe", str(tmp_path / "mine.yaml")])
+    assert read.train.rate_of == {"backbone": 1e-5, "class_head": 2.0}
+    (tmp_path / "again.yaml").write_text(read.to_yaml())
+    assert read_recipe(["--recipe", str(tmp_path / "again.yaml")]) == read
