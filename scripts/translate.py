@@ -1,4 +1,4 @@
-"""Translate a file or stdin, a sentence a line: scripts/translate.py --model FOLDER < TEXT."""
+"""Translate a file or stdin, one sentence per line: scripts/translate.py --model FOLDER < TEXT."""
 
 from hf_vanilla.commands import run_command
 
