@@ -49,8 +49,8 @@ COMMANDS = {
     ),
     "translate": Command(
         "translate a file or stdin, one sentence per line",
-        "hf_vanilla.translation.translator:translate_file",
-        ("hf_vanilla.translation.translator:TranslateOptions",),
+        "hf_vanilla.translation.file_translation:translate_file",
+        ("hf_vanilla.translation.file_translation:TranslateOptions",),
     ),
     "translate-corpus": Command(
         "translate any number of lines; resumes after a stop",

@@ -1,4 +1,4 @@
-"""Translate in a browser and see attention weights: what `make app` runs."""
+"""Translate in a browser and see the attention weights; `make app` runs this."""
 
 from hf_vanilla.commands import run_command
 

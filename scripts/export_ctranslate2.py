@@ -1,4 +1,4 @@
-"""Write a model for CTranslate2: scripts/export_ctranslate2.py --model FOLDER --output FOLDER."""
+"""Export a model for CTranslate2: scripts/export_ctranslate2.py --model M --output FOLDER."""
 
 from hf_vanilla.commands import run_command
 

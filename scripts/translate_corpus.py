@@ -1,6 +1,6 @@
 """Translate any number of lines: scripts/translate_corpus.py --model M --input IN --output OUT.
 
-The same command resumes a stopped run. Several workers need Ray.
+The same command continues a stopped run. Several workers and clusters need Ray.
 """
 
 from hf_vanilla.commands import run_command

@@ -1,4 +1,4 @@
-"""A run of `translate_corpus` in a process of its own, which may die in the middle of a shard."""
+"""A run of `translate_corpus` in its own process, which kills itself at a given batch."""
 
 import logging
 import os
@@ -16,13 +16,13 @@ def main(arguments: list[str]) -> None:
     batches = next((int(a.removeprefix(DIES_AT)) for a in arguments if a.startswith(DIES_AT)), 0)
     translate_rows, done = TorchEngine.translate_rows, []
 
-    def dying(self: TorchEngine, rows: list[list[int]]) -> list[str]:
+    def translate_or_die(self: TorchEngine, rows: list[list[int]]) -> list[str]:
         done.append(len(rows))
         if len(done) == batches:
             os.kill(os.getpid(), signal.SIGKILL)
         return translate_rows(self, rows)
 
-    TorchEngine.translate_rows = dying
+    TorchEngine.translate_rows = translate_or_die
     logging.basicConfig(level=logging.INFO)
     rest = [a for a in arguments if not a.startswith(DIES_AT)]
     sys.stdout.write(f"{translate_corpus(parse_options(CorpusOptions, rest))}\n")

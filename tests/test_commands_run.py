@@ -9,7 +9,7 @@ from huggingface_hub.errors import StrictDataclassDefinitionError
 
 from hf_vanilla.commands import run
 from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.translation.translator import TranslateOptions, translate_file
+from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
 
 
 @dataclass(frozen=True, kw_only=True)

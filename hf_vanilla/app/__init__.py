@@ -1,1 +1,1 @@
-"""The web page and the service behind it."""
+"""The web page for translation, and the service behind it."""

@@ -1,38 +1,38 @@
-// The attention view. Gradio gives `element`, which stays, and calls what `watch` is given
-// whenever the server has sent another page of `attention_page.py` into it.
+// The attention figure of `attention_view.py`. Gradio provides `element`, which is not replaced, and
+// calls the function given to `watch` whenever the server has sent new HTML into it.
 
-const PER_PERCENT = 10; // weights come in thousandths
-const SAID = 5; // tokens that are told in words
+const PER_PERCENT = 10; // weights are sent in thousandths
+const LISTED = 5; // tokens in the summary
 
 const view = () => element.querySelector(".attention");
 const tokens = (side) => [...view().querySelectorAll(`.${side} > .token`)];
 const textOf = (token) => token.querySelector("bdi").textContent;
 
 let weights = [];
-let chosen = 0; // the token that looks, by its place; kept from page to page
+let selected = 0; // index of the query token; kept when a new figure comes
 
-function show(place) {
-  chosen = Math.min(place, weights.length - 1);
-  const row = weights[chosen];
-  tokens("looking").forEach((token, i) => {
-    token.setAttribute("aria-selected", String(i === chosen));
-    token.tabIndex = i === chosen ? 0 : -1;
+function show(index) {
+  selected = Math.min(index, weights.length - 1);
+  const row = weights[selected];
+  tokens("queries").forEach((token, i) => {
+    token.setAttribute("aria-selected", String(i === selected));
+    token.tabIndex = i === selected ? 0 : -1;
   });
-  const lookedAt = tokens("looked-at");
-  lookedAt.forEach((token, i) => {
+  const keys = tokens("keys");
+  keys.forEach((token, i) => {
     token.style.setProperty("--weight", row[i] / 1000);
     const percent = Math.round(row[i] / PER_PERCENT);
     token.querySelector(".percent").textContent = percent ? String(percent) : "";
   });
   const best = row.map((weight, i) => [weight, i]).sort((a, b) => b[0] - a[0]);
-  const said = best.slice(0, SAID).filter(([weight]) => weight >= PER_PERCENT);
-  const parts = said.map(([w, i]) => `“\u2068${textOf(lookedAt[i])}\u2069” ${Math.round(w / PER_PERCENT)} %`);
-  const looking = textOf(tokens("looking")[chosen]);
-  view().querySelector(".attention-told").textContent =
-    `“\u2068${looking}\u2069” looked at ${parts.join(", ")}.`;
+  const heaviest = best.slice(0, LISTED).filter(([weight]) => weight >= PER_PERCENT);
+  const parts = heaviest.map(([w, i]) => `“\u2068${textOf(keys[i])}\u2069” ${Math.round(w / PER_PERCENT)} %`);
+  const query = textOf(tokens("queries")[selected]);
+  view().querySelector(".attention-summary").textContent =
+    `“\u2068${query}\u2069” attends to ${parts.join(", ")}.`;
 }
 
-// Gradio shows a name above each group of buttons, but does not give it to the group.
+// Gradio shows a label above each group of buttons, but does not set it as the accessible name.
 function nameGroups() {
   for (const group of document.querySelectorAll("fieldset")) {
     group.ariaLabel = group.querySelector("[data-testid=block-info]").textContent.trim();
@@ -41,40 +41,40 @@ function nameGroups() {
 
 function load() {
   if (!view()) return;
-  setTimeout(nameGroups); // the groups beside it may be drawn after it
+  setTimeout(nameGroups); // the groups may be drawn after the figure
   weights = JSON.parse(view().dataset.weights);
-  show(chosen);
+  show(selected);
 }
 
-function placeOf(event) {
-  const token = event.target.closest?.(".looking > .token");
-  return token ? Number(token.dataset.place) : null;
+function indexOf(event) {
+  const token = event.target.closest?.(".queries > .token");
+  return token ? Number(token.dataset.index) : null;
 }
 
 for (const kind of ["pointerover", "focusin", "click"]) {
   element.addEventListener(kind, (event) => {
-    const place = placeOf(event);
-    if (place !== null) show(place);
+    const index = indexOf(event);
+    if (index !== null) show(index);
   });
 }
 
 element.addEventListener("keydown", (event) => {
-  const place = placeOf(event);
-  if (place === null) return;
+  const index = indexOf(event);
+  if (index === null) return;
   const isFromRight = event.target.closest(".tokens").dir === "rtl";
   const [before, after] = isFromRight ? ["ArrowRight", "ArrowLeft"] : ["ArrowLeft", "ArrowRight"];
   const last = weights.length - 1;
   const goal = {
-    [before]: place - 1,
-    [after]: place + 1,
-    ArrowUp: place - 1,
-    ArrowDown: place + 1,
+    [before]: index - 1,
+    [after]: index + 1,
+    ArrowUp: index - 1,
+    ArrowDown: index + 1,
     Home: 0,
     End: last,
   }[event.key];
   if (goal === undefined) return;
   event.preventDefault();
-  tokens("looking")[Math.max(0, Math.min(goal, last))].focus();
+  tokens("queries")[Math.max(0, Math.min(goal, last))].focus();
 });
 
 watch("value", load);

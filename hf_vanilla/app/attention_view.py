@@ -1,8 +1,8 @@
-"""One head's attention as a piece of a web page, whose tokens show where they look.
+"""The attention figure: HTML that shows the weights of one head for each query token.
 
-The texts in it come from visitors: each is escaped here, and `app.js` sets text only.
+Texts come from visitors: they are escaped here, and `app.js` sets text only.
 
-Shapes: Q tokens that look, K tokens that are looked at.
+Shapes: H heads, Q query tokens, K key tokens.
 """
 
 import html
@@ -17,39 +17,38 @@ from hf_vanilla.translation.attentions import Attentions
 CROSS, ENCODER, DECODER = "cross-attention", "encoder self-attention", "decoder self-attention"
 KINDS = (CROSS, ENCODER, DECODER)
 MEAN = "mean"
-# weights are told in thousandths, which keeps the page small
-UNIT = 1000
+SCALE = 1000  # weights are sent as integers, which keeps the page small
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """What stands on the two sides of one kind of attention."""
+    """Labels of the queries and the keys of one kind of attention."""
 
-    looking: str
-    looked_at: str
+    queries: str
+    keys: str
     hint: str
 
 
-_SIDES = {
+_LABELS = {
     CROSS: _Kind(
-        "Token being written",
-        "Source tokens it looked at",
-        "What the decoder looked at in the source while it wrote a token.",
+        "Target token being written",
+        "Source tokens it attends to",
+        "Attention from the decoder to the source at each step.",
     ),
     ENCODER: _Kind(
         "Source token",
-        "Source tokens it looked at",
-        "What each source token looked at in its own sentence.",
+        "Source tokens it attends to",
+        "Attention from each source token to the source sentence.",
     ),
     DECODER: _Kind(
-        "Token being written",
-        "Tokens written before, which it looked at",
-        "What the decoder looked at in its own text. It never sees ahead.",
+        "Target token being written",
+        "Earlier target tokens it attends to",
+        "Attention from the decoder to the target tokens before each step.",
     ),
 }
 
 
-def weights_of(seen: Attentions, kind: str) -> Tensor:
+def weights_of(attentions: Attentions, kind: str) -> Tensor:
     """All weights of one kind, `(layers, H, Q, K)`.
 
     Raises:
@@ -57,14 +56,14 @@ def weights_of(seen: Attentions, kind: str) -> Tensor:
     """
     if kind not in KINDS:
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(KINDS)}")
-    return {CROSS: seen.cross, ENCODER: seen.encoder, DECODER: seen.decoder}[kind]
+    return {CROSS: attentions.cross, ENCODER: attentions.encoder, DECODER: attentions.decoder}[kind]
 
 
-def one_head(seen: Attentions, kind: str, layer: int, head: int | str) -> Tensor:
+def one_head(attentions: Attentions, kind: str, layer: int, head: int | str) -> Tensor:
     """Weights of one head, or the mean of all heads of a layer, `(Q, K)`.
 
     Args:
-        seen: where the model looked.
+        attentions: weights of one sentence and its translation.
         kind: one of `KINDS`.
         layer: from 0.
         head: from 0, or `MEAN`.
@@ -72,7 +71,7 @@ def one_head(seen: Attentions, kind: str, layer: int, head: int | str) -> Tensor
     Raises:
         ValueError: kind, layer or head does not exist.
     """
-    weights = weights_of(seen, kind)
+    weights = weights_of(attentions, kind)
     layers, heads = weights.shape[:2]
     if not 0 <= layer < layers:
         raise ValueError(f"layer={layer}: {kind} has layers 0 to {layers - 1}")
@@ -84,40 +83,40 @@ def one_head(seen: Attentions, kind: str, layer: int, head: int | str) -> Tensor
     return in_layer[head]
 
 
-def attention_page(seen: Attentions, kind: str, layer: int, head: int | str) -> str:
+def attention_figure(attentions: Attentions, kind: str, layer: int, head: int | str) -> str:
     """HTML of one head, or of the mean of a layer's heads; arguments as for `one_head`.
 
     Raises:
         ValueError: kind, layer or head does not exist.
     """
-    weights = one_head(seen, kind, layer, head)
-    sides = _SIDES[kind]
-    looking = seen.source if kind == ENCODER else seen.target
-    looked_at = {CROSS: seen.source, ENCODER: seen.source, DECODER: seen.read}[kind]
-    heads = weights_of(seen, kind).shape[1]
+    weights = one_head(attentions, kind, layer, head)
+    labels = _LABELS[kind]
+    queries = attentions.source if kind == ENCODER else attentions.target
+    keys = {CROSS: attentions.source, ENCODER: attentions.source, DECODER: attentions.read}[kind]
+    heads = weights_of(attentions, kind).shape[1]
     which = f"mean of {heads} heads" if head == MEAN else f"head {head}"
-    rows = (weights * UNIT).round().int().tolist()
+    rows = (weights * SCALE).round().int().tolist()
     return (
         f'<div class="attention" data-weights="{html.escape(json.dumps(rows))}">'
         f'<p class="attention-title"><b>{kind.capitalize()}, layer {layer}, {which}.'
-        f"</b> {sides.hint}</p>"
-        f'<p class="attention-side">{sides.looking} <span>(point at one, or move with the arrow '
+        f"</b> {labels.hint}</p>"
+        f'<p class="attention-side">{labels.queries} <span>(point at one, or use the arrow '
         "keys)</span></p>"
-        f'<div class="tokens looking" role="listbox" aria-orientation="horizontal" '
-        f'aria-label="{sides.looking}" dir="{direction(looking)}">{_options(looking)}</div>'
-        f'<p class="attention-side">{sides.looked_at} <span>(percent)</span></p>'
-        f'<ol class="tokens looked-at" aria-label="{sides.looked_at}" '
-        f'dir="{direction(looked_at)}">{_items(looked_at)}</ol>'
-        '<p class="attention-told" role="status"></p>'
+        f'<div class="tokens queries" role="listbox" aria-orientation="horizontal" '
+        f'aria-label="{labels.queries}" dir="{direction(queries)}">{_options(queries)}</div>'
+        f'<p class="attention-side">{labels.keys} <span>(percent)</span></p>'
+        f'<ol class="tokens keys" aria-label="{labels.keys}" '
+        f'dir="{direction(keys)}">{_items(keys)}</ol>'
+        '<p class="attention-summary" role="status"></p>'
         "</div>"
     )
 
 
 def _options(tokens: list[str]) -> str:
     return "".join(
-        f'<span class="token" role="option" aria-selected="false" tabindex="{-1 if place else 0}" '
-        f'data-place="{place}"><bdi>{html.escape(token)}</bdi></span>'
-        for place, token in enumerate(tokens)
+        f'<span class="token" role="option" aria-selected="false" tabindex="{-1 if index else 0}" '
+        f'data-index="{index}"><bdi>{html.escape(token)}</bdi></span>'
+        for index, token in enumerate(tokens)
     )
 
 
@@ -129,7 +128,7 @@ def _items(tokens: list[str]) -> str:
 
 
 def direction(tokens: list[str]) -> str:
-    """`"rtl"` where the first letter with a direction is written from right to left."""
+    """`"rtl"` if the first letter with a direction is written from right to left."""
     for character in "".join(tokens):
         side = unicodedata.bidirectional(character)
         if side in ("L", "R", "AL"):

@@ -26,7 +26,7 @@ if __name__ == "__main__":
             model={model!r},
             sentence={sentence!r},
             max_tokens={max_tokens},
-            fixed_model=True,  # whoever comes uses this model and no other
+            fixed_model=True,
             host="0.0.0.0",
             port={port},
         )

@@ -252,7 +252,7 @@ def prepare_pairs(
                 )
         texts[part] = pairs_from_files(*files)
         encoded[part] = encode_pairs(texts[part], tokenizer, limits)
-        dropped = encoded[part].left_out.describe(limits)
+        dropped = encoded[part].dropped.describe(limits)
         if not len(encoded[part].rows):
             raise ValueError(
                 f"{files[0]} and {files[1]}: every pair was dropped ({dropped}); "

@@ -1,4 +1,4 @@
-"""A corpus of any size to its translation: on one machine, or by Ray Data on many."""
+"""Translate a corpus of any size: on one machine, or by Ray Data on many."""
 
 import json
 import logging
@@ -11,26 +11,28 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from .decoding_options import DecodingOptions
 from .shards import Plan, Shard, file_facts, plan_shards, remove_leftovers, translate_shard
-from .translator import DecodingOptions, Translator
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(DecodingOptions):
-    """Translate any number of lines in shards; the same command goes on where it stopped."""
+    """Translate any number of lines in shards; the same command continues a stopped run."""
 
     input: list[str] = field(
-        metadata={"help": "files or folders: .parquet, .gz, or plain UTF-8 text, a sentence a line"}
+        metadata={
+            "help": "files or folders: .parquet, .gz, or plain UTF-8 text, one sentence per line"
+        }
     )
-    output: str = field(metadata={"help": "folder for the shards; on a cluster, one that all see"})
+    output: str = field(
+        metadata={"help": "folder for the shards; on a cluster, one that all machines share"}
+    )
     column: str = field(default="text", metadata={"help": "column of Parquet files to translate"})
-    lines_per_shard: int = field(
-        default=20_000, metadata={"help": "lines of plain text done or redone together"}
-    )
+    lines_per_shard: int = field(default=20_000, metadata={"help": "lines of plain text per shard"})
     workers: int = field(
-        default=1, metadata={"help": "processes, by Ray Data; 1: this one, without Ray"}
+        default=1, metadata={"help": "processes, started by Ray Data; 1: this process, without Ray"}
     )
     address: str | None = field(
         default=None, metadata={"help": "Ray cluster, such as ray://HOST:10001 or auto"}
@@ -49,15 +51,15 @@ class CorpusOptions(DecodingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport:
-    """What a run did.
+    """Counts of a run.
 
     Attributes:
-        output: folder of the shards; sorted by name they are in the order of the corpus.
-        shards: how many there are.
-        lines: of the whole corpus.
-        done_before: shards that earlier runs had finished.
-        redone: shards that an earlier run had begun.
-        failed: lines of this run that could not be translated and are empty.
+        output: folder of the shards; sorted by name, they are in the order of the corpus.
+        shards: number of shards.
+        lines: number of lines in the corpus.
+        done_before: shards that earlier runs finished.
+        redone: shards that an earlier run began and did not finish.
+        failed: lines that this run could not translate and left empty.
     """
 
     output: str
@@ -68,7 +70,7 @@ class CorpusReport:
     failed: int
 
     def __str__(self) -> str:
-        failed = f"; {self.failed:,} not translated, see *.failed.txt" if self.failed else ""
+        failed = f"; {self.failed:,} lines failed, see *.failed.txt" if self.failed else ""
         return (
             f"{self.output}: {self.lines:,} lines in {self.shards:,} shards, "
             f"{self.done_before:,} done before, {self.redone:,} redone{failed}"
@@ -76,18 +78,18 @@ class CorpusReport:
 
 
 def translate_corpus(options: CorpusOptions) -> CorpusReport:
-    """Translate files into a folder of shards, going on where an earlier run stopped.
+    """Translate files into a folder of shards, or continue an earlier run.
 
-    Every line is translated into exactly one line of exactly one shard, however often workers die:
-    a shard appears under its name when it is whole, and then it is never done again.
+    Every line becomes exactly one line of exactly one shard, even if workers are killed: a shard
+    gets its name when it is complete, and a complete shard is never translated again.
 
     Raises:
-        ValueError: the output was begun with other inputs or settings.
+        ValueError: an earlier run wrote to this output with other inputs or settings.
         OSError: an input does not exist, or a file cannot be read or written.
         ImportError: more than one worker, and Ray is not installed.
     """
-    is_here = options.workers == 1 and options.address is None
-    if not is_here:
+    uses_ray = options.workers > 1 or options.address is not None
+    if uses_ray:
         _import_ray()
     output = Path(options.output).absolute()
     plan = plan_shards(
@@ -98,13 +100,13 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
         settings=_settings(options),
     )
     logger.info(
-        "%d of %d shards are done; translating %d, of which %d were begun before",
+        "%d of %d shards are done; translating %d, of which an earlier run began %d",
         len(plan.done),
         len(plan.shards),
         len(plan.left),
         len(plan.begun),
     )
-    run = _run_here if is_here else _run_on_ray
+    run = _run_on_ray if uses_ray else _run_locally
     failed, lines = 0, sum(shard.lines for shard in plan.left)
     with tqdm(total=lines, unit="line", desc="Translating", smoothing=0) as bar:
         for shard_lines, shard_failed in run(options, plan, output) if plan.left else ():
@@ -122,7 +124,7 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
 
 
 class ShardWorker:
-    """What a Ray worker does: it loads the model once and translates shard after shard.
+    """A Ray worker: loads the model once and translates one shard per call.
 
     Args:
         options: of the run.
@@ -131,20 +133,20 @@ class ShardWorker:
 
     def __init__(self, options: CorpusOptions, output: str) -> None:
         torch.set_num_threads(options.threads_per_worker)
-        self.translate = _translator(options)
+        self.translator = options.open_translator()
         self.output = Path(output)
 
     def __call__(self, row: dict[str, str]) -> dict[str, int]:
-        """Translate the shard of a row; returns its lines and how many of them failed."""
+        """Translate the shard of a row; returns the number of lines and of failed lines."""
         shard = Shard(**json.loads(row["shard"]))
-        return {"lines": shard.lines, "failed": translate_shard(self.translate, shard, self.output)}
-
-
-# --- inside ------------------------------------------------------------------------------------
+        return {
+            "lines": shard.lines,
+            "failed": translate_shard(self.translator, shard, self.output),
+        }
 
 
 def _settings(options: CorpusOptions) -> dict[str, Any]:
-    """What changes the translations; batches, workers and threads do not."""
+    """Settings that change the translations; batches, workers and threads do not."""
     folder = Path(options.model)
     weights = sorted(p for kind in ("*.safetensors", "*.bin", "*.json") for p in folder.glob(kind))
     return {
@@ -155,32 +157,23 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
     }
 
 
-def _translator(options: CorpusOptions) -> Translator:
-    return Translator(
-        options.model,
-        engine=options.engine,
-        tokens_per_batch=options.tokens_per_batch,
-        **options.generate_kwargs,
-    )
-
-
-def _run_here(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tuple[int, int]]:
-    translator = _translator(options)
+def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tuple[int, int]]:
+    translator = options.open_translator()
     for shard in plan.left:
         yield shard.lines, translate_shard(translator, shard, output)
 
 
 def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tuple[int, int]]:
-    """Ray Data deals the shards out, starts dead workers anew and gives them their shard again."""
+    """Ray Data distributes the shards, restarts killed workers and repeats their shards."""
     ray = _import_ray()
     cpus = options.workers * options.threads_per_worker
-    is_own = not ray.is_initialized()
-    if is_own:
+    starts_ray = not ray.is_initialized()
+    if starts_ray:
         cluster = {"address": options.address} if options.address else {"num_cpus": cpus + 1}
         ray.init(include_dashboard=None if options.address else False, **cluster)
     try:
         rows = [{"shard": json.dumps(asdict(shard))} for shard in plan.left]
-        # a block for each shard: a worker that dies costs one
+        # one block per shard: a killed worker costs one shard
         shards = ray.data.from_items(rows, override_num_blocks=len(rows))
         done = shards.map(
             ShardWorker,
@@ -192,11 +185,11 @@ def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tu
         for row in done.iter_rows():
             yield row["lines"], row["failed"]
     except ray.exceptions.RayError as error:
-        # its text is a traceback, whose last line says what went wrong
+        # the text is a traceback, whose last line names the cause
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise OSError(f"a worker failed: {reason[0].strip()}") from error
     finally:
-        if is_own:
+        if starts_ray:
             ray.shutdown()
 
 

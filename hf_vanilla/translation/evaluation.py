@@ -1,24 +1,24 @@
-"""Translations and references to BLEU, never without its signature."""
+"""BLEU and chrF of translations, each with its sacreBLEU signature."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_vanilla.data.corpus import read_pairs
 
-from .translator import DecodingOptions, Translator
+from .decoding_options import DecodingOptions
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What sacreBLEU says of a set of translations.
+    """Scores of a set of translations, by sacreBLEU.
 
     Attributes:
         bleu: corpus BLEU, 0 to 100.
-        bleu_signature: how it was measured; two figures compare only under one signature.
+        bleu_signature: settings of the metric; only scores with equal signatures are comparable.
         chrf: corpus chrF2, 0 to 100.
-        chrf_signature: how it was measured.
+        chrf_signature: settings of the metric.
         exact_match: share of translations equal to their reference, 0 to 100.
-        sentences: how many were scored.
+        sentences: number of sentences.
     """
 
     bleu: float
@@ -48,8 +48,8 @@ def score_translations(
     Args:
         translations: detokenized output, one per sentence.
         references: as many references.
-        tokenize: sacreBLEU's tokenizer: "13a" for raw text, "none" for text already tokenized.
-        lowercase: ignore case, as figures on lowercased data do.
+        tokenize: sacreBLEU's tokenizer: "13a" for raw text, "none" for tokenized text.
+        lowercase: ignore case.
 
     Raises:
         ValueError: the counts differ or there is nothing to score.
@@ -65,7 +65,7 @@ def score_translations(
         )
     if not references:
         raise ValueError("no sentences to score")
-    # sentences tokenized on purpose are told apart by the signature, so no warning is due
+    # force: no warning about tokenized text; the signature names the tokenizer
     bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     chrf = CHRF(lowercase=lowercase)
     is_exact = [t == r for t, r in zip(translations, references, strict=True)]
@@ -80,10 +80,10 @@ def score_translations(
 
 
 def check_bleu_tokenizer(name: str) -> None:
-    """Find out early whether scores can be had.
+    """Check that scores can be computed with this tokenizer.
 
     Raises:
-        ValueError: sacreBLEU has no tokenizer of that name.
+        ValueError: sacreBLEU has no tokenizer of this name.
         ImportError: `sacrebleu` is not installed.
     """
     try:
@@ -100,9 +100,10 @@ class EvaluateOptions(DecodingOptions):
     """Score a model on two files: BLEU and chrF, with their signatures."""
 
     source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
-    reference: str = field(metadata={"help": "file of reference translations, line by line"})
+    reference: str = field(metadata={"help": "file of reference translations, one per source line"})
     tokenize: str = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer; none: text is tokenized already"}
+        default="13a",
+        metadata={"help": "sacreBLEU's tokenizer; none: the text is already tokenized"},
     )
     lowercase: bool = field(default=False, metadata={"help": "ignore case"})
 
@@ -111,17 +112,12 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     """Translate a file and score it against its references.
 
     Raises:
-        ValueError: the files do not correspond, or there is no model in the folder.
+        ValueError: the files have different numbers of lines, or the folder has no model.
         OSError: a file cannot be read.
     """
-    check_bleu_tokenizer(options.tokenize)  # before hours of translating
+    check_bleu_tokenizer(options.tokenize)  # before the long translation
     pairs = list(read_pairs(options.source, options.reference))
-    translator = Translator(
-        options.model,
-        engine=options.engine,
-        tokens_per_batch=options.tokens_per_batch,
-        **options.generate_kwargs,
-    )
+    translator = options.open_translator()
     translations = translator.translate([pair["source"] for pair in pairs], progress=True)
     return score_translations(
         list(translations),

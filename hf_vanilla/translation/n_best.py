@@ -1,4 +1,4 @@
-"""The n best translations of one sentence, with the scores that the search ranks them by (6.1)."""
+"""The n-best list of one sentence: translations with the scores of the search (6.1)."""
 
 from dataclasses import dataclass
 
@@ -10,13 +10,13 @@ from hf_vanilla.models.generation_vanilla import length_penalty
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation that a search found.
+    """One finished hypothesis of a search.
 
     Attributes:
         text: without special tokens.
-        ids: without the start token; the last is the end token, unless the limit came first.
-        score: log-probability in nats over the length penalty; at most 0, and the higher the
-            better.
+        ids: token ids without the start token; the last is the end token, unless the hypothesis
+            reached the length limit.
+        score: log-probability in nats divided by the length penalty; at most 0, higher is better.
     """
 
     text: str
@@ -32,9 +32,9 @@ def best_translations(
     *,
     num_beams: int,
 ) -> list[Hypothesis]:
-    """Search with `num_beams` beams and return as many hypotheses, best first.
+    """Search with `num_beams` beams and return that many hypotheses, best first.
 
-    All else is as the model decodes by itself, without sampling.
+    Everything else follows the model's generation config, without sampling.
 
     Args:
         model: an encoder-decoder in evaluation mode.
@@ -53,7 +53,7 @@ def best_translations(
         output_scores=True,
     )
     rows = [_until_end(row, model) for row in found.sequences[:, 1:].tolist()]
-    if found.get("sequences_scores") is None:  # greedy search ranks nothing
+    if found.get("sequences_scores") is None:  # greedy search computes no score
         logits = torch.stack(found.scores)[:, 0]  # (T, V)
         chosen = found.sequences[0, 1:, None]
         total = logits.log_softmax(dim=-1).gather(1, chosen).sum().item()
@@ -61,12 +61,12 @@ def best_translations(
     else:
         scores = found.sequences_scores.tolist()
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    return [Hypothesis(*of_one) for of_one in zip(texts, rows, scores, strict=True)]
+    return [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
 
 
 def _until_end(row: list[int], model: PreTrainedModel) -> list[int]:
-    """Without the padding behind the end token."""
+    """Drop what follows the end token."""
     end = model.generation_config.eos_token_id
     ends = set(end) if isinstance(end, list) else {end}
-    last = next((place for place, token in enumerate(row) if token in ends), len(row) - 1)
+    last = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
     return row[: last + 1]

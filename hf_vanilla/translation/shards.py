@@ -1,7 +1,7 @@
-"""A corpus cut in shards, each translated whole or not at all, so that any run can be resumed.
+"""Split a corpus into shards, each translated completely or not at all, so that runs resume.
 
-The output folder is the record: a shard is done when its file is there, since files are written
-aside and renamed. `manifest.json` holds the cut, and what it was made for.
+A shard is done when its output file exists, because files are written under a temporary name and
+renamed. `manifest.json` lists the shards and the settings of the run.
 """
 
 import gzip
@@ -17,7 +17,8 @@ from typing import Any
 
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
-from .translator import Translator, write_lines
+from .file_translation import write_lines
+from .translator import Translator
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +30,15 @@ TRANSLATION = "translation"
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A piece of one input file, and the file that its translation becomes.
+    """A part of one input file, and the name of its translation.
 
     Attributes:
         source: the input file.
         output: name of the translation in the output folder.
-        begin: first byte of the piece; of Parquet, its row group.
-        first_line: number of its first line in the input file, from 1.
-        lines: how many there are.
-        column: of Parquet, the column to translate; None for text.
+        begin: first byte of the part; in a Parquet file, its row group.
+        first_line: line number of its first line in the input file, from 1.
+        lines: number of lines.
+        column: column of a Parquet file to translate; None for text.
     """
 
     source: str
@@ -50,12 +51,12 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All shards of a corpus, and how far they are.
+    """All shards of a corpus, and their state.
 
     Attributes:
         shards: in the order of the corpus.
-        done: those that earlier runs finished.
-        begun: those that earlier runs began and did not finish.
+        done: shards that earlier runs finished.
+        begun: shards that earlier runs began and did not finish.
     """
 
     shards: list[Shard]
@@ -77,21 +78,22 @@ def plan_shards(
     column: str,
     settings: dict[str, Any],
 ) -> Plan:
-    """Cut a corpus, or find the cut of an earlier run and what is left of it.
+    """Split a corpus into shards, or read the shards and the state of an earlier run.
 
-    Text is cut every `lines_per_shard` lines; a `.gz` cannot be entered in the middle and is one
-    shard, and so is each row group of a Parquet file.
+    A shard of plain text has `lines_per_shard` lines. A `.gz` file is one shard, because it cannot
+    be read from the middle. A row group of a Parquet file is one shard.
 
     Args:
-        inputs: files, or folders of files; `.parquet`, `.gz`, or else plain UTF-8 text.
+        inputs: files, or folders of files; `.parquet`, `.gz`, and any other is plain UTF-8 text.
         output: folder of the translations.
-        lines_per_shard: lines of plain text that are done or redone together.
-        column: of Parquet files, the column to translate.
-        settings: whatever else changes the output, by name.
+        lines_per_shard: lines of plain text per shard.
+        column: column of Parquet files to translate.
+        settings: everything else that changes the output, by name.
 
     Raises:
-        ValueError: the output was begun from other inputs or settings, or a column is missing.
-        OSError: an input does not exist, or the output is full of other things.
+        ValueError: an earlier run wrote to this output with other inputs or settings, or a column
+            is missing.
+        OSError: an input does not exist, or the output has other files and no manifest.
     """
     files = _input_files(inputs)
     facts = {
@@ -109,9 +111,9 @@ def plan_shards(
             raise FileExistsError(
                 f"{output} is not empty and has no {MANIFEST}: choose another output"
             )
-        shards = list(_cut(files, lines_per_shard, column))
-        told = {"facts": facts, "shards": [asdict(shard) for shard in shards]}
-        write_text(manifest, json.dumps(told, indent=1))
+        shards = list(_split(files, lines_per_shard, column))
+        content = {"facts": facts, "shards": [asdict(shard) for shard in shards]}
+        write_text(manifest, json.dumps(content, indent=1))
     present = {path.name for path in output.iterdir()}
     begun = {name.rsplit("~", 1)[0] for name in present if name.endswith(PARTIAL)}
     return Plan(
@@ -122,33 +124,33 @@ def plan_shards(
 
 
 def file_facts(path: Path) -> list[int]:
-    """Size in bytes and time of the last change in nanoseconds."""
+    """Size in bytes and modification time in nanoseconds, to notice a changed file."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
 
 
 def translate_shard(translator: Translator, shard: Shard, output: Path) -> int:
-    """Translate one shard into its file, unless it is there; returns how many lines failed.
+    """Translate one shard into its file, unless that exists; returns the number of failed lines.
 
-    The numbers of lines that could not be translated go into a file of their own beside it. Two
-    workers may have the same shard: each writes aside, and either result is the whole.
+    The line numbers of failures go to a second file beside it. Two workers may translate the same
+    shard: each has its own temporary file, and the results are equal.
 
     Raises:
-        ValueError: the input has changed.
+        ValueError: the input file changed since the shards were planned.
         OSError: the input cannot be read, or the disk is full.
     """
     finished = output / shard.output
     if finished.exists():
         return 0
-    # a name of its own for each worker; one that died leaves it behind as a trace
+    # every worker has its own temporary name; the file of a killed worker names its shard
     mark = f"{socket.gethostname()}-{os.getpid()}"
     with whole_file(finished, mark=f"~{mark}") as unfinished:
         write = _write_parquet if shard.column is not None else _write_text
         count = write(translator, shard, unfinished)
         if count != shard.lines:
             raise ValueError(
-                f"{shard.source} has changed: {count} lines from line {shard.first_line} on, "
-                f"{shard.lines} when it was cut; choose another output"
+                f"{shard.source} has changed: {count} lines from line {shard.first_line} on, not "
+                f"{shard.lines} as planned; choose another output"
             )
         if translator.failed:
             numbers = "".join(f"{line}\n" for line in translator.failed)
@@ -157,7 +159,7 @@ def translate_shard(translator: Translator, shard: Shard, output: Path) -> int:
 
 
 def remove_leftovers(plan: Plan, output: Path) -> None:
-    """Remove what workers that died have left, once every shard is there.
+    """Remove the temporary files of killed workers once every shard is done.
 
     Raises:
         ValueError: a shard is missing; the message names it.
@@ -167,9 +169,6 @@ def remove_leftovers(plan: Plan, output: Path) -> None:
         raise ValueError(f"{output} lacks {', '.join(missing[:5])}: run the same command again")
     for path in output.glob(f"*{PARTIAL}"):
         path.unlink(missing_ok=True)
-
-
-# --- inside ------------------------------------------------------------------------------------
 
 
 def _input_files(inputs: Sequence[str]) -> list[Path]:
@@ -194,27 +193,27 @@ def _shards_of(manifest: Path, facts: dict[str, Any]) -> list[Shard]:
         name for name in before.keys() | now.keys() if before.get(name) != now.get(name)
     )
     if changed:
-        told = ", ".join(
+        named = ", ".join(
             name if name in ("inputs", "model_files") else f"{name}={before.get(name)!r}"
             for name in changed
         )
         raise ValueError(
-            f"{manifest.parent} was begun with other {told}: go on with those, or choose another "
-            "output"
+            f"an earlier run wrote {manifest.parent} with other {named}: "
+            "use the same again, or choose another output"
         )
     return [Shard(**shard) for shard in saved["shards"]]
 
 
-def _cut(files: list[Path], lines_per_shard: int, column: str) -> Iterator[Shard]:
+def _split(files: list[Path], lines_per_shard: int, column: str) -> Iterator[Shard]:
     width = max(5, len(str(len(files))))
     for number, path in enumerate(files):
         is_table = path.suffix == PARQUET
-        pieces = _row_groups(path, column) if is_table else _pieces(path, lines_per_shard)
+        parts = _row_groups(path, column) if is_table else _text_parts(path, lines_per_shard)
         stem, first_line = path.name.split(".")[0], 1
-        for place, (begin, lines) in enumerate(pieces):
+        for index, (begin, lines) in enumerate(parts):
             yield Shard(
                 source=str(path),
-                output=f"{number:0{width}d}-{stem}-{place:07d}{PARQUET if is_table else '.txt'}",
+                output=f"{number:0{width}d}-{stem}-{index:07d}{PARQUET if is_table else '.txt'}",
                 begin=begin,
                 first_line=first_line,
                 lines=lines,
@@ -223,19 +222,19 @@ def _cut(files: list[Path], lines_per_shard: int, column: str) -> Iterator[Shard
             first_line += lines
 
 
-def _pieces(path: Path, lines_per_shard: int) -> list[tuple[int, int]]:
-    """Where the pieces of a text begin, in bytes, and how many lines they have."""
+def _text_parts(path: Path, lines_per_shard: int) -> list[tuple[int, int]]:
+    """First byte and number of lines of each part of a text file."""
     if path.suffix == ".gz":
         with gzip.open(path, "rb") as packed:
             return [(0, sum(1 for _ in packed))]
-    pieces: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     with path.open("rb") as file:
         while True:
             begin = file.tell()
             lines = sum(1 for _ in islice(file, lines_per_shard))
             if not lines:
-                return pieces or [(0, 0)]  # an empty file has an empty translation
-            pieces.append((begin, lines))
+                return parts or [(0, 0)]  # an empty file has an empty translation
+            parts.append((begin, lines))
 
 
 def _row_groups(path: Path, column: str) -> list[tuple[int, int]]:
@@ -260,7 +259,7 @@ def _write_text(translator: Translator, shard: Shard, path: Path) -> int:
 
 
 def _lines(shard: Shard) -> Iterator[str]:
-    """Lines of a shard; a byte that is not UTF-8 becomes half a character, which fails alone."""
+    """Lines of a shard; a byte that is not UTF-8 becomes a surrogate, so only its line fails."""
     path = Path(shard.source)
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         file.seek(shard.begin)
@@ -271,7 +270,7 @@ def _lines(shard: Shard) -> Iterator[str]:
 
 
 def _write_parquet(translator: Translator, shard: Shard, path: Path) -> int:
-    """The rows of the shard, all their columns, and `translation`."""
+    """Write the rows of the shard with all their columns and a column `translation`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

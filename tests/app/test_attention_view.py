@@ -1,4 +1,4 @@
-"""The attention view as HTML: whose weights it carries, what stands where, nothing unescaped."""
+"""The attention figure as HTML: weights, tokens of both sides, escaping."""
 
 import html
 import json
@@ -14,7 +14,7 @@ from hf_vanilla.app.attention_view import (
     ENCODER,
     KINDS,
     MEAN,
-    attention_page,
+    attention_figure,
     direction,
     one_head,
 )
@@ -29,7 +29,7 @@ def weights(layers, heads, queries, keys):
 
 
 @pytest.fixture
-def seen():
+def sample():
     source, target = len(SOURCE), len(TARGET)
     return Attentions(
         source=SOURCE,
@@ -46,13 +46,8 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.tags, self.tokens, self.weights, self.told = (
-            [],
-            {"looking": [], "looked-at": []},
-            [],
-            "",
-        )
-        self.directions, self._side, self._in_token = [], None, False
+        self.tags, self.tokens, self.weights = [], {"queries": [], "keys": []}, []
+        self.directions, self._side, self._in_token, self.text = [], None, False, ""
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -70,40 +65,40 @@ class Page(HTMLParser):
         self._in_token = False
 
     def handle_data(self, data):
-        self.told += data
+        self.text += data
         if self._in_token:
             self.tokens[self._side].append(data)
 
 
 @pytest.mark.parametrize(
-    ("kind", "looking", "looked_at"),
+    ("kind", "queries", "keys"),
     [
         (CROSS, TARGET, SOURCE),
         (ENCODER, SOURCE, SOURCE),
         (DECODER, TARGET, ["<start>", *TARGET[:-1]]),
     ],
 )
-def test_each_kind_has_its_tokens_on_both_sides(seen, kind, looking, looked_at):
-    page = Page(attention_page(seen, kind, 0, 1))
-    assert page.tokens == {"looking": looking, "looked-at": looked_at}
-    assert [len(row) for row in page.weights] == [len(looked_at)] * len(looking)
+def test_queries_and_keys_are_those_of_the_kind(sample, kind, queries, keys):
+    page = Page(attention_figure(sample, kind, 0, 1))
+    assert page.tokens == {"queries": queries, "keys": keys}
+    assert [len(row) for row in page.weights] == [len(keys)] * len(queries)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("layer", "head"), [(0, 0), (1, 2), (1, MEAN)])
-def test_layer_and_head_choose_their_weights_in_thousandths(seen, kind, layer, head):
-    of_kind = {CROSS: seen.cross, ENCODER: seen.encoder, DECODER: seen.decoder}[kind]
+def test_weights_are_those_of_the_layer_and_head_in_thousandths(sample, kind, layer, head):
+    of_kind = {CROSS: sample.cross, ENCODER: sample.encoder, DECODER: sample.decoder}[kind]
     expected = of_kind[layer].mean(0) if head == MEAN else of_kind[layer, head]
-    assert torch.equal(one_head(seen, kind, layer, head), expected)
-    page = Page(attention_page(seen, kind, layer, head))
+    assert torch.equal(one_head(sample, kind, layer, head), expected)
+    page = Page(attention_figure(sample, kind, layer, head))
     # rounding to the nearest thousandth
     torch.testing.assert_close(torch.tensor(page.weights) / 1000, expected, rtol=0, atol=5.1e-4)
 
 
-def test_the_title_tells_which(seen):
-    assert "Cross-attention, layer 1, head 2." in Page(attention_page(seen, CROSS, 1, 2)).told
-    told = Page(attention_page(seen, ENCODER, 2, MEAN)).told
-    assert "Encoder self-attention, layer 2, mean of 5 heads." in told
+def test_the_title_names_kind_layer_and_head(sample):
+    assert "Cross-attention, layer 1, head 2." in Page(attention_figure(sample, CROSS, 1, 2)).text
+    text = Page(attention_figure(sample, ENCODER, 2, MEAN)).text
+    assert "Encoder self-attention, layer 2, mean of 5 heads." in text
 
 
 HOSTILE = [
@@ -116,16 +111,16 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_token_is_text_whatever_it_says(seen, kind):
-    plain = Page(attention_page(seen, kind, 0, 0))
+def test_tokens_are_escaped(sample, kind):
+    plain = Page(attention_figure(sample, kind, 0, 0))
     sides = {"source": HOSTILE[:3], "target": HOSTILE[1:], "read": HOSTILE[:4]}
-    hostile = Page(attention_page(Attentions(**{**vars(seen), **sides}), kind, 0, 0))
+    hostile = Page(attention_figure(Attentions(**{**vars(sample), **sides}), kind, 0, 0))
     assert hostile.tags == plain.tags
-    assert set(hostile.tokens["looking"] + hostile.tokens["looked-at"]) <= set(HOSTILE)
+    assert set(hostile.tokens["queries"] + hostile.tokens["keys"]) <= set(HOSTILE)
 
 
-def test_one_token_can_be_reached_by_the_tab_key(seen):
-    page = attention_page(seen, CROSS, 0, 0)
+def test_one_token_is_in_the_tab_order(sample):
+    page = attention_figure(sample, CROSS, 0, 0)
     assert re.findall(r'role="option"[^>]*tabindex="(-?\d)"', page) == ["0", "-1", "-1", "-1"]
     assert html.unescape(page).count('role="listbox"') == 1
 
@@ -133,7 +128,7 @@ def test_one_token_can_be_reached_by_the_tab_key(seen):
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
-        (["⟨D7⟩", "שלום"], "ltr"),  # bytes are written in letters from left to right
+        (["⟨D7⟩", "שלום"], "ltr"),  # hexadecimal is written from left to right
         (["␣", "שלום", "abc"], "rtl"),
         (["12", "مرحبا"], "rtl"),
         (["12", "abc", "مرحبا"], "ltr"),
@@ -141,19 +136,21 @@ def test_one_token_can_be_reached_by_the_tab_key(seen):
         ([], "ltr"),
     ],
 )
-def test_tokens_run_as_their_first_letter_does(tokens, expected):
+def test_direction_is_that_of_the_first_letter(tokens, expected):
     assert direction(tokens) == expected
 
 
-def test_each_side_has_its_own_direction(seen):
+def test_each_side_has_its_own_direction(sample):
     page = Page(
-        attention_page(Attentions(**{**vars(seen), "source": ["שלום", "!", "</s>"]}), CROSS, 1, 1)
+        attention_figure(
+            Attentions(**{**vars(sample), "source": ["שלום", "!", "</s>"]}), CROSS, 1, 1
+        )
     )
     assert page.directions == ["ltr", "rtl"]
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         (("sideways", 1, 1), "kind='sideways': choose one of cross-attention, encoder"),
         ((CROSS, 2, 1), "layer=2: cross-attention has layers 0 to 1"),
@@ -164,6 +161,6 @@ def test_each_side_has_its_own_direction(seen):
     ],
     ids=str,
 )
-def test_what_does_not_exist_is_refused(seen, choice, told):
-    with pytest.raises(ValueError, match=re.escape(told)):
-        attention_page(seen, *choice)
+def test_a_kind_layer_or_head_that_does_not_exist_is_refused(sample, choice, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        attention_figure(sample, *choice)

@@ -1,4 +1,4 @@
-"""The app in headless Chromium: what a visitor sees and does, by mouse, keyboard and phone."""
+"""The app in headless Chromium: by mouse, by keyboard and on a phone."""
 
 import re
 import shutil
@@ -66,7 +66,7 @@ class Visitor:
         self.context = browser.new_context(**context)
         self.page = self.context.new_page()
         self.page.set_default_timeout(30_000)
-        self.outside, self.failures = [], []
+        self.other_hosts, self.failures = [], []
         self.page.on("request", self._note)
         self.page.on("pageerror", lambda error: self.failures.append(str(error)))
         self.page.goto(address)
@@ -74,7 +74,7 @@ class Visitor:
 
     def _note(self, request):
         if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
-            self.outside.append(request.url)
+            self.other_hosts.append(request.url)
 
     def button(self, name):
         return self.page.get_by_role("button", name=name, exact=True)
@@ -101,12 +101,12 @@ class Visitor:
         return self.page.locator(".translation")
 
     @property
-    def looking(self):
+    def queries(self):
         return self.page.get_by_role("option")
 
-    def shades(self):
-        """Percent that each token that is looked at shows, 0 for none."""
-        texts = self.page.locator(".looked-at .percent").all_inner_texts()
+    def percents(self):
+        """Percent of each key token, 0 if none is shown."""
+        texts = self.page.locator(".keys .percent").all_inner_texts()
         return [int(text or 0) for text in texts]
 
 
@@ -121,12 +121,12 @@ def visit(browser, address):
     yield visit
     for visitor in visitors:
         visitor.context.close()
-    assert [visitor.outside for visitor in visitors] == [[]] * len(visitors)
+    assert [visitor.other_hosts for visitor in visitors] == [[]] * len(visitors)
     assert [visitor.failures for visitor in visitors] == [[]] * len(visitors)
 
 
 @pytest.fixture(scope="module")
-def seen(trained):
+def weights(trained):
     beams = trained[0].generation_config.num_beams
     ids = best_translations(*trained, SENTENCE, num_beams=beams)[0].ids
     return attentions(*trained, SENTENCE, translation=ids)
@@ -137,16 +137,16 @@ def percent(row):
 
 
 def assert_shows(visitor, row):
-    """Each percentage is that of the row; thousandths lie between, hence one may differ by 1."""
-    shown = torch.tensor(visitor.shades())
+    """Percents equal those of the row; rounding to thousandths first may change them by 1."""
+    shown = torch.tensor(visitor.percents())
     assert (shown - torch.tensor(percent(row))).abs().max() <= 1
     assert shown.sum() > 90
 
 
-# --- the way through ---------------------------------------------------------------------------
+# --- by mouse ----------------------------------------------------------------------------------
 
 
-def test_type_translate_and_read_where_each_token_looked(visit, trained, seen):
+def test_translate_and_read_the_attention_of_each_token(visit, trained, weights):
     visitor = visit()
     visitor.translate(SENTENCE)
     visitor.wait_for_title("Cross-attention, layer 0, mean of 2 heads.")
@@ -157,39 +157,42 @@ def test_type_translate_and_read_where_each_token_looked(visit, trained, seen):
     assert [group.count() for group in names] == [1, 1, 1]
     radios = visitor.page.locator("#hypotheses").get_by_role("radio")
     assert radios.count() == trained[0].generation_config.num_beams
-    assert visitor.looking.locator("bdi").all_inner_texts() == seen.target
-    row = one_head(seen, CROSS, 0, "mean")
+    assert visitor.queries.locator("bdi").all_inner_texts() == weights.target
+    row = one_head(weights, CROSS, 0, "mean")
     assert_shows(visitor, row[0])
-    for place in (2, 1):
-        visitor.looking.nth(place).hover()
-        assert_shows(visitor, row[place])
-        assert visitor.looking.nth(place).get_attribute("aria-selected") == "true"
-    heaviest = visitor.page.locator(".looked-at .token").nth(int(row[1].argmax()))
+    for index in (2, 1):
+        visitor.queries.nth(index).hover()
+        assert_shows(visitor, row[index])
+        assert visitor.queries.nth(index).get_attribute("aria-selected") == "true"
+    heaviest = visitor.page.locator(".keys .token").nth(int(row[1].argmax()))
     weight = float(heaviest.evaluate("token => token.style.getPropertyValue('--weight')"))
     assert weight == pytest.approx(row[1].max().item(), abs=1e-3)
-    assert seen.source[int(row[1].argmax())] in visitor.page.locator(".attention-told").inner_text()
+    assert (
+        weights.source[int(row[1].argmax())]
+        in visitor.page.locator(".attention-summary").inner_text()
+    )
 
 
-def test_kind_layer_and_head_change_the_picture(visit, seen):
+def test_kind_layer_and_head_change_the_figure(visit, weights):
     visitor = visit()
     visitor.translate(SENTENCE)
     visitor.wait_for_title("Cross-attention")
     visitor.choose("head", "1")
     visitor.wait_for_title("head 1.")
-    visitor.looking.nth(1).hover()
-    assert_shows(visitor, one_head(seen, CROSS, 0, 1)[1])
+    visitor.queries.nth(1).hover()
+    assert_shows(visitor, one_head(weights, CROSS, 0, 1)[1])
     visitor.choose("kind", "Encoder self-attention")
     visitor.wait_for_title("Encoder self-attention, layer 0, head 1.")
-    assert visitor.looking.locator("bdi").all_inner_texts() == seen.source
-    assert_shows(visitor, one_head(seen, ENCODER, 0, 1)[1])  # the token stays chosen
+    assert visitor.queries.locator("bdi").all_inner_texts() == weights.source
+    assert_shows(visitor, one_head(weights, ENCODER, 0, 1)[1])  # the token stays selected
     visitor.choose("kind", "Decoder self-attention")
     visitor.wait_for_title("Decoder self-attention")
-    visitor.looking.nth(0).hover()
-    assert_shows(visitor, one_head(seen, DECODER, 0, 1)[0])
-    assert visitor.shades()[0] == 100  # nothing but the start to look at
+    visitor.queries.nth(0).hover()
+    assert_shows(visitor, one_head(weights, DECODER, 0, 1)[0])
+    assert visitor.percents()[0] == 100  # the start token is the only key
 
 
-def test_another_of_the_best_translations_can_be_looked_into(visit, trained):
+def test_another_hypothesis_can_be_selected(visit, trained):
     visitor = visit()
     visitor.translate(SENTENCE)
     visitor.wait_for_title("Cross-attention")
@@ -197,7 +200,7 @@ def test_another_of_the_best_translations_can_be_looked_into(visit, trained):
     second = best_translations(*trained, SENTENCE, num_beams=beams)[1]
     visitor.page.locator("#hypotheses").get_by_role("radio").nth(1).check()
     playwright.expect(visitor.translation).to_have_text(second.text)
-    playwright.expect(visitor.looking).to_have_count(len(second.ids))
+    playwright.expect(visitor.queries).to_have_count(len(second.ids))
 
 
 @pytest.fixture
@@ -211,7 +214,7 @@ def deep(tiny_model, tmp_path):
     return str(tmp_path / "deep")
 
 
-def test_another_model_offers_its_own_layers_and_heads(visit, deep):
+def test_another_model_has_its_own_layers_and_heads(visit, deep):
     visitor = visit()
     visitor.load(deep)
     visitor.page.get_by_text("2 + 5 layers, 3 + 2 heads").wait_for()
@@ -225,10 +228,10 @@ def test_another_model_offers_its_own_layers_and_heads(visit, deep):
     visitor.wait_for_title("head 2.")
 
 
-# --- by keyboard, on a phone, from right to left -----------------------------------------------
+# --- by keyboard, on a phone, right to left ----------------------------------------------------
 
 
-def test_the_keyboard_is_enough(visit, seen):
+def test_the_page_works_by_keyboard(visit, weights):
     visitor = visit()
     keyboard = visitor.page.keyboard
     visitor.page.get_by_label("Sentence").focus()
@@ -239,10 +242,10 @@ def test_the_keyboard_is_enough(visit, seen):
         keyboard.press("Tab")
         if visitor.page.locator(".token:focus").count():
             break
-    row = one_head(seen, CROSS, 0, "mean")
-    for key, place in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", -1)):
+    row = one_head(weights, CROSS, 0, "mean")
+    for key, index in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", -1)):
         keyboard.press(key)
-        assert_shows(visitor, row[place])
+        assert_shows(visitor, row[index])
     focused = visitor.page.locator(".token:focus")
     assert focused.inner_text() == "</s>"
     assert focused.evaluate("token => getComputedStyle(token).outlineWidth") == "3px"
@@ -252,7 +255,7 @@ def test_the_keyboard_is_enough(visit, seen):
     assert_shows(visitor, row[0])
 
 
-def test_a_phone_needs_no_scrolling_to_the_side(visit):
+def test_a_phone_needs_no_horizontal_scrolling(visit):
     visitor = visit(viewport={"width": 375, "height": 667}, has_touch=True, is_mobile=True)
     visitor.translate("three one four " * 20 + "x" * 60)
     visitor.wait_for_title("Cross-attention")
@@ -262,11 +265,11 @@ def test_a_phone_needs_no_scrolling_to_the_side(visit):
         "all => all.map(token => token.getBoundingClientRect()).map(box => [box.left, box.right])"
     )
     assert all(0 <= left < right <= 375 for left, right in edges)
-    visitor.looking.nth(1).tap()
-    assert visitor.looking.nth(1).get_attribute("aria-selected") == "true"
+    visitor.queries.nth(1).tap()
+    assert visitor.queries.nth(1).get_attribute("aria-selected") == "true"
 
 
-def test_text_from_right_to_left_runs_from_right_to_left(visit, deep):
+def test_right_to_left_text_is_shown_right_to_left(visit, deep):
     visitor = visit()
     visitor.load(deep)
     visitor.translate(HEBREW)
@@ -274,82 +277,82 @@ def test_text_from_right_to_left_runs_from_right_to_left(visit, deep):
     visitor.wait_for_title("Encoder")
     box = visitor.page.get_by_label("Sentence")
     assert box.evaluate("box => getComputedStyle(box).unicodeBidi") == "plaintext"
-    first, second = (visitor.looking.nth(place) for place in (0, 1))
-    assert "".join(visitor.looking.locator("bdi").all_inner_texts()).startswith("שלום␣")
+    first, second = (visitor.queries.nth(index) for index in (0, 1))
+    assert "".join(visitor.queries.locator("bdi").all_inner_texts()).startswith("שלום␣")
     assert first.bounding_box()["x"] > second.bounding_box()["x"]
     first.focus()
     visitor.page.keyboard.press("ArrowLeft")
     assert second.get_attribute("aria-selected") == "true"
 
 
-# --- bad input, and others ---------------------------------------------------------------------
+# --- bad input, several visitors ---------------------------------------------------------------
 
 
-def test_hostile_text_is_shown_and_never_interpreted(visit):
+def test_html_in_a_text_is_escaped(visit):
     visitor = visit()
     visitor.translate(HOSTILE)
     visitor.wait_for_title("Cross-attention")
     visitor.choose("kind", "Encoder self-attention")
     visitor.wait_for_title("Encoder")
-    visitor.looking.nth(0).hover()
-    shown = "".join(visitor.looking.locator("bdi").all_inner_texts())
+    visitor.queries.nth(0).hover()
+    shown = "".join(visitor.queries.locator("bdi").all_inner_texts())
     assert shown.removesuffix("</s>") == HOSTILE.replace(" ", "␣")
     assert visitor.page.evaluate("window.broken") is None
     assert visitor.page.locator("#attention :is(img, script, b b, i)").count() == 0
 
 
-def test_a_hostile_name_is_shown_and_never_interpreted(visit):
+def test_html_in_a_model_name_is_escaped(visit):
     visitor = visit()
     visitor.load(HOSTILE)
     playwright.expect(visitor.page.get_by_role("alert")).to_contain_text("<img src=x onerror=")
     visitor.translate(SENTENCE)
-    playwright.expect(visitor.page.locator("#told")).to_contain_text("<img src=x onerror=")
+    playwright.expect(visitor.page.locator("#status")).to_contain_text("<img src=x onerror=")
     assert visitor.page.evaluate("window.broken") is None
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [("", "There is no text"), ("one " * 500, "at most"), ("x" * 20_000, "20,000 characters")],
+    ("text", "expected"),
+    [("", "There is no text"), ("one " * 500, "the limit is"), ("x" * 20_000, "20,000 characters")],
     ids=["blank", "long", "huge"],
 )
-def test_text_that_cannot_be_translated_is_told_and_the_next_is(visit, text, told):
+def test_a_refused_text_shows_a_message_and_the_next_text_works(visit, text, expected):
     visitor = visit()
     visitor.translate(SENTENCE)
     visitor.wait_for_title("Cross-attention")
     visitor.translate(text)
-    playwright.expect(visitor.page.get_by_role("alert")).to_contain_text(told)
+    playwright.expect(visitor.page.get_by_role("alert")).to_contain_text(expected)
     playwright.expect(visitor.page.locator("#results")).to_be_hidden()
     visitor.translate("two")
     visitor.wait_for_title("Cross-attention")
     assert visitor.page.get_by_role("alert").count() == 0
 
 
-def test_two_people_at_once_each_see_their_own(visit, trained):
+def test_two_visitors_at_once_see_their_own_results(visit, trained):
     sentences = ["three one four", "eight"]
-    people = [visit(), visit()]
-    for visitor, sentence in zip(people, sentences, strict=True):
+    visitors = [visit(), visit()]
+    for visitor, sentence in zip(visitors, sentences, strict=True):
         visitor.translate(sentence)
     expected = translate(*trained, sentences)
-    for visitor, translation in zip(people, expected, strict=True):
+    for visitor, translation in zip(visitors, expected, strict=True):
         visitor.wait_for_title("Cross-attention")
         playwright.expect(visitor.translation).to_have_text(translation)
-    people[0].choose("kind", "Encoder self-attention")
-    people[0].wait_for_title("Encoder")
-    people[1].choose("kind", "Decoder self-attention")
-    people[1].wait_for_title("Decoder")
-    shown = "".join(people[0].looking.locator("bdi").all_inner_texts())
+    visitors[0].choose("kind", "Encoder self-attention")
+    visitors[0].wait_for_title("Encoder")
+    visitors[1].choose("kind", "Decoder self-attention")
+    visitors[1].wait_for_title("Decoder")
+    shown = "".join(visitors[0].queries.locator("bdi").all_inner_texts())
     assert shown == "three␣one␣four</s>"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_what_it_stands_on(visit, scheme):
+def test_text_contrast_is_sufficient(visit, scheme):
     visitor = visit(color_scheme=scheme)
     visitor.translate(SENTENCE)
     visitor.wait_for_title("Cross-attention")
     fills = []
     visitor.page.evaluate(PAINTED)
     for weight in ("0", "0.5", "1"):
-        token = visitor.page.locator(".looked-at .token").first
+        token = visitor.page.locator(".keys .token").first
         token.evaluate(f"token => token.style.setProperty('--weight', {weight})")
         ink, fill = token.evaluate("token => [getComputedStyle(token).color, painted(token)]")
         fills.append(fill)
@@ -357,7 +360,7 @@ def test_text_stands_out_from_what_it_stands_on(visit, scheme):
     assert len(set(map(tuple, fills))) == 3
 
 
-# what is seen behind a token: its own fill over that of the nearest element which has one
+# the color behind a token: its fill over those of the elements around it
 PAINTED = """
 (() => {
   const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });

@@ -1,4 +1,4 @@
-"""What the app answers: to any text, about any folder, and to several people at once."""
+"""The service: any text, any folder, several visitors at once."""
 
 import shutil
 import threading
@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from hf_vanilla.app import service as answers
-from hf_vanilla.app.service import LONGEST_MESSAGE, Shelf, one_line
+from hf_vanilla.app import service as service_module
+from hf_vanilla.app.service import MAX_MESSAGE, Service, one_line
 from hf_vanilla.translation.attentions import attentions
 from hf_vanilla.translation.n_best import best_translations
 from hf_vanilla.translation.translator import load_translator, translate
@@ -20,43 +20,46 @@ SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
 
 @pytest.fixture
 def ask(trained_run):
-    shelf = Shelf()
+    service = Service()
 
     def ask(text, name=trained_run, num_beams=2, max_tokens=40):
-        return shelf.answer(str(name), text, num_beams=num_beams, max_tokens=max_tokens)
+        return service.translate(str(name), text, num_beams=num_beams, max_tokens=max_tokens)
 
     return ask
 
 
-# --- an answer ---------------------------------------------------------------------------------
+# --- results -----------------------------------------------------------------------------------
 
 
-def test_an_answer_has_the_best_translations_and_where_the_first_looked(ask, trained):
-    answer = ask(SENTENCE)
+def test_a_result_has_the_n_best_list_and_the_attentions_of_the_best(ask, trained):
+    result = ask(SENTENCE)
     expected = best_translations(*trained, SENTENCE, num_beams=2)
-    assert answer.hypotheses == expected
-    seen = attentions(*trained, SENTENCE, translation=expected[0].ids)
-    assert torch.equal(answer.seen.cross, seen.cross)
-    assert answer.seen.target == seen.target
+    assert result.hypotheses == expected
+    expected_weights = attentions(*trained, SENTENCE, translation=expected[0].ids)
+    assert torch.equal(result.attentions.cross, expected_weights.cross)
+    assert result.attentions.target == expected_weights.target
 
 
-def test_another_hypothesis_can_be_looked_into(trained_run, trained):
-    shelf = Shelf()
-    answer = shelf.answer(str(trained_run), SENTENCE, num_beams=3, max_tokens=40)
-    second = shelf.look(answer, 1)
-    seen = attentions(*trained, SENTENCE, translation=answer.hypotheses[1].ids)
-    assert torch.equal(second.seen.decoder, seen.decoder)
-    assert (second.chosen, second.hypotheses) == (1, answer.hypotheses)
+def test_select_computes_the_attentions_of_another_hypothesis(trained_run, trained):
+    service = Service()
+    result = service.translate(str(trained_run), SENTENCE, num_beams=3, max_tokens=40)
+    second = service.select(result, 1)
+    expected_weights = attentions(*trained, SENTENCE, translation=result.hypotheses[1].ids)
+    assert torch.equal(second.attentions.decoder, expected_weights.decoder)
+    assert (second.selected, second.hypotheses) == (1, result.hypotheses)
 
 
 def test_a_model_is_described_in_one_line(trained_run, trained):
     millions = trained[0].num_parameters() / 1e6
-    told = Shelf().describe(str(trained_run))
-    assert told == f"{trained_run}: {millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
-    assert Shelf().beams_of(str(trained_run)) == trained[0].generation_config.num_beams
+    description = Service().describe(str(trained_run))
+    assert (
+        description
+        == f"{trained_run}: {millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
+    )
+    assert Service().num_beams(str(trained_run)) == trained[0].generation_config.num_beams
 
 
-def test_models_of_transformers_answer_too(trained, tmp_path):
+def test_models_of_transformers_work_too(trained, tmp_path):
     tokenizer = trained[1]
     sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     config = T5Config(vocab_size=len(tokenizer), decoder_start_token_id=0, **sizes)
@@ -64,38 +67,38 @@ def test_models_of_transformers_answer_too(trained, tmp_path):
     model.generation_config.max_new_tokens = 5
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    shelf = Shelf()
-    assert shelf.describe(str(tmp_path)) == f"{tmp_path}: 0.0 million parameters"
-    assert shelf.beams_of(str(tmp_path)) == 1
-    answer = shelf.answer(str(tmp_path), SENTENCE, num_beams=2, max_tokens=40)
-    assert len(answer.hypotheses) == 2
-    assert answer.seen.cross.shape[:2] == (2, 2)
+    service = Service()
+    assert service.describe(str(tmp_path)) == f"{tmp_path}: 0.0 million parameters"
+    assert service.num_beams(str(tmp_path)) == 1
+    result = service.translate(str(tmp_path), SENTENCE, num_beams=2, max_tokens=40)
+    assert len(result.hypotheses) == 2
+    assert result.attentions.cross.shape[:2] == (2, 2)
 
 
 # --- any text ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["", "  ", "\n\t\n", "\u2003"], ids=repr)
-def test_a_blank_text_is_told(ask, text):
+def test_a_blank_text_is_refused(ask, text):
     with pytest.raises(ValueError, match="There is no text: type a sentence"):
         ask(text)
 
 
-def test_a_text_of_too_many_tokens_is_told_with_their_number(ask, trained):
+def test_a_text_of_too_many_tokens_is_refused_with_their_number(ask, trained):
     text = "one " * 30
     count = len(trained[1](text).input_ids)
-    with pytest.raises(ValueError, match=f"has {count} tokens, and at most 13 are translated"):
+    with pytest.raises(ValueError, match=f"has {count} tokens; the limit is 13"):
         ask(text, max_tokens=13)
 
 
-def test_a_text_beyond_the_models_own_limit_is_told(ask, trained):
+def test_a_text_beyond_the_tokenizers_limit_is_refused(ask, trained):
     assert trained[1].model_max_length == 40
-    with pytest.raises(ValueError, match="at most 40 are translated"):
+    with pytest.raises(ValueError, match="the limit is 40"):
         ask("x " * 41, max_tokens=500)
 
 
 def test_a_huge_text_is_refused_before_it_is_tokenized(ask, monkeypatch):
-    monkeypatch.setattr(answers, "load_translator", lambda _: pytest.fail("was loaded"))
+    monkeypatch.setattr(service_module, "load_translator", lambda _: pytest.fail("was loaded"))
     with pytest.raises(ValueError, match="has 10,000,000 characters"):
         ask("x" * 10_000_000)
 
@@ -109,23 +112,23 @@ def test_line_ends_are_spaces(ask):
     ["\ud800", "a\udfffb", "\0", "<b>{{1}}</b>", "</s><pad>", "שלום", "\u202e\u2066", "😀"],
     ids=ascii,
 )
-def test_any_text_has_an_answer(ask, text):
-    answer = ask(text)
-    assert len(answer.hypotheses) == 2
-    answer.sentence.encode("utf-8")
+def test_any_text_gets_a_result(ask, text):
+    result = ask(text)
+    assert len(result.hypotheses) == 2
+    result.sentence.encode("utf-8")
 
 
-def test_what_fails_inside_a_model_is_told_in_one_line(ask, monkeypatch):
+def test_an_error_of_a_model_is_reported_in_one_line(ask, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out\nof memory")
 
-    monkeypatch.setattr(answers, "best_translations", fail)
+    monkeypatch.setattr(service_module, "best_translations", fail)
     with pytest.raises(ValueError, match=r"failed at this text: out of memory$"):
         ask(SENTENCE)
 
 
 def test_a_long_message_is_cut():
-    assert one_line(ValueError("x" * 1000)) == "x" * LONGEST_MESSAGE + "…"
+    assert one_line(ValueError("x" * 1000)) == "x" * MAX_MESSAGE + "…"
     assert one_line(KeyError()) == "KeyError"
 
 
@@ -154,73 +157,73 @@ def copied(trained_run, tmp_path):
 
 
 @pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
-def test_a_broken_folder_is_told_in_one_line_and_forgotten(copied, ask, trained_run, damage):
+def test_a_broken_folder_is_reported_in_one_line_and_not_cached(copied, ask, trained_run, damage):
     damage(copied)
     with pytest.raises(ValueError, match=r"^This model cannot be used\. \S") as caught:
         ask(SENTENCE, name=copied)
     assert "\n" not in str(caught.value)
     shutil.rmtree(copied)
-    shutil.copytree(trained_run, copied)  # mended
+    shutil.copytree(trained_run, copied)  # repaired
     assert ask(SENTENCE, name=copied).hypotheses
 
 
 @pytest.mark.parametrize("name", ["nobody/nothing", "not there", "\0", "x" * 5000, "../..", "a:b"])
-def test_a_name_that_means_nothing_is_told(ask, name):
+def test_a_name_of_no_model_is_reported(ask, name):
     with pytest.raises(ValueError, match=r"This model cannot be used\. \S"):
         ask(SENTENCE, name=name)
 
 
 @pytest.mark.parametrize("name", ["", " "])
-def test_no_name_is_told(ask, name):
+def test_an_empty_name_is_reported(ask, name):
     with pytest.raises(ValueError, match="No model is named"):
         ask(SENTENCE, name=name)
 
 
-# --- several people ----------------------------------------------------------------------------
+# --- several visitors --------------------------------------------------------------------------
 
 
-def test_people_at_once_get_what_each_would_get_alone(copied, trained_run, trained):
+def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, trained):
     expected = dict(zip(SENTENCES, translate(*trained, SENTENCES), strict=True))
-    shelf = Shelf()
+    service = Service()
     beams = trained[0].generation_config.num_beams
 
     def visit(turn):
         name = str((trained_run, copied)[turn % 2])
         sentence = SENTENCES[turn % len(SENTENCES)]
-        answer = shelf.answer(name, sentence, num_beams=beams, max_tokens=40)
-        assert answer.sentence == sentence
-        sums = answer.seen.encoder.sum(-1)
+        result = service.translate(name, sentence, num_beams=beams, max_tokens=40)
+        assert result.sentence == sentence
+        sums = result.attentions.encoder.sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums))
-        return answer.hypotheses[0].text == expected[sentence]
+        return result.hypotheses[0].text == expected[sentence]
 
-    with ThreadPoolExecutor(6) as people:
-        assert all(people.map(visit, range(24)))
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(visit, range(24)))
 
 
-def test_a_model_wanted_by_many_is_loaded_once(trained_run, monkeypatch):
+def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
     loaded = []
 
     def load(name):
         loaded.append(name)
         return load_translator(name)
 
-    monkeypatch.setattr(answers, "load_translator", load)
-    shelf, together = Shelf(), threading.Barrier(4)
+    monkeypatch.setattr(service_module, "load_translator", load)
+    service, together = Service(), threading.Barrier(4)
 
     def visit(_):
         together.wait()
-        return shelf.describe(str(trained_run))
+        return service.describe(str(trained_run))
 
-    with ThreadPoolExecutor(4) as people:
-        assert len(set(people.map(visit, range(4)))) == 1
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(visit, range(4)))) == 1
     assert loaded == [str(trained_run)]
 
 
-def test_only_the_latest_models_stay_in_memory(trained_run, tmp_path, monkeypatch):
+def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeypatch):
     loaded = []
     pair = load_translator(str(trained_run))
-    monkeypatch.setattr(answers, "load_translator", lambda name: loaded.append(name) or pair)
-    shelf = Shelf(kept=2)
+    monkeypatch.setattr(service_module, "load_translator", lambda name: loaded.append(name) or pair)
+    service = Service(cached_models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
-        shelf.describe(name)
+        service.describe(name)
     assert loaded == ["a", "b", "c", "b"]

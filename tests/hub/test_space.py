@@ -118,5 +118,5 @@ def test_it_runs_from_its_own_folder_with_its_own_code(folder):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert Path(lines[0]) == folder.resolve() / "hf_vanilla" / "app.py"
+    assert Path(lines[0]) == folder.resolve() / "hf_vanilla" / "app" / "server.py"
     assert "True" in lines

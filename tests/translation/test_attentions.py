@@ -1,4 +1,4 @@
-"""Attention as data: true weights of three kinds, tokens that can be read, a model left alone."""
+"""Attention weights as data: values, readable tokens, and a model that does not change."""
 
 import copy
 import threading
@@ -28,7 +28,7 @@ def seen(trained):
 def deep(tiny_model):
     """2 layers of 3 heads in the encoder, 5 of 2 in the decoder; ids of 5 and 3 tokens."""
 
-    class Words:
+    class Characters:
         """A tokenizer of single characters."""
 
         model_max_length, all_special_tokens, init_kwargs = 61, (), {}
@@ -40,23 +40,23 @@ def deep(tiny_model):
         def convert_ids_to_tokens(self, ids):
             return [str(number) for number in ids]
 
-    return attentions(tiny_model, Words(), "abcde", translation=[7, 11, 1])
+    return attentions(tiny_model, Characters(), "abcde", translation=[7, 11, 1])
 
 
-def test_every_layer_head_and_pair_of_tokens_has_a_weight(deep):
+def test_weights_have_an_entry_for_every_layer_head_and_pair_of_tokens(deep):
     assert deep.encoder.shape == (2, 3, 5, 5)
     assert deep.decoder.shape == (5, 2, 3, 3)
     assert deep.cross.shape == (5, 2, 3, 5)
 
 
-def test_what_was_read_is_what_was_written_one_step_before(deep):
+def test_decoder_reads_the_token_that_it_wrote_one_step_before(deep):
     assert deep.target == ["7", "11", "1"]
     assert deep.read == ["<start>", "7", "11"]
     assert len(deep.source) == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_token_spreads_its_attention_over_what_it_sees(seen, kind):
+def test_attention_weights_are_positive_and_sum_to_one(seen, kind):
     weights = getattr(seen, kind)
     sums = weights.sum(-1)
     assert weights.min() >= 0
@@ -64,13 +64,13 @@ def test_each_token_spreads_its_attention_over_what_it_sees(seen, kind):
     torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
 
 
-def test_the_decoder_sees_nothing_that_lies_ahead(seen):
+def test_decoder_attention_to_later_positions_is_zero(seen):
     assert seen.decoder.shape[-1] > 2
     assert seen.decoder.triu(1).abs().max() == 0
     assert seen.encoder.triu(1).abs().max() > 0
 
 
-def test_row_t_belongs_to_the_step_that_wrote_token_t(seen, trained):
+def test_row_t_holds_the_weights_of_the_step_that_wrote_token_t(seen, trained):
     model, tokenizer = trained
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     generated = model.generate(**inputs)
@@ -86,7 +86,7 @@ def test_row_t_belongs_to_the_step_that_wrote_token_t(seen, trained):
     torch.testing.assert_close(seen.encoder[0], outputs.encoder_attentions[0][0], **close)
 
 
-def test_the_tokens_are_those_of_the_translation_and_its_end(seen, trained):
+def test_tokens_are_those_of_the_translation_and_its_end(seen, trained):
     model, tokenizer = trained
     ids = model.generate(**tokenizer(SENTENCE, return_tensors="pt"))[0]
     text = tokenizer.decode(ids, skip_special_tokens=True)
@@ -96,7 +96,7 @@ def test_the_tokens_are_those_of_the_translation_and_its_end(seen, trained):
 
 
 @pytest.mark.parametrize("form", ["text", "ids"])
-def test_a_translation_may_be_given(trained, form):
+def test_a_given_translation_is_used(trained, form):
     model, tokenizer = trained
     ids = tokenizer(text_target="neun neun").input_ids
     given = attentions(
@@ -105,52 +105,50 @@ def test_a_translation_may_be_given(trained, form):
     assert "".join(given.target) == "neun␣neun</s>"
 
 
-# --- the model is left alone -------------------------------------------------------------------
+# --- the model does not change -----------------------------------------------------------------
 
 
-def test_the_models_attention_stays_what_it_is_while_weights_are_read(trained):
+def test_model_keeps_its_attention_implementation_while_weights_are_read(trained):
     model, tokenizer = trained
-    told = []
+    configs = []
     hook = model.register_forward_pre_hook(
-        lambda reader, _: told.append((model.config, reader.config))
+        lambda copied, _: configs.append((model.config, copied.config))
     )
     own = {id(weight) for weight in model.parameters()}
     is_shared = []
     spy = model.register_forward_pre_hook(
-        lambda reader, _: is_shared.append({id(w) for w in reader.parameters()} == own)
+        lambda copied, _: is_shared.append({id(w) for w in copied.parameters()} == own)
     )
     attentions(model, tokenizer, SENTENCE, translation="eins")
     hook.remove()
     spy.remove()
-    ((models, readers),) = told
-    assert (models._attn_implementation, readers._attn_implementation) == ("sdpa", "eager")
+    ((before, during),) = configs
+    assert (before._attn_implementation, during._attn_implementation) == ("sdpa", "eager")
     assert is_shared == [True]
 
 
-def test_threads_that_share_a_model_see_what_each_sees_alone(trained):
+def test_threads_that_share_a_model_get_the_same_weights_as_one_thread(trained):
     model, tokenizer = trained
-    model = copy.deepcopy(
-        model
-    )  # its first pass, where transformers adds its hooks, is in a thread
+    model = copy.deepcopy(model)  # transformers adds its hooks in the first forward: in a thread
     sentences = [SENTENCE, "nine", "five six", "two two two"]
     alone = [attentions(*trained, sentence) for sentence in sentences]
     together = {}
 
-    def look(place):
-        together[place] = attentions(model, tokenizer, sentences[place])
+    def compute(i):
+        together[i] = attentions(model, tokenizer, sentences[i])
 
-    threads = [threading.Thread(target=look, args=(i,)) for i in range(len(sentences))]
+    threads = [threading.Thread(target=compute, args=(i,)) for i in range(len(sentences))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert sorted(together) == [0, 1, 2, 3]
-    for place, expected in enumerate(alone):
-        assert together[place].target == expected.target
-        assert torch.equal(together[place].cross, expected.cross)
+    for i, expected in enumerate(alone):
+        assert together[i].target == expected.target
+        assert torch.equal(together[i].cross, expected.cross)
 
 
-def test_a_model_in_training_is_read_without_dropout_and_trains_on(trained):
+def test_weights_of_a_training_model_have_no_dropout_and_it_stays_in_training_mode(trained):
     model, tokenizer = copy.deepcopy(trained[0]).train(), trained[1]
     first, again = (attentions(model, tokenizer, SENTENCE, translation="eins") for _ in range(2))
     assert torch.equal(first.encoder, again.encoder)
@@ -172,12 +170,12 @@ def test_a_blank_translation_is_refused(trained, translation):
         attentions(*trained, SENTENCE, translation=translation)
 
 
-def test_a_sentence_longer_than_the_model_reads_is_refused(trained):
-    with pytest.raises(ValueError, match="the sentence has 62 tokens, and the model reads 40"):
+def test_a_sentence_longer_than_the_limit_is_refused(trained):
+    with pytest.raises(ValueError, match="the sentence has 62 tokens, and the model accepts 40"):
         attentions(*trained, "x" * 61)
 
 
-def test_half_a_model_is_refused(tiny_config, tiny_tokenizer):
+def test_an_encoder_only_model_is_refused(tiny_config, tiny_tokenizer):
     with pytest.raises(ValueError, match="VanillaEncoderModel does not translate"):
         attentions(VanillaEncoderModel(tiny_config), tiny_tokenizer, "a house")
 
@@ -201,24 +199,24 @@ def bytes_only():
         ("…", ["⟨E2⟩", "⟨80⟩", "⟨A6⟩", "</s>"]),
     ],
 )
-def test_spaces_are_visible_and_split_characters_are_bytes(bytes_only, text, tokens):
+def test_readable_tokens_show_spaces_and_the_bytes_of_split_characters(bytes_only, text, tokens):
     assert readable_tokens(bytes_only, bytes_only(text).input_ids) == tokens
 
 
 @pytest.mark.parametrize("code", [0x80, 0x7FF, 0xFFFF, 0x10FFFF], ids=hex)
-def test_every_byte_of_a_split_character_has_its_number(bytes_only, code):
+def test_every_byte_of_a_split_character_is_shown_in_hexadecimal(bytes_only, code):
     shown = readable_tokens(bytes_only, bytes_only(chr(code)).input_ids[:-1])
     assert shown == [f"⟨{byte:02X}⟩" for byte in chr(code).encode()]
 
 
-def test_whole_characters_of_a_token_are_read_beside_a_split_one():
+def test_a_token_of_whole_and_split_characters_shows_both():
     tokenizer = train_tokenizer(["aü aü aü aü"], vocab_size=264)
     token = tokenizer.convert_tokens_to_ids("aÃ")
     assert token != tokenizer.unk_token_id
     assert readable_tokens(tokenizer, [token]) == ["a⟨C3⟩"]
 
 
-def test_each_side_of_a_fairseq_tokenizer_is_read_by_its_own_dictionary(tmp_path):
+def test_a_fairseq_tokenizer_uses_the_dictionary_of_each_side(tmp_path):
     special, words = ["<s>", "<pad>", "</s>", "<unk>"], ["the", "l@@", "a@@", "k@@", "e"]
     (tmp_path / "codes").write_text("#version: 0.2\nt h\nth e</w>\n", encoding="utf-8")
     sides = Dictionaries(source=[*special, *words], target=[*special, *reversed(words)])
@@ -233,7 +231,7 @@ def test_each_side_of_a_fairseq_tokenizer_is_read_by_its_own_dictionary(tmp_path
 
 
 @pytest.mark.parametrize("separate", [False, True])
-def test_each_side_of_a_marian_tokenizer_is_read_by_its_own_vocabulary(tmp_path, separate):
+def test_a_marian_tokenizer_uses_the_vocabulary_of_each_side(tmp_path, separate):
     opus.write_tokenizer(tmp_path, separate=separate)
     tokenizer = MarianTokenizer.from_pretrained(tmp_path)
     batch = tokenizer("a house by the lake", text_target="ein Haus am See")

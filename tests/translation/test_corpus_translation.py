@@ -1,4 +1,4 @@
-"""Whole runs over a corpus: alone, killed and resumed, and by two Ray workers."""
+"""Runs over a whole corpus: in one process, killed and resumed, and by two Ray workers."""
 
 import os
 import signal
@@ -47,10 +47,10 @@ def expected(trained):
 
 
 def start(options, *more):
-    told = [f"--{name}={getattr(options, name)}" for name in ("model", "output", "num_beams")]
-    told += [f"--input={options.input[0]}", f"--lines_per_shard={options.lines_per_shard}"]
+    arguments = [f"--{name}={getattr(options, name)}" for name in ("model", "output", "num_beams")]
+    arguments += [f"--input={options.input[0]}", f"--lines_per_shard={options.lines_per_shard}"]
     return subprocess.Popen(
-        [sys.executable, str(PROGRAM), *told, *more],
+        [sys.executable, str(PROGRAM), *arguments, *more],
         env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -68,27 +68,27 @@ def test_a_corpus_is_translated_line_by_line(options, expected, tmp_path):
     assert str(report) == (f"{tmp_path / 'out'}: 400 lines in 8 shards, 0 done before, 0 redone")
 
 
-def test_a_second_run_has_nothing_to_do_and_loads_no_model(options, monkeypatch):
+def test_a_second_run_translates_nothing_and_loads_no_model(options, monkeypatch):
     translate_corpus(options())
-    monkeypatch.setattr("hf_vanilla.translation.corpus_translation.Translator", None)
+    monkeypatch.setattr(CorpusOptions, "open_translator", None)  # a call would fail
     report = translate_corpus(options())
     assert (report.done_before, report.shards) == (8, 8)
 
 
-def test_a_run_that_was_killed_goes_on_and_says_what_it_does_again(
+def test_a_killed_run_continues_and_reports_the_shard_it_repeats(
     options, expected, tmp_path, caplog
 ):
     run = start(options(), "--dies_at=4", "--tokens_per_batch=4096")  # a shard is one batch
     run.communicate()
     assert run.returncode == -signal.SIGKILL
-    whole = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.txt")}
-    assert len(whole) == 3
+    done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.txt")}
+    assert len(done) == 3
     with caplog.at_level("INFO", logger="hf_vanilla"):
         report = translate_corpus(options(tokens_per_batch=100))  # batches change no output
-    assert "3 of 8 shards are done; translating 5, of which 1 were begun before" in caplog.text
+    assert "3 of 8 shards are done; translating 5, of which an earlier run began 1" in caplog.text
     assert (report.done_before, report.redone) == (3, 1)
     assert texts(tmp_path / "out") == expected
-    assert all(path.stat().st_mtime_ns == then for path, then in whole.items())
+    assert all(path.stat().st_mtime_ns == then for path, then in done.items())
     assert not list((tmp_path / "out").glob("*.partial"))
 
 
@@ -96,12 +96,12 @@ def test_lines_that_fail_are_counted_in_the_report(options, corpus, tmp_path):
     with corpus.open("ab") as file:
         file.write(b"\xff\n")
     report = translate_corpus(options())
-    assert str(report).endswith("1 not translated, see *.failed.txt")
-    (noted,) = (tmp_path / "out").glob("*.failed.txt")
-    assert noted.read_text() == "401\n"
+    assert str(report).endswith("1 lines failed, see *.failed.txt")
+    (record,) = (tmp_path / "out").glob("*.failed.txt")
+    assert record.read_text() == "401\n"
 
 
-def test_a_model_that_changed_is_refused(options, trained_run, tmp_path):
+def test_a_changed_model_is_refused_in_an_output_that_was_begun(options, trained_run, tmp_path):
     copy = tmp_path / "model"
     copy.mkdir()
     for path in trained_run.iterdir():
@@ -109,11 +109,11 @@ def test_a_model_that_changed_is_refused(options, trained_run, tmp_path):
             (copy / path.name).write_bytes(path.read_bytes())
     translate_corpus(options(model=str(copy)))
     (copy / "generation_config.json").write_text('{"num_beams": 2}')
-    with pytest.raises(ValueError, match="out was begun with other model_files"):
+    with pytest.raises(ValueError, match="out with other model_files"):
         translate_corpus(options(model=str(copy)))
 
 
-def test_without_ray_several_workers_are_refused_with_what_to_do(options, monkeypatch):
+def test_several_workers_without_ray_are_refused_with_a_remedy(options, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[ray\]', or --workers 1"):
         translate_corpus(options(workers=2))
@@ -131,29 +131,29 @@ def test_more_than_one_gpu_for_a_worker_is_refused(options):
 
 
 class FakeRay:
-    """As much of Ray as a run touches, in this process; notes what it was told."""
+    """The part of Ray that a run uses, in this process; records the arguments of its calls."""
 
     def __init__(self):
-        self.data, self.exceptions, self.told = self, SimpleNamespace(RayError=KeyError), {}
+        self.data, self.exceptions, self.calls = self, SimpleNamespace(RayError=KeyError), {}
 
     def is_initialized(self):
-        return "init" in self.told
+        return "init" in self.calls
 
-    def init(self, **told):
-        self.told["init"] = told
+    def init(self, **arguments):
+        self.calls["init"] = arguments
 
     def shutdown(self):
-        self.told["is_shut"] = True
+        self.calls["is_shut"] = True
 
     def ActorPoolStrategy(self, size):  # noqa: N802 - Ray's name
         return size
 
     def from_items(self, rows, override_num_blocks):
-        self.rows, self.told["blocks"] = rows, override_num_blocks
+        self.rows, self.calls["blocks"] = rows, override_num_blocks
         return self
 
-    def map(self, worker, *, fn_constructor_args, **told):
-        self.told["map"] = told
+    def map(self, worker, *, fn_constructor_args, **arguments):
+        self.calls["map"] = arguments
         self.rows = list(map(worker(*fn_constructor_args), self.rows))
         return self
 
@@ -161,37 +161,35 @@ class FakeRay:
         return iter(self.rows)
 
 
-def test_a_cluster_gets_its_address_and_each_worker_its_share(
+def test_ray_gets_the_address_and_the_resources_of_a_worker(
     options, expected, tmp_path, monkeypatch
 ):
     ray = FakeRay()
     monkeypatch.setattr("hf_vanilla.translation.corpus_translation._import_ray", lambda: ray)
     translate_corpus(options(address="ray://there:1", workers=3, gpus_per_worker=1))
-    assert ray.told["init"] == {"address": "ray://there:1", "include_dashboard": None}
-    assert ray.told["map"] == {"compute": 3, "num_cpus": 1, "num_gpus": 1}
-    assert ray.told["blocks"] == 8
-    assert ray.told["is_shut"]
+    assert ray.calls["init"] == {"address": "ray://there:1", "include_dashboard": None}
+    assert ray.calls["map"] == {"compute": 3, "num_cpus": 1, "num_gpus": 1}
+    assert ray.calls["blocks"] == 8
+    assert ray.calls["is_shut"]
     assert texts(tmp_path / "out") == expected
 
 
-def test_workers_of_one_machine_get_their_threads_and_no_more_workers_than_shards(
-    options, monkeypatch
-):
+def test_ray_on_one_machine_gets_the_threads_and_at_most_one_worker_per_shard(options, monkeypatch):
     ray = FakeRay()
     monkeypatch.setattr("hf_vanilla.translation.corpus_translation._import_ray", lambda: ray)
-    seen = []
-    monkeypatch.setattr("torch.set_num_threads", seen.append)
+    threads = []
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
     translate_corpus(options(workers=9, threads_per_worker=2))
-    assert ray.told["init"] == {"num_cpus": 19, "include_dashboard": False}
-    assert ray.told["map"] == {"compute": 8, "num_cpus": 2, "num_gpus": None}
-    assert seen == [2]
+    assert ray.calls["init"] == {"num_cpus": 19, "include_dashboard": False}
+    assert ray.calls["map"] == {"compute": 8, "num_cpus": 2, "num_gpus": None}
+    assert threads == [2]
 
 
 # --- Ray ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_no_line_and_doubles_none(options, expected, tmp_path):
+def test_a_killed_ray_worker_loses_and_repeats_no_line(options, expected, tmp_path):
     pytest.importorskip("ray")
     run = start(options(), "--workers=2", "--tokens_per_batch=20")
     killed = None
@@ -210,7 +208,7 @@ def test_a_worker_that_is_killed_costs_no_line_and_doubles_none(options, expecte
 
 
 @pytest.mark.slow
-def test_what_a_ray_worker_cannot_do_is_told_in_one_line(options, corpus):
+def test_an_error_of_a_ray_worker_is_reported_in_one_line(options, corpus):
     pytest.importorskip("ray")
     run = start(options(model=str(corpus.parent)), "--workers=2")
     _, err = run.communicate(timeout=300)

@@ -1,4 +1,4 @@
-"""The n best translations: those of the search, with scores that a second reckoning gives too."""
+"""The n-best list: the hypotheses of the search, with scores computed a second way."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def score_by_hand(model, tokenizer, ids):
     with torch.no_grad():
         logits = model(**inputs, labels=torch.tensor([ids])).logits[0]
     log_probs = logits.log_softmax(-1)
-    total = sum(log_probs[place, token].item() for place, token in enumerate(ids))
+    total = sum(log_probs[i, token].item() for i, token in enumerate(ids))
     return total / ((5 + len(ids)) / 6) ** 0.6
 
 
@@ -27,13 +27,13 @@ def test_a_score_is_the_log_probability_over_the_length_penalty(trained, num_bea
     assert [one.score for one in found] == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_best_comes_first_and_no_two_are_alike(trained):
+def test_hypotheses_differ_and_are_sorted_by_score(trained):
     found = best_translations(*trained, SENTENCE, num_beams=4)
     assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
     assert len({tuple(one.ids) for one in found}) == 4
 
 
-def test_the_first_is_what_the_model_says_by_itself(trained):
+def test_the_first_hypothesis_is_the_output_of_generate(trained):
     model, tokenizer = trained
     beams = model.generation_config.num_beams
     generated = model.generate(**tokenizer(SENTENCE, return_tensors="pt"))[0, 1:].tolist()
@@ -42,7 +42,7 @@ def test_the_first_is_what_the_model_says_by_itself(trained):
     assert first.text == tokenizer.decode(generated, skip_special_tokens=True)
 
 
-def test_a_shorter_hypothesis_ends_where_it_ends(trained):
+def test_a_shorter_hypothesis_has_no_padding(trained):
     model, tokenizer = trained
     found = best_translations(model, tokenizer, SENTENCE, num_beams=5)
     assert len({len(one.ids) for one in found}) > 1  # so that some were padded
@@ -51,7 +51,7 @@ def test_a_shorter_hypothesis_ends_where_it_ends(trained):
         assert one.text == tokenizer.decode(one.ids[:-1])
 
 
-def test_a_model_that_samples_is_searched_all_the_same(trained, monkeypatch):
+def test_do_sample_in_the_generation_config_does_not_change_the_list(trained, monkeypatch):
     model = trained[0]
     expected = best_translations(*trained, SENTENCE, num_beams=3)
     monkeypatch.setattr(model.generation_config, "do_sample", True)

@@ -1,4 +1,4 @@
-"""A corpus cut in shards: every line once, in order, whatever stops the work."""
+"""A corpus in shards: every line once, in order, even if the work is interrupted."""
 
 import errno
 import gzip
@@ -25,7 +25,7 @@ def translator(trained):
 
 @pytest.fixture
 def corpus(tmp_path):
-    """A folder with a text, one without a last line feed, an empty one and a packed one."""
+    """A text, one without a final line feed, an empty one and a compressed one."""
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.txt").write_text("".join(f"{line}\n" for line in LINES[:11]), encoding="utf-8")
@@ -38,8 +38,8 @@ def corpus(tmp_path):
 @pytest.fixture
 def plan(corpus, tmp_path):
     def plan(*inputs, lines=4, column="text", **settings):
-        told = {"lines_per_shard": lines, "column": column, "settings": settings}
-        return plan_shards([str(i) for i in inputs or [corpus]], tmp_path / "out", **told)
+        options = {"lines_per_shard": lines, "column": column, "settings": settings}
+        return plan_shards([str(i) for i in inputs or [corpus]], tmp_path / "out", **options)
 
     return plan
 
@@ -49,7 +49,7 @@ def texts(folder):
     return "".join(path.read_text(encoding="utf-8") for path in names).splitlines()
 
 
-def test_shards_cut_the_corpus_without_gap_or_overlap(plan, corpus):
+def test_shards_cover_the_corpus_without_gap_or_overlap(plan, corpus):
     found = plan().shards
     assert [(s.source[-8:].lstrip("/in"), s.first_line, s.lines) for s in found] == [
         ("a.txt", 1, 4),
@@ -65,14 +65,14 @@ def test_shards_cut_the_corpus_without_gap_or_overlap(plan, corpus):
     assert [data[s.begin :][:4] for s in found[:3]] == [LINES[i][:4].encode() for i in (0, 4, 8)]
 
 
-def test_the_shards_in_order_are_the_translation_of_the_corpus(plan, translator, tmp_path):
+def test_shards_in_order_are_the_translation_of_the_corpus(plan, translator, tmp_path):
     for shard in plan().shards:
         assert translate_shard(translator, shard, tmp_path / "out") == 0
     assert texts(tmp_path / "out") == list(translator.translate(LINES))
     remove_leftovers(plan(), tmp_path / "out")
 
 
-def test_what_is_there_is_done_and_never_done_again(plan, translator, tmp_path):
+def test_a_finished_shard_is_never_translated_again(plan, translator, tmp_path):
     first = plan().shards[1]
     translate_shard(translator, first, tmp_path / "out")
     (tmp_path / "out" / first.output).write_text("kept")
@@ -84,7 +84,9 @@ def test_what_is_there_is_done_and_never_done_again(plan, translator, tmp_path):
     assert (tmp_path / "out" / first.output).read_text() == "kept"
 
 
-def test_a_shard_that_a_dead_worker_left_is_told_and_its_trace_removed(plan, translator, tmp_path):
+def test_a_shard_of_a_killed_worker_is_reported_and_its_temporary_file_removed(
+    plan, translator, tmp_path
+):
     first, *others = plan().shards
     (tmp_path / "out" / f"{first.output}~host-77.partial").write_text("hal")
     again = plan()
@@ -98,7 +100,7 @@ def test_a_shard_that_a_dead_worker_left_is_told_and_its_trace_removed(plan, tra
     }
 
 
-def test_a_missing_shard_is_named_at_the_end(plan, tmp_path):
+def test_a_missing_shard_is_named(plan, tmp_path):
     with pytest.raises(ValueError, match=r"lacks 00000-a-0000000\.txt, .*: run the same command"):
         remove_leftovers(plan(), tmp_path / "out")
 
@@ -109,30 +111,30 @@ def test_a_missing_shard_is_named_at_the_end(plan, tmp_path):
 def test_other_settings_are_refused_in_an_output_that_was_begun(plan, changes):
     plan()
     name = {"lines": "lines_per_shard"}.get(next(iter(changes)), next(iter(changes)))
-    with pytest.raises(ValueError, match=f"out was begun with other {name}=.*another output"):
+    with pytest.raises(ValueError, match=f"out with other {name}=.*another output"):
         plan(**changes)
 
 
-def test_an_input_that_changed_is_refused_in_an_output_that_was_begun(plan, corpus):
+def test_a_changed_input_is_refused_in_an_output_that_was_begun(plan, corpus):
     plan()
     with (corpus / "b.txt").open("a") as file:
         file.write("\nmore")
-    with pytest.raises(ValueError, match="out was begun with other inputs"):
+    with pytest.raises(ValueError, match="out with other inputs"):
         plan()
 
 
-def test_an_input_that_loses_lines_while_it_is_translated_leaves_no_shard(
+def test_an_input_that_becomes_shorter_during_a_run_leaves_no_shard(
     plan, corpus, translator, tmp_path
 ):
     shard = plan().shards[2]
     with (corpus / "a.txt").open("r+") as file:
         file.truncate(shard.begin + 4)
-    with pytest.raises(ValueError, match=r"a\.txt has changed: 1 lines from line 9 on, 3 when"):
+    with pytest.raises(ValueError, match=r"a\.txt has changed: 1 lines from line 9 on, not 3"):
         translate_shard(translator, shard, tmp_path / "out")
     assert [p.name for p in (tmp_path / "out").iterdir()] == [shards.MANIFEST]
 
 
-def test_a_full_disk_leaves_no_half_shard_and_the_next_run_does_it(
+def test_a_full_disk_leaves_no_incomplete_shard_and_the_next_run_translates_it(
     plan, translator, tmp_path, monkeypatch
 ):
     shard = plan().shards[0]
@@ -149,7 +151,7 @@ def test_a_full_disk_leaves_no_half_shard_and_the_next_run_does_it(
     assert plan().done == [shard]
 
 
-def test_a_byte_that_is_no_utf8_costs_its_line_only_and_the_line_is_noted(
+def test_a_byte_that_is_not_utf8_fails_only_its_line_which_is_recorded(
     plan, corpus, translator, tmp_path
 ):
     bad = "".join(f"{line}\n" for line in LINES[:6]).encode().replace(b"\n", b" \xe9\n", 1)
@@ -162,40 +164,40 @@ def test_a_byte_that_is_no_utf8_costs_its_line_only_and_the_line_is_noted(
     assert (folder / (first.output + shards.FAILED)).read_text() == "1\n"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(plan, corpus, translator, tmp_path):
+def test_a_byte_order_mark_is_removed(plan, corpus, translator, tmp_path):
     (corpus / "a.txt").write_bytes(b"\xef\xbb\xbf" + LINES[0].encode())
     (shard,) = plan(corpus / "a.txt").shards
     translate_shard(translator, shard, tmp_path / "out")
     assert texts(tmp_path / "out") == list(translator.translate(LINES[:1]))
 
 
-def test_parquet_keeps_its_columns_and_gets_one_more(plan, translator, tmp_path):
+def test_parquet_keeps_its_columns_and_gets_a_column_of_translations(plan, translator, tmp_path):
     table = pa.table({"id": list(range(7)), "text": [*LINES[:5], None, ""]})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
-    made = plan(tmp_path / "x.parquet").shards
-    assert [shard.lines for shard in made] == [3, 3, 1]
-    failed = [translate_shard(translator, shard, tmp_path / "out") for shard in made]
+    planned = plan(tmp_path / "x.parquet").shards
+    assert [shard.lines for shard in planned] == [3, 3, 1]
+    failed = [translate_shard(translator, shard, tmp_path / "out") for shard in planned]
     assert failed == [0, 1, 0]
-    found = pa.concat_tables(pq.read_table(tmp_path / "out" / s.output) for s in made)
+    found = pa.concat_tables(pq.read_table(tmp_path / "out" / s.output) for s in planned)
     assert found.drop_columns("translation").equals(table)
     expected = [*translator.translate(LINES[:5]), "", ""]
     assert found.column("translation").to_pylist() == expected
 
 
-def test_a_column_that_is_not_there_is_told_before_anything_is_written(plan, tmp_path):
+def test_a_missing_column_is_refused_before_anything_is_written(plan, tmp_path):
     pq.write_table(pa.table({"de": ["eins"]}), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match="no column 'text': choose --column among de"):
         plan(tmp_path / "x.parquet")
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_column_called_translation_is_told_before_anything_is_written(plan, tmp_path):
+def test_a_column_called_translation_is_refused_before_anything_is_written(plan, tmp_path):
     pq.write_table(pa.table({"text": ["a"], "translation": ["b"]}), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match="has a column 'translation' already: rename it"):
         plan(tmp_path / "x.parquet")
 
 
-def test_an_output_full_of_other_things_is_refused(plan, tmp_path):
+def test_an_output_with_other_files_is_refused(plan, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"not empty and has no manifest\.json"):
@@ -209,8 +211,8 @@ def test_missing_inputs_are_named(plan, tmp_path, name):
         plan(tmp_path / name)
 
 
-def test_the_manifest_says_what_it_was_made_for(plan, tmp_path):
+def test_the_manifest_lists_settings_and_shards(plan, tmp_path):
     plan(num_beams=3)
-    told = json.loads((tmp_path / "out" / shards.MANIFEST).read_text())
-    assert told["facts"]["num_beams"] == 3
-    assert len(told["shards"]) == 6
+    manifest = json.loads((tmp_path / "out" / shards.MANIFEST).read_text())
+    assert manifest["facts"]["num_beams"] == 3
+    assert len(manifest["shards"]) == 6

@@ -1,4 +1,4 @@
-"""Whatever a line is made of, there is one translation for it, in its place."""
+"""Any line, even an impossible one, gets exactly one translation, at its own index."""
 
 import logging
 
@@ -22,8 +22,8 @@ ODD = {
 }
 
 
-class Choosy(TorchEngine):
-    """Fails at every batch that holds the ids of one of the given sentences."""
+class FailsFor(TorchEngine):
+    """Fails for every batch with one of the given sentences."""
 
     def __init__(self, trained, *bad):
         super().__init__(*trained)
@@ -39,7 +39,7 @@ class Choosy(TorchEngine):
 
 @pytest.fixture
 def warnings_of(caplog):
-    """Runs a call and returns what it warned of."""
+    """Make a call; return its result and its warnings."""
 
     def run(call):
         caplog.clear()
@@ -51,7 +51,7 @@ def warnings_of(caplog):
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_a_line_of_anything_is_translated_in_its_place_and_moves_no_other(trained, odd):
+def test_an_odd_line_gets_one_translation_and_changes_no_other(trained, odd):
     alone = translate(*trained, GOOD)
     mixed = translate(*trained, [GOOD[0], odd, *GOOD[1:], odd])
     assert mixed[1] == mixed[-1]
@@ -60,22 +60,22 @@ def test_a_line_of_anything_is_translated_in_its_place_and_moves_no_other(traine
 
 @pytest.mark.parametrize("window", [1, 2, 3, 100])
 @pytest.mark.parametrize("budget", [1, 40, 4096])
-def test_windows_and_budgets_do_not_change_the_output(trained, window, budget):
+def test_window_and_tokens_per_batch_do_not_change_the_output(trained, window, budget):
     lines = [GOOD[0], "", *ODD.values(), *GOOD]
     expected = [translate(*trained, [line])[0] for line in lines]
     translator = Translator(TorchEngine(*trained), window=window, tokens_per_batch=budget)
     assert list(translator.translate(iter(lines))) == expected
 
 
-def test_a_sentence_longer_than_the_budget_stands_alone_and_the_others_keep_it(trained):
+def test_a_sentence_longer_than_tokens_per_batch_is_a_batch_of_its_own(trained):
     shapes, engine = [], TorchEngine(*trained)
-    given = engine.translate_rows
+    original = engine.translate_rows
 
-    def noting(rows):
+    def record(rows):
         shapes.append((len(rows), max(map(len, rows))))
-        return given(rows)
+        return original(rows)
 
-    engine.translate_rows = noting
+    engine.translate_rows = record
     list(Translator(engine, tokens_per_batch=30).translate(["q " * 18, *GOOD * 2]))
     assert shapes[0] == (1, 37)
     assert all(rows * length <= 30 for rows, length in shapes[1:])
@@ -89,25 +89,25 @@ def test_a_tokenizer_without_a_limit_cuts_nothing(trained, monkeypatch, caplog):
     assert not caplog.records
 
 
-def test_a_line_that_no_tokenizer_takes_becomes_empty_and_is_told(trained, warnings_of):
+def test_a_line_that_the_tokenizer_refuses_becomes_empty_and_is_reported(trained, warnings_of):
     translator = Translator(TorchEngine(*trained))
     lines = [GOOD[0], "half \ud800 of a pair", GOOD[1], None, GOOD[2]]
-    found, told = warnings_of(lambda: list(translator.translate(lines, first_line=11)))
+    found, warnings = warnings_of(lambda: list(translator.translate(lines, first_line=11)))
     right = translate(*trained, GOOD[:3])
     assert found == [right[0], "", right[1], "", right[2]]
     assert translator.failed == [12, 14]
-    assert [text.split(":")[0] for text in told] == [
+    assert [text.split(":")[0] for text in warnings] == [
         f"line {n} cannot be translated and becomes empty" for n in (12, 14)
     ]
 
 
-def test_a_line_at_which_the_engine_fails_costs_no_other(trained, warnings_of):
-    engine = Choosy(trained, GOOD[2])
+def test_a_line_for_which_the_engine_fails_changes_no_other(trained, warnings_of):
+    engine = FailsFor(trained, GOOD[2])
     translator = Translator(engine)
-    found, told = warnings_of(lambda: list(translator.translate(GOOD)))
+    found, warnings = warnings_of(lambda: list(translator.translate(GOOD)))
     expected = translate(*trained, GOOD)
     assert found == [*expected[:2], "", *expected[3:]]
-    assert told == [
+    assert warnings == [
         "line 3 cannot be translated and becomes empty: out of memory in line 3 of a kernel"
     ]
     assert translator.failed == [3]
@@ -126,19 +126,19 @@ def test_a_batch_too_large_for_memory_is_halved_until_it_fits(trained, warnings_
         return given(rows)
 
     engine.translate_rows = small_memory
-    found, told = warnings_of(lambda: list(Translator(engine).translate(GOOD)))
+    found, warnings = warnings_of(lambda: list(Translator(engine).translate(GOOD)))
     assert found == translate(*trained, GOOD)
-    assert not told
+    assert not warnings
     assert sizes[:2] == [5, 2]
 
 
-def test_an_engine_that_fails_at_everything_says_so_instead_of_writing_empty_lines(trained):
+def test_an_engine_that_fails_for_every_sentence_raises_its_error(trained):
     translator = Translator(TorchEngine(*trained, no_such_setting=1))
     with pytest.raises(ValueError, match="no_such_setting"):
         list(translator.translate(GOOD))
 
 
 def test_progress_counts_every_line_once(trained, capsys):
-    translator = Translator(Choosy(trained, GOOD[1]), window=3)
+    translator = Translator(FailsFor(trained, GOOD[1]), window=3)
     list(translator.translate([*GOOD, "", "\ud800"], progress=True))
     assert "7/7" in capsys.readouterr().err

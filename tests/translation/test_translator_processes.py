@@ -1,4 +1,4 @@
-"""One file shared by two processes of Accelerate: the output is that of one."""
+"""Two processes of Accelerate share a file; the output equals that of one process."""
 
 import os
 import socket
@@ -35,10 +35,19 @@ def launch(folder, *arguments):
     )
 
 
-def test_two_processes_write_what_one_would(trained, trained_run, tmp_path):
+def test_two_processes_write_the_translations_of_one(trained, trained_run, tmp_path):
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
-    told = ("--model", trained_run, "--input", "in", "--output", "out", "--tokens_per_batch", 40)
-    done = launch(tmp_path, *told)
+    arguments = (
+        "--model",
+        trained_run,
+        "--input",
+        "in",
+        "--output",
+        "out",
+        "--tokens_per_batch",
+        40,
+    )
+    done = launch(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "out\n"
     assert (tmp_path / "out").read_text(encoding="utf-8").split("\n") == [
@@ -47,7 +56,7 @@ def test_two_processes_write_what_one_would(trained, trained_run, tmp_path):
     ]
 
 
-def test_two_processes_cannot_share_stdin(trained_run, tmp_path):
+def test_stdin_is_refused_with_two_processes(trained_run, tmp_path):
     done = launch(tmp_path, "--model", trained_run)
     assert done.returncode
     assert "error: 2 processes cannot read one stdin: give a file by --input" in done.stderr

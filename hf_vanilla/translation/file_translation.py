@@ -1,0 +1,87 @@
+"""Translate a file or stdin into a file or stdout, line by line."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from accelerate import PartialState
+
+from hf_vanilla.data.corpus import decoded_lines, read_lines
+from hf_vanilla.files import check_output_file, whole_file
+
+from .decoding_options import DecodingOptions
+
+STANDARD_STREAM = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateOptions(DecodingOptions):
+    """Translate a file or stdin, one sentence per line."""
+
+    input: str = field(
+        default="-", metadata={"help": "UTF-8 text, plain or .gz, one sentence per line; -: stdin"}
+    )
+    output: str = field(default="-", metadata={"help": "file for the translations; -: stdout"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
+
+
+def translate_file(options: TranslateOptions) -> Path | None:
+    """Translate a file or stdin, line by line and in order, into a file or stdout.
+
+    Under `accelerate launch` or `torchrun` the processes share the work and rank 0 writes.
+
+    Returns:
+        The file written; None for stdout, and on all ranks but 0.
+
+    Raises:
+        ValueError: the folder has no model, or the input is not UTF-8 text.
+        OSError: a file cannot be read, or the output exists and `overwrite` is off.
+    """
+    # without cpu=True, processes on a machine without GPUs do not connect to each other
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    _check_streams(options, processes)
+    translator = options.open_translator(processes if processes.num_processes > 1 else None)
+    shows_progress = sys.stderr.isatty() or options.output != STANDARD_STREAM
+    translations = translator.translate(_lines(options.input), progress=shows_progress)
+    if not processes.is_main_process:
+        for _ in translations:
+            pass
+        return None
+    if options.output == STANDARD_STREAM:
+        write_lines(translations, sys.stdout)
+        return None
+    output = Path(options.output)
+    with whole_file(output) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        write_lines(translations, file)
+    return output
+
+
+def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
+    """Refuse impossible inputs and outputs before the model is loaded."""
+    output = Path(options.output)
+    if options.output != STANDARD_STREAM:
+        check_output_file(output, overwrite=options.overwrite)
+    if options.input != STANDARD_STREAM and not Path(options.input).is_file():
+        raise FileNotFoundError(f"{options.input}: no such file")
+    if options.input == STANDARD_STREAM and processes.num_processes > 1:
+        raise ValueError(
+            f"{processes.num_processes} processes cannot read one stdin: give a file by --input"
+        )
+
+
+def write_lines(texts: Iterable[str], file: TextIO) -> int:
+    """Write each text on its own line as soon as it is there; returns the number of lines."""
+    count = 0
+    for text in texts:
+        # a line feed in a translation must not start a new line of the file
+        file.write(text.replace("\n", " ") + "\n")
+        file.flush()
+        count += 1
+    return count
+
+
+def _lines(name: str) -> Iterator[str]:
+    return decoded_lines(sys.stdin.buffer, "stdin") if name == STANDARD_STREAM else read_lines(name)
