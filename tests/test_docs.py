@@ -41,8 +41,8 @@ TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in 
 PAGES_WITH_CODE = [name for name, text in TEXTS.items() if "```" in text]
 CLONE = ("Makefile", "constraints.txt", "pyproject.toml", "scripts", "hf_vanilla/recipes")
 PROGRAMS = (
-    "accelerate curl docker hf hf-vanilla jupytext pip pre-commit python python3 sacrebleu"
-    " torchrun uv"
+    "accelerate curl docker hf hf-vanilla lint-imports mypy pip pre-commit python python3 ruff"
+    " sacrebleu torchrun uv"
 )
 # what a reader replaces, and numbers that take too long
 REPLACED = {"USER/NAME": "ada/name", "max_steps=1000": "max_steps=2"}
@@ -63,6 +63,9 @@ def write_text_files(folder):
         for side, language in enumerate(("en", "de")):
             lines = [pair[side] + "\n" for pair in sentence_pairs(count, seed)]
             (folder / f"{name}.{language}").write_text("".join(lines), encoding="utf-8")
+    recipe = {"output_dir": "runs/recipe", "train_source": "train.en", "train_target": "train.de"}
+    recipe |= {"validation_source": "val.en", "validation_target": "val.de"}
+    (folder / "RECIPE.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
 
 
 def write_wmt(folder):
@@ -139,6 +142,7 @@ def shell(tmp_path_factory):
         add_opus_model(hub, folder / "opus")
         environment = {
             "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
             "HOME": str(folder),
             "LANG": "C.UTF-8",
             "OMP_NUM_THREADS": "1",
@@ -188,7 +192,7 @@ def clone(shell, trained_run, tmp_path, monkeypatch):
 def add_models(folder, model, text):
     """`runs/demo` and `runs/mine`, unless the page says how to make them."""
     for name in ("demo", "mine"):
-        if f"--output_dir runs/{name}" not in text and not (name == "demo" and "make demo" in text):
+        if not re.search(rf"--output_dir runs/{name}|^make {name}", text, flags=re.M):
             shutil.copytree(model, folder / "runs" / name)
             path = folder / "runs" / name / "tokenizer_config.json"
             # trained on a few tokens; its sinusoids are defined at any position

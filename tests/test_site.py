@@ -121,7 +121,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(notebook, tmp_path_factory):
-    """The folder of the site, built like `make docs`: a broken link or another warning is an error."""
+    """The folder of the site; as in `make docs`, a broken link or another warning is an error."""
     folder = tmp_path_factory.mktemp("docs")
     nbformat.write(as_written(notebook), folder / "executed.ipynb")
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder / "site"), strict=True)
