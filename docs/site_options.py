@@ -1,4 +1,4 @@
-"""Options in the reference: an extension of griffe, which reads the docstrings for the site."""
+"""Show options in the reference: an extension of griffe, which reads the docstrings."""
 
 import dataclasses
 import importlib
@@ -8,10 +8,10 @@ import griffe
 
 
 class HelpOfOptions(griffe.Extension):
-    """Lists the options of a dataclass with their help, which stands in its fields alone."""
+    """Lists the options of a dataclass with the help texts of their fields."""
 
     def on_class_members(self, *, cls: griffe.Class, **kwargs: Any) -> None:
-        """Add to the docstring what `--help` says."""
+        """Add the help texts to the docstring of the class."""
         if cls.docstring is None or "dataclass" not in cls.labels:
             return
         found = getattr(importlib.import_module(cls.module.path), cls.name)
@@ -23,5 +23,5 @@ class HelpOfOptions(griffe.Extension):
 
 def _default(option: dataclasses.Field) -> str:
     if option.default in (dataclasses.MISSING, None, ""):
-        return ""  # where None means something, the help says what
+        return ""  # the help explains the meaning of None
     return f" (default `{option.default}`)"

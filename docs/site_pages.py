@@ -1,6 +1,6 @@
 """Pages of the site that are not Markdown in this folder: a hook of mkdocs.
 
-Files of the root and the notebook have their home elsewhere and are read from there.
+README, CHANGELOG, CONTRIBUTING and the notebook are read from where they are.
 """
 
 import logging
@@ -16,16 +16,20 @@ from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
 NOTEBOOK = "notebooks/the_paper_in_code"
-ROOT_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md"}
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 
 logger = logging.getLogger("mkdocs.hooks.site_pages")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what stands elsewhere."""
+    """Add the pages of the root folder and the notebook."""
     root = Path(config.config_file_path).parent
     for source, name in ROOT_PAGES.items():
-        # seen from the folder of pages, so that on_page_markdown knows all links
+        # relative to the folder of pages, as on_page_markdown expects all links
         text = re.sub(r"\]\((?!\w+:|#)", "](../", (root / source).read_text(encoding="utf-8"))
         files.append(File.generated(config, name, content=text.replace("](../docs/", "](")))
     for name, content in notebook_files(root, config).items():
@@ -34,25 +38,25 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that lead to a file on GitHub into links to its page here."""
+    """Replace links to files of the repository by links to their pages."""
     for source, name in ROOT_PAGES.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return markdown.replace(f"]({NOTEBOOK}.py)", f"]({NOTEBOOK}.md)")
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show the types of a config's arguments, which transformers wants in backquotes, as types."""
+    """Show argument types of a config as types; transformers requires backquotes around them."""
     if not page.file.src_uri.startswith("reference/"):
         return html
-    return re.sub(r"<code>(`[^<]*)</code>", _told_type, html)
+    return re.sub(r"<code>(`[^<]*)</code>", _plain_type, html)
 
 
-def _told_type(found: re.Match[str]) -> str:
+def _plain_type(found: re.Match[str]) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", found[1].replace("*", ""))
 
 
 def notebook_files(root: Path, config: MkDocsConfig) -> dict[str, str | bytes]:
-    """The notebook's page, its pictures, and the notebook itself to download, by name."""
+    """The notebook's page, its images and the notebook to download, by file name."""
     notebook = jupytext.read(root / "docs" / f"{NOTEBOOK}.py")
     download = nbformat.writes(notebook)
     executed = root / config.extra["executed_notebook"]
@@ -67,10 +71,10 @@ def notebook_files(root: Path, config: MkDocsConfig) -> dict[str, str | bytes]:
         notebook, {"unique_key": stem, "output_files_dir": ""}
     )
     head, _, rest = markdown.partition("\n\n")
-    told = f"[Download this notebook]({stem}.ipynb) to run it and do its exercises."
+    intro = f"[Download this notebook]({stem}.ipynb) to run it and do its exercises."
     pictures = {f"{folder}/{name}": data for name, data in resources["outputs"].items()}
     return {
-        f"{NOTEBOOK}.md": f"{head}\n\n{told}\n\n{rest}",
+        f"{NOTEBOOK}.md": f"{head}\n\n{intro}\n\n{rest}",
         f"{NOTEBOOK}.ipynb": download,
         **pictures,
     }

@@ -1,0 +1,125 @@
+"""Run the commands of pages, each in a fork of one process that has imported everything.
+
+`shell_server.py SOCKET` serves `shell_client.py`. A command runs as the page has it, unless
+`SMALLER` or `REPLACED` names it.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import runpy
+import shutil
+import socket
+import socketserver
+import sys
+import traceback
+from pathlib import Path
+
+OURS = re.compile(r"(?:hf-vanilla|python3? -m hf_vanilla) ([\w-]+)|python3? scripts/([\w/]+)\.py")
+# options that make a command of minutes or days one of seconds
+TINY = (
+    "--model.vocab_size 290 --model.d_model 16 --model.encoder_layers 1 --model.decoder_layers 1"
+    " --model.encoder_attention_heads 2 --model.decoder_attention_heads 2"
+    " --model.encoder_ffn_dim 32 --model.decoder_ffn_dim 24 --max_steps 6 --save_steps 1"
+    " --tokens_per_step 512 --tokens_per_batch 512 --max_length 128 --eval_steps 3"
+    " --eval_sentences 2 --use_cpu True --decoding.num_beams 2 --decoding.max_new_tokens 3"
+)
+FINETUNE = "--max_steps 2 --use_cpu True --report_to none"
+SMALLER = {"train": TINY, "demo": TINY, "finetune": FINETUNE}
+
+
+def only_read_options(words):
+    """Read the options as the command does, and stop there."""
+    commands = importlib.import_module("hf_vanilla.commands")
+    run = commands.run
+    commands.run = lambda _action, *readers: run(lambda *_: None, *readers)
+    with contextlib.redirect_stdout(None):
+        run_program(words)
+
+
+def only_launch_one(words):
+    """Run the script or module of a launcher's command in this one process."""
+    start = next(i for i, word in enumerate(words) if word == "-m" or word.endswith(".py"))
+    run_command(["python", *words[start:]])
+
+
+def copy_small_archive(words):
+    name = words[-1].rsplit("/", 1)[-1]
+    shutil.copy(Path(os.environ["SMALL_ARCHIVES"]) / name, name)
+
+
+# these serve forever, need a network or several processes, or change the environment
+REPLACED = {
+    **dict.fromkeys(("app", "benchmarks/train", "benchmarks/generate"), only_read_options),
+    **dict.fromkeys(("accelerate launch", "torchrun"), only_launch_one),
+    "curl -LO": copy_small_archive,
+    **dict.fromkeys(("hf", "pip", "uv", "docker", "pre-commit"), lambda _: None),
+    **dict.fromkeys(("ruff", "mypy", "lint-imports"), lambda _: None),
+    **dict.fromkeys(("python -m pip", "python3 -m venv", "python -m pytest"), lambda _: None),
+}
+
+
+def run_command(words):
+    typed = " ".join([Path(words[0]).name, *words[1:]])
+    ours = OURS.match(typed)
+    name = (ours[1] or ours[2]).replace("-", "_") if ours else typed
+    if "--workers" in words:  # Ray starts processes of its own
+        return only_read_options(words)
+    for start, action in REPLACED.items():
+        if f"{name} ".startswith(f"{start} "):
+            return action(words)
+    return run_program([*words, *SMALLER.get(name, "").split()])
+
+
+def run_program(words):
+    """Run a Python script, a module, or the entry point of an installed program."""
+    name, sys.argv = Path(words[0]).name, words
+    if name.startswith("python"):
+        sys.argv = words[2:] if words[1] == "-m" else words[1:]
+        run = runpy.run_module if words[1] == "-m" else runpy.run_path
+        return run(sys.argv[0], run_name="__main__")
+    if name == "hf-vanilla":  # of this tree, whatever is installed
+        return sys.exit(importlib.import_module("hf_vanilla.commands").main())
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name=name)
+    return sys.exit(entry.load()())
+
+
+class Command(socketserver.BaseRequestHandler):
+    """One command on the streams of its client, who gets the exit status."""
+
+    def handle(self):
+        _, streams, *_ = socket.recv_fds(self.request, 1, 3)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        with self.request.makefile("rw") as stream:
+            request = json.loads(stream.readline())
+            os.chdir(request["folder"])
+            status = 0
+            try:
+                run_command(request["words"])
+            except SystemExit as end:
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+                sys.stderr.write(f"{end.code}\n" if isinstance(end.code, str) else "")
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.flush()
+            stream.write(f"{status}\n")
+
+
+class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
+    """A fork for each command."""
+
+
+if __name__ == "__main__":
+    commands = importlib.import_module("hf_vanilla.commands")
+    actions = [command.action.split(":")[0] for command in commands.COMMANDS.values()]
+    for module in ("matplotlib.pyplot", "sacrebleu", "transformers.trainer_seq2seq", *actions):
+        importlib.import_module(module)
+    sys.modules["torch"].set_num_threads(1)  # a fork would wait for the threads of its parent
+    corpus = sys.modules["hf_vanilla.data.corpus"]  # tens of thousands of numbers take a minute
+    corpus.DENSE, corpus.SPARSE, corpus.HELD_OUT = 100, 100, 12
+    Server(sys.argv[1], Command).serve_forever()
