@@ -1,0 +1,218 @@
+"""Boxes, matching and set loss of DETR: by hand, and equal to transformers' own."""
+
+import itertools
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss, generalized_box_iou
+
+from hf_vanilla.models.boxes_vanilla_detr import generalized_iou, iou, to_centers, to_corners
+from hf_vanilla.models.loss_vanilla_detr import detection_loss, padded_targets
+from hf_vanilla.models.matching_vanilla_detr import MatchingCosts, Targets, match, matching_cost
+
+LAYERS, IMAGES, QUERIES, CLASSES = 3, 4, 11, 7
+
+
+class TheirConfig:
+    """What transformers' loss reads of a config."""
+
+    class_cost, bbox_cost, giou_cost = 1, 5, 2
+    bbox_loss_coefficient, giou_loss_coefficient, eos_coefficient = 5, 2, 0.1
+    decoder_layers, num_labels, auxiliary_loss = LAYERS, CLASSES, True
+
+
+def random_boxes(*shape):
+    return torch.cat((torch.rand(*shape, 2), 0.05 + 0.4 * torch.rand(*shape, 2)), dim=-1)
+
+
+def predictions():
+    logits = torch.randn(LAYERS, IMAGES, QUERIES, CLASSES + 1, requires_grad=True)
+    boxes = random_boxes(LAYERS, IMAGES, QUERIES).requires_grad_()
+    return logits, boxes
+
+
+def targets(counts=(3, 0, 5, 1)):
+    return [
+        {"class_labels": torch.randint(CLASSES, (count,)), "boxes": random_boxes(count)}
+        for count in counts
+    ]
+
+
+def rows_of(targets, rows):
+    return Targets(targets.labels[rows], targets.boxes[rows])
+
+
+# --- boxes -------------------------------------------------------------------------------------
+
+
+def test_the_two_forms_of_a_box_by_hand():
+    centers = torch.tensor([[0.5, 0.25, 0.5, 0.125]])
+    assert to_corners(centers).tolist() == [[0.25, 0.1875, 0.75, 0.3125]]
+    assert_close(to_centers(to_corners(centers)), centers, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("other", "overlap", "generalized"),
+    [
+        ([0, 0, 2, 2], 1.0, 1.0),  # equal
+        ([1, 1, 3, 3], 1 / 7, 1 / 7 - 2 / 9),  # hull 9, union 7
+        ([0, 0, 1, 1], 0.25, 0.25),  # nested: the hull is the union
+        ([3, 0, 4, 2], 0.0, -2 / 8),  # disjoint: hull 8, union 6
+        ([2, 0, 4, 2], 0.0, 0.0),  # they touch
+    ],
+)
+def test_overlap_by_hand(other, overlap, generalized):
+    box, other = torch.tensor([0.0, 0, 2, 2]), torch.tensor(other, dtype=torch.float)
+    assert iou(box, other).item() == pytest.approx(overlap, abs=1e-7)
+    assert generalized_iou(box, other).item() == pytest.approx(generalized, abs=1e-7)
+
+
+def test_boxes_without_area_have_finite_overlap_and_gradient():
+    point = torch.tensor([1.0, 1, 1, 1], requires_grad=True)
+    value = generalized_iou(point, point.detach().clone())
+    value.backward()
+    assert value.item() == 0
+    assert point.grad.isfinite().all()
+
+
+def test_generalized_iou_of_all_pairs_equals_transformers():
+    ours, theirs = to_corners(random_boxes(5)), to_corners(random_boxes(7))
+    found = generalized_iou(ours[:, None], theirs[None])
+    assert_close(found, generalized_box_iou(ours, theirs), rtol=0, atol=0)
+
+
+# --- matching ----------------------------------------------------------------------------------
+
+
+def test_matching_is_the_cheapest_of_all_assignments():
+    logits, boxes = (t.detach()[:1, :1, :4] for t in predictions())
+    wanted = padded_targets(targets((3,)))
+    cost = matching_cost(logits, boxes, wanted, MatchingCosts())[0, 0]
+    orders = list(itertools.permutations(range(4), 3))
+    cheapest = min(orders, key=lambda rows: sum(cost[q, m].item() for m, q in enumerate(rows)))
+    assert match(logits, boxes, wanted)[0, 0].tolist() == list(cheapest)
+
+
+def test_each_cost_alone_finds_its_own_best_query():
+    logits = torch.zeros(1, 1, 3, 3)
+    logits[0, 0, 0, 1] = 5.0  # query 0 is sure of class 1
+    boxes = torch.tensor([[[[0.9, 0.9, 0.1, 0.1], [0.5, 0.5, 0.2, 0.2], [0.5, 0.5, 0.9, 0.9]]]])
+    wanted = Targets(torch.tensor([[1]]), torch.tensor([[[0.5, 0.5, 0.3, 0.3]]]))
+    by_label = match(logits, boxes, wanted, MatchingCosts(1, 0, 0))
+    by_distance = match(logits, boxes, wanted, MatchingCosts(0, 1, 0))
+    by_overlap = match(logits, boxes, wanted, MatchingCosts(0, 0, 1))
+    assert [t.item() for t in (by_label, by_distance, by_overlap)] == [0, 1, 1]
+
+
+def test_no_query_gets_two_objects_and_padding_gets_none():
+    logits, boxes = predictions()
+    wanted = padded_targets(targets())
+    chosen = match(logits, boxes, wanted)
+    assert (chosen.ge(0) == wanted.labels.ne(-100)).all()
+    for of_image in chosen.flatten(0, 1):
+        queries = of_image[of_image >= 0].tolist()
+        assert len(queries) == len(set(queries))
+
+
+def test_more_objects_than_queries_is_an_error():
+    logits, boxes = predictions()
+    wanted = padded_targets(targets((12, 0, 1, 0)))
+    with pytest.raises(ValueError, match=r"12 objects, but the model has 11 queries.*num_queries"):
+        match(logits, boxes, wanted)
+
+
+def test_predictions_that_are_not_finite_are_matched_last():
+    logits, boxes = (t.detach() for t in predictions())
+    boxes[:, :, 0] = float("nan")
+    wanted = padded_targets(targets())
+    assert not match(logits, boxes, wanted).eq(0).any()
+
+
+# --- loss --------------------------------------------------------------------------------------
+
+
+def test_loss_and_gradients_equal_transformers():
+    logits, boxes = predictions()
+    wanted = targets()
+    found = detection_loss(logits, boxes, padded_targets(wanted))
+    found.total.backward()
+    ours = [t.grad.clone() for t in (logits, boxes)]
+    logits.grad = boxes.grad = None
+    expected, parts, _ = ForObjectDetectionLoss(
+        logits[-1], wanted, logits.device, boxes[-1], TheirConfig, logits, boxes
+    )
+    expected.backward()
+    assert_close(found.total, expected, rtol=0, atol=1e-5)
+    for name, part in (("ce", found.label), ("bbox", found.distance), ("giou", found.overlap)):
+        per_layer = [parts[f"loss_{name}_{n}"] for n in range(LAYERS - 1)] + [parts[f"loss_{name}"]]
+        assert_close(part, torch.stack([p.squeeze() for p in per_layer]), rtol=0, atol=1e-6)
+    assert_close(ours[0], logits.grad, rtol=0, atol=1e-6)
+    assert_close(ours[1], boxes.grad, rtol=0, atol=1e-6)
+
+
+def test_the_order_of_targets_is_irrelevant():
+    logits, boxes = predictions()
+    wanted = targets()
+    turned = [{name: tensor.flip(0) for name, tensor in target.items()} for target in wanted]
+    first, second = (detection_loss(logits, boxes, padded_targets(t)) for t in (wanted, turned))
+    assert_close(first.total, second.total)
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_a_batch_without_objects_has_a_finite_loss_of_classes_only(width):
+    logits, boxes = predictions()
+    labels = torch.full((IMAGES, width), -100)
+    found = detection_loss(logits, boxes, Targets(labels, torch.zeros(IMAGES, width, 4)))
+    nothing = logits.detach().log_softmax(-1)[..., -1]
+    assert_close(found.label.detach(), -nothing.mean(dim=(1, 2)))
+    assert found.distance.abs().sum() == found.overlap.abs().sum() == 0
+    found.total.backward()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_micro_batches_with_the_counts_of_the_step_sum_to_the_whole_loss(cut):
+    logits, boxes = predictions()
+    wanted = padded_targets(targets())
+    whole = detection_loss(logits, boxes, wanted)
+    step = {"num_objects": wanted.labels.ne(-100).sum(), "num_images": IMAGES}
+    parts = [
+        detection_loss(logits[:, rows], boxes[:, rows], rows_of(wanted, rows), **step)
+        for rows in (slice(None, cut), slice(cut, None))
+    ]
+    assert_close(sum(part.total for part in parts), whole.total)
+
+
+def test_with_the_objects_alone_counted_the_box_losses_are_exact():
+    logits, boxes = predictions()
+    wanted = padded_targets(targets())
+    whole = detection_loss(logits, boxes, wanted)
+    count = wanted.labels.ne(-100).sum()
+    parts = [
+        detection_loss(logits[:, rows], boxes[:, rows], rows_of(wanted, rows), num_objects=count)
+        for rows in (slice(None, 1), slice(1, None))
+    ]
+    assert_close(sum(part.distance for part in parts), whole.distance)
+    assert_close(sum(part.overlap for part in parts), whole.overlap)
+    alone = [
+        detection_loss(logits[:, rows], boxes[:, rows], rows_of(wanted, rows)).label
+        for rows in (slice(None, 1), slice(1, None))
+    ]
+    assert_close(sum(part.label for part in parts), alone[0] * 3 / 9 + alone[1] * 6 / 9)
+
+
+@pytest.mark.parametrize("label", [-1, CLASSES])
+def test_a_label_that_is_no_class_is_named(label):
+    logits, boxes = predictions()
+    wanted = padded_targets(targets())
+    wanted.labels[0, 0] = label
+    with pytest.raises(ValueError, match=f"labels from .*{label}.*classes 0 to {CLASSES - 1}"):
+        detection_loss(logits, boxes, wanted)
+
+
+def test_boxes_and_labels_of_different_number_are_named():
+    wanted = targets()
+    wanted[2]["boxes"] = wanted[2]["boxes"][:2]
+    with pytest.raises(ValueError, match="image 2 of the batch has 5 class_labels and 2 boxes"):
+        padded_targets(wanted)
