@@ -55,10 +55,9 @@ class DetectionLoss:
 def detection_loss(
     logits: Tensor,
     boxes: Tensor,
-    labels: Tensor,
-    target_boxes: Tensor,
+    targets: Targets,
     *,
-    weights: DetectionWeights = DetectionWeights(),
+    weights: DetectionWeights = DETR_WEIGHTS,
     num_objects: "Tensor | float | None" = None,
     num_images: "Tensor | float | None" = None,
 ) -> DetectionLoss:
