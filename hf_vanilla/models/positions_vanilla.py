@@ -4,6 +4,8 @@
 Shapes: B batch, L any length, D `d_model`.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -49,6 +51,27 @@ def sinusoid(
     if layout == "interleaved":
         return torch.stack((sine, cosine), dim=-1).flatten(-2)
     return torch.cat((sine, cosine), dim=-1)
+
+
+def sinusoid_2d(is_real: Tensor, width: int, *, base: float = 10_000.0) -> Tensor:
+    """Positions of a feature map: sinusoids of the row, then of the column (DETR, A.4).
+
+    Rows and columns are counted over real pixels from 1 and scaled to 2 pi.
+
+    Args:
+        is_real: `(B, H, W)` bool, False = padding.
+        width: channels, a multiple of 4.
+        base: as for `sinusoid`.
+
+    Returns:
+        `(B, H * W, width)` in [-1, 1]; float64, except on a device that has none.
+    """
+    halves = []
+    for axis in (1, 2):
+        count = is_real.cumsum(axis).to(torch.float32)
+        last = count.select(axis, -1).unsqueeze(axis)
+        halves.append(sinusoid(count / (last + 1e-6) * (2 * math.pi), width // 2, base=base))
+    return torch.cat(halves, dim=-1).flatten(1, 2)
 
 
 class SinusoidalPositions(nn.Module):

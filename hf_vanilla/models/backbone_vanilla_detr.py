@@ -1,0 +1,105 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""The backbone of DETR: a convolutional network of transformers, its last feature map.
+
+Shapes: B images, C channels, H and W height and width.
+"""
+
+import re
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoBackbone
+
+from .configuration_vanilla_detr import VanillaDetrConfig
+
+# the parts that a pretrained backbone does not train: the stem and the first stage
+NOT_TRAINED = re.compile(r"^(embedder|embeddings|stem|encoder\.stages\.0|stages\.0)\.")
+
+
+class FixedBatchNorm(nn.Module):
+    """BatchNorm2d whose statistics and factors are constants.
+
+    Args:
+        channels: C.
+        eps: added to the variance.
+    """
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        for name, value in (("weight", 1.0), ("bias", 0.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+        for name, value in (("running_mean", 0.0), ("running_var", 1.0)):
+            self.register_buffer(name, torch.full((channels,), value))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Scale and shift each channel of `(B, C, H, W)`."""
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return pixels * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+
+
+class VanillaDetrBackbone(nn.Module):
+    """A backbone and the width of its last feature map.
+
+    Args:
+        config: read for `backbone_config`, `backbone_is_pretrained` and `dilation`.
+
+    Raises:
+        ValueError: the backbone has no channels or cannot be dilated.
+    """
+
+    def __init__(self, config: VanillaDetrConfig) -> None:
+        super().__init__()
+        self.model = AutoBackbone.from_config(config.backbone_config)
+        if not getattr(self.model, "channels", None):
+            raise ValueError(
+                f"{type(self.model).__name__} tells no channels: choose a backbone that gives "
+                "feature maps, such as resnet, by backbone_config"
+            )
+        self.width: int = self.model.channels[-1]
+        if config.dilation:
+            dilate_last_stage(self.model)
+        if config.backbone_is_pretrained:
+            fix_batch_norms(self.model)
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(not NOT_TRAINED.match(name))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """The last feature map `(B, width, h, w)` of images `(B, C, H, W)`."""
+        return self.model(pixel_values).feature_maps[-1]
+
+
+def fix_batch_norms(module: nn.Module) -> None:
+    """Replace every BatchNorm2d inside by one with fixed statistics, under the same names."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, FixedBatchNorm(child.num_features, child.eps))
+        else:
+            fix_batch_norms(child)
+
+
+def dilate_last_stage(backbone: nn.Module) -> None:
+    """Give the last stage stride 1 and dilation 2, which doubles its resolution (DC5).
+
+    As in the authors' backbone, the block that had the stride keeps dilation 1.
+
+    Raises:
+        ValueError: no convolution of the last stage has a stride.
+    """
+    stages = getattr(getattr(backbone, "encoder", None), "stages", None)
+    has_changed = False
+    for index, block in enumerate(stages[-1].layers if stages is not None else ()):
+        for convolution in block.modules():
+            if not isinstance(convolution, nn.Conv2d):
+                continue
+            if convolution.stride != (1, 1):
+                convolution.stride, has_changed = (1, 1), True
+            if index and convolution.kernel_size != (1, 1):
+                convolution.dilation = (2, 2)
+                convolution.padding = tuple(2 * side for side in convolution.padding)
+    if not has_changed:
+        raise ValueError(
+            f"dilation=True, but {type(backbone).__name__} has no stride in its last stage: use a "
+            "resnet, or leave dilation out"
+        )

@@ -1,0 +1,177 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Every number that shapes the weights, the function or the loss of DETR.
+
+The defaults are DETR-R50 ("End-to-End Object Detection with Transformers", 2005.12872).
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import AutoConfig, PreTrainedConfig, ResNetConfig
+from transformers.activations import ACT2FN
+
+from .sizes_vanilla import LAYER_TP_PLAN
+
+
+@strict
+class VanillaDetrConfig(PreTrainedConfig):
+    r"""Configuration of DETR: a backbone, the 2017 layers, learned queries, two heads.
+
+    Args:
+        backbone_config (`PreTrainedConfig` or `dict`, *optional*): a backbone of transformers with
+            `channels`. None: ResNet-50, last stage.
+        backbone_is_pretrained (`bool`, defaults to `True`): fix the statistics of every BatchNorm
+            and do not train the stem and the first stage. False, for training from scratch:
+            everything learns.
+        dilation (`bool`, defaults to `False`): stride 1 and dilation 2 in the last stage (DC5).
+        num_channels (`int`, defaults to 3): of the images.
+        num_queries (`int`, defaults to 100): objects an image can have at most.
+        d_model (`int`, defaults to 256): width of every hidden state.
+        encoder_layers (`int`, defaults to 6): layers of the encoder.
+        encoder_attention_heads (`int`, defaults to 8): heads of an encoder layer.
+        encoder_ffn_dim (`int`, defaults to 2048): width inside its feed-forward network.
+        decoder_layers (`int`, defaults to 6): layers of the decoder.
+        decoder_attention_heads (`int`, defaults to 8): heads of a decoder layer.
+        decoder_ffn_dim (`int`, defaults to 2048): width inside its feed-forward network.
+        dropout (`float`, defaults to 0.1): on the output of every sublayer.
+        attention_dropout (`float`, defaults to 0.1): on the attention weights.
+        activation_dropout (`float`, defaults to 0.1): inside the feed-forward network.
+        activation_function (`str`, defaults to `"relu"`): a name of
+            `transformers.activations.ACT2FN`.
+        attention_bias (`bool`, defaults to `True`): biases on the four projections of attention.
+        layer_norm_eps (`float`, defaults to 1e-5): added to the variance in every LayerNorm.
+        auxiliary_loss (`bool`, defaults to `True`): the loss counts every decoder layer, each
+            matched anew; False: the last layer only. It never changes the logits.
+        class_cost (`float`, defaults to 1.0): weight of the class in the matching.
+        bbox_cost (`float`, defaults to 5.0): weight of the L1 distance in the matching.
+        giou_cost (`float`, defaults to 2.0): weight of the generalized IoU in the matching.
+        bbox_loss_coefficient (`float`, defaults to 5.0): weight of the L1 distance in the loss.
+        giou_loss_coefficient (`float`, defaults to 2.0): weight of the generalized IoU in the loss.
+        eos_coefficient (`float`, defaults to 0.1): weight of the class "no object" in the loss.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
+            the message names the value and the remedy.
+
+    Examples:
+        >>> from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+        >>> VanillaDetrConfig(num_queries=25).num_queries
+        25
+    """
+
+    model_type = "vanilla_detr"
+    attribute_map = {  # noqa: RUF012 - transformers' form
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+    base_model_tp_plan = LAYER_TP_PLAN
+
+    backbone_config: dict[str, Any] | PreTrainedConfig | None = None
+    backbone_is_pretrained: bool = True
+    dilation: bool = False
+    num_channels: int = 3
+    num_queries: int = 100
+    d_model: int = 256
+    encoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_layers: int = 6
+    decoder_attention_heads: int = 8
+    decoder_ffn_dim: int = 2048
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.1
+    activation_dropout: float | int = 0.1
+    activation_function: str = "relu"
+    attention_bias: bool = True
+    layer_norm_eps: float = 1e-5
+    auxiliary_loss: bool = True
+    class_cost: float | int = 1.0
+    bbox_cost: float | int = 5.0
+    giou_cost: float | int = 2.0
+    bbox_loss_coefficient: float | int = 5.0
+    giou_loss_coefficient: float | int = 2.0
+    eos_coefficient: float | int = 0.1
+    is_encoder_decoder: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.backbone_config is None:
+            self.backbone_config = ResNetConfig(
+                num_channels=self.num_channels, out_features=["stage4"]
+            )
+        elif isinstance(self.backbone_config, dict):
+            values = dict(self.backbone_config)
+            if "model_type" not in values:
+                raise ValueError("backbone_config has no model_type: give one, such as 'resnet'")
+            self.backbone_config = AutoConfig.for_model(**values)
+        super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one encoder head's queries, keys and values."""
+        return self.d_model // self.encoder_attention_heads
+
+    @property
+    def v_head_dim(self) -> int:
+        """Width of one head's values: `head_dim`."""
+        return self.head_dim
+
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """Widths of keys and of values in an attention with `num_heads` heads."""
+        return self.d_model // num_heads, self.d_model // num_heads
+
+    def validate_sizes(self) -> None:
+        """Sizes and counts are positive."""
+        for name in (
+            *("num_channels", "num_queries", "d_model", "encoder_layers", "decoder_layers"),
+            *("encoder_attention_heads", "decoder_attention_heads"),
+            *("encoder_ffn_dim", "decoder_ffn_dim"),
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
+
+    def validate_head_split(self) -> None:
+        """Heads divide d_model, and d_model holds sine and cosine of row and column."""
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name)
+            if heads > 0 and self.d_model % heads:
+                raise ValueError(
+                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
+                )
+        if self.d_model % 4:
+            raise ValueError(f"d_model={self.d_model}: 2-D positions need a multiple of 4")
+
+    def validate_rates(self) -> None:
+        """Dropouts are probabilities below 1; weights are not negative."""
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            rate = getattr(self, name)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+        costs = ("class_cost", "bbox_cost", "giou_cost")
+        weights = ("bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient")
+        for name in (*costs, *weights):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
+        if not any(getattr(self, name) for name in costs):
+            raise ValueError("class_cost, bbox_cost and giou_cost are all 0: nothing to match by")
+
+    def validate_names(self) -> None:
+        """An unknown name never becomes a default."""
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function={self.activation_function!r}: choose one of "
+                f"{', '.join(sorted(ACT2FN))}"
+            )
+
+    def forget_code(self) -> None:
+        """Leave out what points at source files beside the weights."""
+        for name in ("auto_map", "custom_pipelines"):
+            self.__dict__.pop(name, None)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as every config; without its code, it does not point at any."""
+        if self._auto_class is None:
+            self.forget_code()
+        super().save_pretrained(save_directory, *args, **kwargs)
