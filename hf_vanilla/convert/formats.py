@@ -7,14 +7,17 @@ from typing import Any
 
 from hf_vanilla.options import parse_options, pop_option
 
+from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
 from .fairseq import FairseqOptions, convert_fairseq
 from .marian import MarianOptions, convert_marian
 from .to_marian import ToMarianOptions, convert_to_marian
 from .torch_transformer import TorchOptions, convert_torch
 
 FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
+    "detr": (DetrOptions, convert_detr),
     "fairseq": (FairseqOptions, convert_fairseq),
     "marian": (MarianOptions, convert_marian),
+    "to-detr": (ToDetrOptions, convert_to_detr),
     "to-marian": (ToMarianOptions, convert_to_marian),
     "torch": (TorchOptions, convert_torch),
 }

@@ -24,6 +24,11 @@ class FixedBatchNorm(nn.Module):
         eps: added to the variance.
     """
 
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
@@ -97,7 +102,7 @@ def dilate_last_stage(backbone: nn.Module) -> None:
                 convolution.stride, has_changed = (1, 1), True
             if index and convolution.kernel_size != (1, 1):
                 convolution.dilation = (2, 2)
-                convolution.padding = tuple(2 * side for side in convolution.padding)
+                convolution.padding = tuple(2 * int(side) for side in convolution.padding)
     if not has_changed:
         raise ValueError(
             f"dilation=True, but {type(backbone).__name__} has no stride in its last stage: use a "

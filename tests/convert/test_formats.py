@@ -10,10 +10,12 @@ from hf_vanilla.convert.marian import MarianOptions
 
 # adding an option means editing this list in review
 OPTIONS = {
+    "detr": "input output without_masks heads dilation",
     "fairseq": """
         input output member source_lang target_lang pieces use_moses do_lower_case trust_pickle
     """,
     "marian": "input output frequencies check",
+    "to-detr": "input output",
     "to-marian": "input output check",
     "torch": """
         input output heads pad_token_id decoder_start_token_id eos_token_id entry prefix transformer
@@ -62,7 +64,7 @@ def test_format_and_options_may_come_in_any_order():
     [
         ([], "missing: --format"),
         (["--input", "a"], "missing: --format"),
-        (["--format", "moses"], "format='moses': choose one of fairseq, marian, to-marian, torch"),
+        (["--format", "moses"], "format='moses': choose one of detr, fairseq, marian"),
         (["--format", "marian", "--input", "a"], "missing: --output"),
         (["--format", "marian", "--input", "a", "--output", "b", "--heads", "3"], "--heads"),
         (["--format", "torch", "--input", "a", "--output", "b"], "missing: --decoder_start_token"),

@@ -1,0 +1,300 @@
+"""Convert published DETR models to ours and back: transformers' folders and the authors' files."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
+
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+
+from .checkpoint_files import read_checkpoint
+from .detr_names import (
+    authors_names,
+    names_of,
+    torchvision_backbone,
+    transformers_backbone,
+    transformers_names,
+)
+from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
+
+DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
+SAME_FIELDS = (
+    *("num_queries", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "d_model"),
+    *("dropout", "attention_dropout", "activation_dropout", "activation_function"),
+    *("num_channels", "dilation", "class_cost", "bbox_cost", "giou_cost"),
+    *("bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient"),
+)
+MASK_HEADS = ("mask_head.", "bbox_attention.")
+INTEGER_FIELDS = (
+    *("class_cost", "bbox_cost", "giou_cost"),
+    *("bbox_loss_coefficient", "giou_loss_coefficient"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetrOptions:
+    """Convert a DETR model of transformers (`facebook/detr-resnet-50`) or of its authors (.pth)."""
+
+    input: str = field(metadata={"help": "folder, Hub id, or the authors' .pth file"})
+    output: str = field(metadata={"help": "folder for our model"})
+    without_masks: bool = field(
+        default=False, metadata={"help": "leave a segmentation head out; otherwise it is an error"}
+    )
+    heads: int = field(default=8, metadata={"help": "attention heads; a .pth does not tell them"})
+    dilation: bool = field(
+        default=False, metadata={"help": "the .pth is a DC5 model, whose weights do not tell it"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToDetrOptions:
+    """Convert our DETR model to transformers' `DetrForObjectDetection` or to the authors' form."""
+
+    input: str = field(metadata={"help": "folder or Hub id of our model"})
+    output: str = field(metadata={"help": "folder for transformers' model, or a file NAME.pth"})
+
+
+def convert_detr(options: DetrOptions) -> Path:
+    """Write our model folder with its image processor; returns the folder.
+
+    Raises:
+        ValueError: it is no DETR model, or damaged; the message names every tensor at fault.
+        OSError: the input is not found, or the output exists.
+    """
+    with whole_folder(options.output) as folder:
+        source = Path(options.input)
+        if source.is_file():
+            weights = _authors_weights(source)
+            config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
+            processor = DetrImageProcessorPil()
+        else:
+            if not source.is_dir():
+                source = Path(snapshot_download(options.input))
+            weights = _folder_weights(source)
+            config = config_of_folder(source)
+            processor = DetrImageProcessorPil.from_pretrained(source)
+        model = from_detr(
+            weights, config, origin=options.input, without_masks=options.without_masks
+        )
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
+    return Path(options.output)
+
+
+def from_detr(
+    weights: dict[str, Tensor],
+    config: VanillaDetrConfig,
+    *,
+    origin: str = "the checkpoint",
+    without_masks: bool = False,
+) -> VanillaForObjectDetection:
+    """Our model with the weights of a checkpoint in any published form.
+
+    Args:
+        weights: the state dict.
+        config: of our model.
+        origin: where the weights come from, for messages.
+        without_masks: leave a segmentation head out.
+
+    Raises:
+        ValueError: tensors are left over, missing or of another shape; the message names them all.
+    """
+    weights = {re.sub(r"^detr\.", "", name): weight for name, weight in weights.items()}
+    masks = [name for name in weights if name.startswith(MASK_HEADS)]
+    if masks and not without_masks:
+        raise ValueError(
+            f"{origin} has a segmentation head ({len(masks)} tensors, such as {masks[0]}), which "
+            "detects no boxes: leave it out by --without_masks"
+        )
+    weights = {name: weight for name, weight in weights.items() if name not in masks}
+    try:
+        names = names_of(weights)
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
+    model = VanillaForObjectDetection(config)
+    load_renamed(model, rename_to_ours(weights, names), origin=origin)
+    return model.eval()
+
+
+def config_of_folder(folder: Path) -> VanillaDetrConfig:
+    """Our config from the `config.json` of transformers' DETR.
+
+    Raises:
+        ValueError: it is another kind of model, or its backbone is not a ResNet we know.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    theirs = json.loads(path.read_text(encoding="utf-8"))
+    if theirs.get("model_type") != "detr":
+        raise ValueError(
+            f"{folder} is a model of type {theirs.get('model_type')!r}: give a DETR model"
+        )
+    if theirs.get("position_embedding_type", "sine") != "sine":
+        raise ValueError(f"{folder} has learned positions: ours are the sines of the paper")
+    known = {name: theirs[name] for name in SAME_FIELDS if theirs.get(name) is not None}
+    if labels := theirs.get("id2label"):
+        known["id2label"] = {int(number): label for number, label in labels.items()}
+    return VanillaDetrConfig(**known, backbone_config=_backbone_config(theirs), auxiliary_loss=True)
+
+
+def config_of_weights(
+    weights: dict[str, Tensor], *, heads: int, dilation: bool = False
+) -> VanillaDetrConfig:
+    """Our config from the shapes of an authors' checkpoint.
+
+    Args:
+        weights: the state dict in the authors' names.
+        heads: attention heads, which shapes do not tell.
+        dilation: whether it is a DC5 model.
+
+    Raises:
+        ValueError: the names are not the authors'.
+    """
+    if "query_embed.weight" not in weights:
+        names_of(weights)  # names the kin, if it is one
+        raise ValueError("these names are not the authors': convert the folder, not its file")
+    queries, d_model = weights["query_embed.weight"].shape
+    layers = {
+        side: 1
+        + max(int(n.split(".")[3]) for n in weights if n.startswith(f"transformer.{side}.layers."))
+        for side in ("encoder", "decoder")
+    }
+    depths = [
+        1
+        + max(
+            int(n.split(".")[4]) for n in weights if n.startswith(f"backbone.0.body.layer{stage}.")
+        )
+        for stage in (1, 2, 3, 4)
+    ]
+    widths = [
+        weights[f"backbone.0.body.layer{stage}.0.bn3.weight"].shape[0] for stage in (1, 2, 3, 4)
+    ]
+    backbone = ResNetConfig(
+        embedding_size=weights["backbone.0.body.conv1.weight"].shape[0],
+        hidden_sizes=widths,
+        depths=depths,
+        out_features=["stage4"],
+    )
+    ffn = [weights[f"transformer.{side}.layers.0.linear1.weight"].shape[0] for side in layers]
+    return VanillaDetrConfig(
+        backbone_config=backbone,
+        dilation=dilation,
+        num_queries=queries,
+        d_model=d_model,
+        num_labels=weights["class_embed.weight"].shape[0] - 1,
+        encoder_layers=layers["encoder"],
+        decoder_layers=layers["decoder"],
+        encoder_attention_heads=heads,
+        decoder_attention_heads=heads,
+        encoder_ffn_dim=ffn[0],
+        decoder_ffn_dim=ffn[1],
+    )
+
+
+def convert_to_detr(options: ToDetrOptions) -> Path:
+    """Write transformers' folder, or the authors' file if the output ends in .pth.
+
+    Raises:
+        ValueError: the backbone is not a ResNet.
+        OSError: the model is not found, or the output exists.
+    """
+    model = VanillaForObjectDetection.from_pretrained(options.input).eval()
+    if Path(options.output).suffix == ".pth":
+        output = Path(options.output)
+        if output.exists():
+            raise FileExistsError(f"{output} exists: choose another name")
+        torch.save({"model": to_authors(model)}, output)
+        return output
+    with whole_folder(options.output) as folder:
+        to_detr(model).save_pretrained(folder)
+        DetrImageProcessorPil.from_pretrained(options.input).save_pretrained(folder)
+    return Path(options.output)
+
+
+def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
+    """Transformers' model with the same weights; it has the same logits in evaluation mode."""
+    _require_resnet(model)
+    config = model.config
+    theirs = DetrForObjectDetection(
+        DetrConfig(
+            **{name: getattr(config, name) for name in SAME_FIELDS if name not in INTEGER_FIELDS},
+            **{name: int(getattr(config, name)) for name in INTEGER_FIELDS},
+            backbone_config=config.backbone_config,
+            id2label=config.id2label,
+            auxiliary_loss=False,
+        )
+    )
+    names = {**transformers_names(version=5), **transformers_backbone("model.backbone.model.")}
+    theirs.load_state_dict(_renamed(model, names))
+    return theirs.eval()
+
+
+def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
+    """The state dict in the authors' names."""
+    _require_resnet(model)
+    return _renamed(model, {**authors_names(), **torchvision_backbone("backbone.0.body.")})
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _count(weights: dict[str, Tensor], prefix: str) -> int:
+    """How many numbers follow a prefix in names, from 0 on."""
+    found = {name.removeprefix(prefix).split(".")[0] for name in weights if name.startswith(prefix)}
+    return len(found)
+
+
+def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor]:
+    weights = {
+        name: weight
+        for name, weight in model.state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
+    renamed = rename_to_theirs(weights, names)
+    if renamed.left_over or renamed.problems:
+        raise ValueError(f"no name for {', '.join([*renamed.left_over, *renamed.problems])}")
+    return renamed.weights
+
+
+def _require_resnet(model: VanillaForObjectDetection) -> None:
+    kind = model.config.backbone_config.model_type
+    if kind != "resnet":
+        raise ValueError(f"the backbone is {kind!r}: only resnet has names in the other formats")
+
+
+def _backbone_config(theirs: dict[str, Any]) -> ResNetConfig:
+    inner = theirs.get("backbone_config") or {}
+    if inner.get("model_type") == "resnet":
+        return ResNetConfig.from_dict(inner)
+    name = inner.get("backbone") or theirs.get("backbone") or "resnet50"
+    if name not in DEPTHS:
+        raise ValueError(
+            f"backbone={name!r}: known are {', '.join(DEPTHS)} and transformers' resnet"
+        )
+    return ResNetConfig(depths=DEPTHS[name], out_features=["stage4"])
+
+
+def _authors_weights(path: Path) -> dict[str, Tensor]:
+    content = read_checkpoint(path)
+    weights = content.get("model", content) if isinstance(content, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
+        raise ValueError(f"{path} holds no state dict under 'model': give a file of the authors")
+    return weights
+
+
+def _folder_weights(folder: Path) -> dict[str, Tensor]:
+    parts = sorted(folder.glob("*.safetensors"))
+    if parts:
+        return {name: weight for part in parts for name, weight in load_file(part).items()}
+    return read_checkpoint(folder / "pytorch_model.bin")

@@ -1,0 +1,231 @@
+"""DETR in every published form, there and back: equal logits and every bit."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.testing import assert_close
+from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
+
+from hf_vanilla.convert.detr import (
+    DetrOptions,
+    ToDetrOptions,
+    config_of_weights,
+    convert_detr,
+    convert_to_detr,
+    from_detr,
+    to_authors,
+    to_detr,
+)
+from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+
+EXACT = {"rtol": 0, "atol": 0}
+LABELS = {0: "cat", 1: "dog", 2: "owl"}
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """transformers' own model with random weights and statistics, in evaluation mode."""
+    torch.manual_seed(5)
+    backbone = ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 12, 16, 20], depths=[2, 1, 1, 2], out_features=["stage4"]
+    )
+    config = DetrConfig(
+        backbone_config=backbone,
+        d_model=24,
+        encoder_layers=2,
+        decoder_layers=3,
+        encoder_attention_heads=3,
+        decoder_attention_heads=3,
+        encoder_ffn_dim=29,
+        decoder_ffn_dim=31,
+        num_queries=11,
+        id2label=LABELS,
+    )
+    model = DetrForObjectDetection(config).eval()
+    for tensor in model.state_dict().values():
+        nn.init.uniform_(tensor, 0.1, 0.9)
+    return model
+
+
+@pytest.fixture
+def pixels():
+    return torch.randn(2, 3, 64, 96)
+
+
+def old_name(name):
+    """The name that a weight has in the files of the Hub, which transformers 4 wrote."""
+    for new, old in (
+        ("backbone.model", "backbone.conv_encoder.model"),
+        ("o_proj", "out_proj"),
+        (".mlp.fc", ".fc"),
+    ):
+        name = name.replace(new, old)
+    return name
+
+
+def timm_name(name):
+    """The name of a weight of transformers' ResNet in timm's."""
+    head, _, rest = name.partition("conv_encoder.model.")
+    if not rest:
+        return name
+    parts = rest.split(".")
+    if parts[0] == "embedder":
+        block = "conv1" if parts[2] == "convolution" else "bn1"
+    else:
+        layer, inner = f"layer{int(parts[2]) + 1}.{parts[4]}", parts[5:-1]
+        is_norm = inner[-1] == "normalization"
+        if inner[0] == "shortcut":
+            block = f"{layer}.downsample.{int(is_norm)}"
+        else:
+            block = f"{layer}.{'bn' if is_norm else 'conv'}{int(inner[1]) + 1}"
+    return f"{head}conv_encoder.model.{block}.{parts[-1]}"
+
+
+FORMS = {
+    "transformers 5": lambda name: name,
+    "transformers 4, no_timm": old_name,
+    "transformers 4, timm": lambda name: timm_name(old_name(name)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_folder_of_every_form_gives_equal_logits_and_every_bit_back(
+    form, theirs, pixels, tmp_path
+):
+    rename = FORMS[form]
+    theirs.save_pretrained(tmp_path / "theirs")
+    DetrImageProcessorPil(size={"shortest_edge": 77, "longest_edge": 99}).save_pretrained(
+        tmp_path / "theirs"
+    )
+    weights = {rename(n): w.contiguous() for n, w in theirs.state_dict().items()}
+    save_file(weights, tmp_path / "theirs" / "model.safetensors", metadata={"format": "pt"})
+    told = {"input": str(tmp_path / "theirs"), "output": str(tmp_path / "ours")}
+    convert_detr(DetrOptions(**told))
+    ours = VanillaForObjectDetection.from_pretrained(tmp_path / "ours").eval()
+    expected = theirs(pixels)
+    assert_close(ours(pixels).logits, expected.logits, rtol=0, atol=1e-5)
+    assert_close(ours(pixels).pred_boxes, expected.pred_boxes, rtol=0, atol=1e-5)
+    assert ours.config.id2label == LABELS
+    assert DetrImageProcessorPil.from_pretrained(tmp_path / "ours").size["shortest_edge"] == 77
+
+    back = {"input": str(tmp_path / "ours"), "output": str(tmp_path / "back")}
+    convert_to_detr(ToDetrOptions(**back))
+    again = DetrForObjectDetection.from_pretrained(tmp_path / "back").state_dict()
+    for name, weight in theirs.state_dict().items():
+        assert_close(again[name], weight, **EXACT)
+
+
+def test_the_authors_file_there_and_back(theirs, pixels, tmp_path):
+    ours = from_detr(theirs.state_dict(), _config(theirs))
+    weights = to_authors(ours)
+    weights["backbone.0.body.bn1.num_batches_tracked"] = torch.tensor(3)
+    torch.save({"model": weights, "epoch": 299}, tmp_path / "detr.pth")
+    told = {"input": str(tmp_path / "detr.pth"), "output": str(tmp_path / "ours")}
+    convert_detr(DetrOptions(**told, heads=3))
+    again = VanillaForObjectDetection.from_pretrained(tmp_path / "ours").eval()
+    assert_close(again(pixels).logits, theirs(pixels).logits, rtol=0, atol=1e-5)
+    back = {"input": str(tmp_path / "ours"), "output": str(tmp_path / "back.pth")}
+    convert_to_detr(ToDetrOptions(**back))
+    written = torch.load(tmp_path / "back.pth", weights_only=True)["model"]
+    assert written.keys() == to_authors(ours).keys()
+    for name, weight in to_authors(ours).items():
+        assert_close(written[name], weight, **EXACT)
+
+
+def test_the_authors_names_are_those_of_torch_and_torchvision(theirs):
+    weights = to_authors(from_detr(theirs.state_dict(), _config(theirs)))
+    attention = nn.MultiheadAttention(24, 3)
+    layer = nn.TransformerDecoderLayer(24, 3, dim_feedforward=31)
+    prefix = "transformer.decoder.layers.2."
+    own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+    assert {n: w.shape for n, w in own.items()} == {
+        n: w.shape for n, w in layer.state_dict().items()
+    }
+    prefix = "transformer.encoder.layers.1.self_attn."
+    own = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+    attention.load_state_dict(own)
+    states = torch.randn(5, 1, 24)
+    model = from_detr(theirs.state_dict(), _config(theirs))
+    inner = model.model.encoder.layers[1].self_attn
+    by_ours, _ = inner(*3 * (states.transpose(0, 1),))
+    assert_close(
+        attention(states, states, states)[0].transpose(0, 1), by_ours, rtol=1e-5, atol=1e-6
+    )
+    for name in ("conv1.weight", "bn1.running_var", "layer1.1.conv3.weight", "layer4.0.bn2.bias"):
+        assert f"backbone.0.body.{name}" in weights
+    assert "backbone.0.body.layer2.0.downsample.1.running_mean" in weights
+
+
+def test_sizes_of_an_authors_file_are_read_from_its_shapes(theirs):
+    ours = from_detr(theirs.state_dict(), _config(theirs))
+    config = config_of_weights(to_authors(ours), heads=3)
+    for name in ("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "num_queries"):
+        assert getattr(config, name) == getattr(ours.config, name)
+    assert config.num_labels == 3
+    assert config.backbone_config.depths == [2, 1, 1, 2]
+
+
+def test_transformers_model_of_ours_has_equal_logits(theirs, pixels):
+    again = to_detr(from_detr(theirs.state_dict(), _config(theirs)))
+    assert_close(again(pixels).logits, theirs(pixels).logits, **EXACT)
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+def _config(theirs):
+    from hf_vanilla.convert.detr import SAME_FIELDS
+    from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+
+    known = {name: getattr(theirs.config, name) for name in SAME_FIELDS}
+    return VanillaDetrConfig(
+        **known, backbone_config=theirs.config.backbone_config, id2label=theirs.config.id2label
+    )
+
+
+def test_a_segmentation_head_is_an_error_unless_it_is_left_out(theirs):
+    weights = {f"detr.{name}": weight for name, weight in theirs.state_dict().items()}
+    weights["mask_head.conv1.weight"] = torch.zeros(1)
+    with pytest.raises(ValueError, match=r"segmentation head \(1 tensors.*--without_masks"):
+        from_detr(weights, _config(theirs))
+    from_detr(weights, _config(theirs), without_masks=True)
+
+
+def test_every_missing_and_left_over_tensor_is_named(theirs):
+    weights = dict(theirs.state_dict())
+    del weights["model.encoder.layers.0.mlp.fc2.bias"]
+    weights["odd"] = torch.zeros(1)
+    message = r"left over: odd; missing: model\.encoder\.layers\.0\.fc2\.bias"
+    with pytest.raises(ValueError, match=message):
+        from_detr(weights, _config(theirs))
+
+
+@pytest.mark.parametrize(
+    ("mark", "kin"),
+    [("sampling_offsets.weight", "Deformable DETR"), ("ref_point_head.0.bias", "Conditional DETR")],
+)
+def test_kin_of_detr_are_named(mark, kin, theirs):
+    with pytest.raises(ValueError, match=f"not DETR's: they look like {kin}"):
+        from_detr({f"model.decoder.{mark}": torch.zeros(1)}, _config(theirs))
+
+
+def test_a_pickle_that_would_run_code_is_refused_and_leaves_no_folder(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "written"), "w"))
+
+    torch.save({"model": {"a": Harmful()}}, tmp_path / "bad.pth")
+    told = {"input": str(tmp_path / "bad.pth"), "output": str(tmp_path / "ours")}
+    with pytest.raises(ValueError, match="more than tensors"):
+        convert_detr(DetrOptions(**told))
+    assert not (tmp_path / "written").exists()
+    assert not (tmp_path / "ours").exists()
+
+
+def test_another_kind_of_model_is_named(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "config.json").write_text('{"model_type": "yolos"}')
+    save_file({"a": torch.zeros(1)}, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(ValueError, match="model of type 'yolos': give a DETR model"):
+        convert_detr(DetrOptions(input=str(tmp_path / "in"), output=str(tmp_path / "out")))
