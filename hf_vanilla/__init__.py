@@ -1,68 +1,79 @@
 """The original Transformer of "Attention Is All You Need" as a Hugging Face model package."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTextEncoding,
-    AutoTokenizer,
-)
-from transformers.pipelines import PIPELINE_REGISTRY
-
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
 from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
+from hf_vanilla.models.modeling_vanilla_detr import VanillaDetrModel, VanillaForObjectDetection
 from hf_vanilla.models.modeling_vanilla_encoder import (
     VanillaEncoderModel,
     VanillaForSequenceClassification,
 )
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
+from hf_vanilla.models.pretrained_vanilla import VanillaPreTrainedModel
+from hf_vanilla.models.saving_vanilla import register_families
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 
 if TYPE_CHECKING:
+    from hf_vanilla.data.batching import PairCollator
     from hf_vanilla.data.tokenizer_training import train_tokenizer
+    from hf_vanilla.training.finetuning import TokenBatches, bleu_metrics
+    from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
+    from hf_vanilla.translation.translator import Translator, load_translator, translate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PairCollator",
+    "TokenBatches",
+    "Translator",
     "VanillaConfig",
+    "VanillaDetrConfig",
+    "VanillaDetrModel",
     "VanillaEncoderModel",
     "VanillaFairseqTokenizer",
     "VanillaForCausalLM",
     "VanillaForConditionalGeneration",
+    "VanillaForObjectDetection",
     "VanillaForSequenceClassification",
     "VanillaModel",
+    "VanillaPreTrainedModel",
     "VanillaTokenizer",
     "VanillaTranslationPipeline",
+    "bleu_metrics",
+    "inverse_sqrt_schedule",
+    "load_translator",
+    "paper_adam",
     "train_tokenizer",
+    "translate",
 ]
 
-AutoConfig.register("vanilla", VanillaConfig, exist_ok=True)
-AutoModel.register(VanillaConfig, VanillaModel, exist_ok=True)
-AutoModelForSeq2SeqLM.register(VanillaConfig, VanillaForConditionalGeneration, exist_ok=True)
-AutoModelForCausalLM.register(VanillaConfig, VanillaForCausalLM, exist_ok=True)
-AutoModelForTextEncoding.register(VanillaConfig, VanillaEncoderModel, exist_ok=True)
-AutoModelForSequenceClassification.register(
-    VanillaConfig, VanillaForSequenceClassification, exist_ok=True
-)
-# known by its name; the class registered last is the one for a folder that names none
-AutoTokenizer.register(VanillaConfig, tokenizer_class=VanillaFairseqTokenizer, exist_ok=True)
-AutoTokenizer.register(VanillaConfig, fast_tokenizer_class=VanillaTokenizer, exist_ok=True)
-# transformers 5 refuses the name "translation", whoever registers it
-PIPELINE_REGISTRY.register_pipeline(
-    "vanilla-translation", VanillaTranslationPipeline, pt_model=AutoModelForSeq2SeqLM, type="text"
-)
+# modules that need more libraries than the models; imported when a name is first used
+LAZY = {
+    "PairCollator": "data.batching",
+    "TokenBatches": "training.finetuning",
+    "Translator": "translation.translator",
+    "bleu_metrics": "training.finetuning",
+    "inverse_sqrt_schedule": "training.optimization",
+    "load_translator": "translation.translator",
+    "paper_adam": "training.optimization",
+    "train_tokenizer": "data.tokenizer_training",
+    "translate": "translation.translator",
+}
+
+register_families()
 
 
 def __getattr__(name: str) -> Any:
-    """What needs more libraries than the model does comes when it is asked for."""
-    if name == "train_tokenizer":
-        from hf_vanilla.data.tokenizer_training import train_tokenizer
+    """Import a lazy name (PEP 562)."""
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{LAZY[name]}"), name)
 
-        return train_tokenizer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -30,7 +30,7 @@ from transformers import DataCollatorForSeq2Seq
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.models.attention_vanilla import VanillaAttention, eager_attention
-from hf_vanilla.models.dropout_vanilla import VanillaDropout
+from hf_vanilla.models.kernels_vanilla import VanillaDropout
 from hf_vanilla.models.layers_vanilla import VanillaEncoderLayer
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid

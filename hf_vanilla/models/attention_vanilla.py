@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Scaled dot-product and multi-head attention (3.2), with the cache of incremental decoding.
+"""Scaled dot-product and multi-head attention (3.2), with the KV cache of decoding.
 
 Shapes: B batch, T queries, S keys, D `d_model`, H heads, K key width d_k, W value width d_v.
 """
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from .kernels_vanilla import at_least_float32, faster_attention
 from .sizes_vanilla import LayerSizes
 
 
@@ -25,30 +26,30 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
     scaling: float | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor]:
-    """Weighted mean of the values a query may see (3.2.1), written out, and the weights.
+    """Scaled dot-product attention (3.2.1) and its weights.
 
-    The softmax runs in float32 at least. A query that may see nothing gets zeros, never NaN.
+    The softmax is computed in float32 at least. A query with no allowed key gets zeros, not NaN.
 
     Args:
-        module: the attention that calls; read for `training` and `is_causal`.
+        module: the calling attention; read for `training` and `is_causal`.
         query: `(B, H, T, K)`.
         key: `(B, H, S, K)`.
         value: `(B, H, S, W)`.
-        attention_mask: `(B, 1, T, S)`, bool with True = may look, or float to be added to the
-            scores with `torch.finfo(dtype).min` or -inf = may not look; None: `module.is_causal`
-            decides.
+        attention_mask: `(B, 1, T, S)`; bool, True = may attend; or float, added to the scores, with
+            `torch.finfo(dtype).min` or -inf = may not attend. None: causal if `module.is_causal`,
+            where the last query is the last key.
         dropout: rate on the weights.
         scaling: factor on the scores; None: `K ** -0.5`.
-        **kwargs: what other attention implementations need.
+        **kwargs: ignored; other attention implementations read them.
 
     Returns:
-        The means `(B, T, H, W)` and the weights `(B, H, T, S)`, rows of which sum to 1 or to 0.
+        The weighted means `(B, T, H, W)` and the weights `(B, H, T, S)`, whose rows sum to 1 or 0.
     """
     scaling = query.size(-1) ** -0.5 if scaling is None else scaling
     scores = query @ key.transpose(-2, -1) * scaling  # (B, H, T, S)
-    wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    wide = at_least_float32(scores)
     if attention_mask is None and getattr(module, "is_causal", False):
-        past = scores.size(-1) - scores.size(-2)
+        past = scores.size(-1) - scores.size(-2)  # keys in the cache
         attention_mask = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril(past)
     if attention_mask is None:
         weights = wide.softmax(dim=-1)
@@ -63,34 +64,6 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
     return (weights @ value).transpose(1, 2), weights
 
 
-def _learns_in_half_on_cpu(query: Tensor) -> bool:
-    is_half = query.dtype in (torch.bfloat16, torch.float16)
-    return is_half and query.device.type == "cpu" and query.requires_grad
-
-
-def sdpa_in_float32(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """Transformers' sdpa on float32 copies; the means come back in the dtype of `query`.
-
-    On a CPU, the backward pass of torch's kernel takes six times as long in half precision, at the
-    lengths of sentences, as in float32, which more than pays for the copies.
-
-    Args:
-        module: as for `eager_attention`.
-        query: as for `eager_attention`.
-        key: as for `eager_attention`.
-        value: as for `eager_attention`.
-        *args: passed on.
-        **kwargs: passed on.
-    """
-    attend: Callable = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    with torch.autocast("cpu", enabled=False):  # it would cast them back
-        wide = (states.float() for states in (query, key, value))
-        attended, weights = attend(module, *wide, *args, **kwargs)
-    return attended.to(query.dtype), weights
-
-
 class VanillaAttention(nn.Module):
     """Multi-head attention (3.2.2) over three inputs; it knows no positions and no masks.
 
@@ -99,8 +72,8 @@ class VanillaAttention(nn.Module):
             attention implementation.
         num_heads: h.
         is_causal: True only for a text decoder's self-attention. Always set, because transformers'
-            sdpa takes a module without it for a causal one.
-        layer_idx: place of the layer in the cache; needed only with a cache.
+            sdpa treats a module without it as causal.
+        layer_idx: index of the layer in the cache; needed only with a cache.
     """
 
     def __init__(
@@ -123,7 +96,7 @@ class VanillaAttention(nn.Module):
         self.v_proj = nn.Linear(d_model, num_heads * self.v_head_dim, bias=bias)
         self.out_proj = nn.Linear(num_heads * self.v_head_dim, d_model, bias=bias)
         for projection in (self.q_proj, self.k_proj, self.v_proj):
-            # tensor2tensor draws them as one d x 3d matrix, which narrows the range of each third
+            # tensor2tensor initializes them as one d x 3d matrix, whose Glorot range is narrower
             projection.init_gain = 2**-0.5  # type: ignore[assignment]  # a module takes any
 
     def forward(
@@ -135,27 +108,25 @@ class VanillaAttention(nn.Module):
         past_key_values: Cache | None = None,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
-        """Let every query look at the keys it may see.
+        """Attend from every query to the keys it may see.
 
         Args:
             query_input: `(B, T, D)`.
             key_input: `(B, S, D)`.
             value_input: `(B, S, D)`.
             attention_mask: `(B, 1, T, S)` in the form of the attention implementation; None: all.
-            past_key_values: a plain `Cache` grows by these keys and values. An
-                `EncoderDecoderCache` keeps those of the source, computed at the first call only.
+            past_key_values: a plain `Cache` appends these keys and values. An
+                `EncoderDecoderCache` holds those of the source, computed at the first call only.
             **kwargs: passed on to the attention implementation.
 
         Returns:
-            `(B, T, D)` and the weights `(B, H, T, S)`, None where the implementation keeps none.
+            `(B, T, D)` and the weights `(B, H, T, S)`, None if the implementation returns none.
         """
         query = split_heads(self.q_proj(query_input), self.head_dim)
         key, value = self._keys_and_values(key_input, value_input, past_key_values)
         implementation = self.config._attn_implementation
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-        if implementation == "sdpa" and _learns_in_half_on_cpu(query):
-            attend = sdpa_in_float32
-        attended, weights = attend(
+        attended, weights = faster_attention(attend, query)(
             self,
             query,
             key,
@@ -173,8 +144,8 @@ class VanillaAttention(nn.Module):
         is_of_source = isinstance(past_key_values, EncoderDecoderCache)
         cache: Any = past_key_values
         if is_of_source and cache.is_updated.get(self.layer_idx):
-            kept = cache.cross_attention_cache.layers[self.layer_idx]
-            return kept.keys, kept.values
+            cached = cache.cross_attention_cache.layers[self.layer_idx]
+            return cached.keys, cached.values
         key = split_heads(self.k_proj(key_input), self.head_dim)
         value = split_heads(self.v_proj(value_input), self.v_head_dim)
         if is_of_source:

@@ -1,8 +1,8 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """The two layers of Figure 1: `LayerNorm(x + Dropout(Sublayer(x)))` around every sublayer (3.1).
 
-A layer reads widths, counts and rates from its config and knows no vocabulary, image or label, so
-that heads other than text can stack it. Shapes: B batch, S source, T target, D `d_model`.
+A layer reads `LayerSizes` from its config and knows no vocabulary, image or label, so every model
+family can use it. Shapes: B batch, S source, T target, D `d_model`.
 """
 
 from torch import Tensor, nn
@@ -11,12 +11,12 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_vanilla import VanillaAttention
-from .dropout_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout
 from .sizes_vanilla import LayerSizes
 
 
-def placed(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
-    """Queries or keys with their positions; None: positions came in with the embedding (3.5)."""
+def with_positions(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
+    """Queries or keys plus positions; None: the embedding has added them already (3.5)."""
     return hidden_states if positions is None else hidden_states + positions
 
 
@@ -52,7 +52,7 @@ class VanillaEncoderLayer(GradientCheckpointingLayer):
         Returns:
             `(B, S, D)`.
         """
-        query = placed(hidden_states, positions)
+        query = with_positions(hidden_states, positions)
         attended, _ = self.self_attn(query, query, hidden_states, attention_mask, **kwargs)
         hidden_states = self.self_attn_layer_norm(hidden_states + self.dropout(attended))
 
@@ -65,9 +65,9 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
 
     Args:
         config: widths, counts and rates.
-        layer_idx: place of the layer in the cache.
-        is_causal: False for a decoder that emits all its outputs in one pass.
-        has_source: False for a decoder alone, without the middle sublayer.
+        layer_idx: index of the layer in the cache.
+        is_causal: False for a decoder that computes all its outputs at once.
+        has_source: False for a decoder-only model, without the middle sublayer.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
         own_cache, source_cache = past_key_values, None
         if isinstance(past_key_values, EncoderDecoderCache):
             own_cache, source_cache = past_key_values.self_attention_cache, past_key_values
-        query = placed(hidden_states, positions)
+        query = with_positions(hidden_states, positions)
         attended, _ = self.self_attn(
             query, query, hidden_states, attention_mask, own_cache, **kwargs
         )
@@ -131,8 +131,8 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
 
         if encoder_hidden_states is not None:
             attended, _ = self.encoder_attn(
-                placed(hidden_states, positions),
-                placed(encoder_hidden_states, encoder_positions),
+                with_positions(hidden_states, positions),
+                with_positions(encoder_hidden_states, encoder_positions),
                 encoder_hidden_states,
                 encoder_attention_mask,
                 source_cache,

@@ -11,7 +11,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
-from .dropout_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout
 from .stacks_vanilla import (
     VanillaBody,
     VanillaEncoder,

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Where a token stands: the sinusoids of section 3.5, or learned positions (Table 3, row E).
+"""Positions of tokens: the sinusoids of section 3.5, or learned vectors (Table 3, row E).
 
 Shapes: B batch, L any length, D `d_model`.
 """
@@ -13,7 +13,7 @@ from .configuration_vanilla import POSITION_FREQUENCIES, POSITION_LAYOUTS, Vanil
 
 
 def sinusoid(
-    places: Tensor,
+    positions: Tensor,
     width: int,
     *,
     base: float = 10_000.0,
@@ -23,7 +23,7 @@ def sinusoid(
     """Sines and cosines of geometrically falling frequency (3.5).
 
     Args:
-        places: `(...,)` any integer or float places; fractions are welcome.
+        positions: `(...,)` integers or floats; fractions are allowed.
         width: even number of channels.
         base: ratio between the first and (nearly) the last wavelength.
         layout: `"interleaved"` (sine, cosine, sine, ...) or `"concatenated"` (sines, then cosines).
@@ -42,11 +42,11 @@ def sinusoid(
     if frequencies not in POSITION_FREQUENCIES:
         names = ", ".join(POSITION_FREQUENCIES)
         raise ValueError(f"frequencies={frequencies!r}: choose one of {names}")
-    # float32 angles lose the fourth decimal of the sine near place 1,000
-    dtype = torch.float32 if places.device.type == "mps" else torch.float64
-    pair = torch.arange(width // 2, dtype=dtype, device=places.device)
+    # float32 angles lose the fourth decimal of the sine near position 1,000
+    dtype = torch.float32 if positions.device.type == "mps" else torch.float64
+    pair = torch.arange(width // 2, dtype=dtype, device=positions.device)
     last = width / 2 if frequencies == "paper" else max(width / 2 - 1, 1)
-    angles = places.to(dtype).unsqueeze(-1) * base ** (-pair / last)  # (..., D/2)
+    angles = positions.to(dtype).unsqueeze(-1) * base ** (-pair / last)  # (..., D/2)
     sine, cosine = angles.sin(), angles.cos()
     if layout == "interleaved":
         return torch.stack((sine, cosine), dim=-1).flatten(-2)
@@ -65,7 +65,14 @@ def sinusoid_2d(is_real: Tensor, width: int, *, base: float = 10_000.0) -> Tenso
 
     Returns:
         `(B, H * W, width)` in [-1, 1]; float64, except on a device that has none.
+
+    Raises:
+        ValueError: `width` is not a multiple of 4.
     """
+    if width % 4:
+        raise ValueError(
+            f"width={width}: row and column need an even half each, give a multiple of 4"
+        )
     halves = []
     for axis in (1, 2):
         count = is_real.cumsum(axis).to(torch.float32)
@@ -77,8 +84,8 @@ def sinusoid_2d(is_real: Tensor, width: int, *, base: float = 10_000.0) -> Tenso
 class SinusoidalPositions(nn.Module):
     """The paper's positions, for sequences of any length.
 
-    They are computed where they are needed, in double precision, and never stored: no table goes
-    into a checkpoint, follows the model into half precision, or comes back unfilled from loading.
+    They are computed at every call, in double precision. No table is stored, so checkpoints are
+    smaller, half precision does not round the angles, and loading has no buffer to fill.
     """
 
     def __init__(self, config: VanillaConfig) -> None:
@@ -90,8 +97,8 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, length: int, first: "int | Tensor", like: Tensor) -> Tensor:
         """Positions `first` to `first + length - 1`, `(L, D)`, in dtype and device of `like`."""
-        places = torch.arange(length, device=like.device) + first + self.offset
-        table = sinusoid(places, self.width, layout=self.layout, frequencies=self.frequencies)
+        positions = torch.arange(length, device=like.device) + first + self.offset
+        table = sinusoid(positions, self.width, layout=self.layout, frequencies=self.frequencies)
         return table.to(like.dtype)
 
 
@@ -101,7 +108,7 @@ class LearnedPositions(nn.Embedding):
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config.max_position_embeddings, config.d_model)
 
-    def forward(  # type: ignore[override]  # called as the sinusoids are
+    def forward(  # type: ignore[override]  # same arguments as SinusoidalPositions
         self, length: int, first: "int | Tensor", like: Tensor
     ) -> Tensor:
         """Positions `first` to `first + length - 1`, `(L, D)`.
@@ -114,5 +121,5 @@ class LearnedPositions(nn.Embedding):
                 f"a sequence of {first + length} tokens, but learned positions end at "
                 f"max_position_embeddings={self.num_embeddings}: shorten it or train with more"
             )
-        places = torch.arange(length, device=like.device) + first
-        return super().forward(places).to(like.dtype)
+        positions = torch.arange(length, device=like.device) + first
+        return super().forward(positions).to(like.dtype)

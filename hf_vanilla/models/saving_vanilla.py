@@ -1,44 +1,129 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""How a model is saved together with the code that loads it."""
+"""The model families: their Auto classes, and the code that is saved beside their weights."""
 
-from collections.abc import Iterator
+import importlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+import transformers
+from transformers import PreTrainedModel
+from transformers.pipelines import PIPELINE_REGISTRY
 
-from .configuration_vanilla import VanillaConfig
-from .tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model family. Classes are named `module.Class`, with a module of this folder.
+
+    Attributes:
+        config: the config class.
+        models: name of an Auto class -> model class.
+        processors: what goes with the model: name of an Auto class and the keyword of its
+            `register`, with the class or classes. The last one of an Auto class is the default.
+            A name that starts with `transformers.` is a class of transformers.
+        with_code: processor class -> Auto class, for those whose code is saved beside the weights.
+        pipelines: name of a pipeline -> its class and the Auto class of its model.
+    """
+
+    config: str
+    models: Mapping[str, str]
+    processors: tuple[tuple[str, str, Any], ...] = ()
+    with_code: Mapping[str, str] = field(default_factory=dict)
+    pipelines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+FAMILIES = {
+    "vanilla": Family(
+        config="configuration_vanilla.VanillaConfig",
+        models={
+            "AutoModel": "modeling_vanilla.VanillaModel",
+            "AutoModelForSeq2SeqLM": "modeling_vanilla.VanillaForConditionalGeneration",
+            "AutoModelForCausalLM": "modeling_vanilla_decoder.VanillaForCausalLM",
+            "AutoModelForTextEncoding": "modeling_vanilla_encoder.VanillaEncoderModel",
+            "AutoModelForSequenceClassification": (
+                "modeling_vanilla_encoder.VanillaForSequenceClassification"
+            ),
+        },
+        processors=(
+            (
+                "AutoTokenizer",
+                "tokenizer_class",
+                "tokenization_vanilla_fairseq.VanillaFairseqTokenizer",
+            ),
+            ("AutoTokenizer", "fast_tokenizer_class", "tokenization_vanilla.VanillaTokenizer"),
+        ),
+        with_code={"tokenization_vanilla_fairseq.VanillaFairseqTokenizer": "AutoTokenizer"},
+        # transformers 5 refuses the name "translation"
+        pipelines={
+            "vanilla-translation": (
+                "pipeline_vanilla.VanillaTranslationPipeline",
+                "AutoModelForSeq2SeqLM",
+            )
+        },
+    ),
+    "vanilla_detr": Family(
+        config="configuration_vanilla_detr.VanillaDetrConfig",
+        models={
+            "AutoModel": "modeling_vanilla_detr.VanillaDetrModel",
+            "AutoModelForObjectDetection": "modeling_vanilla_detr.VanillaForObjectDetection",
+        },
+    ),
+}
+
+
+def register_families() -> None:
+    """Make transformers' Auto classes and `pipeline()` find the classes of all families."""
+    for model_type, family in FAMILIES.items():
+        config = _load(family.config)
+        transformers.AutoConfig.register(model_type, config, exist_ok=True)
+        for auto_class, model in family.models.items():
+            getattr(transformers, auto_class).register(config, _load(model), exist_ok=True)
+        for auto_class, keyword, processor in family.processors:
+            chosen = {keyword: _load(processor)}
+            getattr(transformers, auto_class).register(config, **chosen, exist_ok=True)
+        for name, (pipeline, auto_class) in family.pipelines.items():
+            auto_model = getattr(transformers, auto_class)
+            PIPELINE_REGISTRY.register_pipeline(
+                name, _load(pipeline), pt_model=auto_model, type="text"
+            )
+
+
+def _load(name: Any) -> Any:
+    """The class of that name; of a mapping of names, a mapping of classes."""
+    if isinstance(name, Mapping):
+        return {key: _load(value) for key, value in name.items()}
+    module, class_name = name.rsplit(".", 1)
+    home = module if module == "transformers" else f"{__package__}.{module}"
+    return getattr(importlib.import_module(home), class_name)
 
 
 @contextmanager
-def code_beside_weights(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
-) -> Iterator[None]:
-    """While it lasts, saving or pushing these writes their source files too.
+def code_beside_weights(model: PreTrainedModel, processor: Any = None) -> Iterator[None]:
+    """Within this context, saving or pushing writes the source files of the classes too.
 
-    Such a folder loads with `trust_remote_code=True` where this package is not installed, and
-    `pipeline("translation", model=FOLDER, trust_remote_code=True)` finds its class. What
-    transformers keeps for it is state of whole classes, hence the way back.
+    Such a folder loads with `trust_remote_code=True` where this package is not installed, and its
+    pipelines too. transformers keeps the setting on the classes, so it is restored afterwards.
 
     Args:
-        model: a `VanillaForConditionalGeneration`; any other is left as it is.
-        tokenizer: its tokenizer, if that is saved too. The usual one needs no code.
+        model: of one of the families; any other model is saved as without this context.
+        processor: its tokenizer or image processor, if that is saved too.
     """
-    if not isinstance(model.config, VanillaConfig):
+    family = FAMILIES.get(getattr(model.config, "model_type", ""))
+    if family is None or not isinstance(model.config, _load(family.config)):
         yield
         return
-    homes: dict[Any, str] = {
-        type(model.config): "AutoConfig",
-        type(model): "AutoModelForSeq2SeqLM",
-    }
-    if isinstance(tokenizer, VanillaFairseqTokenizer):
-        homes[type(tokenizer)] = "AutoTokenizer"
-    before = {kind: kind._auto_class for kind in homes}
-    for kind, auto_class in homes.items():
+    auto_classes: dict[Any, str] = {type(model.config): "AutoConfig"}
+    name = _short_name(type(model))
+    auto_classes |= {type(model): auto for auto, home in family.models.items() if home == name}
+    name = _short_name(type(processor))
+    if name in family.with_code:
+        auto_classes[type(processor)] = family.with_code[name]
+    before = {kind: kind._auto_class for kind in auto_classes}
+    for kind, auto_class in auto_classes.items():
         kind.register_for_auto_class(auto_class)
-    # transformers itself writes only the class that is saved
-    model.config.auto_map = {"AutoModel": "modeling_vanilla.VanillaModel"}
+    # transformers itself adds only the class that is saved
+    model.config.auto_map = {"AutoModel": family.models["AutoModel"]}
     try:
         yield
     finally:
@@ -46,3 +131,7 @@ def code_beside_weights(
             kind._auto_class = auto_class
         if before[type(model.config)] is None:
             model.config.forget_code()
+
+
+def _short_name(kind: type) -> str:
+    return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"

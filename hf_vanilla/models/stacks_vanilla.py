@@ -21,7 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla import VanillaConfig
-from .dropout_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel

@@ -29,7 +29,7 @@ SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 GROUPS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
     "attention kernel": ("aten::_scaled_dot",),
-    "loss": ("aten::_softmax", "aten::exp", "aten::amax", "aten::logsumexp", "_CrossEntropy"),
+    "loss": ("aten::_softmax", "aten::exp", "aten::amax", "aten::logsumexp", "BlockwiseCross"),
     "dropout": ("aten::random_", "aten::ge", "aten::bernoulli_"),
     "normalization": ("aten::native_layer_norm",),
     "optimizer": ("aten::_fused_adam", "Optimizer"),

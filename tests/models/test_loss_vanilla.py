@@ -69,7 +69,7 @@ def test_the_default_form_is_the_uniform_one_with_a_little_more_smoothing():
 @FORMS
 @pytest.mark.parametrize("cached", [1, 2 * V, 2**19], ids=["by row", "by two rows", "at once"])
 def test_the_gradient_is_the_likelihood_found_less_the_one_wanted(form, cached, monkeypatch):
-    monkeypatch.setattr("hf_vanilla.models.loss_vanilla.CACHED_LOGITS", cached)
+    monkeypatch.setattr("hf_vanilla.models.kernels_vanilla.BLOCK_LOGITS", cached)
     logits, labels = batch()
     logits = logits.detach().double().requires_grad_()
     expected, total = torch.zeros(B, T, V, dtype=torch.float64), 0
@@ -192,3 +192,36 @@ def test_the_form_that_spares_padding_asks_which_word_that_is():
         label_smoothed_loss(
             WORKED_LOGITS, WORKED_LABEL, smoothing=0.1, smoothing_type="non_target_non_pad"
         )
+
+
+@FORMS
+def test_the_loss_has_the_same_gradient_under_torch_func(form):
+    logits, labels = batch()
+    arguments = {"smoothing": 0.1, "smoothing_type": form, "pad_token_id": 0}
+    (expected,) = torch.autograd.grad(label_smoothed_loss(logits, labels, **arguments), logits)
+    found = torch.func.grad(lambda states: label_smoothed_loss(states, labels, **arguments))(
+        logits.detach()
+    )
+    assert_close(found, expected)
+
+
+def test_the_loss_of_each_row_has_its_gradient_under_vmap():
+    logits, labels = batch()
+    each = torch.func.grad(
+        lambda row, ids: label_smoothed_loss(row[None], ids[None], smoothing=0.1)
+    )
+    found = torch.func.vmap(each)(logits.detach(), labels)
+    for row in range(B):
+        assert_close(found[row], each(logits[row].detach(), labels[row]))
+
+
+@FORMS
+def test_the_loss_has_a_second_derivative(form):
+    logits, labels = batch()
+    logits = logits.detach().double().requires_grad_()
+    arguments = {"smoothing": 0.3, "smoothing_type": form, "pad_token_id": 0}
+
+    def loss(states):
+        return label_smoothed_loss(states, labels, **arguments)
+
+    assert torch.autograd.gradgradcheck(loss, logits)

@@ -4,9 +4,15 @@ import pytest
 import torch
 from reference import position_vector
 from torch.testing import assert_close
+from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
-from hf_vanilla.models.positions_vanilla import LearnedPositions, SinusoidalPositions, sinusoid
+from hf_vanilla.models.positions_vanilla import (
+    LearnedPositions,
+    SinusoidalPositions,
+    sinusoid,
+    sinusoid_2d,
+)
 
 # worked out by hand for d_model = 512: place, first channel of the pair, sine, cosine
 PAPER_NUMBERS = [
@@ -197,3 +203,37 @@ def test_learned_positions_end_at_the_same_place_when_decoding_with_a_cache():
             decoder_input_ids=ids[:, :1],
             past_key_values=so_far.past_key_values,
         )
+
+
+def test_positions_of_an_image_equal_detrs():
+    is_real = torch.zeros(2, 5, 7, dtype=torch.bool)
+    is_real[0, :3, :6] = is_real[1] = True
+    theirs = DetrSinePositionEmbedding(num_position_features=6, normalize=True)
+    expected = theirs(torch.Size((2, 12, 5, 7)), torch.device("cpu"), torch.float64, is_real)
+    if expected.dim() == 4:
+        expected = expected.flatten(2).transpose(1, 2)
+    found = sinusoid_2d(is_real, 12)
+    assert found.shape == (2, 35, 12)
+    # ours counts in float32, which has seven digits of 2 pi
+    assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_positions_of_an_image_have_the_row_first_and_ignore_padding():
+    is_real = torch.ones(1, 2, 3, dtype=torch.bool)
+    padded = torch.zeros(1, 4, 5, dtype=torch.bool)
+    padded[:, :2, :3] = True
+    alone = sinusoid_2d(is_real, 8).unflatten(1, (2, 3))
+    beside = sinusoid_2d(padded, 8).unflatten(1, (4, 5))
+    assert torch.equal(beside[:, :2, :3], alone)
+    # the last real row and column are at 2 pi, the first row of two at pi
+    assert_close(alone[0, 0, 2, [0, 1, 4, 5]].tolist(), [0.0, -1.0, 0.0, 1.0], rtol=0, atol=1e-5)
+
+
+def test_positions_of_an_image_without_a_real_pixel_are_finite():
+    assert sinusoid_2d(torch.zeros(1, 2, 3, dtype=torch.bool), 4).isfinite().all()
+
+
+@pytest.mark.parametrize("width", [6, 10])
+def test_positions_of_an_image_refuse_a_width_that_is_no_multiple_of_four(width):
+    with pytest.raises(ValueError, match=f"width={width}: row and column"):
+        sinusoid_2d(torch.ones(1, 2, 3, dtype=torch.bool), width)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hf_vanilla.models.dropout_vanilla import VanillaDropout
+from hf_vanilla.models.kernels_vanilla import VanillaDropout
 
 SIZE = 1_000_003  # no multiple of the four draws in a word
 

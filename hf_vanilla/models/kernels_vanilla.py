@@ -1,0 +1,145 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Faster ways on a CPU to compute attention, loss and dropout; the formulas stand elsewhere.
+
+Each is called by the formula that it replaces. `docs/performance.md` says what each one saves.
+Shapes: N tokens, V vocabulary; those of attention are in `attention_vanilla.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+# values of one random number of 16 bits
+DRAWS = 2**16
+# logits of one block, few enough to stay in the cache of a CPU
+BLOCK_LOGITS = 2**19
+
+
+def at_least_float32(states: Tensor) -> Tensor:
+    """Half precision as float32; float32 and float64 as they are."""
+    return states.to(torch.promote_types(states.dtype, torch.float32))
+
+
+class VanillaDropout(nn.Dropout):
+    """`nn.Dropout` (5.4), on a CPU with 16 random bits per number instead of a Bernoulli draw.
+
+    The Bernoulli draw takes longer than a product of two 256 x 256 matrices per token. The rate is
+    rounded to a multiple of 1/65536 and kept numbers are scaled by the rounded rate, so the mean is
+    exact. On other devices and in compiled programs this is `nn.Dropout` itself.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Set a share `p` of the numbers to zero, in training only; any shape."""
+        dropped = round(self.p * DRAWS)
+        is_cpu = input.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not is_cpu or not self.training or self.inplace or dropped in (0, DRAWS):
+            return super().forward(input)
+        # 64 bits are the fastest draw: four numbers each, from -2^63 to 2^63 - 1
+        bits = torch.empty((input.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        draws = bits.view(torch.int16)[: input.numel()].view(input.shape)
+        factors = torch.empty(input.shape, dtype=input.dtype)
+        torch.ge(draws, dropped - DRAWS // 2, out=factors).mul_(DRAWS / (DRAWS - dropped))
+        return input * factors
+
+
+def faster_attention(attend: Callable, query: Tensor) -> Callable:
+    """The attention function to call for this query: `attend`, or sdpa on float32 copies.
+
+    On a CPU, the backward pass of torch's sdpa takes six times as long in half precision as in
+    float32 at the lengths of sentences, which outweighs the cost of the copies.
+    """
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    is_slow = is_half and query.device.type == "cpu" and query.requires_grad
+    return sdpa_in_float32 if is_slow and attend is ALL_ATTENTION_FUNCTIONS["sdpa"] else attend
+
+
+def sdpa_in_float32(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Transformers' sdpa on float32 copies; the result has the dtype of `query`.
+
+    Arguments are those of `eager_attention`.
+    """
+    attend: Callable = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with torch.autocast("cpu", enabled=False):  # it would cast them back
+        wide = (states.float() for states in (query, key, value))
+        attended, weights = attend(module, *wide, *args, **kwargs)
+    return attended.to(query.dtype), weights
+
+
+class BlockwiseCrossEntropy(torch.autograd.Function):
+    """A cross-entropy formula whose gradient is written once, block by block.
+
+    Autograd of the formula would make several arrays of N x V numbers.
+
+    Call `apply(formula, logits, targets, share, extra, unsmoothed)`; the last five are the
+    arguments of `loss_vanilla.smoothed_cross_entropy`, which is the formula.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(formula: Callable, logits: Tensor, targets: Tensor, *shares: Any) -> Tensor:
+        """Losses `(N,)`."""
+        parts = zip(_blocks(logits, logits), _blocks(targets, logits), strict=True)
+        return torch.cat([formula(*part, *shares) for part in parts])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Keep logits and targets."""
+        _, logits, targets, *ctx.shares = inputs
+        ctx.save_for_backward(logits, targets)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple:
+        """Softmax minus the smoothed target, times the gradient of each loss."""
+        logits, targets = ctx.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative or a transform of torch.func
+            result = _softmax_minus_target(logits, targets, *ctx.shares) * gradient[:, None]
+            return None, result.to(logits.dtype), None, None, None, None
+        result = torch.empty_like(logits)
+        parts = (_blocks(part, logits) for part in (logits, targets, gradient, result))
+        for rows, ids, factor, out in zip(*parts, strict=True):
+            _write_gradient(rows, ids, factor, out, *ctx.shares)
+        return None, result, None, None, None, None
+
+
+def _softmax_minus_target(
+    logits: Tensor, targets: Tensor, share: float, extra: float, unsmoothed: int | None
+) -> Tensor:
+    likely, ids = at_least_float32(logits).softmax(dim=-1), targets[:, None]
+    wanted = torch.full_like(likely, share).scatter_add(-1, ids, torch.full_like(likely, extra))
+    if unsmoothed is not None:
+        is_unsmoothed = torch.arange(logits.size(-1), device=logits.device) == unsmoothed
+        wanted = wanted - share * is_unsmoothed
+    return likely - wanted
+
+
+def _write_gradient(  # noqa: PLR0913 - a block of each array, and three constants
+    logits: Tensor,
+    targets: Tensor,
+    gradient: Tensor,
+    out: Tensor,
+    share: float,
+    extra: float,
+    unsmoothed: int | None,
+) -> None:
+    wide = at_least_float32(logits)
+    is_half = wide is not logits
+    result = wide.softmax(dim=-1) if is_half else torch.softmax(logits, dim=-1, out=out)
+    if share:
+        result -= share
+    if share and unsmoothed is not None:
+        result[:, unsmoothed] += share
+    extras = result.new_full((len(targets), 1), -extra)
+    result.scatter_add_(-1, targets[:, None], extras)
+    torch.mul(result, gradient[:, None], out=out)
+
+
+def _blocks(rows: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """`(N, ...)` in blocks whose logits fit the cache of a CPU; one block on other devices."""
+    is_cpu = logits.device.type == "cpu"
+    return rows.split(max(1, BLOCK_LOGITS // logits.size(-1)) if is_cpu else max(1, len(rows)))
