@@ -125,8 +125,7 @@ def test_the_penalties_of_the_page():
     assert len(rows) == 5
     for length, *penalties in rows:
         for form, penalty in zip(("gnmt", "power"), penalties, strict=True):
-            config = GenerationConfig(length_penalty=0.6, length_penalty_form=form)
-            assert length ** length_penalty(config) == pytest.approx(penalty, abs=5e-7)
+            assert length_penalty(length, 0.6, form) == pytest.approx(penalty, abs=5e-7)
 
 
 # --- parameters --------------------------------------------------------------------------------

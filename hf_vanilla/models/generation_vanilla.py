@@ -1,9 +1,14 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""The paper's decoding (6.1) in transformers' `generate()`: what its beam search does not have.
+"""What the paper's decoding (6.1) adds to transformers' `generate()`: length penalty and limits.
 
 Two entries of our own live in the generation config and are saved with it: `length_penalty_form`
 ("gnmt" or "power") and `max_tokens_beyond_source`.
+
+Shapes: B sentences, n beams, L tokens so far, V vocabulary.
 """
+
+import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +17,8 @@ from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from .configuration_vanilla import VanillaConfig
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
+# transformers' own default; `Seq2SeqTrainer` writes it into a model's generation config
+DEFAULT_MAX_LENGTH = 20
 
 
 def paper_decoding(config: VanillaConfig) -> GenerationConfig:
@@ -20,7 +27,7 @@ def paper_decoding(config: VanillaConfig) -> GenerationConfig:
         num_beams=4,
         length_penalty=0.6,
         length_penalty_form="gnmt",
-        # the paper's bound: stop once no open beam can still overtake the finished ones
+        # the paper's bound: stop when no active beam can still get a better score
         early_stopping="never",
         max_tokens_beyond_source=50,
         pad_token_id=config.pad_token_id,
@@ -30,38 +37,137 @@ def paper_decoding(config: VanillaConfig) -> GenerationConfig:
     )
 
 
-class GnmtLengthPenalty(float):
-    """An alpha for which `n ** alpha` is the penalty of Wu et al. 2016, `((5 + n) / 6) ** alpha`.
+# --- length penalty ----------------------------------------------------------------------------
 
-    transformers' beam search divides by `length ** length_penalty`; with this exponent the same
-    line computes the paper's score. It lives for one call and is never saved.
+
+def length_penalty(length: int, alpha: float, form: str) -> float:
+    """What the log-probability of a hypothesis is divided by.
+
+    Args:
+        length: generated tokens, the end token included.
+        alpha: exponent; 0 turns the penalty off.
+        form: `"gnmt"`, `((5 + length) / 6) ** alpha` of Wu et al. 2016, or `"power"`,
+            `length ** alpha` of transformers.
     """
-
-    __slots__ = ()
-
-    def __rpow__(self, length: float, modulus: None = None) -> float:
-        """Penalty of a hypothesis of `length` tokens, the end token included."""
-        return ((5 + length) / 6) ** float(self)
+    return ((5 + length) / 6) ** alpha if form == "gnmt" else length**alpha
 
 
-def length_penalty(generation_config: GenerationConfig) -> float:
-    """The exponent that beam search must use for this generation config.
+def penalty_form(generation_config: GenerationConfig) -> str:
+    """The `length_penalty_form` of a generation config; `"power"` where it names none.
 
     Raises:
-        ValueError: `length_penalty_form` is unknown.
+        ValueError: the form is unknown.
     """
     form = getattr(generation_config, "length_penalty_form", None) or "power"
     if form not in LENGTH_PENALTY_FORMS:
         names = ", ".join(LENGTH_PENALTY_FORMS)
         raise ValueError(f"length_penalty_form={form!r}: choose one of {names}")
-    alpha = generation_config.length_penalty
-    return GnmtLengthPenalty(alpha) if form == "gnmt" else alpha
+    return form
+
+
+class GnmtExponent(float):
+    """An alpha for which `length ** alpha` is the GNMT penalty.
+
+    transformers' own beam search divides by `length ** length_penalty` and has no other entry for
+    a penalty. Used only where that search must run; it lives for one call and is never saved.
+    """
+
+    __slots__ = ()
+
+    def __rpow__(self, length: float, modulus: None = None) -> float:
+        """GNMT penalty of a hypothesis of `length` tokens."""
+        return ((5 + length) / 6) ** float(self)
+
+
+# --- settings of one call ----------------------------------------------------------------------
+
+
+def merged_settings(
+    own: GenerationConfig, given: GenerationConfig | None, arguments: dict[str, Any]
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """The settings of one call, to be read only, and the arguments that are no settings.
+
+    Args:
+        own: the model's generation config.
+        given: the generation config of the call; what it leaves out is the model's.
+        arguments: keyword arguments of the call; they win over both.
+    """
+    settings = GenerationConfig() if given is None else copy.copy(given)
+    settings.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
+    return settings, settings.update(**arguments)
+
+
+def with_settings(
+    changes: dict[str, Any], given: GenerationConfig | None, arguments: dict[str, Any]
+) -> tuple[GenerationConfig | None, dict[str, Any]]:
+    """Generation config and keyword arguments of a call with some settings changed.
+
+    transformers warns where both bring settings, so they go where the call brought its own.
+
+    Args:
+        changes: settings by name.
+        given: the generation config of the call; it stays as it is.
+        arguments: keyword arguments of the call.
+    """
+    if given is None:
+        return None, {**arguments, **changes}
+    given = copy.copy(given)
+    given.update(**changes)
+    return given, {name: value for name, value in arguments.items() if name not in changes}
+
+
+def has_source_limit(settings: GenerationConfig) -> bool:
+    """Whether the paper's limit holds: it is set, and no `max_new_tokens` replaces it."""
+    beyond = getattr(settings, "max_tokens_beyond_source", None)
+    return beyond is not None and settings.max_new_tokens is None
+
+
+def source_lengths(arguments: dict[str, Any]) -> Tensor:
+    """Real tokens of each source, `(B,)` int64.
+
+    Args:
+        arguments: of `generate()`; read for `attention_mask` and the source in any form.
+    """
+    if (mask := arguments.get("attention_mask")) is not None:
+        return mask.sum(dim=-1)
+    states = getattr(arguments.get("encoder_outputs"), "last_hidden_state", None)
+    for source in (arguments.get("input_ids"), arguments.get("inputs_embeds"), states):
+        if source is not None:
+            rows, length = source.shape[:2]
+            return torch.full((rows,), length, device=source.device)
+    return torch.ones(1, dtype=torch.long)  # transformers begins with one token
+
+
+def prompt_length(settings: GenerationConfig, decoder_input_ids: Tensor | None) -> int:
+    """Tokens of the decoder's prompt; `generate()` adds a start token where no row has one."""
+    if decoder_input_ids is None:
+        return 1
+    start = settings.decoder_start_token_id
+    start = settings.bos_token_id if start is None else start
+    if start is None:
+        return decoder_input_ids.shape[1]
+    starts = torch.as_tensor(start, device=decoder_input_ids.device)
+    return decoder_input_ids.shape[1] + bool((decoder_input_ids[:, 0] != starts).all())
+
+
+def source_limits(new_tokens: Tensor, prompt: int, *ends: int | None) -> Tensor:
+    """Most tokens a hypothesis of each sentence may have (6.1), prompt included, `(B,)` int64.
+
+    Args:
+        new_tokens: `(B,)` int64, source length plus `max_tokens_beyond_source`.
+        prompt: tokens of the decoder's prompt.
+        *ends: limits of every hypothesis, prompt included; None: no such limit. At least one
+            token is generated in any case.
+    """
+    for end in ends:
+        new_tokens = new_tokens if end is None else new_tokens.clamp(max=max(end - prompt, 1))
+    return new_tokens + prompt
 
 
 class SourceLengthCriteria(StoppingCriteria):
     """Ends each hypothesis at its own source's length plus a constant (6.1).
 
-    A limit per row, not per batch: a short sentence beside a long one decodes as it would alone.
+    The limit is per sentence, so a short sentence beside a long one decodes as it would alone.
 
     Args:
         max_lengths: `(B,)` int64, tokens a hypothesis of each sentence may have, prompt included.
@@ -70,18 +176,18 @@ class SourceLengthCriteria(StoppingCriteria):
     def __init__(self, max_lengths: Tensor) -> None:
         self.max_lengths = max_lengths
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these sentences, in this order; `(b,)` int64."""
+    def select(self, rows: Tensor) -> None:
+        """Keep sentences `rows`, in that order; `(b,)` int64."""
         self.max_lengths = self.max_lengths[rows]
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         """Which of the `(B * n, L)` hypotheses are at their limit, `(B * n,)` bool."""
-        limits = limit_of_each(input_ids, self.max_lengths)
+        limits = limit_per_hypothesis(input_ids, self.max_lengths)
         return torch.as_tensor(input_ids.shape[1], device=input_ids.device) >= limits
 
 
 class SourceLengthEnd(LogitsProcessor):
-    """Makes an end token the last of each hypothesis that reaches its own source's limit.
+    """Forces an end token where a hypothesis reaches its own source's limit.
 
     transformers' own `forced_eos_token_id` reaches only the longest sentence of a batch.
 
@@ -95,21 +201,21 @@ class SourceLengthEnd(LogitsProcessor):
         self.first_limit = int(max_lengths.min())
         self.end_ids = end_ids
 
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these sentences, in this order; `(b,)` int64."""
+    def select(self, rows: Tensor) -> None:
+        """Keep sentences `rows`, in that order; `(b,)` int64."""
         self.max_lengths = self.max_lengths[rows]
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores `(B * n, V)` of the next word, where it is the last: 0 for an end, else -inf."""
+        """Scores `(B * n, V)`; where the next token is the last: 0 for an end token, else -inf."""
         if input_ids.shape[1] + 1 < self.first_limit:
             return scores
-        is_last = input_ids.shape[1] + 1 >= limit_of_each(input_ids, self.max_lengths)
+        is_last = input_ids.shape[1] + 1 >= limit_per_hypothesis(input_ids, self.max_lengths)
         ends = torch.full_like(scores, float("-inf"))
         ends[:, self.end_ids] = 0
         return torch.where(is_last.unsqueeze(-1), ends, scores)
 
 
-def limit_of_each(input_ids: Tensor, max_lengths: Tensor) -> Tensor:
-    """The limits `(B,)` of the sentences as those of their `(B * n, L)` hypotheses, `(B * n,)`."""
+def limit_per_hypothesis(input_ids: Tensor, max_lengths: Tensor) -> Tensor:
+    """The limits `(B,)` of the sentences for each of their `(B * n, L)` hypotheses, `(B * n,)`."""
     per_sentence = input_ids.shape[0] // max_lengths.shape[0]
     return max_lengths.repeat_interleave(per_sentence).to(input_ids.device)

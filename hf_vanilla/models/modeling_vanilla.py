@@ -5,16 +5,12 @@ Shapes: B batch, S source, T target, D `d_model`, V vocabulary.
 """
 
 import copy
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-    LogitsProcessorList,
-    StoppingCriteriaList,
-)
+from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.processing_utils import Unpack
@@ -22,13 +18,22 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .generation_vanilla import (
+    DEFAULT_MAX_LENGTH,
+    GnmtExponent,
     SourceLengthCriteria,
     SourceLengthEnd,
-    length_penalty,
+    has_source_limit,
+    merged_settings,
     paper_decoding,
+    penalty_form,
+    prompt_length,
+    source_lengths,
+    source_limits,
+    with_settings,
 )
 from .loss_vanilla import training_loss
-from .search_vanilla_gate import fast_search
+from .search_vanilla import beam_search, greedy_search
+from .search_vanilla_gate import can_search
 from .stacks_vanilla import (
     VanillaBody,
     VanillaDecoder,
@@ -263,102 +268,77 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             return old_lm_head
         return super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
 
-    # The steps of `generate()` below are transformers' own; each adds one fact of the paper.
-
-    def _maybe_prepare_encoder_kwargs_for_generation(
+    def generate(
         self,
-        inputs_tensor: Tensor,
-        model_kwargs: dict[str, Any],
-        model_input_name: str | None,
-        generation_config: GenerationConfig,
-    ) -> dict[str, Any]:
-        """Note each source's length, and which tokens are padding where no mask tells it."""
-        is_ids = model_input_name == "input_ids" and model_kwargs.get("encoder_outputs") is None
-        mask = model_kwargs.get("attention_mask")
-        mask = real_tokens(self.config, inputs_tensor if is_ids else None, mask)
-        if mask is None:
-            rows, length = inputs_tensor.shape[:2]
-            lengths = torch.full((rows,), length, device=inputs_tensor.device)
-        else:
-            model_kwargs["attention_mask"] = mask
-            lengths = mask.sum(dim=-1)
-        generation_config._source_lengths = lengths
-        return super()._maybe_prepare_encoder_kwargs_for_generation(
-            inputs_tensor, model_kwargs, model_input_name, generation_config
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Translate: transformers' `generate()` with the paper's limits and length penalty (6.1).
+
+        A hypothesis gets at most source length + `max_tokens_beyond_source` tokens.
+        `max_new_tokens` replaces that limit; a smaller `max_length` counts too. Our own search
+        runs where it serves the call, otherwise transformers' with the same result.
+
+        Args:
+            inputs: `(B, S)` int64 source; or `input_ids`, `inputs_embeds`, `encoder_outputs`.
+            generation_config: settings of this call; what it leaves out is the model's.
+            logits_processor: list of processors beside those of the settings.
+            stopping_criteria: list of criteria beside those of the settings.
+            *args: transformers' further arguments.
+            **kwargs: settings by name, inputs, and transformers' further arguments.
+
+        Raises:
+            ValueError: `length_penalty_form` is unknown; and what transformers raises.
+        """
+        settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
+        if inputs is not None:
+            arguments["input_ids"] = inputs
+        mask = self._source_mask(arguments)
+        arguments["attention_mask"] = kwargs["attention_mask"] = mask
+        changes: dict[str, Any] = {}
+        limits = self._sentence_limits(settings, arguments)
+        if limits is not None:
+            changes["max_length"] = int(limits.max())
+            stopping_criteria = [*(stopping_criteria or []), SourceLengthCriteria(limits)]
+            if (end_ids := settings.forced_eos_token_id) is not None:
+                logits_processor = [*(logits_processor or []), SourceLengthEnd(limits, end_ids)]
+        is_beam, form = (settings.num_beams or 1) > 1, penalty_form(settings)
+        is_own = type(self).forward is VanillaForConditionalGeneration.forward
+        if is_own and not args and can_search(self, settings, arguments):
+            greedy = partial(greedy_search, streamer=kwargs.get("streamer"))
+            kwargs["custom_generate"] = beam_search if is_beam else greedy
+        elif is_beam and form == "gnmt":
+            changes["length_penalty"] = GnmtExponent(settings.length_penalty)
+        generation_config, kwargs = with_settings(changes, generation_config, kwargs)
+        return super().generate(
+            inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
         )
 
-    def _prepare_generated_length(
-        self, generation_config: GenerationConfig, **kwargs: Any
-    ) -> GenerationConfig:
-        """At most source length + `max_tokens_beyond_source`; `max_new_tokens` replaces that limit.
+    def _source_mask(self, arguments: dict[str, Any]) -> Tensor | None:
+        """The mask given, or else which source ids are no padding; None with neither."""
+        input_ids = arguments.get("input_ids")
+        if arguments.get("encoder_outputs") is not None:
+            input_ids = None
+        return real_tokens(self.config, input_ids, arguments.get("attention_mask"))
 
-        A `max_length` counts too if it is smaller, except for the placeholder of transformers,
-        which `Seq2SeqTrainer` writes into a model's generation config while it evaluates.
-        """
-        beyond = getattr(generation_config, "max_tokens_beyond_source", None)
-        if beyond is not None and generation_config.max_new_tokens is None:
-            prompt = kwargs["input_ids_length"]
-            limits = generation_config._source_lengths + beyond
-            placeholder = generation_config._get_default_generation_params()["max_length"]
-            asked = generation_config.max_length
-            if kwargs["has_default_max_length"] or asked == placeholder == (
-                self.generation_config.max_length
-            ):
-                asked = None
-            is_learned = self.config.position_embedding_type == "learned"
-            ends = [asked, self.config.max_position_embeddings if is_learned else None]
-            for end in ends:
-                limits = limits if end is None else limits.clamp(max=max(end - prompt, 1))
-            generation_config._max_lengths = limits + prompt
-            generation_config.max_new_tokens = int(limits.max())
-            kwargs["has_default_max_length"] = True  # there is only one limit left
-        return super()._prepare_generated_length(generation_config=generation_config, **kwargs)
-
-    def _get_stopping_criteria(
-        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
-    ) -> StoppingCriteriaList:
-        criteria = super()._get_stopping_criteria(generation_config, *args, **kwargs)
-        if (max_lengths := getattr(generation_config, "_max_lengths", None)) is not None:
-            criteria.append(SourceLengthCriteria(max_lengths))
-        return criteria
-
-    def _get_logits_processor(
-        self, generation_config: GenerationConfig, *args: Any, **kwargs: Any
-    ) -> LogitsProcessorList:
-        processors = super()._get_logits_processor(generation_config, *args, **kwargs)
-        max_lengths = getattr(generation_config, "_max_lengths", None)
-        end_ids = generation_config.forced_eos_token_id
-        if max_lengths is not None and end_ids is not None:
-            processors.append(SourceLengthEnd(max_lengths, end_ids))
-        return processors
-
-    def _beam_search(
-        self,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **kwargs: Any,
-    ) -> Any:
-        """Beam search by the penalty that the generation config names, fast where possible."""
-        generation_config.length_penalty = length_penalty(generation_config)
-        rules = (logits_processor, stopping_criteria, generation_config)
-        found = self._fast_search(input_ids, *rules, **kwargs)
-        return super()._beam_search(input_ids, *rules, **kwargs) if found is None else found
-
-    def _sample(
-        self,
-        input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        **kwargs: Any,
-    ) -> Any:
-        """Greedy search, fast where possible; chance is transformers' own."""
-        rules = (logits_processor, stopping_criteria, generation_config)
-        found = self._fast_search(input_ids, *rules, **kwargs)
-        return super()._sample(input_ids, *rules, **kwargs) if found is None else found
-
-    def _fast_search(self, *args: Any, **kwargs: Any) -> Any:
-        is_own = type(self).forward is VanillaForConditionalGeneration.forward
-        return fast_search(self, *args, **kwargs) if is_own else None
+    def _sentence_limits(
+        self, settings: GenerationConfig, arguments: dict[str, Any]
+    ) -> Tensor | None:
+        """Most tokens of each sentence, the prompt included, `(B,)`; None: transformers' limits."""
+        if not has_source_limit(settings):
+            return None
+        max_length = settings.max_length
+        if max_length == DEFAULT_MAX_LENGTH == self.generation_config.max_length:
+            max_length = None
+        is_learned = self.config.position_embedding_type == "learned"
+        prompt = prompt_length(settings, arguments.get("decoder_input_ids"))
+        return source_limits(
+            source_lengths(arguments) + settings.max_tokens_beyond_source,
+            prompt,
+            max_length,
+            self.config.max_position_embeddings if is_learned else None,
+        )

@@ -1,374 +1,503 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Greedy and beam search (6.1): transformers' own, word for word and score for score.
+"""Greedy and beam search (6.1) with the results of transformers' own, tokens and scores.
 
-What differs is that a sentence whose result is settled leaves the batch, and that the decoder is
-read through `decoding_vanilla`.
+Two things differ. Finished sentences are dropped from the batch, and the beams of a sentence share
+one row of the KV cache. `generate()` calls `beam_search` and `greedy_search` by `custom_generate=`.
 
-Shapes: B sentences at the start, b of them still open, n beams, L longest target, V vocabulary.
+Shapes: B sentences at the start, b of them still active, n beams, c candidates of a sentence in a
+step, P prompt, L longest target, V vocabulary.
 """
 
-import copy
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import logits_process, stopping_criteria
 from transformers.generation.utils import (
     GenerateBeamEncoderDecoderOutput,
     GenerateEncoderDecoderOutput,
-    GenerationMixin,
 )
 
-from .generation_vanilla import SourceLengthCriteria, SourceLengthEnd
-from .search_vanilla_decoder import SearchedDecoder
+from .generation_vanilla import (
+    SourceLengthCriteria,
+    SourceLengthEnd,
+    length_penalty,
+    penalty_form,
+)
+from .search_vanilla_decoder import OutputBuffer, SearchDecoder
+from .stacks_vanilla import VanillaPreTrainedModel
 
-LOWEST = -1.0e9  # transformers' score of what is not there
+LOWEST = -1.0e9  # transformers' score of a hypothesis that does not exist
 
-
-@dataclass(kw_only=True)
-class Beams:
-    """The hypotheses of the open sentences; each field has a row per sentence."""
-
-    place: Tensor  # (b,) where the sentence stood in the batch
-    running: Tensor  # (b, n, L) ids
-    running_scores: Tensor  # (b, n) summed log probabilities
-    running_origins: Tensor  # (b, n, L - prompt) int32, the row each word was said in; -1: none
-    finished: Tensor  # (b, n, L) ids
-    finished_scores: Tensor  # (b, n) over the length penalty
-    finished_origins: Tensor  # (b, n, L - prompt)
-    is_finished: Tensor  # (b, n) bool
-    may_improve: Tensor  # (b, 1) bool: a running beam can still overtake a finished one
-
-    @classmethod
-    def at_start(cls, prompts: Tensor, longest: int, filling: int) -> "Beams":
-        """One beam of each sentence counts at first, so that not all say the same.
-
-        Args:
-            prompts: `(B, n, P)` ids.
-            longest: L.
-            filling: id behind the last word.
-        """
-        rows, beams, prompt = prompts.shape
-        device = prompts.device
-        running = prompts.new_full((rows, beams, longest), filling)
-        running[:, :, :prompt] = prompts
-        scores = torch.full((rows, beams), LOWEST, dtype=torch.float, device=device)
-        running_scores = scores.clone()
-        running_scores[:, 0] = 0.0
-        origins = running.new_full((rows, beams, longest - prompt), -1, dtype=torch.int32)
-        return cls(
-            place=torch.arange(rows, device=device),
-            running=running,
-            running_scores=running_scores,
-            running_origins=origins,
-            finished=running.clone(),
-            finished_scores=scores,
-            finished_origins=origins.clone(),
-            is_finished=torch.zeros((rows, beams), dtype=torch.bool, device=device),
-            may_improve=torch.ones((rows, 1), dtype=torch.bool, device=device),
-        )
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these sentences, in this order."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name)[rows])
-
-    def write_into(self, other: "Beams") -> None:
-        """Put the finished hypotheses where their sentences stood."""
-        for name in ("finished", "finished_scores", "finished_origins"):
-            getattr(other, name)[self.place] = getattr(self, name)
+# each looks at one hypothesis at a time and keeps no state, so sentences may be dropped and moved;
+# every other kind is called with the whole batch in its order, to the end
+ROWWISE_PROCESSORS = (
+    SourceLengthEnd,
+    logits_process.MinLengthLogitsProcessor,
+    logits_process.MinNewTokensLengthLogitsProcessor,
+    logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor,
+    logits_process.SequenceBiasLogitsProcessor,
+    logits_process.NoBadWordsLogitsProcessor,
+    logits_process.ForcedBOSTokenLogitsProcessor,
+    logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.InfNanRemoveLogitsProcessor,
+    logits_process.ExponentialDecayLengthPenalty,
+    logits_process.LogitNormalization,
+    logits_process.SuppressTokensAtBeginLogitsProcessor,
+    logits_process.SuppressTokensLogitsProcessor,
+)
+ROWWISE_CRITERIA = (
+    SourceLengthCriteria,
+    stopping_criteria.MaxLengthCriteria,
+    stopping_criteria.MaxTimeCriteria,
+    stopping_criteria.EosTokenCriteria,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """What `generate()` hands to a search.
+def is_rowwise(
+    config: GenerationConfig, processors: LogitsProcessorList, criteria: StoppingCriteriaList
+) -> bool:
+    """Whether only results leave the search, and every rule treats each hypothesis by itself.
+
+    Then finished sentences may be dropped, and a step may overwrite the arrays of the last one.
+    """
+    return (
+        not config.return_dict_in_generate
+        and all(type(processor) in ROWWISE_PROCESSORS for processor in processors)
+        and all(type(criterion) in ROWWISE_CRITERIA for criterion in criteria)
+    )
+
+
+def rows_to_keep(is_active: list[bool]) -> list[int]:
+    """Rows of the active sentences; those behind the first b fill the gaps, from the last on."""
+    count = sum(is_active)
+    behind = [row for row in range(count, len(is_active)) if is_active[row]]
+    return [row if is_active[row] else behind.pop() for row in range(count)]
+
+
+def filling_ids(config: GenerationConfig) -> tuple[list[int], int]:
+    """The end tokens, and the token behind a finished hypothesis; -1 where neither is set."""
+    ends = config.eos_token_id
+    end_ids = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
+    if config.pad_token_id is not None:
+        return end_ids, int(config.pad_token_id)
+    return end_ids, end_ids[0] if end_ids else -1
+
+
+def search_decoder(
+    model: VanillaPreTrainedModel, inputs: dict[str, Any], beams: int, *, has_buffer: bool
+) -> SearchDecoder:
+    """The decoder for what `generate()` hands to a search.
 
     Args:
-        mixin: the model, which has the formulas of transformers' own search.
-        config: generation config of this call.
-        processors: logits processors.
-        criteria: stopping criteria.
-        is_unseen: nobody looks at a step: finished sentences may leave, and arrays be reused.
-        streamer: hears each word of a greedy search.
+        model: `VanillaForConditionalGeneration`.
+        inputs: `encoder_outputs` and `attention_mask`, a row for each beam.
+        beams: n.
+        has_buffer: each step may overwrite the logits of the last one.
     """
+    mask = inputs.get("attention_mask")
+    return SearchDecoder(
+        model,
+        inputs["encoder_outputs"].last_hidden_state[::beams],
+        None if mask is None else mask[::beams],
+        beams=beams,
+        buffer=OutputBuffer() if has_buffer else None,
+    )
 
-    mixin: GenerationMixin
-    config: GenerationConfig
-    processors: LogitsProcessorList
-    criteria: StoppingCriteriaList
-    is_unseen: bool
-    streamer: Any = None
+
+# --- greedy search -----------------------------------------------------------------------------
 
 
-def beam_search(search: Search, decoder: SearchedDecoder, input_ids: Tensor) -> Any:
-    """Beam search from the prompts `(B * n, P)`, each the same in all beams of a sentence."""
-    prompts = input_ids.view(-1, search.config.num_beams, input_ids.shape[1])
-    state = BeamSearch(search, prompts.shape[-1])
-    beams = Beams.at_start(prompts, search.config.max_length, state.filling)
-    results = copy.copy(beams)
-    logits = decoder.read_prompt(prompts[:, 0])
+def greedy_search(
+    model: VanillaPreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    streamer: Any = None,
+    **inputs: Any,
+) -> Any:
+    """Take the most probable token in each step.
+
+    Args:
+        model: `VanillaForConditionalGeneration`.
+        input_ids: `(B, P)` int64 prompts.
+        logits_processor: applied to the logits.
+        stopping_criteria: which hypotheses end.
+        generation_config: settings of this call.
+        streamer: gets the tokens of each step.
+        **inputs: `encoder_outputs`, `attention_mask`.
+
+    Returns:
+        `(B, L)` int64, or transformers' output class with `return_dict_in_generate`.
+    """
+    config = generation_config
+    is_unobserved = streamer is None and is_rowwise(config, logits_processor, stopping_criteria)
+    decoder = search_decoder(model, inputs, 1, has_buffer=is_unobserved)
+    # without an end token, transformers lets a finished sentence go on
+    has_end = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+    can_drop = is_unobserved and has_end
+    _, filling = filling_ids(config)
+    scores, logits = _records(config)
+    sequences, results = input_ids, None
+    sentences = torch.arange(len(input_ids), device=input_ids.device)
+    is_active = torch.ones_like(sentences, dtype=torch.bool)
+    step_logits = decoder.read_prompt(input_ids)
     while True:
-        parents, may_go_on = state.advance(beams, logits)
-        # the one moment of a step at which a GPU must have caught up
-        *is_open, may_go_on = torch.cat((state.is_open(beams), may_go_on.view(1))).tolist()
-        decoder.follow(parents)
-        if not may_go_on or not any(is_open):
+        # a processor may write to its input, and a record keeps it
+        step_logits = step_logits.to(torch.float32, copy=not is_unobserved)
+        step_scores = logits_processor(sequences, step_logits)
+        scores, logits = _recorded(scores, step_scores), _recorded(logits, step_logits)
+        tokens = step_scores.argmax(dim=-1)
+        if has_end:
+            tokens = torch.where(is_active, tokens, filling)
+        sequences = torch.cat((sequences, tokens.unsqueeze(1)), dim=1)
+        is_active = is_active & ~stopping_criteria(sequences, scores)
+        if streamer is not None:
+            streamer.put(tokens.cpu())
+        active = is_active.tolist()  # the only point of a step that waits for a GPU
+        if not any(active):
             break
-        if search.is_unseen and not all(is_open):
-            rows = torch.tensor(filled_up(is_open), device=input_ids.device)
-            beams.write_into(results)
-            for each in (beams, decoder, *sentence_limits(search)):
-                each.keep(rows)
-        logits = decoder.read(beams.running[:, :, state.length - 1])
-    beams.write_into(results)
-    return state.output(results, decoder)
+        if can_drop and not all(active):
+            results = _with_rows(results, sequences, sentences, config.max_length, filling)
+            rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
+            sentences, is_active, sequences = sentences[rows], is_active[rows], sequences[rows]
+            _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
+        step_logits = decoder.read(sequences[:, -1:])
+    if streamer is not None:
+        streamer.end()
+    if results is not None:
+        results = _with_rows(results, sequences, sentences, config.max_length, filling)
+        sequences = results[:, : sequences.shape[1]]
+    return _greedy_output(sequences, config, decoder, scores, logits)
 
 
-def greedy_search(search: Search, decoder: SearchedDecoder, input_ids: Tensor) -> Any:
-    """Always the likeliest word, from the prompts `(B, P)`."""
-    state = GreedySearch(search, input_ids)
-    logits = decoder.read_prompt(input_ids)
-    while True:
-        is_open = state.advance(logits)
-        if not any(is_open):
-            break
-        if search.is_unseen and state.has_end and not all(is_open):
-            rows = torch.tensor(filled_up(is_open), device=input_ids.device)
-            for each in (state, decoder, *sentence_limits(search)):
-                each.keep(rows)
-        logits = decoder.read(state.sequences[:, -1:])
-    return state.output(decoder)
+def _greedy_output(
+    sequences: Tensor, config: GenerationConfig, decoder: SearchDecoder, scores: Any, logits: Any
+) -> Any:
+    """What `generate()` returns, from the sequences of all B sentences."""
+    if not config.return_dict_in_generate:
+        return sequences
+    return GenerateEncoderDecoderOutput(
+        sequences=sequences,
+        scores=scores,
+        logits=logits,
+        past_key_values=decoder.past_key_values(),
+    )
 
 
-def kept_records(config: GenerationConfig) -> tuple[Any, Any]:
-    """Where the scores and the logits of each step go; None: nowhere."""
-    is_kept = config.return_dict_in_generate
+def _with_rows(
+    results: Tensor | None, sequences: Tensor, sentences: Tensor, longest: int, filling: int
+) -> Tensor:
+    """The results of all sentences, `(B, L)`, with those of the rows that are still here."""
+    if results is None:
+        results = sequences.new_full((len(sequences), longest), filling)
+    results[sentences, : sequences.shape[1]] = sequences
+    return results
+
+
+def _select_sentences(rows: Tensor, decoder: SearchDecoder, *rules: Any) -> None:
+    """Keep sentences `rows` wherever something is stored per sentence."""
+    decoder.select(rows)
+    for rule in rules:
+        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd):
+            rule.select(rows)
+
+
+def _records(config: GenerationConfig) -> tuple[Any, Any]:
+    """Empty tuples for the scores and the logits of each step; None: they are not asked for."""
+    has_records = config.return_dict_in_generate
     names = ("output_scores", "output_logits")
-    scores, logits = (() if is_kept and getattr(config, name) else None for name in names)
+    scores, logits = (() if has_records and getattr(config, name) else None for name in names)
     return scores, logits
 
 
-def sentence_limits(search: Search) -> list[Any]:
-    """The processors and criteria that know something of each sentence, and follow who leaves."""
-    rules = (*search.processors, *search.criteria)
-    return [rule for rule in rules if isinstance(rule, SourceLengthCriteria | SourceLengthEnd)]
+def _recorded(record: Any, step: Tensor) -> Any:
+    return None if record is None else (*record, step)
 
 
-def filled_up(is_open: list[bool]) -> list[int]:
-    """Rows of the open sentences, in their place or, from behind, in that of one that leaves."""
-    remaining = sum(is_open)
-    behind = [row for row in range(remaining, len(is_open)) if is_open[row]]
-    return [row if is_open[row] else behind.pop() for row in range(remaining)]
+# --- beam search -------------------------------------------------------------------------------
 
 
-class GreedySearch:
-    """The steps of one greedy search.
+@dataclass(kw_only=True)
+class BeamState:
+    """The hypotheses of the sentences that are still searched; each field has a row per sentence.
 
-    Args:
-        search: its rules.
-        input_ids: `(B, P)` prompts.
+    `beam_indices` are transformers': for each generated token the row, of all B * n, that the
+    hypothesis continued; -1 behind its end.
     """
 
-    def __init__(self, search: Search, input_ids: Tensor) -> None:
-        self.search = search
-        self.sequences = input_ids
-        self.place = torch.arange(len(input_ids), device=input_ids.device)
-        self.is_open = torch.ones_like(self.place, dtype=torch.bool)
-        # without an end token, transformers lets a finished sentence speak on
-        self.has_end = any(hasattr(criterion, "eos_token_id") for criterion in search.criteria)
-        self.filling: Any = search.config._pad_token_tensor
-        self.results: Tensor | None = None  # of all B sentences, once some have left
-        self.scores, self.logits = kept_records(search.config)
+    sentences: Tensor  # (b,) int64, row of the sentence in the batch
+    active: Tensor  # (b, n, L) int64 ids
+    active_scores: Tensor  # (b, n) summed log-probabilities
+    active_beam_indices: Tensor  # (b, n, L - P) int32
+    finished: Tensor  # (b, n, L) int64 ids
+    finished_scores: Tensor  # (b, n) log-probabilities over the length penalty
+    finished_beam_indices: Tensor  # (b, n, L - P) int32
+    is_finished: Tensor  # (b, n) bool, whether a finished hypothesis exists
+    may_improve: Tensor  # (b, 1) bool, whether an active beam can still get a better score
 
-    def advance(self, logits: Tensor) -> list[bool]:
-        """Say one more word in each sentence, by logits `(b, V)`; which of them are open still."""
-        # processors may write into them
-        logits = logits.to(torch.float32, copy=not self.search.is_unseen)
-        scores = self.search.processors(self.sequences, logits)
-        if self.scores is not None:
-            self.scores += (scores,)
-        if self.logits is not None:
-            self.logits += (logits,)
-        words = scores.argmax(dim=-1)
-        if self.has_end:
-            words = torch.where(self.is_open, words, self.filling)
-        self.sequences = torch.cat((self.sequences, words.unsqueeze(1)), dim=1)
-        self.is_open = self.is_open & ~self.search.criteria(self.sequences, self.scores)
-        if self.search.streamer is not None:
-            self.search.streamer.put(words.cpu())
-        return self.is_open.tolist()  # the one moment of a step at which a GPU must have caught up
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these sentences, in this order; the others have their result."""
-        self._write_results()
-        self.place, self.is_open = self.place[rows], self.is_open[rows]
-        self.sequences = self.sequences[rows]
-
-    def _write_results(self) -> Tensor:
-        rows, length = self.sequences.shape
-        if self.results is None:
-            shape = (rows, self.search.config.max_length)
-            self.results = self.sequences.new_empty(shape).copy_(self.filling.expand(shape))
-        self.results[self.place, :length] = self.sequences
-        return self.results[:, :length]
-
-    def output(self, decoder: SearchedDecoder) -> Any:
-        """What `generate()` returns."""
-        if self.search.streamer is not None:
-            self.search.streamer.end()
-        if self.results is not None:
-            return self._write_results()
-        if not self.search.config.return_dict_in_generate:
-            return self.sequences
-        return GenerateEncoderDecoderOutput(
-            sequences=self.sequences,
-            scores=self.scores,
-            logits=self.logits,
-            past_key_values=decoder.all_keys_and_values(),
-        )
+    def rows(self, rows: Tensor) -> "BeamState":
+        """The state of the sentences `rows`, in that order."""
+        return BeamState(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
-class BeamSearch:
-    """The steps of one beam search, by the formulas of transformers' own.
+@dataclass(kw_only=True)
+class Candidates:
+    """The best continuations of each sentence in one step, best first."""
+
+    scores: Tensor  # (b, c) summed log-probabilities
+    parents: Tensor  # (b, c) int64, the beam that each continues
+    sequences: Tensor  # (b, c, L) int64 ids
+    beam_indices: Tensor  # (b, c, L - P) int32
+    is_end: Tensor  # (b, c) bool, whether a stopping criterion ends it
+
+
+def beam_search(
+    model: VanillaPreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    **inputs: Any,
+) -> Any:
+    """Keep the n best hypotheses of each sentence (6.1).
 
     Args:
-        search: its rules.
-        prompt: tokens before the first new word.
+        model: `VanillaForConditionalGeneration`.
+        input_ids: `(B * n, P)` int64 prompts, the same for all beams of a sentence.
+        logits_processor: applied to the log-probabilities.
+        stopping_criteria: which hypotheses end.
+        generation_config: settings of this call.
+        **inputs: `encoder_outputs`, `attention_mask`.
+
+    Returns:
+        `(B * returned, L)` int64, or transformers' output class with `return_dict_in_generate`.
     """
+    config = generation_config
+    can_drop = is_rowwise(config, logits_processor, stopping_criteria)
+    decoder = search_decoder(model, inputs, config.num_beams, has_buffer=can_drop)
+    buffer = OutputBuffer() if can_drop else None
+    prompts = input_ids.view(-1, config.num_beams, input_ids.shape[1])
+    state, results = initial_state(prompts, config), None
+    scores, logits = _records(config)
+    length = prompts.shape[2]  # tokens of an active hypothesis
+    step_logits = decoder.read_prompt(prompts[:, 0])
+    while True:
+        step_logits = step_logits.to(torch.float32)
+        log_probs = _log_probs(step_logits, buffer)
+        log_probs = logits_processor(state.active[:, :, :length].flatten(0, 1), log_probs)
+        scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)
+        candidates = best_candidates(state, log_probs, length, config)
+        ends = stopping_criteria(candidates.sequences[:, :, : length + 1].flatten(0, 1), scores)
+        candidates.is_end = ends.view_as(candidates.is_end)
+        parents = advance(state, candidates, length, config)
+        length += 1
+        # the only point of a step that waits for a GPU
+        *active, may_go_on = torch.cat(
+            (is_searched(state, config), ~candidates.is_end.all().view(1))
+        ).tolist()
+        decoder.reorder(parents)
+        if not may_go_on or not any(active):
+            break
+        if can_drop and not all(active):
+            results = _with_finished(results, state)
+            rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
+            state = state.rows(rows)
+            _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
+        step_logits = decoder.read(state.active[:, :, length - 1])
+    return _beam_output(_with_finished(results, state), config, decoder, scores, logits)
 
-    def __init__(self, search: Search, prompt: int) -> None:
-        self.search = search
-        self.config = search.config
-        self.prompt = prompt
-        self.length = prompt
-        self.beams = search.config.num_beams
-        pad: Any = search.config._pad_token_tensor
-        ends: Any = search.config._eos_token_tensor
-        # transformers takes a padding token 0 for none
-        self.filling = -1 if ends is None else int(pad or ends[0])
-        # as many as are needed if each beam and each end token should meet
-        self.candidates = max(2, 1 + (0 if ends is None else len(ends))) * self.beams
-        self.scores, self.logits = kept_records(search.config)
-        self.log_probs: Tensor | None = None  # of the last step, to be overwritten
 
-    def advance(self, beams: Beams, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Say one more word in each beam.
+def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
+    """Only the first beam of each sentence counts, since all begin with the same prompt.
 
-        Args:
-            beams: changed in place.
-            logits: `(b * n, V)`.
+    Args:
+        prompts: `(B, n, P)` int64.
+        config: settings of this call.
+    """
+    rows, beams, prompt = prompts.shape
+    end_ids, filling = filling_ids(config)
+    if not end_ids:
+        filling = -1
+    elif filling == 0:  # transformers' beam search takes a padding token 0 for none
+        filling = end_ids[0]
+    active = prompts.new_full((rows, beams, config.max_length), filling)
+    active[:, :, :prompt] = prompts
+    lowest = torch.full((rows, beams), LOWEST, dtype=torch.float, device=prompts.device)
+    active_scores = lowest.clone()
+    active_scores[:, 0] = 0.0
+    indices = active.new_full((rows, beams, config.max_length - prompt), -1, dtype=torch.int32)
+    return BeamState(
+        sentences=torch.arange(rows, device=prompts.device),
+        active=active,
+        active_scores=active_scores,
+        active_beam_indices=indices,
+        finished=active,
+        finished_scores=lowest,
+        finished_beam_indices=indices,
+        is_finished=torch.zeros_like(lowest, dtype=torch.bool),
+        may_improve=torch.ones((rows, 1), dtype=torch.bool, device=prompts.device),
+    )
 
-        Returns:
-            The beam that each running beam goes on from, `(b, n)` int64, and whether any
-            candidate of any sentence may go on, a bool scalar.
-        """
-        scores, parents, words = self._candidates(beams, logits)
-        sequences = _of_beams(beams.running, parents)
-        sequences[:, :, self.length] = words
-        origins = _of_beams(beams.running_origins, parents)
-        first_rows = self.beams * torch.arange(len(parents), device=parents.device)
-        origins[:, :, self.length - self.prompt] = (parents + first_rows.unsqueeze(1)).int()
-        is_end = self.search.criteria(sequences[:, :, : self.length + 1].flatten(0, 1), self.scores)
-        is_end = is_end.view(len(sequences), self.candidates)
-        # a GPU would have to catch up to tell
-        if is_end.device.type != "cpu" or is_end.any():
-            self._finish(beams, sequences, scores, origins, is_end)
-        open_scores = scores + is_end.to(torch.float32) * LOWEST
-        beams.running_scores, best = torch.topk(open_scores, k=self.beams)
-        beams.running = _of_beams(sequences, best)
-        beams.running_origins = _of_beams(origins, best)
-        self.length += 1
-        self._bound(beams)
-        return parents.gather(1, best), ~is_end.all()
 
-    def _candidates(self, beams: Beams, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Score, beam and word of the likeliest continuations of each sentence, each `(b, 2n)`."""
-        logits = logits.to(torch.float32)
-        out = None
-        if self.search.is_unseen:
-            if self.log_probs is None:
-                self.log_probs = torch.empty_like(logits)
-            out = self.log_probs[: len(logits)]
-        log_probs = torch.log_softmax(logits, dim=-1, out=out)
-        log_probs = self.search.processors(
-            beams.running[:, :, : self.length].flatten(0, 1), log_probs
-        )
-        if self.logits is not None:
-            self.logits += (logits,)
-        if self.scores is not None:
-            self.scores += (log_probs,)
-        words = log_probs.shape[-1]
-        # over all beams at once, since among equals topk picks by place
-        sums = log_probs.view(-1, self.beams, words)
-        running = beams.running_scores.unsqueeze(-1)
-        sums = sums.add_(running) if self.search.is_unseen else sums + running
-        scores, index = sums.flatten(1).topk(self.candidates)
-        return scores, index // words, index % words
+def best_candidates(
+    state: BeamState, log_probs: Tensor, length: int, config: GenerationConfig
+) -> Candidates:
+    """The best continuations of each sentence, over all its beams; `is_end` is not known yet.
 
-    def _finish(
-        self, beams: Beams, sequences: Tensor, scores: Tensor, origins: Tensor, is_end: Tensor
-    ) -> None:
-        is_top = torch.arange(self.candidates, device=scores.device) < self.beams
-        finished = self.search.mixin._update_finished_beams(
-            sequences=beams.finished,
-            topk_running_sequences=sequences,
-            beam_scores=beams.finished_scores,
-            topk_log_probs=scores,
-            beam_indices=beams.finished_origins,
-            topk_running_beam_indices=origins,
-            is_early_stop_heuristic_unsatisfied=beams.may_improve,
-            is_sent_finished=beams.is_finished,
-            next_token_hits_stopping_criteria=is_end,
-            top_num_beam_mask=is_top,
-            num_beams=self.beams,
-            cur_len=self.length,
-            decoder_prompt_len=self.prompt,
-            length_penalty=self.config.length_penalty,
-            early_stopping=self.config.early_stopping,
-        )
-        beams.finished, beams.finished_scores, beams.finished_origins, beams.is_finished = finished
+    Args:
+        state: before the step.
+        log_probs: `(b * n, V)` of the next token; the sums may be written into it.
+        length: tokens of an active hypothesis.
+        config: settings of this call.
+    """
+    beams, vocabulary = config.num_beams, log_probs.shape[-1]
+    end_ids, _ = filling_ids(config)
+    # enough candidates that n can go on even if each beam ends in every possible way
+    count = max(2, 1 + len(end_ids)) * beams
+    sums = log_probs.view(-1, beams, vocabulary) + state.active_scores.unsqueeze(-1)
+    # over all beams at once: among equal scores, topk chooses by position
+    scores, index = sums.flatten(1).topk(count)
+    parents = index // vocabulary
+    sequences = _of_beams(state.active, parents)
+    sequences[:, :, length] = index % vocabulary
+    beam_indices = _of_beams(state.active_beam_indices, parents)
+    first_rows = beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
+    generated = length - state.active.shape[2] + beam_indices.shape[2]
+    beam_indices[:, :, generated] = (parents + first_rows).int()
+    return Candidates(
+        scores=scores,
+        parents=parents,
+        sequences=sequences,
+        beam_indices=beam_indices,
+        is_end=torch.zeros_like(parents, dtype=torch.bool),
+    )
 
-    def _bound(self, beams: Beams) -> None:
-        beams.may_improve = self.search.mixin._check_early_stop_heuristic(
-            is_early_stop_heuristic_unsatisfied=beams.may_improve,
-            running_beam_scores=beams.running_scores,
-            beam_scores=beams.finished_scores,
-            is_sent_finished=beams.is_finished,
-            cur_len=self.length,
-            max_length=self.config.max_length,
-            decoder_prompt_len=self.prompt,
-            early_stopping=self.config.early_stopping,
-            length_penalty=self.config.length_penalty,
-        )
 
-    def is_open(self, beams: Beams) -> Tensor:
-        """Which sentences may still get another result, `(b,)` bool; a closed one stays closed."""
-        may_improve = beams.may_improve.squeeze(1)
-        if self.config.early_stopping is True:
-            return may_improve & ~beams.is_finished.all(dim=1)
-        return may_improve
+def advance(
+    state: BeamState, candidates: Candidates, length: int, config: GenerationConfig
+) -> Tensor:
+    """Take the candidates into the state: those that end as finished, the best others as active.
 
-    def output(self, beams: Beams, decoder: SearchedDecoder) -> Any:
-        """What `generate()` returns, from the finished hypotheses of all B sentences."""
-        returned = self.config.num_return_sequences
-        sequences = beams.finished[:, :returned].flatten(0, 1)
-        origins = beams.finished_origins[:, :returned].flatten(0, 1)
-        longest = int((origins >= 0).sum(dim=1).max())
-        sequences = sequences[:, : self.prompt + longest]
-        if not self.config.return_dict_in_generate:
-            return sequences
-        scores = beams.finished_scores[:, :returned].flatten(0, 1)
-        return GenerateBeamEncoderDecoderOutput(
-            sequences=sequences,
-            sequences_scores=scores if self.config.output_scores else None,
-            scores=self.scores,
-            logits=self.logits,
-            beam_indices=origins[:, :longest],
-            past_key_values=decoder.all_keys_and_values(),
-        )
+    Args:
+        state: changed in place.
+        candidates: of this step.
+        length: tokens of an active hypothesis before the step.
+        config: settings of this call.
+
+    Returns:
+        The beam that each active beam continues, `(b, n)` int64.
+    """
+    finish(state, candidates, length, config)
+    scores = candidates.scores + candidates.is_end.to(torch.float32) * LOWEST
+    state.active_scores, best = torch.topk(scores, k=config.num_beams)
+    state.active = _of_beams(candidates.sequences, best)
+    state.active_beam_indices = _of_beams(candidates.beam_indices, best)
+    state.may_improve = state.may_improve & can_improve(state, length + 1, config)
+    return candidates.parents.gather(1, best)
+
+
+def finish(state: BeamState, candidates: Candidates, length: int, config: GenerationConfig) -> None:
+    """Put candidates that end among the finished hypotheses, where their score suffices.
+
+    Args:
+        state: changed in place.
+        candidates: of this step.
+        length: tokens of an active hypothesis before the step.
+        config: settings of this call.
+    """
+    if candidates.is_end.device.type == "cpu" and not candidates.is_end.any():
+        return  # a GPU would have to wait for the answer
+    is_top = torch.arange(candidates.is_end.shape[1], device=candidates.is_end.device)
+    is_end = candidates.is_end & (is_top < config.num_beams)
+    is_closed = ~state.may_improve
+    if config.early_stopping is True:
+        is_closed = is_closed | state.is_finished.all(dim=1, keepdim=True)
+    prompt = state.active.shape[2] - state.active_beam_indices.shape[2]
+    scores = candidates.scores / _penalty(length + 1 - prompt, config)
+    scores = scores + is_closed.to(torch.float32) * LOWEST + (~is_end).to(torch.float32) * LOWEST
+    merged = torch.cat((state.finished_scores, scores), dim=1)
+    state.finished_scores, best = torch.topk(merged, k=config.num_beams)
+    state.finished = _of_beams(torch.cat((state.finished, candidates.sequences), dim=1), best)
+    beam_indices = torch.cat((state.finished_beam_indices, candidates.beam_indices), dim=1)
+    state.finished_beam_indices = _of_beams(beam_indices, best)
+    state.is_finished = torch.cat((state.is_finished, is_end), dim=1).gather(1, best)
+
+
+def can_improve(state: BeamState, length: int, config: GenerationConfig) -> Tensor:
+    """Whether the best active beam can still get a better score than a finished one, `(b, 1)` bool.
+
+    With `early_stopping="never"` and a positive alpha, the bound is the penalty of the longest
+    hypothesis, as in the paper; otherwise transformers takes the present length.
+
+    Args:
+        state: after the step.
+        length: tokens of an active hypothesis after the step.
+        config: settings of this call.
+    """
+    longest = state.active.shape[2]
+    prompt = longest - state.active_beam_indices.shape[2]
+    is_bound = config.early_stopping == "never" and config.length_penalty > 0.0
+    penalty = _penalty((longest if is_bound else length) - prompt, config)
+    best = state.active_scores[:, :1] / penalty
+    worst = torch.where(state.is_finished, state.finished_scores.amin(dim=1, keepdim=True), LOWEST)
+    return (best > worst).any(dim=1, keepdim=True)
+
+
+def is_searched(state: BeamState, config: GenerationConfig) -> Tensor:
+    """Which sentences can still get another result, `(b,)` bool; once False, it stays False."""
+    may_improve = state.may_improve.squeeze(1)
+    if config.early_stopping is True:
+        return may_improve & ~state.is_finished.all(dim=1)
+    return may_improve
+
+
+def _penalty(length: int, config: GenerationConfig) -> float:
+    return length_penalty(length, config.length_penalty, penalty_form(config))
+
+
+def _log_probs(logits: Tensor, buffer: OutputBuffer | None) -> Tensor:
+    """Log-probabilities of `(b * n, V)` float32 logits."""
+    out = None if buffer is None else buffer.like((logits.shape[0], logits.shape[1]), logits)
+    return torch.log_softmax(logits, dim=-1, out=out)
 
 
 def _of_beams(tensor: Tensor, index: Tensor) -> Tensor:
-    """Per sentence the beams `index` `(b, m)` of `(b, n, L)`: `(b, m, L)`."""
+    """Of each sentence the hypotheses `index` `(b, m)` of `(b, n, L)`: `(b, m, L)`."""
     return tensor.gather(1, index.unsqueeze(-1).expand(-1, -1, tensor.shape[-1]))
+
+
+def _with_finished(results: BeamState | None, state: BeamState) -> BeamState:
+    """The results of all sentences, with the finished hypotheses of those still in `state`."""
+    if results is None:
+        return state
+    for name in ("finished", "finished_scores", "finished_beam_indices"):
+        getattr(results, name)[state.sentences] = getattr(state, name)
+    return results
+
+
+def _beam_output(
+    state: BeamState, config: GenerationConfig, decoder: SearchDecoder, scores: Any, logits: Any
+) -> Any:
+    """What `generate()` returns, from the finished hypotheses of all B sentences."""
+    returned = config.num_return_sequences
+    sequences = state.finished[:, :returned].flatten(0, 1)
+    beam_indices = state.finished_beam_indices[:, :returned].flatten(0, 1)
+    generated = int((beam_indices >= 0).sum(dim=1).max())
+    prompt = state.active.shape[2] - state.active_beam_indices.shape[2]
+    sequences = sequences[:, : prompt + generated]
+    if not config.return_dict_in_generate:
+        return sequences
+    finished_scores = state.finished_scores[:, :returned].flatten(0, 1)
+    return GenerateBeamEncoderDecoderOutput(
+        sequences=sequences,
+        sequences_scores=finished_scores if config.output_scores else None,
+        scores=scores,
+        logits=logits,
+        beam_indices=beam_indices[:, :generated],
+        past_key_values=decoder.past_key_values(),
+    )

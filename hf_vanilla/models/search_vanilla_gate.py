@@ -1,153 +1,103 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""When `generate()` may search our way, and when it must go transformers' own.
+"""When `generate()` may use our own search, and when transformers' search must run.
 
-Both ways give the same result. Ours takes what an ordinary call holds; whatever it does not know,
-be it a hook, a cache of the caller's or an argument, goes transformers' way.
+Both give the same result. Ours serves ordinary calls; a call with anything it does not know, be it
+a hook, a cache of the caller's or an argument, goes to transformers' search.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
-from transformers.generation import logits_process, stopping_criteria
+from transformers import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from .attention_vanilla import VanillaAttention
-from .generation_vanilla import SourceLengthCriteria, SourceLengthEnd
 from .layers_vanilla import VanillaDecoderLayer
-from .search_vanilla import Search, beam_search, greedy_search
-from .search_vanilla_decoder import SearchedDecoder
 from .stacks_vanilla import VanillaDecoder, VanillaPreTrainedModel
 
-# each looks at one hypothesis at a time and remembers nothing, so sentences may leave and move;
-# every other kind is called on the whole batch in its order, to the end
-ROWWISE_PROCESSORS = (
-    SourceLengthEnd,
-    logits_process.MinLengthLogitsProcessor,
-    logits_process.MinNewTokensLengthLogitsProcessor,
-    logits_process.RepetitionPenaltyLogitsProcessor,
-    logits_process.NoRepeatNGramLogitsProcessor,
-    logits_process.SequenceBiasLogitsProcessor,
-    logits_process.NoBadWordsLogitsProcessor,
-    logits_process.ForcedBOSTokenLogitsProcessor,
-    logits_process.ForcedEOSTokenLogitsProcessor,
-    logits_process.InfNanRemoveLogitsProcessor,
-    logits_process.ExponentialDecayLengthPenalty,
-    logits_process.LogitNormalization,
-    logits_process.SuppressTokensAtBeginLogitsProcessor,
-    logits_process.SuppressTokensLogitsProcessor,
-)
-ROWWISE_CRITERIA = (
-    SourceLengthCriteria,
-    stopping_criteria.MaxLengthCriteria,
-    stopping_criteria.MaxTimeCriteria,
-    stopping_criteria.EosTokenCriteria,
-)
-# what `generate()` hands to a search of an ordinary call
+# arguments of `generate()`, besides settings, that our search takes as transformers' does
 KNOWN_ARGUMENTS = {
+    "input_ids",
+    "inputs_embeds",
     "attention_mask",
     "encoder_outputs",
-    "past_key_values",
-    "use_cache",
-    "logits_to_keep",
+    "decoder_input_ids",
+    "prefix_allowed_tokens_fn",
+    "streamer",
 }
-# whose methods a caller may have replaced on the model, as PEFT does
+# settings that need transformers' search; `custom_generate=` also takes stop strings' tokenizer
+OTHER_SETTINGS = (
+    "is_assistant",
+    "low_memory",
+    "output_attentions",
+    "output_hidden_states",
+    "prefill_chunk_size",
+    "stop_strings",
+    "token_healing",
+)
+# methods that a caller may have replaced on the model, as PEFT does
 STEPS_OF_GENERATE = {
     "forward",
     "prepare_inputs_for_generation",
     "_update_model_kwargs_for_generation",
 }
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-# how transformers records attention weights; silent unless asked
+# how transformers records attention weights; these hooks do nothing unless asked to record
 OWN_HOOKS = "transformers.utils.output_capturing"
 
 
-def fast_search(
-    model: VanillaPreTrainedModel,
-    input_ids: Tensor,
-    processors: LogitsProcessorList,
-    criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    **kwargs: Any,
-) -> Any:
-    """The result of this search of `generate()`, or None where transformers must find it.
+def can_search(
+    model: VanillaPreTrainedModel, settings: GenerationConfig, arguments: dict[str, Any]
+) -> bool:
+    """Whether our own search serves this call of `generate()`.
 
     Args:
         model: `VanillaForConditionalGeneration`.
-        input_ids: `(B * n, P)` prompts, those of one sentence equal.
-        processors: logits processors.
-        criteria: stopping criteria.
-        config: generation config of this call.
-        **kwargs: what else `generate()` gives to its searches.
+        settings: of this call.
+        arguments: of this call, without settings.
     """
-    streamer = kwargs.pop("streamer", None)
-    is_asked_otherwise = kwargs.pop("synced_gpus", False) or not is_plain_search(config)
-    if is_asked_otherwise or not is_ordinary_call(model, input_ids, kwargs):
-        return None
-    if not is_as_built(model):
-        return None
-    beams = config.num_beams
-    is_unseen = (
-        streamer is None
-        and not config.return_dict_in_generate
-        and all(type(each) in ROWWISE_PROCESSORS for each in processors)
-        and all(type(each) in ROWWISE_CRITERIA for each in criteria)
-    )
-    search = Search(
-        mixin=model,
-        config=config,
-        processors=processors,
-        criteria=criteria,
-        is_unseen=is_unseen,
-        streamer=streamer,
-    )
-    states = kwargs["encoder_outputs"].last_hidden_state[::beams]
-    mask = kwargs.get("attention_mask")
-    mask = None if mask is None else mask[::beams]
-    decoder = SearchedDecoder(model, states, mask, beams, reuses_logits=is_unseen)
-    return (beam_search if beams > 1 else greedy_search)(search, decoder, input_ids)
-
-
-def is_plain_search(config: GenerationConfig) -> bool:
-    """Greedy or beam search with a growing cache, and no record of what happens inside."""
+    given = {name for name, value in arguments.items() if value is not None and value is not False}
     return (
-        not (config.do_sample or config.is_assistant or config.low_memory)
-        and not (config.output_attentions or config.output_hidden_states)
-        and bool(config.use_cache)
-        and config.cache_implementation in (None, "dynamic")
-        and config.prefill_chunk_size is None
+        given <= KNOWN_ARGUMENTS
+        and is_plain_search(settings)
+        and ("streamer" not in given or settings.num_beams in (None, 1))
+        and has_plain_inputs(model, arguments)
+        and is_as_built(model)
     )
 
 
-def is_ordinary_call(
-    model: VanillaPreTrainedModel, input_ids: Tensor, kwargs: dict[str, Any]
-) -> bool:
-    """One source and one prompt per sentence, an empty cache of `generate()`'s own, no more."""
-    cache: Any = kwargs.get("past_key_values")
-    encoded: Any = kwargs.get("encoder_outputs")
-    if not {name for name, value in kwargs.items() if value is not None} <= KNOWN_ARGUMENTS:
-        return False
-    if type(cache) is not EncoderDecoderCache or getattr(cache, "_is_user_defined", False):
-        return False
-    halves = (cache.self_attention_cache, cache.cross_attention_cache)
-    if any(type(half) is not DynamicCache or half.get_seq_length() for half in halves):
-        return False
-    if not isinstance(encoded, BaseModelOutput):
-        return False
-    states, mask = encoded.last_hidden_state, kwargs.get("attention_mask")
+def is_plain_search(settings: GenerationConfig) -> bool:
+    """Greedy or beam search with a growing cache and no record of what happens inside."""
     return (
-        isinstance(states, Tensor)
-        and states.dim() == 3
-        and len(states) == len(input_ids)
-        and (mask is None or mask.shape == states.shape[:2])
-        and {input_ids.device, states.device} == {model.device}
+        settings.get_generation_mode() in ("greedy_search", "beam_search")
+        and not any(getattr(settings, name, None) for name in OTHER_SETTINGS)
+        and settings.use_cache is not False
+        and settings.cache_implementation in (None, "dynamic")
+    )
+
+
+def has_plain_inputs(model: VanillaPreTrainedModel, arguments: dict[str, Any]) -> bool:
+    """One source and at most one prompt per sentence, on the model's device."""
+    encoded = arguments.get("encoder_outputs")
+    if encoded is not None:
+        states, mask = getattr(encoded, "last_hidden_state", None), arguments.get("attention_mask")
+        if not isinstance(encoded, BaseModelOutput) or not isinstance(states, Tensor):
+            return False
+        if states.dim() != 3 or (mask is not None and mask.shape != states.shape[:2]):
+            return False
+    names = ("input_ids", "inputs_embeds", "attention_mask", "decoder_input_ids")
+    tensors = [arguments[name] for name in names if arguments.get(name) is not None]
+    tensors += [] if encoded is None else [encoded.last_hidden_state]
+    return (
+        all(isinstance(tensor, Tensor) for tensor in tensors)
+        and {tensor.device for tensor in tensors} == {model.device}
+        and len({len(tensor) for tensor in tensors}) == 1
     )
 
 
 def is_as_built(model: VanillaPreTrainedModel) -> bool:
-    """Nobody has hooked, replaced, compiled or spread over devices what the search goes around."""
+    """Nothing that the search does not call is hooked, replaced, compiled or on another device."""
     decoder: Any = model.base_model.decoder
     return (
         not model.training
@@ -161,7 +111,7 @@ def is_as_built(model: VanillaPreTrainedModel) -> bool:
 
 
 def is_own_layer(layer: Any) -> bool:
-    """Whether a decoder layer computes what `read_by_layer` does."""
+    """Whether a decoder layer and its attentions are those of this package."""
     return (
         type(layer) is VanillaDecoderLayer
         and type(layer.self_attn) is VanillaAttention
@@ -170,7 +120,7 @@ def is_own_layer(layer: Any) -> bool:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Something of this module's own would be passed over, or be shown rows of another shape."""
+    """Whether a module has hooks or replaced methods that expect transformers' calls and shapes."""
     hooks = (hook for name in HOOKS for hook in vars(module)[name].values())
     return (
         not STEPS_OF_GENERATE.isdisjoint(vars(module))

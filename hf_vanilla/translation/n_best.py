@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.models.generation_vanilla import length_penalty
+from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ def best_translations(
         logits = torch.stack(found.scores)[:, 0]  # (T, V)
         chosen = found.sequences[0, 1:, None]
         total = logits.log_softmax(dim=-1).gather(1, chosen).sum().item()
-        scores = [total / len(rows[0]) ** length_penalty(model.generation_config)]
+        settings = model.generation_config
+        penalty = length_penalty(len(rows[0]), settings.length_penalty, penalty_form(settings))
+        scores = [total / penalty]
     else:
         scores = found.sequences_scores.tolist()
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)

@@ -3,7 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from hf_vanilla.models.search_vanilla_decoder import GrowingLayer, SearchCache
+from hf_vanilla.models.search_vanilla_decoder import BeamCache, GrowingLayer
 
 B, H, K, W = 3, 2, 5, 7
 ROOM = 32
@@ -33,10 +33,10 @@ def test_appending_copies_nothing_while_there_is_room():
 
 
 def test_sentences_leave_and_the_rest_goes_on():
-    cache, own, of_source = SearchCache(3), slots(3, 5), slots(4, 5)
+    cache, own, of_source = BeamCache(3), slots(3, 5), slots(4, 5)
     cache.self_attention_cache.update(*own, 0)
     cache.cross_attention_cache.update(*of_source, 0)
-    cache.keep(torch.tensor([0, 4, 2]))
+    cache.select(torch.tensor([0, 4, 2]))
     for half, before in (
         (cache.self_attention_cache, own),
         (cache.cross_attention_cache, of_source),
@@ -49,7 +49,7 @@ def test_sentences_leave_and_the_rest_goes_on():
 
 
 def test_each_beam_gets_the_slots_it_descends_from():
-    cache, (keys, values) = SearchCache(3), slots(4, 1)
+    cache, (keys, values) = BeamCache(3), slots(4, 1)
     cache.self_attention_cache.update(keys, values, 0)
     cache.cross_attention_cache.update(*slots(6, 1), 0)
     # a prompt of one, then a place of three beams; the second beam comes from the third

@@ -1,5 +1,6 @@
 """Beam search finds what trying everything finds, under the paper's length penalty (6.1)."""
 
+import copy
 import itertools
 
 import pytest
@@ -9,7 +10,12 @@ from torch.testing import assert_close
 from transformers import GenerationConfig
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
-from hf_vanilla.models.generation_vanilla import GnmtLengthPenalty, length_penalty, paper_decoding
+from hf_vanilla.models.generation_vanilla import (
+    GnmtExponent,
+    length_penalty,
+    paper_decoding,
+    penalty_form,
+)
 
 PAD, EOS, V, LONGEST = 0, 1, 5, 4
 # a score is a float32 sum of at most four log probabilities, divided once
@@ -85,17 +91,23 @@ def log_likelihood(model, source, sentence):
 @pytest.mark.parametrize("length", GNMT_NUMBERS)
 def test_the_gnmt_penalty_has_the_numbers_worked_out_by_hand(length):
     # rounded to six places
-    assert length ** GnmtLengthPenalty(0.6) == pytest.approx(GNMT_NUMBERS[length], abs=5e-7)
+    assert length_penalty(length, 0.6, "gnmt") == pytest.approx(GNMT_NUMBERS[length], abs=5e-7)
 
 
 @pytest.mark.parametrize("length", POWER_NUMBERS)
 def test_the_power_penalty_has_other_numbers(length):
-    config = GenerationConfig(length_penalty=0.6, length_penalty_form="power")
-    assert length ** length_penalty(config) == pytest.approx(POWER_NUMBERS[length], abs=5e-7)
+    assert length_penalty(length, 0.6, "power") == pytest.approx(POWER_NUMBERS[length], abs=5e-7)
+
+
+def test_transformers_beam_search_divides_by_the_gnmt_penalty_where_it_must_run():
+    for length, penalty in GNMT_NUMBERS.items():
+        exponent = copy.deepcopy(GenerationConfig(length_penalty=GnmtExponent(0.6))).length_penalty
+        assert length**exponent == length_penalty(length, 0.6, "gnmt")
+        assert length**exponent == pytest.approx(penalty, abs=5e-7)
 
 
 def test_a_config_that_names_no_form_means_transformers_own():
-    assert 20 ** length_penalty(GenerationConfig(length_penalty=0.6)) == 20**0.6
+    assert penalty_form(GenerationConfig(length_penalty=0.6)) == "power"
 
 
 @FORMS
@@ -143,7 +155,7 @@ def test_the_power_form_is_transformers_own_search(model, monkeypatch):
     source = torch.randint(2, V, (3, 5))
     ours = search(model, source, "power", length_penalty=1.7)
     gnmt = search(model, source, "gnmt", length_penalty=1.7)
-    monkeypatch.delattr(VanillaForConditionalGeneration, "_beam_search")
+    monkeypatch.delattr(VanillaForConditionalGeneration, "generate")
     theirs = search(model, source, "gnmt", length_penalty=1.7)  # they do not know the name
     assert torch.equal(ours.sequences, theirs.sequences)
     assert_close(ours.sequences_scores, theirs.sequences_scores, rtol=0, atol=1e-6)
