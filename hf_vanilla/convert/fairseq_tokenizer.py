@@ -281,11 +281,7 @@ def _read_proto(path: str | Path) -> Any:
     problems = [
         *(["it has no pieces"] if not proto.pieces else []),
         *(["it is neither BPE nor Unigram"] if proto.trainer_spec.model_type > BPE else []),
-        *(
-            ["its pieces end with the space"]
-            if proto.trainer_spec.treat_whitespace_as_suffix
-            else []
-        ),
+        *(["its pieces end in spaces"] if proto.trainer_spec.treat_whitespace_as_suffix else []),
         *([f"it has user-defined pieces ({', '.join(own[:5])})"] if own else []),
     ]
     if problems:

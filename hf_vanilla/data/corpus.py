@@ -2,7 +2,10 @@
 
 import gzip
 import hashlib
+import json
 import random
+import uuid
+import zlib
 from collections.abc import Collection, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -24,14 +27,30 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
     Raises:
         ValueError: a line is not UTF-8; the message names file and line.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or a `.gz` file is incomplete or damaged.
     """
     path = Path(path)
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
             yield from decoded_lines(file, str(path))
         except EOFError:
-            raise OSError(f"{path} is cut off: the compressed data has no end") from None
+            raise OSError(f"{path} is incomplete: its compressed data has no end") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise OSError(f"{path} is damaged or no gzip file: {error}") from None
+
+
+def check_text_file(path: str | Path) -> Path:
+    """Check that a text file or pipe, such as bash's `<(command)`, is there; returns its path.
+
+    Raises:
+        OSError: it is missing, or a folder.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give a text file")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    return path
 
 
 def decoded_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
@@ -80,11 +99,11 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
         OSError: a file cannot be read.
     """
     facts = []
-    for path in (Path(source), Path(target)):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file")
+    for path in (check_text_file(source), check_text_file(target)):
         stat = path.stat()
         facts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
+        if not path.is_file():  # a pipe: its content is new each time
+            facts.append(uuid.uuid4().hex)
     # size and time are in the cache key, so an edited file is read again
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     try:
@@ -114,15 +133,26 @@ def pairs_from_dataset(
     Raises:
         ValueError: a column is missing or not text; the message lists the existing columns.
     """
-    is_saved = (Path(name) / "dataset_dict.json").is_file()
-    splits = load_from_disk(name) if is_saved else load_dataset(name, config_name)
-    return DatasetDict(
-        {split: _two_columns(rows, source_column, target_column) for split, rows in splits.items()}
-    )
+    splits = _saved_splits(Path(name)) or load_dataset(name, config_name)
+    pairs = {
+        split: _two_columns(rows, source_column, target_column)
+        for split, rows in splits.items()
+        if len(rows)
+    }
+    _check_train(name, pairs)
+    return DatasetDict(pairs)
 
 
 def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset:
-    """The rows of `read_pairs` as a stream, which is read on iteration and stored nowhere."""
+    """The rows of `read_pairs` as a stream, which is read on iteration and stored nowhere.
+
+    Raises:
+        ValueError: a file is a pipe, which can be read only once.
+        OSError: a file is missing, or a folder.
+    """
+    for path in (check_text_file(source), check_text_file(target)):
+        if not path.is_file():
+            raise ValueError(f"{path} is a pipe, but a stream is read in every epoch: give a file")
     files = {"source": str(source), "target": str(target)}
     return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
 
@@ -135,46 +165,100 @@ def streams_from_dataset(
     Raises:
         ValueError: a column is missing or not text; the message lists the existing columns.
     """
-    if (Path(name) / "dataset_dict.json").is_file():
-        splits = {n: rows.to_iterable_dataset() for n, rows in load_from_disk(name).items()}
-    else:
+    saved = _saved_splits(Path(name))
+    if saved is None:
         splits = load_dataset(name, config_name, streaming=True)
-    return {
+    else:
+        splits = {split: rows.to_iterable_dataset() for split, rows in saved.items()}
+    pairs = {
         split: _two_columns_of_a_stream(rows, source_column, target_column)
         for split, rows in splits.items()
+        if next(iter(rows), None) is not None
     }
+    _check_train(name, pairs)
+    return pairs
+
+
+def _saved_splits(folder: Path) -> dict[str, Dataset] | None:
+    """The splits of a folder of `save_to_disk` that have rows; None for anything else."""
+    if (folder / "dataset_dict.json").is_file():
+        names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
+        folders = {name: folder / name for name in names}
+    elif (folder / "state.json").is_file():  # one Dataset, not a DatasetDict
+        folders = {"train": folder}
+    else:
+        return None
+    # load_from_disk() fails for splits without rows, which have no data file
+    states = {name: json.loads((path / "state.json").read_text()) for name, path in folders.items()}
+    return {
+        name: load_from_disk(str(path))
+        for name, path in folders.items()
+        if states[name]["_data_files"]
+    }
+
+
+def _check_train(name: str, splits: Collection[str]) -> None:
+    if "train" not in splits:
+        found = ", ".join(splits) or "none"
+        raise ValueError(f"{name} has no split 'train' with rows; splits with rows: {found}")
+
+
+def _is_nested(columns: Collection[str], source_column: str, target_column: str) -> bool:
+    """Whether the texts are in a dict of languages, in a column `translation`."""
+    return "translation" in columns and not {source_column, target_column} <= set(columns)
+
+
+def _two_columns(rows: Dataset, source_column: str, target_column: str) -> Dataset:
+    if _is_nested(rows.column_names, source_column, target_column):
+        rows = rows.select_columns(["translation"]).flatten()  # one column for each language
+        rows = rows.rename_columns(
+            {name: name.removeprefix("translation.") for name in rows.column_names}
+        )
+    _check_columns(rows.column_names, source_column, target_column)
+    rows = rows.select_columns([source_column, target_column])
+    for name, feature in rows.features.items():
+        if getattr(feature, "dtype", None) not in ("string", "large_string"):
+            kind = getattr(feature, "dtype", type(feature).__name__)
+            raise ValueError(f"column {name!r} contains {kind}, not text: choose another column")
+    rows = rows.rename_columns({source_column: "source", target_column: "target"})
+    if any(column.null_count for column in rows.data.columns):
+        rows = rows.map(_without_none, desc="Replacing missing texts")
+    return rows
 
 
 def _two_columns_of_a_stream(
     rows: IterableDataset, source_column: str, target_column: str
 ) -> IterableDataset:
-    # a stream does not always know its columns; its first row does
-    first: dict[str, Any] = next(iter(rows), {})
-    is_nested = list(first) == ["translation"]
-    _check_columns(first["translation"] if is_nested else first, source_column, target_column)
+    # a stream does not always know its columns, but its rows do
+    first: dict[str, Any] = next(row for row in rows)
+    is_nested = _is_nested(first, source_column, target_column)
+    if is_nested:
+        texts = (row["translation"] for row in rows)
+        _check_columns(next(filter(None, texts), {}), source_column, target_column)
+    else:
+        _check_columns(first, source_column, target_column)
 
     def two_columns(row: dict[str, Any]) -> dict[str, str]:
-        texts = row["translation"] if is_nested else row
-        return {"source": texts[source_column], "target": texts[target_column]}
+        texts = (row["translation"] or {}) if is_nested else row
+        found = {name: texts.get(name) for name in (source_column, target_column)}
+        for name, text in found.items():
+            if not isinstance(text, str | None):
+                kind = type(text).__name__
+                raise ValueError(f"column {name!r} contains {kind} {text!r}, not text")
+        return _without_none({"source": found[source_column], "target": found[target_column]})
 
     return rows.map(two_columns, remove_columns=list(first.keys() - {"source", "target"}))
+
+
+def _without_none(row: dict[str, Any]) -> dict[str, str]:
+    """A missing text as an empty one, so that its pair is dropped and counted."""
+    return {name: text or "" for name, text in row.items()}
 
 
 def _check_columns(names: Collection[str], source_column: str, target_column: str) -> None:
     missing = {source_column, target_column} - set(names)
     if missing:
         raise ValueError(f"no column {', '.join(sorted(missing))}: choose among {', '.join(names)}")
-
-
-def _two_columns(rows: Dataset, source_column: str, target_column: str) -> Dataset:
-    if rows.column_names == ["translation"]:
-        rows = rows.flatten()  # a dict or a `Translation`: one column for each language
-        rows = rows.rename_columns(
-            {name: name.removeprefix("translation.") for name in rows.column_names}
-        )
-    _check_columns(rows.column_names, source_column, target_column)
-    rows = rows.select_columns([source_column, target_column])
-    return rows.rename_columns({source_column: "source", target_column: "target"})
 
 
 def number_words(number: int) -> dict[str, str]:

@@ -1,8 +1,9 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """Train a `VanillaTokenizer` on sentences."""
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -17,6 +18,9 @@ from .corpus import read_lines
 PAD_TOKEN, EOS_TOKEN = "<pad>", "</s>"
 # two special tokens and the 256 bytes, so that every text can be encoded
 SMALLEST_VOCAB_SIZE = 258
+# the time of BPE training grows with the square of the longest word
+LONGEST_WORD = 1_000
+_LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)")
 
 
 def train_tokenizer(
@@ -51,7 +55,7 @@ def train_tokenizer(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=progress,
     )
-    backend.train_from_iterator(_checked(sentences), trainer)
+    backend.train_from_iterator(_prepared(sentences), trainer)
     end = (EOS_TOKEN, backend.token_to_id(EOS_TOKEN))
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS_TOKEN}", pair=f"$A $B {EOS_TOKEN}", special_tokens=[end]
@@ -67,11 +71,16 @@ def train_tokenizer(
     )
 
 
-def _checked(sentences: Iterable[str]) -> Iterable[str]:
+def _prepared(sentences: Iterable[str]) -> Iterator[str]:
+    """The sentences, with words of more than `LONGEST_WORD` characters cut into several."""
     is_empty = True
     for sentence in sentences:
         is_empty = is_empty and not sentence.strip()
-        yield sentence
+        start = 0
+        for word in _LONG_WORD.finditer(sentence) if len(sentence) > LONGEST_WORD else ():
+            yield sentence[start : word.end()]
+            start = word.end()
+        yield sentence[start:]
     if is_empty:
         raise ValueError("no text to train the tokenizer on: every sentence is empty")
 

@@ -9,7 +9,7 @@ from typing import TextIO
 import torch
 from accelerate import PartialState
 
-from hf_vanilla.data.corpus import decoded_lines, read_lines
+from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 
 from .decoding_options import DecodingOptions
@@ -64,8 +64,10 @@ def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
     output = Path(options.output)
     if options.output != STANDARD_STREAM:
         check_output_file(output, overwrite=options.overwrite)
-    if options.input != STANDARD_STREAM and not Path(options.input).is_file():
-        raise FileNotFoundError(f"{options.input}: no such file")
+    if options.input != STANDARD_STREAM:
+        check_text_file(options.input)
+    elif sys.stdin is None:
+        raise ValueError("stdin is closed: give a file by --input")
     if options.input == STANDARD_STREAM and processes.num_processes > 1:
         raise ValueError(
             f"{processes.num_processes} processes cannot read one stdin: give a file by --input"

@@ -50,7 +50,7 @@ def test_each_setting_that_must_be_off_is_a_fault(name):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"encoder_attention_heads": None}, "encoder_attention_heads is not stated"),
+        ({"encoder_attention_heads": None}, "encoder_attention_heads is missing"),
         ({"decoder_embed_dim": 12}, "decoder_embed_dim=12 differs from encoder_embed_dim=24"),
         ({"decoder_output_dim": 13}, "decoder_output_dim=13 differs from encoder_embed_dim=24"),
         ({"decoder_learned_pos": True}, "decoder_learned_pos on one side only"),
@@ -58,7 +58,7 @@ def test_each_setting_that_must_be_off_is_a_fault(name):
         ({"activation_fn": "glu"}, "activation_fn='glu' is none of relu, "),
         ({"arch": "transformer_lm_big"}, "arch='transformer_lm_big' is not the transformer"),
         ({"arch": "lstm"}, "arch='lstm' is not the transformer"),
-        ({"task": "multilingual_translation"}, "task='multilingual_translation' prepares"),
+        ({"task": "multilingual_lm"}, "task='multilingual_lm' is not 'translation'"),
     ],
 )
 def test_a_fault_names_the_setting(said, message):

@@ -47,10 +47,10 @@ def test_a_dictionary_starts_with_the_four_special_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 7\nhouse\n", "line 2: 'house' is not a word and its count"),
-        ("the seven\n", "line 1: 'the seven' is not a word"),
-        ("the 7\na 5\nthe 3\n", "line 3: 'the' stands there a second time"),
-        ("<pad> 7\n", "line 1: '<pad>' stands there a second time"),
+        ("the 7\nhouse\n", "line 2: 'house' is not a token and its count"),
+        ("the seven\n", "line 1: 'the seven' is not a token"),
+        ("the 7\na 5\nthe 3\n", "line 3: 'the' occurs a second time"),
+        ("<pad> 7\n", "line 1: '<pad>' occurs a second time"),
     ],
 )
 def test_an_invalid_line_of_a_dictionary_is_an_error(tmp_path, text, message):
@@ -187,7 +187,7 @@ def test_a_special_token_typed_in_a_text_is_text(spiece):
     [
         ({"user_defined_symbols": ["<sep>"]}, r"user-defined pieces \(<sep>\)"),
         ({"model_type": "char"}, "neither BPE nor Unigram"),
-        ({"treat_whitespace_as_suffix": True}, "spaces end its pieces"),
+        ({"treat_whitespace_as_suffix": True}, "its pieces end in spaces"),
     ],
 )
 def test_a_sentencepiece_model_that_cannot_be_converted_is_an_error(tmp_path, options, message):

@@ -204,7 +204,7 @@ def test_options_name_a_model_inside_a_larger_file(tmp_path, caplog):
         output_projection="out.proj",
     )
     convert_torch(options)
-    assert "taken for interleaved sinusoids" in caplog.text
+    assert "assuming interleaved sinusoids" in caplog.text
     ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours")
     assert_close(logits(ours), logits(theirs), **CLOSE)
 
@@ -271,7 +271,7 @@ def test_a_file_that_is_no_state_dict_is_an_error(tmp_path):
     assert "is not a state dict; it contains epoch, model: name the state dict with" in message
     message = refusal({"epoch": 3, "model": {}}, tmp_path, entry="state")
     assert "has no entry 'state'; it contains epoch, model" in message
-    assert "it holds a Tensor" in refusal(torch.ones(2), tmp_path)
+    assert "it contains a Tensor" in refusal(torch.ones(2), tmp_path)
 
 
 def test_a_file_with_other_classes_needs_trust_pickle(tmp_path):

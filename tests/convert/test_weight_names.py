@@ -92,7 +92,7 @@ def test_a_tied_weight_stored_twice_becomes_one():
         {"shared": table},
     )
     other = rename_to_ours({"enc.embed": table, "dec.embed": table + 1}, names)
-    assert other.problems == ["enc.embed and dec.embed are one weight here, but they differ"]
+    assert other.problems == ["enc.embed and dec.embed are tied in our model, but they differ"]
 
 
 def test_rename_to_theirs_copies_a_weight_to_all_its_names():
@@ -121,7 +121,7 @@ def test_one_of_several_tied_weights_is_enough(tiny_model, tiny_config, tmp_path
 def test_tied_weights_that_differ_are_an_error(tiny_model, own_names):
     weights = {**tiny_model.state_dict(), "lm_head.weight": torch.ones(43, 12)}
     message = (
-        r"unclear: model\.shared\.weight and lm_head\.weight are one weight here, but they differ"
+        r"unclear: model\.shared\.weight and lm_head\.weight are tied in our model, but they differ"
     )
     with pytest.raises(ValueError, match=message):
         load_renamed(tiny_model, rename_to_ours(weights, own_names), origin="a file")

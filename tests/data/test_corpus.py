@@ -3,9 +3,10 @@
 import gzip
 import os
 import sys
+import threading
 
 import pytest
-from datasets import Dataset, DatasetDict, Features, Translation
+from datasets import Dataset, DatasetDict, Features, Translation, Value
 
 from hf_vanilla.data.corpus import (
     DENSE,
@@ -17,6 +18,8 @@ from hf_vanilla.data.corpus import (
     pairs_from_files,
     read_lines,
     read_pairs,
+    stream_from_files,
+    streams_from_dataset,
 )
 
 GERMAN = "ein Haus am See\ndas große Haus\nam See\n"
@@ -73,11 +76,23 @@ def test_a_missing_file_is_an_error(tmp_path):
         list(read_lines(tmp_path / "nowhere.txt"))
 
 
-def test_an_incomplete_gz_file_is_an_error(tmp_path):
-    path = tmp_path / "cut.gz"
-    path.write_bytes(gzip.compress(GERMAN.encode() * 99)[:-9])
-    with pytest.raises((ValueError, OSError)):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-9], "is incomplete: its compressed data has no end"),
+        (lambda content: content[:-8] + bytes(4) + content[-4:], "is damaged .*: CRC check failed"),
+        (lambda content: content[:30] + b"\xff" * 9 + content[39:], "is damaged .*: Error -3"),
+        (lambda _: b"plain text\n", "is damaged or no gzip file: Not a gzipped file"),
+    ],
+    ids=["incomplete", "wrong checksum", "damaged", "plain text"],
+)
+def test_a_bad_gz_file_is_an_error_with_its_name(tmp_path, damage, message):
+    path = tmp_path / "bad.gz"
+    path.write_bytes(damage(gzip.compress(GERMAN.encode() * 99)))
+    with pytest.raises(OSError, match=rf"bad\.gz {message}"):
         list(read_lines(path))
+    with pytest.raises(OSError, match=rf"bad\.gz {message}"):
+        pairs_from_files(path, path)
 
 
 # --- pairs ----------------------------------------------------------------------------------------
@@ -151,6 +166,26 @@ def test_a_missing_file_is_an_error_before_reading(write, tmp_path):
         pairs_from_files(write("de", GERMAN), tmp_path / "nowhere")
 
 
+def test_a_pipe_is_read_once_and_a_stream_refuses_it(write, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for text in (GERMAN, GERMAN.replace("groß", "klein")):  # the same name, other content
+        writer = threading.Thread(
+            target=pipe.write_text, args=(text,), kwargs={"encoding": "utf-8"}
+        )
+        writer.start()
+        rows = pairs_from_files(pipe, write("en", ENGLISH))
+        writer.join(timeout=30)
+        assert rows["source"][:] == text.splitlines()
+    with pytest.raises(ValueError, match="pipe is a pipe, but a stream is read in every epoch"):
+        stream_from_files(pipe, write("en", ENGLISH))
+
+
+def test_a_folder_as_text_file_is_an_error(write, tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder: give a text file"):
+        pairs_from_files(write("de", GERMAN), tmp_path)
+
+
 # --- datasets -------------------------------------------------------------------------------------
 
 
@@ -189,6 +224,71 @@ def test_other_columns_are_dropped(tmp_path):
     DatasetDict(train=Dataset.from_list([row])).save_to_disk(tmp_path / "set")
     corpus = pairs_from_dataset(str(tmp_path / "set"), source_column="en", target_column="de")
     assert corpus["train"].to_list() == [{"source": "a house", "target": "ein Haus"}]
+
+
+def read_both_ways(splits, tmp_path):
+    """The training rows of a saved dataset, from disk and as a stream, which must be equal."""
+    DatasetDict(splits).save_to_disk(tmp_path / "set")
+    columns = {"source_column": "en", "target_column": "de"}
+    rows = pairs_from_dataset(str(tmp_path / "set"), **columns)["train"].to_list()
+    assert list(streams_from_dataset(str(tmp_path / "set"), **columns)["train"]) == rows
+    return rows
+
+
+PAIR = {"en": "a house", "de": "ein Haus"}
+PAIR_ROW = {"source": "a house", "target": "ein Haus"}
+
+
+@pytest.mark.parametrize("has_feature", [True, False])
+def test_other_columns_beside_translation_are_dropped(tmp_path, has_feature):
+    """The layout of opus_books and kde4."""
+    feature = {"id": Value("string"), "translation": Translation(languages=["de", "en"])}
+    features = Features(feature) if has_feature else None
+    rows = Dataset.from_list([{"id": "0", "translation": PAIR}], features=features)
+    assert read_both_ways({"train": rows}, tmp_path) == [PAIR_ROW]
+
+
+def test_missing_texts_are_empty_texts(tmp_path):
+    rows = Dataset.from_list([PAIR, {"en": None, "de": "ein Boot"}])
+    expected = [PAIR_ROW, {"source": "", "target": "ein Boot"}]
+    assert read_both_ways({"train": rows}, tmp_path) == expected
+
+
+def test_missing_translations_are_empty_texts(tmp_path):
+    rows = Dataset.from_list([{"translation": None}, {"translation": PAIR}])
+    assert read_both_ways({"train": rows}, tmp_path) == [{"source": "", "target": ""}, PAIR_ROW]
+
+
+def test_a_column_of_numbers_is_an_error_with_its_name(tmp_path):
+    DatasetDict(train=Dataset.from_list([{**PAIR, "de": 7}])).save_to_disk(tmp_path / "set")
+    columns = {"source_column": "en", "target_column": "de"}
+    with pytest.raises(ValueError, match="column 'de' contains int64, not text"):
+        pairs_from_dataset(str(tmp_path / "set"), **columns)
+    with pytest.raises(ValueError, match="column 'de' contains int 7, not text"):
+        list(streams_from_dataset(str(tmp_path / "set"), **columns)["train"])
+
+
+def test_a_folder_of_one_saved_dataset_is_the_training_split(tmp_path):
+    Dataset.from_list([PAIR]).save_to_disk(tmp_path / "set")
+    columns = {"source_column": "en", "target_column": "de"}
+    corpus = pairs_from_dataset(str(tmp_path / "set"), **columns)
+    assert {split: rows.to_list() for split, rows in corpus.items()} == {"train": [PAIR_ROW]}
+    assert list(streams_from_dataset(str(tmp_path / "set"), **columns)["train"]) == [PAIR_ROW]
+
+
+def test_a_split_without_rows_counts_as_missing(tmp_path):
+    train, empty = Dataset.from_list([PAIR]), Dataset.from_dict({"en": [], "de": []})
+    DatasetDict(train=train, validation=empty).save_to_disk(tmp_path / "set")
+    columns = {"source_column": "en", "target_column": "de"}
+    assert list(pairs_from_dataset(str(tmp_path / "set"), **columns)) == ["train"]
+    assert list(streams_from_dataset(str(tmp_path / "set"), **columns)) == ["train"]
+
+
+@pytest.mark.parametrize("read", [pairs_from_dataset, streams_from_dataset])
+def test_a_dataset_without_train_is_an_error_with_its_splits(tmp_path, read):
+    DatasetDict(test=Dataset.from_list([PAIR])).save_to_disk(tmp_path / "set")
+    with pytest.raises(ValueError, match="has no split 'train' with rows; splits with rows: test"):
+        read(str(tmp_path / "set"), source_column="en", target_column="de")
 
 
 # --- the built-in corpus --------------------------------------------------------------------------

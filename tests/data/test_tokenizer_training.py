@@ -1,12 +1,15 @@
 """Training a tokenizer on files; `test_tokenization_vanilla.py` tests how it encodes."""
 
 import gzip
+import random
 
 import pytest
 from conftest import SENTENCES
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from hf_vanilla import VanillaTokenizer, train_tokenizer
+from hf_vanilla.data import tokenizer_training
 from hf_vanilla.data.tokenizer_training import TrainTokenizerOptions, train_tokenizer_on_files
 
 
@@ -53,6 +56,26 @@ def test_a_byte_that_is_not_utf8_is_an_error_and_leaves_no_output(options, tmp_p
 def test_a_missing_file_is_an_error(options):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         train_tokenizer_on_files(options(("a.de", "nowhere")))
+
+
+def test_long_words_are_cut_before_training(monkeypatch):
+    seen = []
+    learn = Tokenizer.train_from_iterator
+
+    def record(backend, sentences, trainer):
+        seen.extend(sentences)
+        learn(backend, seen, trainer)
+
+    monkeypatch.setattr(tokenizer_training.Tokenizer, "train_from_iterator", record)
+    text = "ein " + "x" * 2_003 + " am See"
+    tokenizer = train_tokenizer(["ein Haus", text], vocab_size=283)
+    assert seen == ["ein Haus", "ein " + "x" * 1_000, "x" * 1_000, "xxx am See"]
+    assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
+
+
+def test_a_word_of_160000_characters_does_not_stall_training():
+    word = "".join(random.Random(3).choices("abcdefghij", k=160_000))
+    assert len(train_tokenizer([word, "ein Haus"], vocab_size=8_000)) <= 8_000
 
 
 def test_empty_files_are_an_error(options, tmp_path):
