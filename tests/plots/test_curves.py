@@ -6,10 +6,12 @@ import math
 import pytest
 from PIL import Image
 
+from hf_vanilla import VanillaConfig
 from hf_vanilla.plots.curves import (
     PlotCurvesOptions,
     plot_curves,
     save_curves,
+    smoothing_floor,
 )
 
 ENTRIES = [
