@@ -1,4 +1,4 @@
-"""Pictures of attention: where a token looks (3.2.3), for one head, the mean, or all of them.
+"""Figures of attention weights (3.2.3): of one head, of the mean of all heads, or of each.
 
 Shapes: S source, T target, H heads, L layers; a grid is `(rows, columns, queries, keys)`.
 """
@@ -13,71 +13,83 @@ from torch import Tensor
 from hf_vanilla.translation.attentions import Attentions, attentions
 from hf_vanilla.translation.translator import load_translator
 
-from .figures import check_picture, new_figure, save_picture
+from .figures import check_output, figure_style, new_figure, save_figure
 
 EVERY, MEAN = "all", "mean"
 # title, what a row is, what a column is
 KINDS = {
-    "cross": ("Cross-attention", "target token being written", "source token looked at"),
-    "encoder": ("Encoder self-attention", "source token that looks", "source token looked at"),
-    "decoder": ("Decoder self-attention", "target token being written", "target token looked at"),
+    "cross": ("Cross-attention", "target token being written", "source token attended to"),
+    "encoder": ("Encoder self-attention", "source token that attends", "source token attended to"),
+    "decoder": ("Decoder self-attention", "target token being written", "target token attended to"),
 }
-LONGEST_LABEL = 24  # letters
+LONGEST_LABEL = 24  # characters
+SPACE = "␣"  # begins the first token of a word
 GAP = 0.12  # inches between panels
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotAttentionOptions:
-    """Draw where a model looks while it translates a sentence."""
+    """Draw the attention weights of a model while it translates a sentence."""
 
     model: str = field(metadata={"help": "model folder or Hub id"})
     sentence: str = field(metadata={"help": "source sentence"})
     translation: str | None = field(
         default=None,
-        metadata={"help": "translation the model is made to write; default: its own"},
+        metadata={"help": "translation that the model is forced to write; default: its own"},
     )
-    output: str = field(default="attention.png", metadata={"help": "picture file, .png or .svg"})
+    output: str = field(
+        default="attention.png", metadata={"help": "file of the figure, .png or .svg"}
+    )
     kind: str = field(default="cross", metadata={"help": "cross, encoder or decoder"})
     layer: str = field(default="-1", metadata={"help": "layer from 0, -1: the last; all: of each"})
     head: str = field(
         default=MEAN, metadata={"help": "head from 0; mean: of all; all: each in a panel"}
     )
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
+    theme: str = field(default="light", metadata={"help": "light or dark background"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
-        for name, words in (("layer", (EVERY,)), ("head", (EVERY, MEAN))):
+        for name, others in (("layer", (EVERY,)), ("head", (EVERY, MEAN))):
             value = getattr(self, name)
-            if value not in words and not value.removeprefix("-").isdecimal():
-                raise ValueError(f"{name}={value!r}: give a number from 0 or {' or '.join(words)}")
+            if value not in others and not value.removeprefix("-").isdecimal():
+                raise ValueError(f"{name}={value!r}: give a number from 0 or {' or '.join(others)}")
 
 
 def plot_attention(options: PlotAttentionOptions) -> Path:
-    """Translate a sentence, draw what the model looked at and save it; returns the file.
+    """Translate a sentence and save its attention weights as a figure; returns the file.
 
     Raises:
-        ValueError: layer or head does not exist, or there is nothing to look at.
-        OSError: the picture cannot be written, or it exists and `overwrite` is off.
+        ValueError: layer or head does not exist, or the sentence has no tokens.
+        OSError: the file cannot be written, or it exists and `overwrite` is off.
     """
-    path = check_picture(options.output, overwrite=options.overwrite)
+    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
     model, tokenizer = load_translator(options.model)
     seen = attentions(model, tokenizer, options.sentence, translation=options.translation)
-    save_attention(seen, path, kind=options.kind, layer=options.layer, head=options.head)
+    choice = {"kind": options.kind, "layer": options.layer, "head": options.head}
+    save_attention(seen, path, **choice, theme=options.theme)
     return path
 
 
 def save_attention(
-    seen: Attentions, path: Path, *, kind: str = "cross", layer: str = "-1", head: str = MEAN
+    seen: Attentions,
+    path: Path,
+    *,
+    kind: str = "cross",
+    layer: str = "-1",
+    head: str = MEAN,
+    theme: str = "light",
 ) -> None:
-    """Save the heat map of one head or their mean, or a grid of them.
+    """Save the heat map of one head or of the mean of all, or a grid of heat maps.
 
     Args:
-        seen: of one sentence.
-        path: picture file.
+        seen: attention weights of one sentence.
+        path: file of the figure.
         kind: `"cross"`, `"encoder"` or `"decoder"`.
         layer: number from 0, negative from the end, or `"all"`: a row for each.
         head: number from 0, negative from the end, `"mean"`, or `"all"`: a column for each.
+        theme: `"light"` or `"dark"`.
 
     Raises:
         ValueError: there is no such layer or head, or too much to draw.
@@ -89,20 +101,21 @@ def save_attention(
     columns = None if head == MEAN else _chosen("head", head, heads)
     grid = weights[rows]
     grid = grid.mean(dim=1, keepdim=True) if columns is None else grid[:, columns]
-    places = [f"layer {row}" for row in rows]
-    names = [f"mean of {heads} heads"] if columns is None else [f"head {c}" for c in columns]
-    if len(places) == 1:
-        title += f", {places[0]} (0 to {layers - 1})"
-    if len(names) == 1:
-        title += f", {names[0]}" + ("" if columns is None else f" (0 to {heads - 1})")
-    save_heat_maps(
-        grid,
-        path,
-        tokens=(seen.target if kind != "encoder" else seen.source, _keys(seen, kind)),
-        labels=(row_label, column_label),
-        title=title,
-        names=(places, names),
-    )
+    layer_names = [f"layer {row}" for row in rows]
+    head_names = [f"mean of {heads} heads"] if columns is None else [f"head {c}" for c in columns]
+    if len(layer_names) == 1:
+        title += f", {layer_names[0]} (0 to {layers - 1})"
+    if len(head_names) == 1:
+        title += f", {head_names[0]}" + ("" if columns is None else f" (0 to {heads - 1})")
+    with figure_style(theme):
+        save_heat_maps(
+            grid,
+            path,
+            tokens=(seen.target if kind != "encoder" else seen.source, _keys(seen, kind)),
+            labels=(row_label, column_label),
+            title=title,
+            names=(layer_names, head_names),
+        )
 
 
 def _keys(seen: Attentions, kind: str) -> list[str]:
@@ -110,7 +123,7 @@ def _keys(seen: Attentions, kind: str) -> list[str]:
 
 
 def _chosen(name: str, value: str, count: int) -> list[int]:
-    """Places of the layers or heads that are meant."""
+    """The chosen layers or heads as indices from 0, as in the config and in transformers."""
     if value == EVERY:
         return list(range(count))
     if not -count <= int(value) < count:
@@ -127,15 +140,17 @@ def save_heat_maps(
     title: str,
     names: tuple[list[str], list[str]],
 ) -> None:
-    """Save `(rows, columns, queries, keys)` weights: queries down, keys across, panel by panel.
+    """Save `(rows, columns, queries, keys)` weights, one panel for each row and column.
+
+    Call it inside `figure_style`. In a panel queries go down, keys across.
 
     Args:
-        grid: weights in [0, 1], one panel for each row and column.
-        path: picture file.
+        grid: weights in [0, 1].
+        path: file of the figure.
         tokens: of the queries, of the keys.
         labels: what a query is, what a key is.
-        title: above all.
-        names: of the rows, of the columns; left out where there is one of either.
+        title: of the figure.
+        names: of the rows, of the columns; not shown where there is only one.
 
     Raises:
         ValueError: there is too much to draw.
@@ -146,15 +161,16 @@ def save_heat_maps(
     panel = (keys * cell, queries * cell)
     width, height = columns * (panel[0] + GAP) - GAP, rows * (panel[1] + GAP) - GAP
     figure = new_figure((width, height))
-    figure.set_layout_engine("none")  # sizes are known, and what lies around is saved too
-    # one scale for all panels, as dark as the heaviest: a mean of heads is rarely near 1
-    scale = {"cmap": "Blues", "vmin": 0, "vmax": max(float(grid.max()), 1e-6)}
+    figure.set_layout_engine("none")  # sizes are known; titles and labels outside are saved too
+    # one scale for all panels, up to the heaviest weight: a mean of heads is rarely near 1
+    scale = {"vmin": 0, "vmax": max(float(grid.max()), 1e-6)}
     down, across = ([_short(token) for token in side] for side in tokens)
     slant = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
     for row, column in product(range(rows), range(columns)):
         corner = (column * (panel[0] + GAP), height - row * (panel[1] + GAP) - panel[1])
         axes = _panel(figure, corner, panel)
-        picture = axes.imshow(grid[row, column].numpy(), **scale)
+        image = axes.imshow(grid[row, column].numpy(), **scale)
+        _divide_words(axes, tokens)
         axes.tick_params(length=2)
         if row == 0 and columns > 1:
             axes.set_title(names[1][column], fontsize=8)
@@ -165,18 +181,26 @@ def save_heat_maps(
             axes.set_xticks(range(keys), across, fontsize=points, **slant)
             axes.set_xlabel(labels[1] if is_one else "", fontsize=8)
     bar = _panel(figure, (width + 0.25, height - min(height, 2)), (0.14, min(height, 2)))
-    figure.colorbar(picture, cax=bar).set_label("attention weight", size=8)
+    figure.colorbar(image, cax=bar).set_label("attention weight", size=8)
     bar.tick_params(labelsize=8)
     if not is_one:  # a panel may be too small for them
         title += f"\ndown: {labels[0]}, across: {labels[1]}"
-    figure.suptitle(
-        title, fontsize=10, y=1 + (0.12 if columns == 1 else 0.32) / height, va="bottom"
-    )
-    save_picture(figure, path)
+    above = 1 + (0.12 if columns == 1 else 0.32) / height
+    figure.suptitle(title, fontsize=10, y=above, va="bottom")
+    save_figure(figure, path)
+
+
+def _divide_words(axes: Any, tokens: tuple[list[str], list[str]]) -> None:
+    """Draw thin lines between words on both axes, so that reordering shows as whole blocks."""
+    for side, draw in zip(tokens, (axes.axhline, axes.axvline), strict=True):
+        firsts = [index for index, token in enumerate(side) if token.startswith(SPACE) and index]
+        if len(firsts) < len(side) - 2:  # otherwise nearly every token is a word
+            for first in firsts:
+                draw(first - 0.5, linewidth=0.5, color="0.6")
 
 
 def _panel(figure: Any, corner: tuple[float, float], size: tuple[float, float]) -> Any:
-    """Empty axes at so many inches from the lower left, of so many inches."""
+    """Empty axes; `corner` is their lower left from that of the figure, both in inches."""
     width, height = figure.get_size_inches()
     (left, bottom), (wide, high) = corner, size
     axes = figure.add_axes((left / width, bottom / height, wide / width, high / height))

@@ -1,91 +1,160 @@
-"""Curves of training: the log of one run, or of several to compare."""
+"""Figure of training: the metrics log of one run, or of several to compare."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hf_vanilla.files import read_json_lines
+from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
 
-from .figures import check_picture, new_figure, save_picture, short_names
+from .figures import check_output, figure_style, new_figure, save_figure, short_names
 
-NATS, BLEU, RATE = "nats per target token", "BLEU", "learning rate"
-# what a line of the log may hold: its unit, and what it is
 LOG_FILE = "log.jsonl"  # in the folder of a run
+CONFIG_FILE = "config.json"  # beside it
+NATS, SCORE, RATE = "nats per target token", "score, 0 to 100", "learning rate"
+# entries of the log that are drawn: unit of the axis, and what the number is
 MEASURES = {
     "loss": (NATS, "training loss, smoothed targets"),
     "train_nll": (NATS, "training, plain"),
     "validation_nll": (NATS, "validation, plain"),
-    "bleu": (BLEU, "validation BLEU"),
+    "bleu": (SCORE, "validation BLEU"),
+    "exact_match": (SCORE, "validation sentences translated exactly, %"),
     "learning_rate": (RATE, "learning rate"),
 }
+# of a panel, by unit: the learning rate is a thin strip
+HEIGHTS = {NATS: 1.0, SCORE: 0.8, RATE: 0.35}
 Entries = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotCurvesOptions:
-    """Draw how training went, for one run or several."""
+    """Draw loss, scores and learning rate over the steps, for one run or several."""
 
     run: list[str] = field(metadata={"help": "folders of runs, or their log.jsonl"})
-    output: str = field(default="curves.png", metadata={"help": "picture file, .png or .svg"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
+    output: str = field(default="curves.png", metadata={"help": "file of the figure, .png or .svg"})
+    theme: str = field(default="light", metadata={"help": "light or dark background"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
 
 
 def plot_curves(options: PlotCurvesOptions) -> Path:
     """Draw the logs of runs and save them; returns the file.
 
     Raises:
-        ValueError: a log tells nothing that can be drawn, or a run is named twice.
-        OSError: a log is missing, or the picture exists and `overwrite` is off.
+        ValueError: a log has no entry of a step, or a run is named twice.
+        OSError: a log is missing, or the file exists and `overwrite` is off.
     """
-    path = check_picture(options.output, overwrite=options.overwrite)
-    runs = {}
+    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
+    runs, floors = {}, {}
     for name, run in zip(short_names(options.run), options.run, strict=True):
         log = Path(run) / LOG_FILE if Path(run).is_dir() else Path(run)
         if not log.is_file():
             raise FileNotFoundError(f"{log}: no such file; give the folder of a run")
         runs[name] = read_json_lines(log)
+        floors[name] = floor_of_run(log.parent)
         if not drawn_measures([runs[name]]):
-            raise ValueError(f"{log} tells of no step: there is nothing to draw")
-    save_curves(runs, path)
+            raise ValueError(f"{log} has no entry of a step: there is nothing to draw")
+    save_curves(runs, path, floors=floors, theme=options.theme)
     return path
 
 
+def smoothing_floor(config: VanillaConfig) -> float:
+    """The lowest loss that smoothed targets allow, in nats per target token (5.4).
+
+    It is the entropy of the smoothed target: no model is below it, and one that predicts the
+    smoothed target exactly is at it.
+    """
+    rate, vocab_size = config.label_smoothing, config.target_vocab_size
+    others = vocab_size - LABEL_SMOOTHING_TYPES[config.label_smoothing_type]
+    target = 1 - rate
+    if config.label_smoothing_type == "uniform":  # the target has a share of the smoothing too
+        target, others = target + rate / vocab_size, vocab_size - 1
+    shares = ((1, target), (others, (1 - target) / others))
+    return -sum(count * share * math.log(share) for count, share in shares if share)
+
+
+def floor_of_run(folder: Path) -> float | None:
+    """`smoothing_floor` of the run in a folder; None where its config is not one with smoothing."""
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    try:
+        config = VanillaConfig.from_pretrained(folder)
+    except (OSError, ValueError):
+        return None
+    return smoothing_floor(config) if config.label_smoothing else None
+
+
 def drawn_measures(logs: Sequence[Entries]) -> list[str]:
-    """What at least one of the logs tells for a step."""
-    return [name for name in MEASURES if any(_points(entries, name) for entries in logs)]
+    """Entries that at least one of the logs has for a step; scores that are always 0 are not."""
+    return [
+        name
+        for name, (unit, _) in MEASURES.items()
+        if any(value or unit != SCORE for entries in logs for _, value in _points(entries, name))
+    ]
 
 
-def save_curves(runs: Mapping[str, Entries], path: Path) -> None:
-    """Save curves over the steps of training: loss, validation, BLEU, learning rate.
+def save_curves(
+    runs: Mapping[str, Entries],
+    path: Path,
+    *,
+    floors: Mapping[str, float | None] | None = None,
+    theme: str = "light",
+) -> None:
+    """Save curves over the steps of training: loss, validation, scores, learning rate.
 
     One run has a panel for each unit; several have one for each measure, and a colour each. What
-    no run tells has no panel. Entries of averaged checkpoints are not drawn.
+    no run has logged has no panel. Entries of averaged checkpoints are not drawn.
 
     Args:
         runs: lines of `log.jsonl` by name of the run.
-        path: picture file.
+        path: file of the figure.
+        floors: `smoothing_floor` of each run, drawn in the panel of its training loss.
+        theme: `"light"` or `"dark"`.
     """
-    measures = drawn_measures(list(runs.values()))
+    names = drawn_measures(list(runs.values()))
     panels: dict[str, list[str]] = {}
-    for name in measures:
+    for name in names:
         unit, meaning = MEASURES[name]
         panels.setdefault(unit if len(runs) == 1 else meaning, []).append(name)
-    figure = new_figure((7.5, 0.9 + 2.4 * max(len(panels), 1)))
-    rows = figure.subplots(max(len(panels), 1), sharex=True, squeeze=False)[:, 0]
-    for axes, (title, names) in zip(rows, panels.items(), strict=False):
-        for run, entries in runs.items():
-            for name in names:
-                label = run if len(runs) > 1 else MEASURES[name][1]
-                _draw(axes, _points(entries, name), label)
-        _set_scale(axes, MEASURES[names[0]][0])
-        if len(runs) > 1:
-            axes.set_title(title, fontsize=9, loc="left")
-        if len(axes.lines) > 1:
-            axes.legend(fontsize=8)
-    rows[-1].set_xlabel("optimizer step")
-    figure.suptitle(f"Training: {next(iter(runs))}" if len(runs) == 1 else "Training")
-    save_picture(figure, path)
+    heights = [HEIGHTS[MEASURES[inside[0]][0]] for inside in panels.values()] or [1.0]
+    with figure_style(theme):
+        figure = new_figure((7.5, 0.9 + 2.8 * sum(heights)))
+        rows = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
+        for axes, (title, inside) in zip(rows[:, 0], panels.items(), strict=False):
+            _draw_panel(axes, runs, inside, floors or {})
+            if len(runs) > 1:
+                axes.set_title(title, loc="left")
+        rows[-1, 0].set_xlabel("optimizer step")
+        title = f"Training: {next(iter(runs))}" if len(runs) == 1 else "Training"
+        figure.suptitle(title)
+        save_figure(figure, path)
+
+
+def _draw_panel(
+    axes: Any,
+    runs: Mapping[str, Entries],
+    names: Sequence[str],
+    floors: Mapping[str, float | None],
+) -> None:
+    """The curves of one panel, the floor of smoothed losses, axes and legend."""
+    for run, entries in runs.items():
+        for name in names:
+            _draw(axes, _points(entries, name), run if len(runs) > 1 else MEASURES[name][1])
+    _set_scale(axes, MEASURES[names[0]][0])
+    if "loss" in names:
+        _draw_floors(axes, [floor for floor in floors.values() if floor])
+    if len(axes.lines) > 1:
+        axes.legend()
+
+
+def _draw_floors(axes: Any, floors: Iterable[float]) -> None:
+    """A dotted line at each lowest loss that smoothed targets allow."""
+    from matplotlib import rcParams
+
+    for index, floor in enumerate(sorted(set(floors))):
+        label = None if index else "smoothing floor: no smoothed loss can be lower"
+        axes.axhline(floor, linestyle=":", linewidth=1.2, color=rcParams["text.color"], label=label)
 
 
 def _points(entries: Entries, name: str) -> list[tuple[int, float]]:
@@ -99,7 +168,7 @@ def _points(entries: Entries, name: str) -> list[tuple[int, float]]:
 def _draw(axes: Any, points: list[tuple[int, float]], label: str) -> None:
     if points:
         style = "o-" if len(points) < 40 else "-"
-        axes.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1.2, label=label)
+        axes.plot(*zip(*points, strict=True), style, markersize=3, label=label)
     else:
         axes.plot([], [])  # the next run keeps its colour
 
@@ -109,9 +178,12 @@ def _set_scale(axes: Any, unit: str) -> None:
         axes.set_yscale("log", subs=[1, 1.5, 2, 3, 5, 7])
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             set_formatter("{x:g}")
-    elif unit == BLEU:  # from nothing, or a tenth of a point would fill the panel
+    elif unit == SCORE:  # from 0: otherwise a tenth of a point could fill the panel
         highest = max(max(line.get_ydata(), default=0) for line in axes.lines)
         axes.set_ylim(0, 1.05 * highest or 1)
+    else:
+        axes.set_ylim(0, None)
+        axes.yaxis.set_major_formatter("{x:g}")
     axes.set_ylabel(unit)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.grid(visible=True, which="both")

@@ -1,8 +1,9 @@
-"""What every picture shares: a figure without a screen, letters of any script, a whole file."""
+"""What every figure shares: light and dark style, fonts of any script, a complete file."""
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,82 @@ SUFFIXES = (".png", ".svg")
 DOTS_PER_INCH = 150
 # a PNG of more dots takes gigabytes to draw
 MOST_DOTS = 150_000_000
-FONT = "DejaVu Sans"  # comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew, arrows
-# has a box for everything and a letter for nothing
-NO_FONT = "Last Resort"
+# matplotlib takes each character from the first installed font that has it; its own font, with
+# Latin, Greek, Cyrillic, Arabic, Hebrew and arrows, comes first and draws the same everywhere
+FONTS = (
+    "DejaVu Sans",
+    "Noto Sans",
+    *(f"Noto Sans CJK {region}" for region in ("SC", "TC", "JP", "KR")),
+    *(f"Noto Sans {script}" for script in ("Devanagari", "Bengali", "Tamil", "Thai", "Georgian")),
+    *("Source Han Sans", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback"),
+    *("PingFang SC", "Hiragino Sans", "Apple SD Gothic Neo", "Arial Unicode MS"),  # macOS
+    *("Microsoft YaHei", "Yu Gothic", "Malgun Gothic", "Nirmala UI", "Segoe UI"),  # Windows
+    *("Noto Color Emoji", "Noto Emoji", "Symbola", "Unifont"),
+)
 
 
-def check_picture(output: str | Path, *, overwrite: bool = False) -> Path:
-    """The file of a picture, before any work is done for it.
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a figure for one kind of page.
+
+    Attributes:
+        background: of the whole figure.
+        text: letters.
+        faint: grid, frames and ticks.
+        lines: of curves, in their order; told apart by readers with any kind of colour vision
+            (the palette of Okabe and Ito).
+        heat: matplotlib's colour map of weights, from 0 in a colour near the background.
+    """
+
+    background: str
+    text: str
+    faint: str
+    lines: tuple[str, ...]
+    heat: str
+
+
+THEMES = {
+    "light": Theme(
+        background="#ffffff",
+        text="#1f2328",
+        faint="#c4cad0",
+        lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+        heat="Blues",
+    ),
+    "dark": Theme(
+        background="#14181d",
+        text="#e6e9ec",
+        faint="#474f58",
+        lines=("#56b4e9", "#e69f00", "#2bc29b", "#e5a0c6", "#f0e442", "#e8743b"),
+        heat="Blues_r",
+    ),
+}
+
+
+def check_output(output: str | Path, *, overwrite: bool = False, theme: str = "light") -> Path:
+    """Return the path of a figure's file; call it before any work is done for the figure.
 
     Raises:
-        ValueError: its suffix names no kind of picture.
-        OSError: its folder is missing, or it exists and `overwrite` is off.
+        ValueError: the suffix names no format of a figure, or the theme is unknown.
+        OSError: the folder is missing, or the file exists and `overwrite` is off.
         ImportError: matplotlib is not installed.
     """
     output = Path(output)
     if output.suffix.lower() not in SUFFIXES:
         raise ValueError(f"output={str(output)!r}: end it with {' or '.join(SUFFIXES)}")
     check_output_file(output, overwrite=overwrite)
-    new_figure((1, 1))
+    with figure_style(theme):
+        new_figure((1, 1))
     return output
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The last parts of paths, or as much more as tells them apart.
+    """The last parts of paths, as few of them as make the names different.
 
     Raises:
         ValueError: a path is given twice.
     """
-    twice = [path for place, path in enumerate(paths) if path in paths[:place]]
+    twice = [path for index, path in enumerate(paths) if path in paths[:index]]
     if twice:
         raise ValueError(f"{twice[0]} is given twice")
     parts = [Path(path).parts for path in paths]
@@ -53,22 +102,63 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
+def theme_of(name: str) -> Theme:
+    """The colours of a theme.
+
+    Raises:
+        ValueError: there is no theme of this name.
+    """
+    if name not in THEMES:
+        raise ValueError(f"theme={name!r}: choose one of {', '.join(THEMES)}")
+    return THEMES[name]
+
+
+@contextmanager
+def figure_style(theme: str = "light") -> Iterator[Theme]:
+    """Draw in one style inside the `with` block; yields the colours.
+
+    Raises:
+        ValueError: there is no theme of this name.
+        ImportError: matplotlib is not installed.
+    """
+    colours = theme_of(theme)
+    try:
+        from matplotlib import rc_context
+        from matplotlib.rcsetup import cycler
+    except ImportError:
+        raise ImportError("figures need matplotlib: pip install 'hf-vanilla[plot]'") from None
+    kinds = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
+    with rc_context(
+        {
+            **dict.fromkeys(kinds, colours.background),
+            **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor"), colours.text),
+            **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), colours.text),
+            **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), colours.faint),
+            **{"grid.color": colours.faint, "grid.alpha": 0.5, "grid.linewidth": 0.6},
+            **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True},
+            **{"axes.titlesize": 10, "figure.titlesize": 12, "axes.labelsize": 9},
+            **{"xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "legend.fontsize": 8.5},
+            **{"legend.frameon": False, "lines.linewidth": 1.6},
+            "axes.prop_cycle": cycler(color=colours.lines),
+            "image.cmap": colours.heat,
+        }
+    ):
+        yield colours
+
+
 def new_figure(size: tuple[float, float]) -> Any:
-    """An empty figure of `size` inches that needs no screen.
+    """An empty figure of `size` inches that needs no screen; call it inside `figure_style`.
 
     Raises:
         ValueError: it would be too large to draw.
-        ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("pictures need matplotlib: pip install 'hf-vanilla[plot]'") from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     width, height = size
     if width * height * DOTS_PER_INCH**2 > MOST_DOTS:
         raise ValueError(
-            f"the picture would be {width:.0f} x {height:.0f} inches: draw less of it, "
+            f"the figure would be {width:.0f} x {height:.0f} inches: draw less of it, "
             "such as one layer, one head or a shorter sentence"
         )
     figure = Figure(figsize=size, layout="constrained")
@@ -76,35 +166,43 @@ def new_figure(size: tuple[float, float]) -> Any:
     return figure
 
 
-def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure as its suffix says, PNG or SVG, whole or not at all.
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure in the format of its suffix, PNG or SVG, completely or not at all.
 
-    Text is taken letter by letter as it stands, dollar signs too, from the fonts of this machine;
-    letters that none of them has are written as their numbers.
+    Text is drawn as it stands, dollar signs too; characters that no installed font of `FONTS` has
+    are written as their numbers.
     """
-    _set_letters(figure)
+    _set_characters(figure)
     with whole_file(path) as unfinished:
         kind = path.suffix[1:].lower()
         figure.savefig(unfinished, format=kind, dpi=DOTS_PER_INCH, bbox_inches="tight")
 
 
-def _set_letters(figure: Any) -> None:
+def _set_characters(figure: Any) -> None:
+    """Switch formulas off and replace characters that cannot be drawn."""
     from matplotlib.text import Text
 
     both = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
     for axis in both:
-        axis.get_ticklabels(which="both")  # there are none before somebody asks
+        axis.get_ticklabels(which="both")  # tick labels are made when they are first asked for
     texts = figure.findobj(Text)
-    letters = {letter for text in texts for letter in text.get_text()} - {"\n"}
-    families = _families(letters)
+    used = {character for text in texts for character in text.get_text()} - {"\n"}
+    unknown = used - _characters(tuple(_families()))
+    if unknown and _add_new_fonts():
+        unknown = used - _characters(tuple(_families()))
     for text in texts:
         text.set_parse_math(False)
-        text.set_fontfamily(families)
-    unknown = letters.difference(*map(_letters, families))
-    if not unknown:
-        return
-    numbers = {ord(letter): f"⟨U+{ord(letter):04X}⟩" for letter in unknown}
-    for axis in both:
+        text.set_fontfamily(_families())
+    if unknown:
+        _write_numbers(unknown, texts, both)
+
+
+def _write_numbers(unknown: set[str], texts: Sequence[Any], axis_objects: Sequence[Any]) -> None:
+    """Write characters that cannot be drawn as their numbers, such as ⟨U+6F22⟩."""
+    shown = "".join(sorted(filter(str.isprintable, unknown))[:20])
+    logger.warning("no installed font has the characters %s: numbers stand for them", shown)
+    numbers = {ord(character): f"⟨U+{ord(character):04X}⟩" for character in unknown}
+    for axis in axis_objects:
         labels = [label.get_text() for label in axis.get_ticklabels()]
         if any(unknown & set(label) for label in labels):
             axis.set_ticks(axis.get_ticklocs(), [label.translate(numbers) for label in labels])
@@ -112,41 +210,29 @@ def _set_letters(figure: Any) -> None:
         text.set_text(text.get_text().translate(numbers))
 
 
-def _families(letters: set[str]) -> list[str]:
-    """Fonts that have the letters between them, matplotlib's own first."""
-    families = [FONT]
-    missing = {c for c in letters if c.isprintable()} - _letters(FONT)
-    while missing:
-        # the font with most of what is missing, without serifs where there is a choice
-        best = max(_installed(), key=lambda name: (len(missing & _letters(name)), "Sans" in name))
-        if not missing & _letters(best):
-            shown = "".join(sorted(missing)[:20])
-            logger.warning("no installed font has the letters %s: they become numbers", shown)
-            break
-        families.append(best)
-        missing -= _letters(best)
-    return families
+def _families() -> list[str]:
+    """The installed fonts of `FONTS`."""
+    from matplotlib.font_manager import fontManager
+
+    installed = {entry.name for entry in fontManager.ttflist}
+    return [name for name in FONTS if name in installed]
 
 
-def _installed() -> list[str]:
-    """Names of the fonts of this machine, those that are new since matplotlib looked included."""
+def _add_new_fonts() -> bool:
+    """Find fonts that were installed after matplotlib listed them; whether there are any."""
     from matplotlib.font_manager import findSystemFonts, fontManager
 
     known = {entry.fname for entry in fontManager.ttflist}
     for path in sorted(set(findSystemFonts()) - known):
         with suppress(OSError, RuntimeError):  # a file that is no font
             fontManager.addfont(path)
-    return sorted({e.name for e in fontManager.ttflist if not e.name.startswith(NO_FONT)})
+    return len({entry.fname for entry in fontManager.ttflist}) > len(known)
 
 
 @cache
-def _letters(family: str) -> frozenset[str]:
-    """What a font has, in its upright form nearest to normal weight."""
-    from matplotlib.font_manager import fontManager, get_font, weight_dict
+def _characters(families: tuple[str, ...]) -> frozenset[str]:
+    """All characters that these fonts have between them."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    def distance(entry: Any) -> tuple[bool, int]:
-        weight = weight_dict.get(entry.weight, entry.weight)  # a word or a number
-        return entry.style != "normal", abs(weight - weight_dict["normal"])
-
-    nearest = min((e for e in fontManager.ttflist if e.name == family), key=distance)
-    return frozenset(map(chr, get_font(nearest.fname).get_charmap()))
+    files = [findfont(FontProperties(family=[name])) for name in families]
+    return frozenset(chr(code) for file in files for code in get_font(file).get_charmap())

@@ -1,4 +1,4 @@
-"""Pictures of the paper's formulas: sinusoidal positions (3.5) and the learning rate (5.3).
+"""Figures of the paper's formulas: sinusoidal positions (3.5) and the learning rate (5.3).
 
 Shapes: L positions, D `d_model`.
 """
@@ -17,7 +17,7 @@ from hf_vanilla.models.positions_vanilla import SinusoidalPositions
 from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.recipes.schedules import peak_learning_rate, share_of_peak
 
-from .figures import check_picture, new_figure, save_picture
+from .figures import check_output, figure_style, new_figure, save_figure
 
 # d_model and warmup of the curves that most introductions to the paper show
 KNOWN_SCHEDULES = ((512, 4000), (512, 8000), (256, 4000))
@@ -26,7 +26,7 @@ MOST_POINTS = 2000  # of a curve
 
 @dataclass(frozen=True, kw_only=True)
 class PlotPositionsOptions:
-    """Draw the table of positions and how alike its rows are."""
+    """Draw the table of positions and the similarity of its rows."""
 
     model: str | None = field(
         default=None, metadata={"help": "model folder or Hub id; default: the paper's base model"}
@@ -39,11 +39,14 @@ class PlotPositionsOptions:
         default=None, metadata={"help": "paper or tensor2tensor; default: the model's"}
     )
     offset: int | None = field(
-        default=None, metadata={"help": "place of the first token; default: the model's"}
+        default=None, metadata={"help": "position of the first token; default: the model's"}
     )
     length: int = field(default=100, metadata={"help": "positions drawn"})
-    output: str = field(default="positions.png", metadata={"help": "picture file, .png or .svg"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
+    output: str = field(
+        default="positions.png", metadata={"help": "file of the figure, .png or .svg"}
+    )
+    theme: str = field(default="light", metadata={"help": "light or dark background"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
 
     def __post_init__(self) -> None:
         if not 2 <= self.length <= MOST_POINTS:
@@ -55,19 +58,19 @@ def plot_positions(options: PlotPositionsOptions) -> Path:
 
     Raises:
         ValueError: a value is impossible, or the model's positions are no sinusoids.
-        OSError: the model is not found, or the picture exists and `overwrite` is off.
+        OSError: the model is not found, or the file exists and `overwrite` is off.
     """
-    path = check_picture(options.output, overwrite=options.overwrite)
+    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
     config = VanillaConfig() if options.model is None else _sinusoidal_config(options.model)
-    told = {
+    given = {
         "d_model": options.d_model,
         "position_layout": options.layout,
         "position_frequencies": options.frequencies,
         "position_offset": options.offset,
     }
-    kept = {name: getattr(config, name) if value is None else value for name, value in told.items()}
+    kept = {n: getattr(config, n) if value is None else value for n, value in given.items()}
     heads = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}  # they divide any width
-    save_positions(VanillaConfig(**kept, **heads), path, length=options.length)
+    save_positions(VanillaConfig(**kept, **heads), path, length=options.length, theme=options.theme)
     return path
 
 
@@ -88,40 +91,63 @@ def position_table(config: VanillaConfig, length: int) -> Tensor:
     return SinusoidalPositions(config)(length, 0, torch.empty(0))
 
 
-def save_positions(config: VanillaConfig, path: Path, *, length: int = 100) -> None:
+def save_positions(
+    config: VanillaConfig, path: Path, *, length: int = 100, theme: str = "light"
+) -> None:
     """Save the table, the dot products of its rows, and three rows of those.
 
     A dot product is divided by D/2, its value for a row with itself.
 
     Args:
         config: with sinusoidal positions.
-        path: picture file.
+        path: file of the figure.
         length: positions drawn.
+        theme: `"light"` or `"dark"`.
     """
     table = position_table(config, length)
-    alike = table @ table.T / (config.d_model / 2)  # (L, L)
-    figure = new_figure((10, 8))
-    panels = figure.subplot_mosaic([["table", "table"], ["products", "rows"]])
-    table_axes, products, rows = (panels[name] for name in ("table", "products", "rows"))
+    products = table @ table.T / (config.d_model / 2)  # (L, L)
     whole: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
-    drawn = table_axes.imshow(table.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, **whole)
-    table_axes.set(title="The table", xlabel=f"channel of {config.d_model}", ylabel="position")
-    figure.colorbar(drawn, ax=table_axes, label="value", pad=0.01)
-    drawn = products.imshow(alike.numpy(), vmax=1, **whole)
-    told = "dot product / (d_model / 2)"
-    products.set(title=f"Its rows: {told}", xlabel="position", ylabel="position")
-    figure.colorbar(drawn, ax=products, pad=0.02)
-    for place in (length // 8, length // 2, length - 1 - length // 8):
-        rows.plot(alike[place].numpy(), linewidth=1.4)
-        rows.annotate(f"position {place}", (place, 1.01), ha="center", va="bottom", fontsize=8)
-    rows.set(title="Three rows of these", xlabel="position", ylabel=told)
-    rows.margins(x=0.08, y=0.1)
-    rows.grid(visible=True, alpha=0.25)
-    figure.suptitle(
-        f"Sinusoidal positions: d_model {config.d_model}, {config.position_layout}, "
-        f"frequencies of {_source_of(config)}, offset {config.position_offset}"
+    with figure_style(theme):
+        figure = new_figure((10, 8))
+        panels = figure.subplot_mosaic([["table", "table"], ["products", "rows"]])
+        axes = panels["table"]
+        image = axes.imshow(table.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, **whole)
+        axes.set(
+            title="The table: pairs of sine and cosine, slower from left to right",
+            xlabel=f"channel of {config.d_model}",
+            ylabel="position",
+        )
+        figure.colorbar(image, ax=axes, label="value", pad=0.01)
+        axes = panels["products"]
+        image = axes.imshow(products.numpy(), vmax=1, **whole)
+        axes.set(
+            title="Dot products of its rows: only the distance counts",
+            xlabel="position",
+            ylabel="position",
+        )
+        figure.colorbar(image, ax=axes, pad=0.02)
+        _draw_rows(panels["rows"], products)
+        figure.suptitle(
+            f"Sinusoidal positions: d_model {config.d_model}, {config.position_layout}, "
+            f"frequencies of {_source_of(config)}, offset {config.position_offset}"
+        )
+        save_figure(figure, path)
+
+
+def _draw_rows(axes: Any, products: Tensor) -> None:
+    """Three rows of the dot products `(L, L)`, each with its highest point named."""
+    length = len(products)
+    for position in (length // 8, length // 2, length - 1 - length // 8):
+        axes.plot(products[position].numpy())
+        label = f"position {position}"
+        axes.annotate(label, (position, 1.01), ha="center", va="bottom", fontsize=8)
+    axes.set(
+        title="Three of these rows: near positions are alike",
+        xlabel="position",
+        ylabel="dot product / (d_model / 2)",
     )
-    save_picture(figure, path)
+    axes.margins(x=0.08, y=0.1)
+    axes.grid(visible=True)
 
 
 def _source_of(config: VanillaConfig) -> str:
@@ -137,7 +163,9 @@ class PlotScheduleOptions:
     )
     d_model: list[int] = field(
         default_factory=list,
-        metadata={"help": "widths, a curve each; default: those of tensor2tensor's known picture"},
+        metadata={
+            "help": "widths, a curve each; default: those of tensor2tensor's well-known figure"
+        },
     )
     warmup_steps: list[int] = field(
         default_factory=list,
@@ -146,8 +174,11 @@ class PlotScheduleOptions:
     steps: int | None = field(
         default=None, metadata={"help": "last step drawn; default: where the longest recipe ends"}
     )
-    output: str = field(default="schedule.png", metadata={"help": "picture file, .png or .svg"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
+    output: str = field(
+        default="schedule.png", metadata={"help": "file of the figure, .png or .svg"}
+    )
+    theme: str = field(default="light", metadata={"help": "light or dark background"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
 
     def __post_init__(self) -> None:
         for name in ("d_model", "warmup_steps"):
@@ -172,13 +203,21 @@ class Schedule:
         name: for the legend.
         peak: highest learning rate.
         warmup_steps: step of the peak.
-        last_step: where training ends; None: it is not told.
+        last_step: where training ends; None: not known.
+        kind: a name of `hf_vanilla.recipes.schedules.SCHEDULES`.
     """
 
     name: str
     peak: float
     warmup_steps: int
     last_step: int | None = None
+    kind: str = "inverse_sqrt"
+
+    def rate(self, step: int) -> float:
+        """The learning rate of one update, counted from 1."""
+        return self.peak * share_of_peak(
+            step, self.warmup_steps, schedule=self.kind, max_steps=self.last_step
+        )
 
 
 def plot_schedule(options: PlotScheduleOptions) -> Path:
@@ -186,20 +225,20 @@ def plot_schedule(options: PlotScheduleOptions) -> Path:
 
     Raises:
         ValueError: a recipe or a value is impossible.
-        OSError: a recipe cannot be read, or the picture exists and `overwrite` is off.
+        OSError: a recipe cannot be read, or the file exists and `overwrite` is off.
     """
-    path = check_picture(options.output, overwrite=options.overwrite)
+    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
     schedules = [recipe_schedule(name) for name in options.recipe]
     pairs = _pairs(options.d_model, options.warmup_steps)
     if not schedules and not pairs:
         pairs = list(KNOWN_SCHEDULES)
     schedules += [paper_schedule(d_model, warmup) for d_model, warmup in pairs]
-    save_schedules(schedules, path, steps=options.steps)
+    save_schedules(schedules, path, steps=options.steps, theme=options.theme)
     return path
 
 
 def _pairs(widths: Sequence[int], warmups: Sequence[int]) -> list[tuple[int, int]]:
-    """Widths with their warmups; of which there is one, it goes with all."""
+    """Widths with their warmups; a single one goes with all of the other."""
     if not widths and not warmups:
         return []
     d_model, warmup_steps = KNOWN_SCHEDULES[0]
@@ -226,35 +265,39 @@ def recipe_schedule(path: str) -> Schedule:
     train, d_model = recipe.train, recipe.config().d_model
     peak = train.learning_rate or peak_learning_rate(d_model, train.warmup_steps)
     name = f"{Path(path).stem} (d_model {d_model}, warmup {train.warmup_steps:,})"
-    return Schedule(name, peak, train.warmup_steps, train.max_steps)
+    return Schedule(name, peak, train.warmup_steps, train.max_steps, train.schedule)
 
 
-def save_schedules(schedules: Sequence[Schedule], path: Path, *, steps: int | None = None) -> None:
-    """Save the learning rate of each schedule over the steps, with its peak told.
+def save_schedules(
+    schedules: Sequence[Schedule], path: Path, *, steps: int | None = None, theme: str = "light"
+) -> None:
+    """Save the learning rate of each schedule over the steps; the legend names its peak.
 
     Args:
         schedules: a curve each, drawn to its last step at most.
-        path: picture file.
+        path: file of the figure.
         steps: last step drawn; None: the last of the longest recipe, or well beyond the warmups.
+        theme: `"light"` or `"dark"`.
     """
     if steps is None:
         ends = [s.last_step for s in schedules if s.last_step is not None]
         steps = max(ends or [5 * s.warmup_steps // 2 for s in schedules])
-    figure = new_figure((8, 4.5))
-    axes = figure.subplots()
-    for schedule in schedules:
-        last = min(steps, schedule.last_step or steps)
-        # the peak is a corner, which evenly spaced steps would cut
-        drawn = {1, last, min(schedule.warmup_steps, last), *range(1, last, last // 500 + 1)}
-        points = [
-            (s, schedule.peak * share_of_peak(s, schedule.warmup_steps)) for s in sorted(drawn)
-        ]
-        label = f"{schedule.name}: peak {schedule.peak:.2g}"
-        axes.plot(*zip(*points, strict=True), linewidth=1.6, label=label)
-    axes.set(xlabel="optimizer step", ylabel="learning rate", ylim=(0, None), xlim=(0, steps))
-    axes.set_title("Learning rate: linear warmup, then the inverse square root of the step (5.3)")
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.yaxis.set_major_formatter("{x:.2g}")
-    axes.grid(visible=True, alpha=0.25)
-    axes.legend(fontsize=9)
-    save_picture(figure, path)
+    title = "Learning rate over the steps of training"
+    if all(schedule.kind == "inverse_sqrt" for schedule in schedules):
+        title = "Learning rate: linear warmup, then the inverse square root of the step (5.3)"
+    with figure_style(theme):
+        figure = new_figure((8, 4.5))
+        axes = figure.subplots()
+        for schedule in schedules:
+            last = min(steps, schedule.last_step or steps)
+            # the peak is a corner, which evenly spaced steps would cut
+            drawn = {1, last, min(schedule.warmup_steps, last), *range(1, last, last // 500 + 1)}
+            label = f"{schedule.name}: peak {schedule.peak:.2g}"
+            axes.plot(sorted(drawn), [schedule.rate(step) for step in sorted(drawn)], label=label)
+        axes.set(xlabel="optimizer step", ylabel="learning rate", ylim=(0, None), xlim=(0, steps))
+        axes.set_title(title)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.yaxis.set_major_formatter("{x:.2g}")
+        axes.grid(visible=True)
+        axes.legend()
+        save_figure(figure, path)

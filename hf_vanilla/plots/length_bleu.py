@@ -1,4 +1,4 @@
-"""How translations fare with the length of their sources: BLEU by bins of length, as a picture."""
+"""Figure of BLEU by the length of the source."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from hf_vanilla.data.corpus import read_lines, read_pairs
 from hf_vanilla.translation.evaluation import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.translation.translator import Translator
 
-from .figures import check_picture, new_figure, save_picture, short_names
+from .figures import check_output, figure_style, new_figure, save_figure, short_names, theme_of
 
 UNITS = ("words", "characters")
 MOST_BINS = 8
@@ -41,8 +41,11 @@ class PlotLengthBleuOptions:
         default="13a", metadata={"help": "sacreBLEU's tokenizer; none: text is tokenized already"}
     )
     lowercase: bool = field(default=False, metadata={"help": "ignore case"})
-    output: str = field(default="length_bleu.png", metadata={"help": "picture file, .png or .svg"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing picture"})
+    output: str = field(
+        default="length_bleu.png", metadata={"help": "file of the figure, .png or .svg"}
+    )
+    theme: str = field(default="light", metadata={"help": "light or dark background"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
 
     def __post_init__(self) -> None:
         if not self.translations and not self.model:
@@ -82,14 +85,14 @@ class LengthBleu:
 
 
 def plot_length_bleu(options: PlotLengthBleuOptions) -> Path:
-    """Score translations by the length of their sources, draw it and save it; returns the file.
+    """Score translations by the length of their sources and save a figure; returns the file.
 
     Raises:
         ValueError: the files do not correspond, or a name is unknown.
-        OSError: a file cannot be read, or the picture exists and `overwrite` is off.
+        OSError: a file cannot be read, or the file exists and `overwrite` is off.
         ImportError: `sacrebleu` is not installed.
     """
-    path = check_picture(options.output, overwrite=options.overwrite)
+    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
     check_bleu_tokenizer(options.tokenize)
     names = short_names([*options.translations, *options.model])
     pairs = list(read_pairs(options.source, options.reference))
@@ -103,7 +106,7 @@ def plot_length_bleu(options: PlotLengthBleuOptions) -> Path:
         edges=options.edges,
         score=partial(score_translations, tokenize=options.tokenize, lowercase=options.lowercase),
     )
-    save_length_bleu(found, path, unit=options.unit)
+    save_length_bleu(found, path, unit=options.unit, theme=options.theme)
     return path
 
 
@@ -133,17 +136,15 @@ def length_bleu(
     """
     edges = list(edges) or round_edges(lengths)
     members: list[list[int]] = [[] for _ in range(len(edges) + 1)]
-    for place, length in enumerate(lengths):
-        members[bisect_left(edges, length)].append(place)
+    for index, length in enumerate(lengths):
+        members[bisect_left(edges, length)].append(index)
     return LengthBleu(
         edges=edges,
-        counts=[len(places) for places in members],
+        counts=[len(rows) for rows in members],
         scores={
             name: [
-                score([texts[i] for i in places], [references[i] for i in places])
-                if places
-                else None
-                for places in members
+                score([texts[i] for i in rows], [references[i] for i in rows]) if rows else None
+                for rows in members
             ]
             for name, texts in systems.items()
         },
@@ -159,29 +160,34 @@ def round_edges(lengths: Sequence[int]) -> list[int]:
     return list(range(width, max(common, width + 1), width))
 
 
-def save_length_bleu(found: LengthBleu, path: Path, *, unit: str = "words") -> None:
+def save_length_bleu(
+    found: LengthBleu, path: Path, *, unit: str = "words", theme: str = "light"
+) -> None:
     """Save BLEU by bin, a curve for each system, above the number of sentences in each bin.
 
     Args:
         found: scores by length.
-        path: picture file.
+        path: file of the figure.
         unit: what a length counts.
+        theme: `"light"` or `"dark"`.
     """
-    figure = new_figure((7.5, 5.2))
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    places = range(len(found.bins))
-    for name, scores in found.scores.items():
-        bleu = [float("nan") if score is None else score.bleu for score in scores]
-        upper.plot(places, bleu, "o-", label=f"{name}: {found.whole[name].bleu:.1f} in all")
-    upper.set(ylabel="BLEU", ylim=(0, None))
-    upper.legend(fontsize=9)
-    upper.grid(visible=True, alpha=0.25)
-    bars = lower.bar(places, found.counts, color="0.7")
-    lower.bar_label(bars, [f"{count:,}" for count in found.counts], fontsize=8)
-    lower.margins(y=0.25)
-    lower.set(ylabel="sentences", xlabel=f"{unit} of the source")
-    lower.set_xticks(places, found.bins)
-    figure.suptitle("BLEU by length of the source")
-    signature = next(iter(found.whole.values())).bleu_signature
-    figure.text(0.99, 0.005, signature, ha="right", va="bottom", fontsize=6, color="0.4")
-    save_picture(figure, path)
+    faint = theme_of(theme).faint
+    with figure_style(theme):
+        figure = new_figure((7.5, 5.2))
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        bins = range(len(found.bins))
+        for name, scores in found.scores.items():
+            bleu = [float("nan") if score is None else score.bleu for score in scores]
+            upper.plot(bins, bleu, "o-", label=f"{name}: {found.whole[name].bleu:.1f} in all")
+        upper.set(ylabel="BLEU", ylim=(0, None))
+        upper.legend()
+        upper.grid(visible=True)
+        bars = lower.bar(bins, found.counts, color=faint)
+        lower.bar_label(bars, [f"{count:,}" for count in found.counts], fontsize=8)
+        lower.margins(y=0.25)
+        lower.set(ylabel="sentences", xlabel=f"{unit} of the source")
+        lower.set_xticks(bins, found.bins)
+        figure.suptitle("BLEU by length of the source; few sentences in a bin say little")
+        signature = next(iter(found.whole.values())).bleu_signature
+        figure.text(0.99, 0.005, signature, ha="right", va="bottom", fontsize=6)
+        save_figure(figure, path)

@@ -1,4 +1,4 @@
-"""The pictures by name, and their one command line."""
+"""The figures by name, and their one command line."""
 
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -18,8 +18,8 @@ from .formulas import (
 )
 from .length_bleu import PlotLengthBleuOptions, plot_length_bleu
 
-# what draws it, and what it is told
-PICTURES: dict[str, tuple[Callable[[Any], Path], type]] = {
+# the function that draws it, and its options
+FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
     "attention": (plot_attention, PlotAttentionOptions),
     "positions": (plot_positions, PlotPositionsOptions),
     "schedule": (plot_schedule, PlotScheduleOptions),
@@ -31,35 +31,34 @@ PICTURES: dict[str, tuple[Callable[[Any], Path], type]] = {
 def plot(choice: tuple[str, Any]) -> Path:
     """Draw what `read_plot` read; returns the file."""
     name, options = choice
-    draw, _ = PICTURES[name]
+    draw, _ = FIGURES[name]
     return draw(options)
 
 
 def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
-    """A picture and its options from a command line: the picture's name comes first.
+    """A figure and its options from a command line: the figure's name comes first.
 
     Raises:
-        UsageError: there is no such picture, or an option is unknown or missing.
+        UsageError: there is no such figure, or an option is unknown or missing.
         ValueError: a value is impossible.
     """
     if arguments and arguments[0] in ("-h", "--help"):
         _print_help()
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(f"missing: which picture; first comes one of {', '.join(PICTURES)}")
+        raise UsageError(f"missing: which figure; first comes one of {', '.join(FIGURES)}")
     name = arguments[0].replace("-", "_")
-    check_names("pictures", {name: None}, PICTURES, error=UsageError)
-    return name, parse_options(PICTURES[name][1], arguments[1:], chosen=arguments[0])
+    check_names("figures", {name: None}, FIGURES, error=UsageError)
+    return name, parse_options(FIGURES[name][1], arguments[1:], chosen=arguments[0])
 
 
 def _print_help() -> None:
-    """The pictures, a line each."""
+    """The figures, a line each."""
     lines = [
-        f"  {name:12} {(kind.__doc__ or '').splitlines()[0]}"
-        for name, (_, kind) in PICTURES.items()
+        f"  {name:12} {(kind.__doc__ or '').splitlines()[0]}" for name, (_, kind) in FIGURES.items()
     ]
     ArgumentParser(
-        usage="%(prog)s PICTURE [options]; %(prog)s PICTURE --help",
-        description="\n".join(["Draw a picture and save it as PNG or SVG:", "", *lines]),
+        usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",
+        description="\n".join(["Draw a figure and save it as PNG or SVG:", "", *lines]),
         formatter_class=RawDescriptionHelpFormatter,
     ).print_help()

@@ -251,14 +251,12 @@ def prepare_pairs(
                     "of a saved dataset write each column to a file first"
                 )
         texts[part] = pairs_from_files(*files)
-        encoded[part] = encode_pairs(texts[part], tokenizer, limits)
-        dropped = encoded[part].dropped.describe(limits)
-        if not len(encoded[part].rows):
-            raise ValueError(
-                f"{files[0]} and {files[1]}: every pair was dropped ({dropped}); "
-                "raise max_length or give other files"
-            )
+        try:
+            encoded[part] = encode_pairs(texts[part], tokenizer, limits)
+        except ValueError as error:  # no pair is left
+            raise ValueError(f"{files[0]} and {files[1]}: {error}") from None
         if is_main:
+            dropped = encoded[part].dropped.describe(limits)
             logger.info("%s: %d pairs; dropped: %s", part, len(encoded[part].rows), dropped)
     return FinetuneData(encoded["train"], encoded.get("validation"), texts.get("validation"))
 

@@ -86,7 +86,7 @@ def test_all_layers_and_heads_make_a_grid(drawn, seen):
     assert [axes.get_ylabel() for axes in maps[::H]] == ["layer 0", "layer 1", "layer 2"]
     assert title.splitlines() == [
         "Cross-attention",
-        "down: target token being written, across: source token looked at",
+        "down: target token being written, across: source token attended to",
     ]
 
 
@@ -109,9 +109,9 @@ def test_panels_share_one_scale_that_ends_at_the_heaviest_weight(drawn, seen):
 @pytest.mark.parametrize(
     ("kind", "down", "across", "labels"),
     [
-        ("cross", "target", "source", ("target token being written", "source token looked at")),
-        ("encoder", "source", "source", ("source token that looks", "source token looked at")),
-        ("decoder", "target", "read", ("target token being written", "target token looked at")),
+        ("cross", "target", "source", ("target token being written", "source token attended to")),
+        ("encoder", "source", "source", ("source token that attends", "source token attended to")),
+        ("decoder", "target", "read", ("target token being written", "target token attended to")),
     ],
 )
 def test_tokens_stand_at_their_rows_and_columns(drawn, seen, kind, down, across, labels):

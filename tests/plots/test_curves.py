@@ -1,17 +1,24 @@
-"""Curves of training: the points of the log, for one run and for several."""
+"""The figure of training shows the points of the log, for one run and for several."""
 
 import json
+import math
 
 import pytest
 from PIL import Image
 
-from hf_vanilla.plots.curves import PlotCurvesOptions, plot_curves, save_curves
+from hf_vanilla import VanillaConfig
+from hf_vanilla.plots.curves import (
+    PlotCurvesOptions,
+    plot_curves,
+    save_curves,
+    smoothing_floor,
+)
 
 ENTRIES = [
     {"step": 1, "loss": 5.0, "train_nll": 4.5, "learning_rate": 1e-4},
     {"step": 2, "loss": 4.0, "train_nll": 3.5, "learning_rate": 2e-4},
-    {"step": 2, "validation_nll": 3.7, "bleu": 12.5, "averaged_checkpoints": 0},
-    {"step": 2, "validation_nll": 3.1, "bleu": 15.0, "averaged_checkpoints": 2},
+    {"step": 2, "validation_nll": 3.7, "bleu": 12.5, "exact_match": 0.0, "averaged_checkpoints": 0},
+    {"step": 2, "validation_nll": 3.1, "bleu": 15.0, "exact_match": 3.0, "averaged_checkpoints": 2},
 ]
 OTHER = [{"step": 3, "loss": 2.0}, {"step": 6, "loss": 1.5}]
 
@@ -46,9 +53,62 @@ def test_the_curves_are_those_of_the_log_without_the_mean(panels):
     assert drawn[0].figure.get_suptitle() == "Training: mine"
 
 
-def test_a_run_without_validation_has_no_panel_for_bleu(panels):
-    labels = [axes.get_ylabel() for axes in panels(mine=ENTRIES[:2])]
+@pytest.mark.parametrize("score", [None, 0.0])
+def test_a_run_without_a_score_has_no_empty_panel_for_it(panels, score):
+    entries = [*ENTRIES[:2], {"step": 2, "validation_nll": 3.0}]
+    if score is not None:  # nothing was translated right yet
+        entries[2] |= {"bleu": score, "exact_match": score}
+    labels = [axes.get_ylabel() for axes in panels(mine=entries)]
     assert labels == ["nats per target token", "learning rate"]
+
+
+def test_bleu_and_exact_match_share_a_panel_from_zero(panels):
+    entries = [{"step": s, "loss": 1.0, "bleu": 10.0 * s, "exact_match": 7.0 * s} for s in (1, 2)]
+    _, scores = panels(mine=entries)
+    assert points(scores) == [[[1, 10.0], [2, 20.0]], [[1, 7.0], [2, 14.0]]]
+    assert scores.get_ylim()[0] == 0
+
+
+def test_the_learning_rate_is_a_thin_strip_below(panels):
+    heights = [axes.get_position().height for axes in panels(mine=ENTRIES)]
+    assert heights[-1] < 0.5 * heights[0]
+
+
+# --- the smoothing floor ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["non_target", "uniform", "non_target_non_pad"])
+def test_the_floor_is_the_loss_of_a_model_that_predicts_the_smoothed_target(kind):
+    config = VanillaConfig(vocab_size=7, label_smoothing=0.3, label_smoothing_type=kind)
+    # target token 3, padding 0
+    shares = {
+        "non_target": [0.05] * 3 + [0.7] + [0.05] * 3,
+        "uniform": [0.3 / 7] * 3 + [0.7 + 0.3 / 7] + [0.3 / 7] * 3,
+        "non_target_non_pad": [0.0] + [0.06] * 2 + [0.7] + [0.06] * 3,
+    }[kind]
+    expected = -sum(share * math.log(share) for share in shares if share)
+    assert smoothing_floor(config) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_floor_without_smoothing_is_zero():
+    assert smoothing_floor(VanillaConfig(label_smoothing=0.0)) == 0
+
+
+def test_the_floor_of_a_run_is_drawn_and_named(tmp_path, figures):
+    config = VanillaConfig(vocab_size=7, label_smoothing=0.3)
+    for name in ("mine", "plain"):
+        (tmp_path / name).mkdir()
+        text = "".join(json.dumps(entry) + "\n" for entry in ENTRIES)
+        (tmp_path / name / "log.jsonl").write_text(text)
+    config.save_pretrained(tmp_path / "mine")
+    for name, lines in (("mine", 4), ("plain", 3)):
+        output = str(tmp_path / f"{name}.png")
+        plot_curves(PlotCurvesOptions(run=[str(tmp_path / name)], output=output))
+        drawn = figures[-1].axes[0].lines
+        assert len(drawn) == lines
+    floor = figures[0].axes[0].lines[3]
+    assert floor.get_ydata() == pytest.approx([smoothing_floor(config)] * 2)
+    assert floor.get_label() == "smoothing floor: no smoothed loss can be lower"
 
 
 def test_a_run_that_told_nothing_leaves_an_empty_picture(panels):
@@ -109,6 +169,6 @@ def test_a_folder_without_a_log_is_told(tmp_path):
 def test_a_log_that_tells_nothing_is_told(tmp_path, text):
     (tmp_path / "log.jsonl").write_text(text)
     options = PlotCurvesOptions(run=[str(tmp_path)], output=str(tmp_path / "a.png"))
-    with pytest.raises(ValueError, match=r"log\.jsonl tells of no step: there is nothing to draw"):
+    with pytest.raises(ValueError, match=r"log\.jsonl has no entry of a step: there is"):
         plot_curves(options)
     assert not (tmp_path / "a.png").exists()

@@ -1,9 +1,10 @@
-"""What every picture shares: early refusals, letters of any script, no half-written file."""
+"""What every figure shares: early refusals, themes, characters of any script, complete files."""
 
 import logging
 import sys
 import warnings
 
+import matplotlib as mpl
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
@@ -11,8 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from PIL import Image
 
-from hf_vanilla.plots import figures as pictures
-from hf_vanilla.plots.figures import check_picture, new_figure, save_picture, short_names
+from hf_vanilla.plots import figures
+from hf_vanilla.plots.figures import (
+    THEMES,
+    check_output,
+    figure_style,
+    new_figure,
+    save_figure,
+    short_names,
+)
 
 RARE = "𓀀"  # a hieroglyph
 
@@ -35,44 +43,90 @@ def text_of(path):
 
 
 @pytest.mark.parametrize("name", ["a.bmp", "a.jpg", "a", "png", "a.png.txt"])
-def test_a_kind_of_picture_nobody_knows_is_refused(tmp_path, name):
+def test_an_unknown_suffix_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=rf"{name}': end it with \.png or \.svg"):
-        check_picture(tmp_path / name)
+        check_output(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.svg", "a.PNG"])
 def test_the_known_kinds_are_taken(tmp_path, name):
-    save_picture(labelled("a"), check_picture(tmp_path / name))
+    save_figure(labelled("a"), check_output(tmp_path / name))
     assert (tmp_path / name).stat().st_size > 500
 
 
-def test_a_missing_folder_is_told(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
-        check_picture(tmp_path / "nowhere" / "a.png")
+        check_output(tmp_path / "nowhere" / "a.png")
 
 
-def test_an_existing_picture_is_refused_unless_told(tmp_path):
+def test_an_existing_file_is_refused_without_overwrite(tmp_path):
     (tmp_path / "a.png").write_bytes(b"mine")
     with pytest.raises(FileExistsError, match=r"a\.png exists: .* --overwrite"):
-        check_picture(tmp_path / "a.png")
-    assert check_picture(tmp_path / "a.png", overwrite=True) == tmp_path / "a.png"
+        check_output(tmp_path / "a.png")
+    assert check_output(tmp_path / "a.png", overwrite=True) == tmp_path / "a.png"
 
 
 def test_without_matplotlib_the_message_says_how_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[plot\]'"):
-        check_picture(tmp_path / "a.png")
+        check_output(tmp_path / "a.png")
 
 
-def test_a_picture_that_would_take_gigabytes_is_refused():
-    with pytest.raises(ValueError, match="the picture would be 200 x 100 inches: draw less"):
+def test_a_figure_that_would_take_gigabytes_is_refused():
+    with pytest.raises(ValueError, match="the figure would be 200 x 100 inches: draw less"):
         new_figure((200, 100))
+
+
+# --- themes ------------------------------------------------------------------------------------
+
+
+def luminance(colour):
+    """Relative luminance by WCAG 2, 0 for black, 1 for white."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(first, second):
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_text_and_curves_are_readable_on_their_background(name):
+    theme = THEMES[name]
+    assert contrast(theme.text, theme.background) > 12
+    # WCAG asks 3 of graphics; the lighter colours of the palette come last and are rarely drawn
+    assert all(contrast(colour, theme.background) > 3 for colour in theme.lines[:3])
+    assert len(set(theme.lines)) == 6
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_a_figure_is_drawn_in_its_theme_in_full_colour(tmp_path, name):
+    with figure_style(name):
+        save_figure(labelled("a"), tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.mode == "RGBA"  # no palette
+        corner = picture.getpixel((0, 0))
+    assert "#{:02x}{:02x}{:02x}".format(*corner[:3]) == THEMES[name].background
+
+
+def test_an_unknown_theme_is_refused_before_any_work(tmp_path):
+    with pytest.raises(ValueError, match="theme='blue': choose one of light, dark"):
+        check_output(tmp_path / "a.png", theme="blue")
+
+
+def test_a_style_ends_with_its_block():
+    before = dict(mpl.rcParams)
+    with figure_style("dark"):
+        assert mpl.rcParams["figure.facecolor"] == THEMES["dark"].background
+    assert dict(mpl.rcParams) == before
 
 
 # --- files -------------------------------------------------------------------------------------
 
 
-def test_a_picture_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
+def test_a_figure_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     def fail(_, path, **__):
         path.write_bytes(b"half")
         raise OSError("disk full")
@@ -80,18 +134,18 @@ def test_a_picture_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(b"mine")
     monkeypatch.setattr(Figure, "savefig", fail)
     with pytest.raises(OSError, match="disk full"):
-        save_picture(labelled("a"), tmp_path / "a.png")
+        save_figure(labelled("a"), tmp_path / "a.png")
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("a.png", b"mine")]
 
 
-# --- letters -----------------------------------------------------------------------------------
+# --- characters --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def forget_fonts():
-    pictures._letters.cache_clear()
+    figures._characters.cache_clear()
     yield
-    pictures._letters.cache_clear()
+    figures._characters.cache_clear()
 
 
 @pytest.fixture
@@ -114,45 +168,49 @@ def write_font(path):
     builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "rare": pen.glyph()})
     builder.setupHorizontalMetrics({".notdef": (900, 0), "rare": (900, 100)})
     builder.setupHorizontalHeader(ascent=800, descent=-200)
-    builder.setupNameTable({"familyName": "Rare", "styleName": "Regular"})
+    builder.setupNameTable({"familyName": "Unifont", "styleName": "Regular"})
     builder.setupOS2()
     builder.setupPost()
     builder.save(path)
 
 
-def test_a_letter_that_no_font_has_becomes_its_number(tmp_path, only_own_font, caplog):
+def test_a_character_that_no_font_has_becomes_its_number(tmp_path, only_own_font, caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
-        save_picture(labelled(f"a{RARE}", "b", RARE), tmp_path / "a.svg")
-    assert caplog.messages == [f"no installed font has the letters {RARE}: they become numbers"]
+        save_figure(labelled(f"a{RARE}", "b", RARE), tmp_path / "a.svg")
+    assert caplog.messages == [
+        f"no installed font has the characters {RARE}: numbers stand for them"
+    ]
     texts = text_of(tmp_path / "a.svg")
     assert texts.count("a⟨U+13000⟩") == 2
     assert texts.count("⟨U+13000⟩") == texts.count("b") == 1
 
 
-def test_a_letter_is_taken_from_the_font_that_has_it(tmp_path, only_own_font, monkeypatch, caplog):
+def test_a_character_is_drawn_from_a_newly_installed_font_that_has_it(
+    tmp_path, only_own_font, monkeypatch, caplog
+):
     write_font(tmp_path / "rare.ttf")
     (tmp_path / "broken.ttf").write_bytes(b"no font")
     files = [str(tmp_path / name) for name in ("broken.ttf", "rare.ttf")]
     monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda: files)
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
-        save_picture(labelled(RARE * 9), tmp_path / "a.svg")
-        save_picture(labelled(RARE * 9), tmp_path / "a.png")
+        save_figure(labelled(RARE * 9), tmp_path / "a.svg")
+        save_figure(labelled(RARE * 9), tmp_path / "a.png")
     assert not caplog.messages
     assert RARE * 9 in text_of(tmp_path / "a.svg")
     with Image.open(tmp_path / "a.png") as picture:
         picture.verify()
 
 
-def test_a_letter_of_matplotlibs_own_font_asks_for_no_other(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "_installed", lambda: 1 / 0)
-    save_picture(labelled("␣üñ", "⟨E6⟩", "Ж", "א", "ع", "→"), tmp_path / "a.png")
+def test_characters_of_matplotlibs_own_font_need_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "_add_new_fonts", lambda: 1 / 0)
+    save_figure(labelled("␣üñ", "⟨E6⟩", "Ж", "א", "ع", "→"), tmp_path / "a.png")
 
 
 @pytest.mark.parametrize("label", ["$x$", r"$\frac$", "$5 or $6", "_a^b", "\\alpha"])
 def test_text_is_never_taken_for_a_formula(tmp_path, label):
-    save_picture(labelled(label), tmp_path / "a.svg")
+    save_figure(labelled(label), tmp_path / "a.svg")
     assert text_of(tmp_path / "a.svg").count(label) == 2
 
 

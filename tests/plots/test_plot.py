@@ -1,25 +1,25 @@
-"""One command line for all pictures: the name first, then the picture's own options."""
+"""One command line for all figures: the name first, then the options of that figure."""
 
 import dataclasses
 
 import pytest
 
 from hf_vanilla.plots.attention import PlotAttentionOptions
-from hf_vanilla.plots.plot import PICTURES, plot, read_plot
+from hf_vanilla.plots.plot import FIGURES, plot, read_plot
 
 OPTIONS = {
-    "attention": "model sentence translation output kind layer head overwrite",
-    "positions": "model d_model layout frequencies offset length output overwrite",
-    "schedule": "recipe d_model warmup_steps steps output overwrite",
-    "curves": "run output overwrite",
+    "attention": "model sentence translation output kind layer head theme overwrite",
+    "positions": "model d_model layout frequencies offset length output theme overwrite",
+    "schedule": "recipe d_model warmup_steps steps output theme overwrite",
+    "curves": "run output theme overwrite",
     "length_bleu": "source reference translations model unit edges tokenize lowercase output "
-    "overwrite",
+    "theme overwrite",
 }
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_the_options_are_these(name):
-    fields = [field.name for field in dataclasses.fields(PICTURES[name][1])]
+    fields = [field.name for field in dataclasses.fields(FIGURES[name][1])]
     assert fields == OPTIONS[name].split()
 
 
@@ -48,8 +48,8 @@ def test_what_was_read_is_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "missing: which picture; first comes one of attention, positions, schedule"),
-        (["--model", "m"], "missing: which picture"),
+        ([], "missing: which figure; first comes one of attention, positions, schedule"),
+        (["--model", "m"], "missing: which figure"),
         (["atention"], "unknown key 'atention'; did you mean 'attention'"),
         (["attention", "--model", "m"], "missing: --sentence"),
         (["curves", "--runs", "a"], "unknown: --runs; did you mean --run?"),
@@ -68,5 +68,5 @@ def test_help_tells_what_there_is(arguments, capsys):
         read_plot(arguments)
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    expected = ["--sentence", "--head"] if len(arguments) == 2 else list(PICTURES)
+    expected = ["--sentence", "--head"] if len(arguments) == 2 else list(FIGURES)
     assert all(name in text for name in expected)
