@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hf_vanilla.data.corpus import read_pairs
 
 from .decoding_options import DecodingOptions
+from .translator import check_sentences
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,12 @@ def score_translations(
         lowercase: ignore case.
 
     Raises:
-        ValueError: the counts differ or there is nothing to score.
+        ValueError: the counts differ, there is nothing to score, or one side is a single text.
         ImportError: `sacrebleu` is not installed.
     """
     check_bleu_tokenizer(tokenize)
+    for texts in (translations, references):
+        check_sentences(texts)
     from sacrebleu.metrics import BLEU, CHRF
 
     if len(translations) != len(references):
