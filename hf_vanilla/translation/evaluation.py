@@ -115,15 +115,17 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     """Translate a file and score it against its references.
 
     Raises:
-        ValueError: the files have different numbers of lines, or the folder has no model.
+        ValueError: the files have different numbers of lines, the folder has no model, or lines
+            could not be translated and `accept_failures` is off.
         OSError: a file cannot be read.
     """
     check_bleu_tokenizer(options.tokenize)  # before the long translation
     pairs = list(read_pairs(options.source, options.reference))
     translator = options.open_translator()
-    translations = translator.translate([pair["source"] for pair in pairs], progress=True)
+    translations = list(translator.translate([pair["source"] for pair in pairs], progress=True))
+    options.check_failures(translator.failed)
     return score_translations(
-        list(translations),
+        translations,
         [pair["target"] for pair in pairs],
         tokenize=options.tokenize,
         lowercase=options.lowercase,

@@ -1,6 +1,7 @@
 """Translate sentences: sort by length, batch by tokens, decode, restore the order."""
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice, pairwise
 from pathlib import Path
@@ -114,7 +115,8 @@ class Translator:
         self, sentences: Iterable[str], progress: bool, first_line: int
     ) -> Iterator[str]:
         total = len(sentences) if isinstance(sentences, Sized) else None
-        is_hidden = not progress or not (self.processes is None or self.processes.is_main_process)
+        is_main = self.processes is None or self.processes.is_main_process
+        is_hidden = not progress or not is_main or sys.stderr is None
         sentences = iter(sentences)
         with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
             while window := list(islice(sentences, self.window)):

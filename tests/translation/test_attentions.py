@@ -80,7 +80,9 @@ def test_row_t_holds_the_weights_of_the_step_that_wrote_token_t(computed, traine
     # while the second token was being written; the prefix alone against the whole sentence: other
     # matrix sizes, the same float32 sums
     close = {"rtol": 0, "atol": 1e-5}
-    torch.testing.assert_close(computed.cross[0, :, 1], outputs.cross_attentions[0][0, :, -1], **close)
+    torch.testing.assert_close(
+        computed.cross[0, :, 1], outputs.cross_attentions[0][0, :, -1], **close
+    )
     written = outputs.decoder_attentions[0][0, :, -1]
     torch.testing.assert_close(computed.decoder[0, :, 1, :2], written, **close)
     torch.testing.assert_close(computed.encoder[0], outputs.encoder_attentions[0][0], **close)
