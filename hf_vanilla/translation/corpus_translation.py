@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,7 +13,15 @@ import torch
 from tqdm import tqdm
 
 from .decoding_options import DecodingOptions
-from .shards import Plan, Shard, file_facts, plan_shards, remove_leftovers, translate_shard
+from .shards import (
+    Plan,
+    Shard,
+    failed_lines,
+    file_facts,
+    plan_shards,
+    remove_leftovers,
+    translate_shard,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +68,7 @@ class CorpusReport:
         lines: number of lines in the corpus.
         done_before: shards that earlier runs finished.
         redone: shards that an earlier run began and did not finish.
-        failed: lines that this run could not translate and left empty.
+        failed: lines that could not be translated and are empty, those of earlier runs included.
     """
 
     output: str
@@ -84,7 +93,8 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
     gets its name when it is complete, and a complete shard is never translated again.
 
     Raises:
-        ValueError: an earlier run wrote to this output with other inputs or settings.
+        ValueError: an earlier run wrote to this output with other inputs or settings; or, once all
+            shards are done, lines could not be translated and `accept_failures` is off.
         OSError: an input does not exist, or a file cannot be read or written.
         ImportError: more than one worker, and Ray is not installed.
     """
@@ -107,20 +117,22 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
         len(plan.begun),
     )
     run = _run_on_ray if uses_ray else _run_locally
-    failed, lines = 0, sum(shard.lines for shard in plan.left)
-    with tqdm(total=lines, unit="line", desc="Translating", smoothing=0) as bar:
-        for shard_lines, shard_failed in run(options, plan, output) if plan.left else ():
-            failed += shard_failed
+    lines, is_hidden = sum(shard.lines for shard in plan.left), sys.stderr is None
+    with tqdm(total=lines, unit="line", desc="Translating", smoothing=0, disable=is_hidden) as bar:
+        for shard_lines in run(options, plan, output) if plan.left else ():
             bar.update(shard_lines)
     remove_leftovers(plan, output)
-    return CorpusReport(
+    report = CorpusReport(
         output=options.output,
         shards=len(plan.shards),
         lines=sum(shard.lines for shard in plan.shards),
         done_before=len(plan.done),
         redone=len(plan.begun),
-        failed=failed,
+        failed=sum(len(failed_lines(shard, output)) for shard in plan.shards),
     )
+    if report.failed and not options.accept_failures:
+        raise ValueError(f"{report}; --accept_failures True accepts this")
+    return report
 
 
 class ShardWorker:
@@ -137,12 +149,10 @@ class ShardWorker:
         self.output = Path(output)
 
     def __call__(self, row: dict[str, str]) -> dict[str, int]:
-        """Translate the shard of a row; returns the number of lines and of failed lines."""
+        """Translate the shard of a row; returns its number of lines."""
         shard = Shard(**json.loads(row["shard"]))
-        return {
-            "lines": shard.lines,
-            "failed": translate_shard(self.translator, shard, self.output),
-        }
+        translate_shard(self.translator, shard, self.output)
+        return {"lines": shard.lines}
 
 
 def _settings(options: CorpusOptions) -> dict[str, Any]:
@@ -157,13 +167,14 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
     }
 
 
-def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tuple[int, int]]:
+def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
     translator = options.open_translator()
     for shard in plan.left:
-        yield shard.lines, translate_shard(translator, shard, output)
+        translate_shard(translator, shard, output)
+        yield shard.lines
 
 
-def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tuple[int, int]]:
+def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
     """Ray Data distributes the shards, restarts killed workers and repeats their shards."""
     ray = _import_ray()
     cpus = options.workers * options.threads_per_worker
@@ -183,7 +194,7 @@ def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[tu
             num_gpus=options.gpus_per_worker or None,
         )
         for row in done.iter_rows():
-            yield row["lines"], row["failed"]
+            yield row["lines"]
     except ray.exceptions.RayError as error:
         # the text is a traceback, whose last line names the cause
         reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]

@@ -1,11 +1,14 @@
 """Options that every command which translates has: the model, the engine, the search."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from accelerate import PartialState
 
 from .engines import ENGINES
 from .translator import Translator, check_tokens_per_batch
+
+SHOWN_LINES = 10  # in the message about failed lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,9 @@ class DecodingOptions:
     tokens_per_batch: int = field(
         default=4096, metadata={"help": "source tokens in a batch, padding included"}
     )
+    accept_failures: bool = field(
+        default=False, metadata={"help": "exit status 0 even if lines cannot be translated"}
+    )
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -35,6 +41,24 @@ class DecodingOptions:
     def generate_kwargs(self) -> dict[str, int]:
         """Changes to the model's generation config."""
         return {} if self.num_beams is None else {"num_beams": self.num_beams}
+
+    def check_failures(self, failed: Sequence[int]) -> None:
+        """Refuse failed lines, unless `accept_failures` is on.
+
+        Args:
+            failed: their line numbers.
+
+        Raises:
+            ValueError: there are any.
+        """
+        if not failed or self.accept_failures:
+            return
+        numbers = ", ".join(map(str, failed[:SHOWN_LINES]))
+        more = ", ..." if len(failed) > SHOWN_LINES else ""
+        raise ValueError(
+            f"{len(failed)} of the lines could not be translated and are empty: {numbers}{more}; "
+            "--accept_failures True accepts this"
+        )
 
     def open_translator(self, processes: PartialState | None = None) -> Translator:
         """Load the model.

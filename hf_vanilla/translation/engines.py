@@ -27,8 +27,11 @@ CTRANSLATE2_DECODING = frozenset(
         "max_length",
         "max_new_tokens",
         "max_tokens_beyond_source",
+        "min_length",
+        "min_new_tokens",
         "no_repeat_ngram_size",
         "num_beams",
+        "num_return_sequences",
         "pad_token_id",
         "renormalize_logits",
         "transformers_version",
@@ -51,7 +54,8 @@ class TorchEngine:
     Args:
         model: a sequence-to-sequence model in evaluation mode.
         tokenizer: its tokenizer.
-        **generate_kwargs: passed on to `model.generate`.
+        **generate_kwargs: passed on to `model.generate`. Of several returned sequences the first,
+            which beam search ranks best, is the translation.
     """
 
     def __init__(
@@ -70,9 +74,11 @@ class TorchEngine:
         generated = self.model.generate(
             input_ids=input_ids.to(self.model.device),
             attention_mask=attention_mask.to(self.model.device),
-            **self.generate_kwargs,
+            # one sequence per sentence, whatever the generation config says
+            **{**self.generate_kwargs, "num_return_sequences": 1, "return_dict_in_generate": False},
         )
-        return self.tokenizer.batch_decode(generated, skip_special_tokens=True)
+        # without the start token, which some tokenizers do not count as special
+        return self.tokenizer.batch_decode(generated[:, 1:], skip_special_tokens=True)
 
 
 def store_by_columns(model: nn.Module) -> None:
@@ -159,12 +165,20 @@ class CTranslate2Engine:
         limit = max(source_tokens + beyond, 1)
         return limit if given is None else min(limit, given)
 
+    def _min_new_tokens(self) -> int:
+        """Minimum target tokens before the end token."""
+        config = self.decoding
+        if config.min_new_tokens is not None:
+            return config.min_new_tokens
+        return max((config.min_length or 0) - 1, 0)  # min_length includes the start token
+
     def _search_options(self) -> dict[str, Any]:
         config = self.decoding
         banned = [[self._target_tokens[i] for i in ids] for ids in config.bad_words_ids or []]
         return {
             "beam_size": config.num_beams or 1,
             "length_penalty": 1.0 if config.length_penalty is None else config.length_penalty,
+            "min_decoding_length": self._min_new_tokens(),  # CTranslate2's own default is 1
             "no_repeat_ngram_size": config.no_repeat_ngram_size or 0,
             "suppress_sequences": banned or None,
             "max_input_length": 0,  # no limit here: the translator has cut long sentences

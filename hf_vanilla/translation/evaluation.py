@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hf_vanilla.data.corpus import read_pairs
 
 from .decoding_options import DecodingOptions
+from .translator import check_sentences
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,12 @@ def score_translations(
         lowercase: ignore case.
 
     Raises:
-        ValueError: the counts differ or there is nothing to score.
+        ValueError: the counts differ, there is nothing to score, or one side is a single text.
         ImportError: `sacrebleu` is not installed.
     """
     check_bleu_tokenizer(tokenize)
+    for texts in (translations, references):
+        check_sentences(texts)
     from sacrebleu.metrics import BLEU, CHRF
 
     if len(translations) != len(references):
@@ -112,15 +115,17 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     """Translate a file and score it against its references.
 
     Raises:
-        ValueError: the files have different numbers of lines, or the folder has no model.
+        ValueError: the files have different numbers of lines, the folder has no model, or lines
+            could not be translated and `accept_failures` is off.
         OSError: a file cannot be read.
     """
     check_bleu_tokenizer(options.tokenize)  # before the long translation
     pairs = list(read_pairs(options.source, options.reference))
     translator = options.open_translator()
-    translations = translator.translate([pair["source"] for pair in pairs], progress=True)
+    translations = list(translator.translate([pair["source"] for pair in pairs], progress=True))
+    options.check_failures(translator.failed)
     return score_translations(
-        list(translations),
+        translations,
         [pair["target"] for pair in pairs],
         tokenize=options.tokenize,
         lowercase=options.lowercase,

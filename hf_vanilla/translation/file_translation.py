@@ -1,7 +1,9 @@
 """Translate a file or stdin into a file or stdout, line by line."""
 
+import io
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -37,41 +39,65 @@ def translate_file(options: TranslateOptions) -> Path | None:
         The file written; None for stdout, and on all ranks but 0.
 
     Raises:
-        ValueError: the folder has no model, or the input is not UTF-8 text.
+        ValueError: the folder has no model, the input is not UTF-8 text, or stdin or stdout is
+            closed; or, after the output is written, lines could not be translated and
+            `accept_failures` is off.
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
     # without cpu=True, processes on a machine without GPUs do not connect to each other
     processes = PartialState(cpu=not torch.cuda.is_available())
     _check_streams(options, processes)
     translator = options.open_translator(processes if processes.num_processes > 1 else None)
-    shows_progress = sys.stderr.isatty() or options.output != STANDARD_STREAM
+    is_terminal = sys.stderr is not None and sys.stderr.isatty()
+    shows_progress = is_terminal or options.output != STANDARD_STREAM
     translations = translator.translate(_lines(options.input), progress=shows_progress)
     if not processes.is_main_process:
         for _ in translations:
             pass
         return None
-    if options.output == STANDARD_STREAM:
-        write_lines(translations, sys.stdout)
-        return None
-    output = Path(options.output)
-    with whole_file(output) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+    with _open_output(options.output) as file:
         write_lines(translations, file)
-    return output
+    options.check_failures(translator.failed)
+    return None if options.output == STANDARD_STREAM else Path(options.output)
 
 
 def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
     """Refuse impossible inputs and outputs before the model is loaded."""
-    output = Path(options.output)
     if options.output != STANDARD_STREAM:
-        check_output_file(output, overwrite=options.overwrite)
-    if options.input != STANDARD_STREAM:
+        check_output_file(options.output, overwrite=options.overwrite)
+    elif sys.stdout is None:
+        raise ValueError("stdout is closed: give a file by --output")
+    path = Path(options.input)
+    if options.input == STANDARD_STREAM:
+        if sys.stdin is None:
+            raise ValueError("stdin is closed: give a file by --input")
+    else:
         check_text_file(options.input)
-    elif sys.stdin is None:
-        raise ValueError("stdin is closed: give a file by --input")
-    if options.input == STANDARD_STREAM and processes.num_processes > 1:
+    if processes.num_processes > 1 and not path.is_file():
+        name = "stdin" if options.input == STANDARD_STREAM else str(path)
         raise ValueError(
-            f"{processes.num_processes} processes cannot read one stdin: give a file by --input"
+            f"{processes.num_processes} processes cannot share {name}: give a regular file "
+            "by --input"
         )
+
+
+@contextmanager
+def _open_output(name: str) -> Iterator[TextIO]:
+    """Open the output in UTF-8, whatever the locale is; a file appears when it is complete."""
+    if name != STANDARD_STREAM:
+        with whole_file(Path(name)) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+            yield file
+        return
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:  # a replacement of stdout that takes text only
+        yield sys.stdout
+        return
+    sys.stdout.flush()
+    stream = io.TextIOWrapper(buffer, encoding="utf-8")
+    try:
+        yield stream
+    finally:
+        stream.detach()  # a TextIOWrapper that is collected would close stdout
 
 
 def write_lines(texts: Iterable[str], file: TextIO) -> int:

@@ -129,8 +129,8 @@ def file_facts(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def translate_shard(translator: Translator, shard: Shard, output: Path) -> int:
-    """Translate one shard into its file, unless that exists; returns the number of failed lines.
+def translate_shard(translator: Translator, shard: Shard, output: Path) -> None:
+    """Translate one shard into its file, unless that exists.
 
     The line numbers of failures go to a second file beside it. Two workers may translate the same
     shard: each has its own temporary file, and the results are equal.
@@ -141,7 +141,7 @@ def translate_shard(translator: Translator, shard: Shard, output: Path) -> int:
     """
     finished = output / shard.output
     if finished.exists():
-        return 0
+        return
     # every worker has its own temporary name; the file of a killed worker names its shard
     mark = f"{socket.gethostname()}-{os.getpid()}"
     with whole_file(finished, mark=f"~{mark}") as unfinished:
@@ -155,7 +155,12 @@ def translate_shard(translator: Translator, shard: Shard, output: Path) -> int:
         if translator.failed:
             numbers = "".join(f"{line}\n" for line in translator.failed)
             write_text(output / (shard.output + FAILED), numbers)
-    return len(translator.failed)
+
+
+def failed_lines(shard: Shard, output: Path) -> list[int]:
+    """Line numbers, in the input file, of a finished shard that could not be translated."""
+    path = output / (shard.output + FAILED)
+    return [int(line) for line in path.read_text().split()] if path.is_file() else []
 
 
 def remove_leftovers(plan: Plan, output: Path) -> None:
@@ -179,6 +184,8 @@ def _input_files(inputs: Sequence[str]) -> list[Path]:
             files += sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
         elif path.is_file():
             files.append(path)
+        elif path.exists():
+            raise ValueError(f"{name} is not a regular file: shards are read by position")
         else:
             raise FileNotFoundError(f"{name}: no such file or folder")
     if not files:

@@ -1,6 +1,7 @@
 """Translate sentences: sort by length, batch by tokens, decode, restore the order."""
 
 import logging
+import sys
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import islice, pairwise
 from pathlib import Path
@@ -34,7 +35,7 @@ class Translator:
     Up to `window` sentences are read ahead and sorted by length, so that batches have little
     padding. A blank sentence translates to an empty one. A sentence of more than the tokenizer's
     `model_max_length` tokens is cut there. A sentence that cannot be translated becomes an empty
-    one; only if the engine fails at every sentence, its error is raised. Cuts and failures are
+    one and is counted in `failed`; an error at every sentence is raised. Cuts and failures are
     logged with the line number.
 
     Args:
@@ -89,6 +90,8 @@ class Translator:
         self.window = window
         self.processes = processes
         self.failed: list[int] = []
+        self._has_translated = False
+        self._error: Exception | None = None  # the engine's latest
 
     def translate(
         self, sentences: Iterable[str], *, progress: bool = False, first_line: int = 1
@@ -99,10 +102,21 @@ class Translator:
             sentences: raw text; read ahead by up to `window` sentences.
             progress: show a progress bar, on the main process.
             first_line: line number of the first sentence, for messages.
+
+        Raises:
+            ValueError: `sentences` is one text; or, while translating, the engine fails at every
+                sentence.
         """
+        check_sentences(sentences)
         self.failed = []
+        return self._translations(sentences, progress, first_line)
+
+    def _translations(
+        self, sentences: Iterable[str], progress: bool, first_line: int
+    ) -> Iterator[str]:
         total = len(sentences) if isinstance(sentences, Sized) else None
-        is_hidden = not progress or not (self.processes is None or self.processes.is_main_process)
+        is_main = self.processes is None or self.processes.is_main_process
+        is_hidden = not progress or not is_main or sys.stderr is None
         sentences = iter(sentences)
         with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
             while window := list(islice(sentences, self.window)):
@@ -123,10 +137,18 @@ class Translator:
         if self.processes is not None:
             found = gather_object(found)
             self.failed = sorted(set(gather_object(self.failed)))
+        self._check_progress(rows, found)
         translations = [""] * len(window)
         for index, text in found:
             translations[index] = text
         return translations
+
+    def _check_progress(self, rows: dict[int, list[int]], found: list[tuple[int, str]]) -> None:
+        """Raise the engine's error if it has failed at every sentence up to now."""
+        self._has_translated |= bool(found)
+        if rows and not self._has_translated:
+            reason = " ".join(str(self._error).split())
+            raise ValueError(f"no sentence can be translated: {reason}") from self._error
 
     def _tokenize(self, window: list[str], first_line: int) -> dict[int, list[int]]:
         """Input ids of all sentences that are not blank, by index in the window."""
@@ -165,10 +187,10 @@ class Translator:
     ) -> list[tuple[int, str]]:
         """Indices and texts; a batch that fails is halved until the sentence at fault is alone."""
         try:
-            texts = self.engine.translate_rows([rows[index] for index in batch])
-            return list(zip(batch, texts, strict=True))
+            return list(zip(batch, self._decode([rows[i] for i in batch]), strict=True))
         except Exception as error:  # of any kind, out of memory included
             if len(batch) == 1:
+                self._error = error
                 if not self._works(rows[batch[0]][-1:]):
                     raise
                 self._record_failure(first_line + batch[0], error)
@@ -180,10 +202,16 @@ class Translator:
             for pair in self._translate_batch(rows, part, first_line)
         ]
 
+    def _decode(self, rows: list[list[int]]) -> list[str]:
+        texts = self.engine.translate_rows(rows)
+        if len(texts) != len(rows):
+            raise ValueError(f"the engine returned {len(texts)} texts for {len(rows)} sentences")
+        return texts
+
     def _works(self, row: list[int]) -> bool:
         """Whether the engine can translate a sentence that is only an end token."""
         try:
-            self.engine.translate_rows([row])
+            self._decode([row])
         except Exception:
             return False
         return True
@@ -266,6 +294,16 @@ def translate(
     engine = TorchEngine(model, tokenizer, **generate_kwargs)
     translator = Translator(engine, tokens_per_batch=tokens_per_batch)
     return list(translator.translate(sentences, progress=progress))
+
+
+def check_sentences(sentences: Any) -> None:
+    """Refuse one text where a sequence of texts is needed; it would be read letter by letter.
+
+    Raises:
+        ValueError: it is one text.
+    """
+    if isinstance(sentences, str | bytes):
+        raise ValueError(f"{sentences!r:.60} is one text: give a list of sentences, [text]")
 
 
 def check_tokens_per_batch(tokens_per_batch: int) -> None:

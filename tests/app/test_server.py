@@ -130,7 +130,7 @@ def test_translate_shows_translation_n_best_list_and_attention(ask):
     result = got["result"]
     assert f'dir="auto">{result.hypotheses[0].text}</p>' in got["translation"]
     labels = [label for label, _ in got["hypotheses"]["choices"]]
-    assert [place for _, place in got["hypotheses"]["choices"]] == [0, 1, 2]
+    assert [index for _, index in got["hypotheses"]["choices"]] == [0, 1, 2]
     for label, hypothesis in zip(labels, result.hypotheses, strict=True):
         assert label == f"{hypothesis.score:.3f}\u2003\u2068{hypothesis.text}\u2069"
     assert got["figure"] == attention_figure(result.attentions, CROSS, 0, MEAN)

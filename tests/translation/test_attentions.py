@@ -17,7 +17,7 @@ KINDS = ["encoder", "decoder", "cross"]
 
 
 @pytest.fixture(scope="module")
-def seen(trained):
+def computed(trained):
     return attentions(*trained, SENTENCE)
 
 
@@ -56,21 +56,21 @@ def test_decoder_reads_the_token_that_it_wrote_one_step_before(deep):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_weights_are_positive_and_sum_to_one(seen, kind):
-    weights = getattr(seen, kind)
+def test_attention_weights_are_positive_and_sum_to_one(computed, kind):
+    weights = getattr(computed, kind)
     sums = weights.sum(-1)
     assert weights.min() >= 0
     # a softmax in float32
     torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
 
 
-def test_decoder_attention_to_later_positions_is_zero(seen):
-    assert seen.decoder.shape[-1] > 2
-    assert seen.decoder.triu(1).abs().max() == 0
-    assert seen.encoder.triu(1).abs().max() > 0
+def test_decoder_attention_to_later_positions_is_zero(computed):
+    assert computed.decoder.shape[-1] > 2
+    assert computed.decoder.triu(1).abs().max() == 0
+    assert computed.encoder.triu(1).abs().max() > 0
 
 
-def test_row_t_holds_the_weights_of_the_step_that_wrote_token_t(seen, trained):
+def test_row_t_holds_the_weights_of_the_step_that_wrote_token_t(computed, trained):
     model, tokenizer = trained
     inputs = tokenizer(SENTENCE, return_tensors="pt")
     generated = model.generate(**inputs)
@@ -80,19 +80,21 @@ def test_row_t_holds_the_weights_of_the_step_that_wrote_token_t(seen, trained):
     # while the second token was being written; the prefix alone against the whole sentence: other
     # matrix sizes, the same float32 sums
     close = {"rtol": 0, "atol": 1e-5}
-    torch.testing.assert_close(seen.cross[0, :, 1], outputs.cross_attentions[0][0, :, -1], **close)
+    torch.testing.assert_close(
+        computed.cross[0, :, 1], outputs.cross_attentions[0][0, :, -1], **close
+    )
     written = outputs.decoder_attentions[0][0, :, -1]
-    torch.testing.assert_close(seen.decoder[0, :, 1, :2], written, **close)
-    torch.testing.assert_close(seen.encoder[0], outputs.encoder_attentions[0][0], **close)
+    torch.testing.assert_close(computed.decoder[0, :, 1, :2], written, **close)
+    torch.testing.assert_close(computed.encoder[0], outputs.encoder_attentions[0][0], **close)
 
 
-def test_tokens_are_those_of_the_translation_and_its_end(seen, trained):
+def test_tokens_are_those_of_the_translation_and_its_end(computed, trained):
     model, tokenizer = trained
     ids = model.generate(**tokenizer(SENTENCE, return_tensors="pt"))[0]
     text = tokenizer.decode(ids, skip_special_tokens=True)
-    assert seen.target[-1] == seen.source[-1] == "</s>"
-    assert "".join(seen.target[:-1]) == text.replace(" ", "␣")
-    assert "".join(seen.source[:-1]) == SENTENCE.replace(" ", "␣")
+    assert computed.target[-1] == computed.source[-1] == "</s>"
+    assert "".join(computed.target[:-1]) == text.replace(" ", "␣")
+    assert "".join(computed.source[:-1]) == SENTENCE.replace(" ", "␣")
 
 
 @pytest.mark.parametrize("form", ["text", "ids"])

@@ -92,10 +92,13 @@ def test_a_killed_run_continues_and_reports_the_shard_it_repeats(
     assert not list((tmp_path / "out").glob("*.partial"))
 
 
-def test_lines_that_fail_are_counted_in_the_report(options, corpus, tmp_path):
+def test_failed_lines_are_an_error_unless_accepted_in_later_runs_too(options, corpus, tmp_path):
     with corpus.open("ab") as file:
         file.write(b"\xff\n")
-    report = translate_corpus(options())
+    for _ in ("first run", "nothing left to do"):
+        with pytest.raises(ValueError, match=r"401 lines.* 1 lines failed.*--accept_failures"):
+            translate_corpus(options())
+    report = translate_corpus(options(accept_failures=True))
     assert str(report).endswith("1 lines failed, see *.failed.txt")
     (record,) = (tmp_path / "out").glob("*.failed.txt")
     assert record.read_text() == "401\n"

@@ -128,6 +128,34 @@ def test_search_options_mean_the_same_in_both_engines(exported, ours, changes):
     assert CTranslate2Engine(exported, **changes).translate_rows(rows) == ours.translate_rows(rows)
 
 
+@pytest.fixture(scope="module")
+def exported_empty(trained, tmp_path_factory):
+    """A model whose translations are empty, and its export."""
+    pytest.importorskip("ctranslate2")
+    model, tokenizer = copy.deepcopy(trained[0]), trained[1]
+    with torch.no_grad():  # the last layer norm then returns the embedding of the end token
+        norm = model.model.decoder.layers[-1].final_layer_norm
+        norm.weight.zero_()
+        norm.bias.copy_(1000 * model.get_input_embeddings().weight[tokenizer.eos_token_id])
+    folder = tmp_path_factory.mktemp("empty")
+    model.save_pretrained(folder / "torch")
+    tokenizer.save_pretrained(folder / "torch")
+    options = {"model": str(folder / "torch"), "output": str(folder / "ct2")}
+    return model, export_ctranslate2(ExportCTranslate2Options(**options))
+
+
+@pytest.mark.parametrize("changes", [{}, {"min_new_tokens": 2}, {"min_length": 3}], ids=str)
+def test_both_engines_obey_the_minimum_length_which_is_0_by_default(
+    exported_empty, trained, changes
+):
+    model, folder = exported_empty
+    rows = trained[1](SOURCES[:3]).input_ids
+    found = CTranslate2Engine(folder, **changes).translate_rows(rows)
+    settings = {"length_penalty_form": "power", "early_stopping": False}
+    assert found == TorchEngine(model, trained[1], **settings, **changes).translate_rows(rows)
+    assert all(bool(text) == bool(changes) for text in found)
+
+
 def test_bad_words_ids_are_obeyed(exported, ours):
     rows = ours.tokenizer(SOURCES).input_ids
     banned = [[ours.tokenizer(text).input_ids[0]] for text in (" zwei", "zwei")]

@@ -6,6 +6,7 @@ import pytest
 import sacrebleu
 import small_run
 
+from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.evaluation import (
     EvaluateOptions,
     Scores,
@@ -122,6 +123,27 @@ def test_tokenize_lowercase_and_num_beams_change_the_score(trained, options):
     settings = {"tokenize": "char", "lowercase": True}
     expected = score_translations(translate(*trained, sources, num_beams=1), targets, **settings)
     assert evaluate_files(EvaluateOptions(**options, **settings, num_beams=1)) == expected
+
+
+def test_failed_sentences_are_an_error_unless_accepted(options, monkeypatch):
+    original = TorchEngine.translate_rows
+
+    def fails_for_long_rows(self, rows):
+        if max(map(len, rows)) > 10:
+            raise RuntimeError("too long")
+        return original(self, rows)
+
+    monkeypatch.setattr(TorchEngine, "translate_rows", fails_for_long_rows)
+    expected = r"of the lines could not be translated and are empty: \d+, .*--accept_failures True"
+    with pytest.raises(ValueError, match=expected):
+        evaluate_files(EvaluateOptions(**options))
+    scores = evaluate_files(EvaluateOptions(**options, accept_failures=True))
+    assert scores.sentences == small_run.TRAIN
+
+
+def test_one_text_instead_of_a_list_is_refused():
+    with pytest.raises(ValueError, match="'abc' is one text: give a list of sentences"):
+        score_translations("abc", ["a", "b", "c"])
 
 
 def test_files_of_unequal_length_are_refused_before_translating(options, corpus_files):

@@ -2,16 +2,22 @@
 
 import gzip
 import io
+import os
+import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import small_run
 
+from hf_vanilla.translation import file_translation
 from hf_vanilla.translation import translator as translation
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
 from hf_vanilla.translation.translator import load_engine, translate
 
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "translate.py"
 PAIRS = small_run.digit_pairs()
 SOURCES = [source for source, _ in PAIRS[:19]]
 
@@ -163,3 +169,117 @@ def test_an_unknown_engine_is_refused():
         TranslateOptions(model="m", engine="onnx")
     with pytest.raises(ValueError, match="engine='onnx': choose one of torch, ctranslate2"):
         load_engine("m", "onnx")
+
+
+# --- pipes, devices, closed streams ------------------------------------------------------------
+
+
+def test_failed_lines_are_an_error_after_the_output_is_written(files, trained, monkeypatch):
+    options, _, output = files
+    monkeypatch.setattr(file_translation, "_lines", lambda _: iter(["one", "two \udcff"]))
+    expected = r"1 of the lines could not be translated and are empty: 2; --accept_failures True"
+    with pytest.raises(ValueError, match=expected):
+        translate_file(options())
+    assert lines_of(output) == [*translate(*trained, ["one"]), "", ""]
+    assert translate_file(options(overwrite=True, accept_failures=True)) == output
+
+
+def run_script(trained_run, *arguments, shell='exec "$@"', **environment):
+    """scripts/translate.py in its own process; `shell` may redirect its streams."""
+    command = [sys.executable, str(SCRIPT), "--model", str(trained_run), "--num_beams", "1"]
+    return subprocess.run(
+        ["bash", "-c", shell, "bash", *command, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
+        capture_output=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shell", "message"),
+    [
+        ('exec "$@" <&-', "error: stdin is closed: give a file by --input"),
+        ('exec "$@" --input /dev/null >&-', "error: stdout is closed: give a file by --output"),
+    ],
+)
+def test_a_closed_stream_is_named(trained_run, shell, message):
+    done = run_script(trained_run, shell=shell)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1] == message
+
+
+@pytest.mark.slow
+def test_a_closed_stderr_changes_nothing(trained, trained_run, tmp_path):
+    (tmp_path / "in").write_text("one\n")
+    arguments = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    done = run_script(trained_run, *arguments, shell='exec "$@" 2>&-')
+    assert done.returncode == 0
+    assert lines_of(tmp_path / "out") == [*translate(*trained, ["one"], num_beams=1), ""]
+
+
+@pytest.mark.slow
+def test_stdout_is_utf8_in_every_locale(trained, trained_run, tmp_path):
+    expected = translate(*trained, SOURCES, num_beams=1)
+    assert not "".join(expected).isascii()
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in SOURCES))
+    settings = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = run_script(trained_run, "--input", tmp_path / "in", **settings)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode("utf-8").split("\n") == [*expected, ""]
+
+
+@pytest.mark.slow
+def test_a_process_substitution_is_an_input(trained, trained_run):
+    shell = 'exec "$@" --input <(echo one; echo two)'
+    done = run_script(trained_run, shell=shell)
+    assert done.stdout.decode("utf-8").split("\n") == [
+        *translate(*trained, ["one", "two"], num_beams=1),
+        "",
+    ]
+
+
+def test_named_pipes_are_inputs_and_outputs(files, trained, tmp_path):
+    options, source, _ = files
+    pipes = {name: tmp_path / name for name in ("input", "output")}
+    for pipe in pipes.values():
+        os.mkfifo(pipe)
+    found = []
+    threads = [
+        threading.Thread(target=lambda: pipes["input"].write_bytes(source.read_bytes())),
+        threading.Thread(target=lambda: found.append(pipes["output"].read_text("utf-8"))),
+    ]
+    for thread in threads:
+        thread.start()
+    translate_file(options(**{name: str(pipe) for name, pipe in pipes.items()}))
+    for thread in threads:
+        thread.join()
+    assert found[0].split("\n") == [*translate(*trained, SOURCES), ""]
+    assert pipes["output"].is_fifo()
+
+
+def test_a_device_is_written_through(files, tmp_path):
+    options, _, _ = files
+    link = tmp_path / "device"
+    link.symlink_to("/dev/null")
+    assert translate_file(options(output=str(link))) == link
+    assert link.is_symlink()
+    assert link.is_char_device()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output": "{}"}, "is a folder: give the name of a file"),
+        ({"output": "{}/none/out"}, "none: no such folder"),
+        ({"input": "{}"}, "is a folder: give a text file"),
+    ],
+    ids=str,
+)
+def test_impossible_files_are_refused_before_the_model_is_loaded(
+    files, tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.setattr(TranslateOptions, "open_translator", None)  # a call would fail
+    options = files[0](**{name: value.format(tmp_path) for name, value in changes.items()})
+    with pytest.raises(OSError, match=message):
+        translate_file(options)

@@ -12,7 +12,12 @@ import small_run
 
 from hf_vanilla.translation import shards
 from hf_vanilla.translation.engines import TorchEngine
-from hf_vanilla.translation.shards import plan_shards, remove_leftovers, translate_shard
+from hf_vanilla.translation.shards import (
+    failed_lines,
+    plan_shards,
+    remove_leftovers,
+    translate_shard,
+)
 from hf_vanilla.translation.translator import Translator
 
 LINES = [source for source, _ in small_run.digit_pairs()[:23]]
@@ -67,7 +72,8 @@ def test_shards_cover_the_corpus_without_gap_or_overlap(plan, corpus):
 
 def test_shards_in_order_are_the_translation_of_the_corpus(plan, translator, tmp_path):
     for shard in plan().shards:
-        assert translate_shard(translator, shard, tmp_path / "out") == 0
+        translate_shard(translator, shard, tmp_path / "out")
+        assert failed_lines(shard, tmp_path / "out") == []
     assert texts(tmp_path / "out") == list(translator.translate(LINES))
     remove_leftovers(plan(), tmp_path / "out")
 
@@ -158,8 +164,9 @@ def test_a_byte_that_is_not_utf8_fails_only_its_line_which_is_recorded(
     (corpus / "a.txt").write_bytes(b"\xef\xbb\xbf" + bad.replace(b"\n", b"\r\n"))
     folder = tmp_path / "out"
     first, second = plan(corpus / "a.txt").shards
-    assert translate_shard(translator, first, folder) == 1
-    assert translate_shard(translator, second, folder) == 0
+    for shard in (first, second):
+        translate_shard(translator, shard, folder)
+    assert (failed_lines(first, folder), failed_lines(second, folder)) == ([1], [])
     assert texts(folder) == ["", *translator.translate(LINES[1:6])]
     assert (folder / (first.output + shards.FAILED)).read_text() == "1\n"
 
@@ -176,8 +183,9 @@ def test_parquet_keeps_its_columns_and_gets_a_column_of_translations(plan, trans
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=3)
     planned = plan(tmp_path / "x.parquet").shards
     assert [shard.lines for shard in planned] == [3, 3, 1]
-    failed = [translate_shard(translator, shard, tmp_path / "out") for shard in planned]
-    assert failed == [0, 1, 0]
+    for shard in planned:
+        translate_shard(translator, shard, tmp_path / "out")
+    assert [failed_lines(shard, tmp_path / "out") for shard in planned] == [[], [6], []]
     found = pa.concat_tables(pq.read_table(tmp_path / "out" / s.output) for s in planned)
     assert found.drop_columns("translation").equals(table)
     expected = [*translator.translate(LINES[:5]), "", ""]
@@ -202,6 +210,12 @@ def test_an_output_with_other_files_is_refused(plan, tmp_path):
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"not empty and has no manifest\.json"):
         plan()
+
+
+def test_a_pipe_is_refused(plan, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe is not a regular file: shards are read by position"):
+        plan(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("name", ["nowhere.txt", "empty"])

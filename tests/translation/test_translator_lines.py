@@ -138,6 +138,25 @@ def test_an_engine_that_fails_for_every_sentence_raises_its_error(trained):
         list(translator.translate(GOOD))
 
 
+def test_an_error_at_every_sentence_is_raised_even_if_an_empty_sentence_works(trained):
+    engine = FailsFor(trained, *GOOD)
+    with pytest.raises(ValueError, match="no sentence can be translated: out of memory in line 3"):
+        list(Translator(engine).translate(["", *GOOD]))
+
+
+def test_an_engine_that_returns_too_many_texts_is_an_error(trained):
+    engine = TorchEngine(*trained)
+    engine.translate_rows = lambda rows: ["text"] * (2 * len(rows))
+    with pytest.raises(ValueError, match="the engine returned 2 texts for 1 sentences"):
+        list(Translator(engine).translate(GOOD))
+
+
+@pytest.mark.parametrize("sentences", ["nine", b"nine"])
+def test_one_text_instead_of_a_list_is_refused(trained, sentences):
+    with pytest.raises(ValueError, match=r"nine' is one text: give a list of sentences, \[text\]"):
+        Translator(TorchEngine(*trained)).translate(sentences)
+
+
 def test_progress_counts_every_line_once(trained, capsys):
     translator = Translator(FailsFor(trained, GOOD[1]), window=3)
     list(translator.translate([*GOOD, "", "\ud800"], progress=True))
