@@ -1,7 +1,7 @@
-"""A small random model with much to say, and sentences to say it about.
+"""A small random model with varied outputs, and sources for it.
 
-An untrained model with a tied output repeats one word for ever, which hides most mistakes of a
-search. Double precision, so that no two ways to compute a logit can break a tie.
+An untrained model with tied embeddings repeats one token, which hides most errors of a search. The
+weights are in double precision, so that rounding cannot decide between equal hypotheses.
 """
 
 import torch
@@ -23,11 +23,11 @@ SIZES = {
 
 
 def lively_model(model_class=VanillaForConditionalGeneration, **changes):
-    """Left to itself, the model would count down from each word to the next of lower id."""
+    """A model whose output layer is the embedding shifted by one row: it seldom repeats a token."""
     model = model_class(VanillaConfig(**{**SIZES, **changes})).eval().double()
-    words = model.model.decoder.embed_tokens.weight
+    embedding = model.model.decoder.embed_tokens.weight
     with torch.no_grad():
-        model.lm_head.weight.copy_(3 * words.roll(-1, 0))
+        model.lm_head.weight.copy_(3 * embedding.roll(-1, 0))
         for name, weight in model.named_parameters():
             if "self_attn.out_proj" in name or "fc" in name:
                 weight.mul_(0.5)
@@ -49,29 +49,29 @@ def row_of(batch, row):
 
 
 def assert_same_sentence(in_batch, alone):
-    """Equal word for word; in the batch, filling of one kind may follow."""
+    """Equal token ids; in the batch, padding or end tokens of one kind may follow."""
     length = alone.shape[0]
     assert torch.equal(in_batch[:length], alone)
-    filling = set(in_batch[length:].tolist())
-    assert len(filling) <= 1
-    assert filling <= {PAD, EOS}
+    rest = set(in_batch[length:].tolist())
+    assert len(rest) <= 1
+    assert rest <= {PAD, EOS}
 
 
 def spoken(sequence, prompt_length=1):
-    """What was said behind the prompt, up to and with the first end token, as a list."""
-    said = sequence[prompt_length:].tolist()
-    return said[: said.index(EOS) + 1] if EOS in said else said
+    """Token ids after the prompt, up to and including the first end token, as a list."""
+    ids = sequence[prompt_length:].tolist()
+    return ids[: ids.index(EOS) + 1] if EOS in ids else ids
 
 
 def log_probs_of(model, source, sequence, prompt_length=1):
-    """Log probability of each word behind the prompt, read in one pass."""
-    said = torch.tensor(spoken(sequence, prompt_length))
-    whole = torch.cat((sequence[:prompt_length], said))
+    """Log-probability of each token after the prompt, from one forward pass."""
+    ids = torch.tensor(spoken(sequence, prompt_length))
+    whole = torch.cat((sequence[:prompt_length], ids))
     logits = model(**source, decoder_input_ids=whole[None, :-1], use_cache=False).logits[0]
     log_probs = logits[prompt_length - 1 :].log_softmax(dim=-1)
-    return log_probs.gather(-1, said[:, None]).squeeze(-1)
+    return log_probs.gather(-1, ids[:, None]).squeeze(-1)
 
 
 def gnmt(length, alpha=0.6):
-    """The paper's length penalty, for the numbers of words that beams have."""
+    """The paper's length penalty of a hypothesis with `length` tokens."""
     return ((5 + length) / 6) ** alpha

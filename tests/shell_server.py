@@ -78,6 +78,7 @@ def run_program(words):
     name, sys.argv = Path(words[0]).name, words
     if name.startswith("python"):
         sys.argv = words[2:] if words[1] == "-m" else words[1:]
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
         run = runpy.run_module if words[1] == "-m" else runpy.run_path
         return run(sys.argv[0], run_name="__main__")
     if name == "hf-vanilla":  # of this tree, whatever is installed
@@ -121,5 +122,5 @@ if __name__ == "__main__":
         importlib.import_module(module)
     sys.modules["torch"].set_num_threads(1)  # a fork would wait for the threads of its parent
     corpus = sys.modules["hf_vanilla.data.corpus"]  # tens of thousands of numbers take a minute
-    corpus.DENSE, corpus.SPARSE, corpus.HELD_OUT = 100, 100, 12
+    corpus.DENSE, corpus.SPARSE, corpus.EVALUATION_PAIRS = 100, 100, 12
     Server(sys.argv[1], Command).serve_forever()

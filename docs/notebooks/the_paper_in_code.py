@@ -1,17 +1,17 @@
 # %% [markdown]
 # # The paper in code
 #
-# A walk through ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762), section by
-# section. Each stop has the formula, the lines of this package that compute it, a check against
-# a computation by hand, something to look at, and exercises. At the end you will have trained a
-# model, decoded with it, and looked inside its heads. It all runs in a minute or two on a
-# laptop without a GPU.
+# This notebook goes through ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section
+# by section. Each section has the formula, the code of this package that computes it, a check
+# against a computation by hand, a figure, and exercises. At the end you have trained a model,
+# decoded with it, and looked at the attention of its heads. The notebook runs in one or two minutes
+# on a laptop without a GPU; plan one to two hours for reading and exercises.
 #
-# **Exercises** are cells that begin with `exercise_1 = None`. Replace `None` with your answer
-# and run the cell: it prints "right", or fails with a hint. As long as it says `None` it does
-# nothing.
+# **Exercises** are cells that begin with `exercise_1 = None`. Replace `None` by your answer and run
+# the cell: it prints "right", or fails with a hint. With `None`, the cell does nothing.
 #
-# Letters in shapes: B batch, S source, T target, D `d_model`, H heads, K width of a head.
+# Letters in shapes: B batch, S source, T target, L any length, D `d_model`, H heads, K head width,
+# V vocabulary.
 
 # %%
 import copy
@@ -43,33 +43,34 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## Positions (3.5)
 #
-# Attention sees a set of words, not a sequence. Their order has to be written into the vectors:
+# Attention treats its input as a set of tokens without an order. The model therefore adds a vector
+# that depends on the position to each embedding:
 #
 # $$PE_{(pos,\,2i)} = \sin\left(pos / 10000^{2i/D}\right)$$
 #
 # $$PE_{(pos,\,2i+1)} = \cos\left(pos / 10000^{2i/D}\right)$$
 
 # %%
-table = sinusoid(torch.arange(64), 128)  # (places, D)
+table = sinusoid(torch.arange(64), 128)  # (positions, D)
 
-# by hand: place 7, channels 6 and 7, so i = 3
+# by hand: position 7, channels 6 and 7, so i = 3
 angle = 7 / 10000 ** (2 * 3 / 128)
 assert math.isclose(table[7, 6], math.sin(angle))
 assert math.isclose(table[7, 7], math.cos(angle))
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
 left.imshow(table.T, aspect="auto", cmap="RdBu")
-left.set(title="the table", xlabel="place", ylabel="channel")
-picture = right.imshow(table @ table.T, cmap="viridis")
-right.set(title="dot products of places", xlabel="place", ylabel="place")
-figure.colorbar(picture)
+left.set(title="the table", xlabel="position", ylabel="channel")
+image = right.imshow(table @ table.T, cmap="viridis")
+right.set(title="dot products of positions", xlabel="position", ylabel="position")
+figure.colorbar(image)
 plt.show()
 
 # %% [markdown]
-# On the left, low channels swing fast and high ones slowly. On the right, every diagonal has
-# one color: the dot product of two places depends on their distance only.
+# Left: low channels have high frequencies, high channels have low frequencies. Right: each diagonal
+# has one color, because the dot product of two positions depends only on their distance.
 #
-# **Exercise 1.** After how many places does the slowest channel pair of D = 512 repeat?
+# **Exercise 1.** After how many positions does the slowest channel pair of D = 512 repeat?
 
 # %% tags=["exercise"]
 exercise_1 = None  # a number
@@ -79,11 +80,11 @@ if exercise_1 is not None:
     print("right")
 
 # %% [markdown]
-# The authors chose sinusoids because a place further on by k is a *linear* function of the
-# place itself.
+# The authors chose sinusoids because the vector of position pos + k is a *linear* function of the
+# vector of position pos.
 #
-# **Exercise 2.** Which matrix turns channels 6 and 7 of any place into those of the place five
-# further on?
+# **Exercise 2.** Which matrix maps channels 6 and 7 of any position to those of the position five
+# later?
 
 # %% tags=["exercise"]
 omega = 10000 ** (-2 * 3 / 128)  # frequency of channels 6 and 7
@@ -100,17 +101,17 @@ if exercise_2 is not None:
 #
 # $$\mathrm{Attention}(Q, K, V) = \mathrm{softmax}\left(\frac{Q K^T}{\sqrt{d_k}}\right) V$$
 #
-# A query asks, keys answer how well they fit, and the result is a mean of the values with the
-# fit as weight. `eager_attention` is that line, with masks and dropout. (Training uses faster
-# kernels; tests hold them to this one.)
+# Each query is compared with all keys. The result is a weighted mean of the values; a better match
+# gives a larger weight. `eager_attention` computes this formula, with masks and dropout. Training
+# uses faster kernels, and tests compare them with this one.
 
 # %%
 query = torch.tensor([[[[2.0, 0.0, 0.0, 0.0]]]])  # (B, H, T, K) = (1, 1, 1, 4)
 key = torch.tensor([[[[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]]])  # (B, H, S, K): two keys
 value = torch.tensor([[[[10.0], [20.0]]]])  # (B, H, S, 1)
-nobody = nn.Identity().eval()  # the module that asks; eager_attention reads only whether it trains
+module = nn.Identity().eval()  # eager_attention reads only its training mode, for dropout
 
-mean, weights = eager_attention(nobody, query, key, value, attention_mask=None)
+mean, weights = eager_attention(module, query, key, value, attention_mask=None)
 
 # by hand: scores 2 and 0, divided by sqrt(4); softmax of 1 and 0; mean of 10 and 20
 first = math.e / (math.e + 1)
@@ -119,8 +120,8 @@ assert_close(mean.item(), 10 * first + 20 * (1 - first))
 print(f"weights {weights.flatten().tolist()}, mean {mean.item():.3f}")
 
 # %% [markdown]
-# Why the root? Scores of random vectors grow with their width, and a softmax over large scores
-# is nearly a maximum, with no gradient left to learn from.
+# Why divide by the square root? The dot products of random vectors grow with their width. A softmax
+# over large scores is close to one-hot, and its gradient is close to zero.
 
 # %%
 widths = [4, 16, 64, 256, 1024]
@@ -128,7 +129,7 @@ largest = {"scaled": [], "unscaled": []}
 for width in widths:
     q, k = torch.randn(1, 1, 200, width), torch.randn(1, 1, 50, width)
     for name, scaling in (("scaled", width**-0.5), ("unscaled", 1.0)):
-        _, random_weights = eager_attention(nobody, q, k, k, None, scaling=scaling)
+        _, random_weights = eager_attention(module, q, k, k, None, scaling=scaling)
         largest[name].append(random_weights.max(dim=-1).values.mean().item())
 
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
@@ -139,8 +140,8 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# **Exercise 3.** What is the standard deviation of $q \cdot k$, if both are 64 independent
-# numbers from N(0, 1)?
+# **Exercise 3.** What is the standard deviation of $q \cdot k$ if both have 64 independent
+# components from N(0, 1)?
 
 # %% tags=["exercise"]
 exercise_3 = None  # a number
@@ -156,8 +157,8 @@ if exercise_3 is not None:
 #
 # $$\mathrm{MultiHead}(Q, K, V) = \mathrm{Concat}(\mathrm{head}_1, \ldots, \mathrm{head}_h)\, W^O$$
 #
-# One mean can look at one thing. Several heads look at several, each in a narrow space of its
-# own. `VanillaAttention` keeps the matrices of all heads side by side in one linear layer.
+# A single head computes one weighted mean. Several heads compute several, each in its own space of
+# K dimensions. `VanillaAttention` stores the matrices of all heads in one linear layer.
 
 # %%
 config = VanillaConfig(
@@ -175,7 +176,7 @@ attention = VanillaAttention(config, num_heads=3).eval()
 hidden_states = torch.randn(1, 5, 12)  # (B, L, D)
 attended, weights = attention(hidden_states, hidden_states, hidden_states)
 
-# by hand: each head has 4 rows of the three matrices
+# by hand: each head uses 4 rows of each of the three matrices
 heads = []
 for rows in (slice(0, 4), slice(4, 8), slice(8, 12)):
     q = hidden_states[0] @ attention.q_proj.weight[rows].T  # (L, K)
@@ -186,8 +187,8 @@ assert_close(attended[0], torch.cat(heads, dim=-1) @ attention.out_proj.weight.T
 print("three heads, (B, H, T, S):", tuple(weights.shape))
 
 # %% [markdown]
-# **Exercise 4.** How many weights has an attention with D = 512 and 8 heads, and how many with
-# 1 head?
+# **Exercise 4.** How many weights does multi-head attention have with D = 512 and 8 heads, and how
+# many with 1 head?
 
 # %% tags=["exercise"]
 exercise_4 = None  # a pair of numbers
@@ -199,39 +200,40 @@ if exercise_4 is not None:
 # %% [markdown]
 # ## Masks (3.2.3)
 #
-# Two kinds of word must not be looked at: padding, which is none, and in the decoder all words
-# to come. Here a mask says where a query **may** look.
+# Some keys must not be used: padding and, in the decoder, all later tokens. In this package, True
+# in a boolean mask means that the query **may** attend to the key.
 
 # %%
-is_real = torch.tensor([True, True, True, True, False, False])  # two words of padding
-padding = is_real.expand(6, 6)  # (T, S): no query may look at padding
-causal = torch.ones(6, 6, dtype=torch.bool).tril()  # query t sees keys 0 to t
+is_real = torch.tensor([True, True, True, True, False, False])  # two padding tokens
+padding = is_real.expand(6, 6)  # (T, S): no query may attend to padding
+causal = torch.ones(6, 6, dtype=torch.bool).tril()  # query t may attend to keys 0 to t
 may_attend = (padding & causal)[None, None]  # (B, 1, T, S)
 
 states = torch.randn(1, 1, 6, 4)
-_, weights = eager_attention(nobody, states, states, states, may_attend)
+_, weights = eager_attention(module, states, states, states, may_attend)
 assert weights[~may_attend].eq(0).all()
 assert_close(weights.sum(dim=-1), torch.ones(1, 1, 6))
 
 figure, panels = plt.subplots(1, 4, figsize=(9, 2.6), layout="constrained")
-names = ("padding", "causal", "both", "weights under both")
-for axes, name, what in zip(
+names = ("padding", "causal", "both", "weights with both masks")
+for axes, name, matrix in zip(
     panels, names, (padding, causal, may_attend[0, 0], weights[0, 0]), strict=True
 ):
-    axes.imshow(what.float(), cmap="Blues", vmin=0, vmax=1)
+    axes.imshow(matrix.float(), cmap="Blues", vmin=0, vmax=1)
     axes.set(title=name, xlabel="key", ylabel="query")
 plt.show()
 
 # %% [markdown]
-# The model makes these masks itself, from `attention_mask` and from being a decoder. What they
-# are for can be seen from outside: padding changes nothing, and no word depends on a later one.
+# The model creates these masks: the padding mask from `attention_mask`, the causal mask in the
+# decoder. Their effect is visible in the logits: padding does not change them, and no position
+# depends on a later token.
 
 # %%
 model = VanillaForConditionalGeneration(config).eval()
 source = torch.tensor([[7, 8, 9, 1]])
 padded = torch.tensor([[7, 8, 9, 1, 0, 0]])
 target = torch.tensor([[0, 21, 22, 23]])
-changed = torch.tensor([[0, 21, 22, 99]])  # another last word
+changed = torch.tensor([[0, 21, 22, 99]])  # another last token
 
 logits = model(input_ids=source, decoder_input_ids=target).logits
 mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
@@ -239,18 +241,20 @@ of_padded = model(input_ids=padded, attention_mask=mask, decoder_input_ids=targe
 of_changed = model(input_ids=source, decoder_input_ids=changed).logits
 assert_close(of_padded, logits)
 assert_close(of_changed[:, :3], logits[:, :3])
-print("the last place moved by", (of_changed - logits)[0, 3].abs().max().item())
+print("largest change at the last position", (of_changed - logits)[0, 3].abs().max().item())
 
 # %% [markdown]
-# **Exercise 5.** Make a mask for six words where each query sees itself and the two words
-# before it.
+# **Exercise 5.** Create a mask for six tokens in which each query may attend to itself and to the
+# two tokens before it.
 
 # %% tags=["exercise"]
 exercise_5 = None  # a bool tensor (6, 6)
 
 if exercise_5 is not None:
     allowed = [[0 <= query - key <= 2 for key in range(6)] for query in range(6)]
-    assert exercise_5.tolist() == allowed, "tril keeps what is not too late; triu(-2) what is near"
+    assert exercise_5.tolist() == allowed, (
+        "tril removes later keys; triu(-2) removes keys more than 2 before"
+    )
     print("right")
 
 # %% [markdown]
@@ -258,16 +262,16 @@ if exercise_5 is not None:
 #
 # $$\mathrm{LayerNorm}(x + \mathrm{Dropout}(\mathrm{Sublayer}(x)))$$
 #
-# Each sublayer only adds to what is there, and the norm stands *after* the sum: post-norm. Most
-# later models moved it into the branch. An encoder layer does this twice, around attention and
-# around
+# Each sublayer adds its output to its input, and the norm comes *after* the sum: this is post-norm.
+# Most later models apply the norm before the sublayer (pre-norm). An encoder layer has two
+# sublayers: attention and
 #
 # $$\mathrm{FFN}(x) = \max(0,\; x W_1 + b_1)\, W_2 + b_2$$
 
 
 # %%
 def normalized(x):
-    """Each vector with mean 0 and variance 1; a new norm scales by 1 and shifts by 0."""
+    """Layer norm with initial parameters: each vector gets mean 0 and variance 1."""
     centered = x - x.mean(dim=-1, keepdim=True)
     return centered / (centered.square().mean(dim=-1, keepdim=True) + 1e-6).sqrt()
 
@@ -282,15 +286,15 @@ inner = (middle @ layer.fc1.weight.T + layer.fc1.bias).clamp(min=0)
 fed = inner @ layer.fc2.weight.T + layer.fc2.bias
 assert_close(output, normalized(middle + fed))
 
-# dropout: a tenth becomes zero and the rest grows, so that the mean stays (5.4)
+# dropout sets a tenth to zero and scales up the rest, so the mean stays the same (5.4)
 ones = torch.ones(1_000_000)
 dropped = VanillaDropout(0.1).train()(ones)
 print(f"zeros {dropped.eq(0).float().mean():.4f}, mean {dropped.mean():.4f}")
 print("means of the output's vectors", output.mean(dim=-1).detach().numpy().round(6).tolist())
 
 # %% [markdown]
-# **Exercise 6.** Compute the attention sublayer of `layer` as pre-norm would: the norm inside
-# the branch.
+# **Exercise 6.** Compute the attention sublayer of `layer` as pre-norm: the norm is applied before
+# the sublayer, and the sum is not normalized.
 
 # %% tags=["exercise"]
 exercise_6 = None  # a tensor (1, 5, 12)
@@ -307,19 +311,19 @@ if exercise_6 is not None:
 # %% [markdown]
 # ## Data and model (5.1, 3.4)
 #
-# The task: English number words to German ones. German writes a number as one word and says the
-# units before the tens, so the model has to learn to look elsewhere. One vocabulary of word
-# pieces serves both languages, and one table serves as embedding of both and as output (3.4).
+# The task is to translate English number words to German ones. German writes a number as one word
+# and puts the units before the tens, so the model has to learn to reorder. Both languages share one
+# vocabulary of subword tokens, and source, target and output share one embedding matrix (3.4).
 
 # %%
 numbers = list(range(10_000))
 random.Random(0).shuffle(numbers)
 pairs = [number_words(number) for number in numbers]
-held_out, training = pairs[:200], pairs[200:]
-print(held_out[0])
+test, training = pairs[:200], pairs[200:]
+print(test[0])
 
 tokenizer = train_tokenizer((text for pair in training for text in pair.values()), vocab_size=350)
-print([tokenizer.decode([token]) for token in tokenizer(held_out[0]["target"]).input_ids])
+print([tokenizer.decode([token]) for token in tokenizer(test[0]["target"]).input_ids])
 
 config = VanillaConfig(
     vocab_size=len(tokenizer),
@@ -333,33 +337,34 @@ config = VanillaConfig(
 )
 model = VanillaForConditionalGeneration(config)
 
-# by hand: four matrices an attention, three attentions a layer pair; two matrices and their
-# biases a feed-forward network; two vectors a norm, of which a layer pair has five; one table
+# by hand, for an encoder and a decoder layer: three attentions with four matrices each, two
+# feed-forward networks with two matrices and their biases, five norms with two vectors; once: one
+# embedding matrix
 d, f, v = 64, 256, len(tokenizer)
 by_hand = 2 * (3 * 4 * d * d + 2 * (2 * d * f + f + d) + 5 * 2 * d) + v * d
 assert model.num_parameters() == by_hand
-print(f"{by_hand:,} weights, {v} words")
+print(f"{by_hand:,} weights, vocabulary of {v} tokens")
 
 # %% [markdown]
 # ## Label smoothing (5.4)
 #
-# The target is not "this word and no other" but this word with probability 0.9, all others
-# sharing 0.1:
+# The target distribution gives probability 0.9 to the label and distributes 0.1 over all other
+# tokens:
 #
 # $$L = -\sum_w q(w) \log p(w)$$
 
 # %%
-logits = torch.tensor([[[0.5, -1.0, 2.0, 0.0, 1.0]]])  # (B, T, V): one place, five words
+logits = torch.tensor([[[0.5, -1.0, 2.0, 0.0, 1.0]]])  # (B, T, V): one position, five tokens
 loss = label_smoothed_loss(logits, torch.tensor([[2]]), smoothing=0.1)
 
 log_probs = [score - math.log(sum(map(math.exp, logits[0, 0].tolist()))) for score in logits[0, 0]]
-by_hand = -sum((0.9 if word == 2 else 0.025) * log_probs[word] for word in range(5))
+by_hand = -sum((0.9 if token == 2 else 0.025) * log_probs[token] for token in range(5))
 assert_close(loss, by_hand)
 print(f"{loss:.4f} nats, unsmoothed {-log_probs[2]:.4f}")
 
 # %% [markdown]
-# **Exercise 7.** What is the smallest smoothed loss, in nats, that a model of `v` words can
-# ever reach?
+# **Exercise 7.** What is the smallest smoothed loss, in nats, that a model with a vocabulary of `v`
+# tokens can reach?
 
 # %% tags=["exercise"]
 exercise_7 = None  # a number
@@ -374,14 +379,15 @@ if exercise_7 is not None:
 #
 # $$rate = D^{-0.5} \cdot \min(step^{-0.5},\; step \cdot warmup^{-1.5})$$
 #
-# A straight climb, then a slow fall. Its peak is $(D \cdot warmup)^{-0.5}$; for our short run
-# we keep the shape and set the peak lower than the formula would for so small a model.
+# The learning rate rises linearly during warmup and then falls with the inverse square root of the
+# step. Its peak is $(D \cdot warmup)^{-0.5}$. This short run uses the same shape with a lower peak,
+# because the model is small.
 
 # %%
 optimizer = paper_adam(model.parameters(), learning_rate=4e-3)  # betas 0.9 and 0.98, epsilon 1e-9
 schedule = inverse_sqrt_schedule(optimizer, warmup_steps=100)
 
-(share,) = schedule.lr_lambdas  # of the peak, by updates already done
+(share,) = schedule.lr_lambdas  # share of the peak, by the number of finished steps
 rates = [4e-3 * share(step - 1) for step in range(1, 401)]
 by_hand = [4e-3 * 100**0.5 * min(step**-0.5, step * 100**-1.5) for step in range(1, 401)]
 assert_close(rates, by_hand)
@@ -398,16 +404,17 @@ plt.show()
 exercise_8 = None  # a number
 
 if exercise_8 is not None:
-    assert exercise_8 == 400, "the fall goes with the root of the step"
+    assert exercise_8 == 400, "the rate falls with the square root of the step"
     print("right")
 
 # %% [markdown]
 # ## Training (5)
 #
-# A step: a batch, its loss, the gradient, an update. The tokenizer makes ids, the collator pads
-# them, the model shifts the target to the right by itself and smooths its loss while it trains.
-# `scripts/train.py` adds batches of like length, checkpoints, validation, many GPUs; the step
-# is the same. We also keep a copy of the model in the middle of its youth, for later.
+# A step takes a batch, computes the loss and the gradient, and updates the weights. The tokenizer
+# returns token ids, the collator pads them, and the model shifts the labels to the right and
+# applies label smoothing in training mode. `scripts/train.py` adds batches of similar length,
+# checkpoints, validation and several processes; the step is the same. The cell also keeps a copy of
+# the model after 80 steps, for the section on beam search.
 
 # %%
 rows = [tokenizer(pair["source"], text_target=pair["target"]) for pair in training]
@@ -426,46 +433,47 @@ def train_step():
     return loss.item()
 
 
-def exactly_right(model, **decoding):
-    """How many of the held-out numbers come out right to the letter, in percent."""
-    found = translate(model, tokenizer, [pair["source"] for pair in held_out], **decoding)
-    right = sum(a == pair["target"] for a, pair in zip(found, held_out, strict=True))
-    return 100 * right / len(held_out)
+def exact_match(model, **decoding):
+    """Exact match on the test numbers, in percent."""
+    found = translate(model, tokenizer, [pair["source"] for pair in test], **decoding)
+    right = sum(a == pair["target"] for a, pair in zip(found, test, strict=True))
+    return 100 * right / len(test)
 
 
 model.train()
 losses = [train_step() for _ in range(80)]
-young = copy.deepcopy(model).eval()
+early = copy.deepcopy(model).eval()
 losses += [train_step() for _ in range(320)]
 model.eval()
 
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes.plot(range(1, 401), losses, label="training loss, smoothed")
 floor = -0.9 * math.log(0.9) - 0.1 * math.log(0.1 / (v - 1))
-axes.axhline(floor, color="gray", linestyle="--", label="the least possible (exercise 7)")
+axes.axhline(floor, color="gray", linestyle="--", label="smallest possible (exercise 7)")
 axes.set(xlabel="step", ylabel="nats per target token", ylim=(0, None))
 axes.legend()
 plt.show()
 
-score = exactly_right(model)
+score = exact_match(model)
 assert score > 95
-print(f"numbers it never saw, exactly right: {score:.1f} %")
+print(f"exact match on numbers that were not in the training data: {score:.1f} %")
 
 # %% [markdown]
 # ## Beam search (6.1)
 #
-# Taking the likeliest word at each step is greedy, and the likeliest sentence may begin with a
-# less likely word. Beam search keeps the best few beginnings. Long sentences have more factors
-# below 1, so the paper divides by a penalty that grows with the length n, end token included,
-# with $\alpha = 0.6$:
+# Greedy search takes the most probable token at each step, but the most probable sentence can begin
+# with a less probable token. Beam search keeps the best few hypotheses. A longer sentence has a
+# lower probability, because it has more factors below 1. The paper therefore divides the
+# log-probability by a length penalty, where n counts the tokens including the end token and $\alpha
+# = 0.6$:
 #
 # $$score(y) = \log P(y) / lp(n), \qquad lp(n) = \frac{(5 + n)^\alpha}{6^\alpha}$$
 #
-# Here are the four best of the young model, and the score of each by hand.
+# These are the four best hypotheses of the model after 80 steps, with each score computed by hand.
 
 # %%
 inputs = tokenizer(["seven thousand four hundred twenty-three"], return_tensors="pt")
-found = young.generate(
+found = early.generate(
     **inputs,
     num_beams=4,
     num_return_sequences=4,
@@ -475,25 +483,25 @@ found = young.generate(
 )
 
 for sequence, score in zip(found.sequences, found.sequences_scores, strict=True):
-    words = sequence[1:]  # without the start
-    words = words[: words.tolist().index(tokenizer.eos_token_id) + 1]
+    tokens = sequence[1:]  # without the start token
+    tokens = tokens[: tokens.tolist().index(tokenizer.eos_token_id) + 1]
     with torch.no_grad():
-        logits = young(**inputs, labels=words[None]).logits[0]  # (T, V)
-    log_prob = logits.log_softmax(dim=-1).gather(1, words[:, None]).sum()
-    by_hand = log_prob / ((5 + len(words)) / 6) ** 0.6
+        logits = early(**inputs, labels=tokens[None]).logits[0]  # (T, V)
+    log_prob = logits.log_softmax(dim=-1).gather(1, tokens[:, None]).sum()
+    by_hand = log_prob / ((5 + len(tokens)) / 6) ** 0.6
     assert_close(score, by_hand, rtol=1e-4, atol=1e-4)
-    text = tokenizer.decode(words, skip_special_tokens=True)
-    print(f"{score:7.3f}  log P {log_prob:7.3f}  n {len(words):2d}  {text}")
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    print(f"{score:7.3f}  log P {log_prob:7.3f}  n {len(tokens):2d}  {text}")
 
 # %%
 for beams in (1, 4):
     print(
-        f"{beams} beam(s): young model {exactly_right(young, num_beams=beams):.1f} %, "
-        f"trained model {exactly_right(model, num_beams=beams):.1f} %"
+        f"{beams} beam(s): after 80 steps {exact_match(early, num_beams=beams):.1f} %, "
+        f"after 400 steps {exact_match(model, num_beams=beams):.1f} %"
     )
 
 # %% [markdown]
-# **Exercise 9.** What is the penalty of a sentence of n = 7, to two digits after the point?
+# **Exercise 9.** What is the length penalty for n = 7, to two digits after the decimal point?
 
 # %% tags=["exercise"]
 exercise_9 = None  # a number
@@ -505,13 +513,14 @@ if exercise_9 is not None:
 # %% [markdown]
 # ## What heads learn
 #
-# Where did the decoder look while it wrote? Row by row: the piece being written; column by
-# column: the source. The fast kernels keep no weights, so we ask for the written-out attention.
+# The figure shows the cross-attention of each layer and head. A row is the target token that is
+# generated, a column is a source token. The fast kernels do not return attention weights, so the
+# cell uses the eager implementation.
 
 # %%
 sentence = "seven thousand four hundred twenty-three"
 inputs = tokenizer([sentence], return_tensors="pt")
-written = model.generate(**inputs)[:, 1:]  # without the start
+written = model.generate(**inputs)[:, 1:]  # without the start token
 model.set_attn_implementation("eager")
 with torch.no_grad():
     outputs = model(**inputs, labels=written, output_attentions=True)
@@ -525,28 +534,29 @@ for number, in_layer in enumerate(outputs.cross_attentions):  # each (B, H, T, S
     for head, weights in enumerate(in_layer[0]):
         axes = panels[number, head]
         axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        axes.set_title(f"layer {number + 1}, head {head + 1}", fontsize=9)
+        axes.set_title(f"layer {number}, head {head}", fontsize=9)
         axes.set_xticks(range(len(across)), across, rotation=90)
         axes.set_yticks(range(len(down)), down)
 figure.supxlabel("source")
-figure.supylabel("target being written")
+figure.supylabel("generated target")
 plt.show()
 
 # %% [markdown]
-# Follow a head from top to bottom: where "drei" is written it looks at "three", the last word
-# of the source, and then goes back to "twenty" for "zwanzig". The same as a number: the mean
-# weight, over all heads of the last layer, from each German piece to each source piece.
+# Follow one head from top to bottom. For "drei", it attends to "three", the last word of the
+# source; for "zwanzig", which comes after it, it attends to "twenty". The next cell prints this as
+# numbers: for each German token, the source token with the largest mean weight over the heads of
+# the last layer.
 
 # %%
 mean = outputs.cross_attentions[-1][0].mean(dim=0)  # (T, S)
 assert_close(mean.sum(dim=-1), torch.ones(len(down)))
-for piece, weights in zip(down, mean, strict=True):
+for token, weights in zip(down, mean, strict=True):
     best = weights.argmax().item()
-    print(f"{piece:>12}  looks at {across[best]!r} ({weights[best]:.2f})")
+    print(f"{token:>12}  attends to {across[best]!r} ({weights[best]:.2f})")
 
 # %% [markdown]
-# **Exercise 10.** Which head of the encoder looks most at the word before?
-# `outputs.encoder_attentions` is a tensor (B, H, S, S) for each layer.
+# **Exercise 10.** Which encoder head attends most to the previous token?
+# `outputs.encoder_attentions` holds a tensor (B, H, S, S) for each layer.
 
 # %% tags=["exercise"]
 exercise_10 = None  # a pair, counted from 0: layer and head
@@ -559,9 +569,9 @@ if exercise_10 is not None:
     print("right")
 
 # %% [markdown]
-# ## Where to go on
+# ## Next steps
 #
-# - `make demo` trains a larger model on numbers up to a million, and leaves a model folder.
-# - Your own two files: the page "Train your own".
-# - Every choice that the paper leaves open, and how others made it: the page "Faithful to the
-#   paper".
+# - `make demo` trains a larger model on numbers up to a million and writes a model folder.
+# - The page "Train your own" trains on two text files of yours.
+# - The page "Faithful to the paper" lists every choice that the paper leaves open, and the choices
+#   of other toolkits.
