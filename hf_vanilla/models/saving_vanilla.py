@@ -68,6 +68,13 @@ FAMILIES = {
             "AutoModel": "modeling_vanilla_detr.VanillaDetrModel",
             "AutoModelForObjectDetection": "modeling_vanilla_detr.VanillaForObjectDetection",
         },
+        processors=(
+            (
+                "AutoImageProcessor",
+                "image_processor_classes",
+                {"pil": "transformers.DetrImageProcessorPil"},
+            ),
+        ),
     ),
 }
 
