@@ -1,0 +1,243 @@
+"""What a task gives to the training engine: data, model, loss, validation, model card.
+
+The engine keeps processes, micro-batches, seeds, resuming, averaging, logs and curves; it knows no
+data. A task is one module in `hf_vanilla.tasks` with a function `prepare` that returns a frozen
+object with the attributes and methods of `Task`. One row in `hf_vanilla.recipes.tasks.TASKS` adds
+it to the commands.
+
+**Micro-batch number i** means the same in every run of one recipe: step s (from 1) of n
+micro-batches consists of the numbers (s - 1) n to s n - 1, whatever the number of processes, after
+every resume. Whatever a task draws at random for it comes from the generator that `batch` is
+given, or from torch's global generator inside `losses`, which the engine seeds by the same number;
+nothing else of a task may draw from a global generator.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from accelerate import Accelerator
+from huggingface_hub import ModelCard
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hf_vanilla.recipes.measures import Measure
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a micro-batch contains and costs; the metrics log sums it up between two lines.
+
+    Attributes:
+        items: what throughput counts, named by `Task.items`: target tokens, images, windows.
+        real_positions: positions that hold data.
+        padded_positions: all positions, padding included.
+        flops: floating-point operations of the matrix products of one forward and backward pass
+            over the real positions (6 for each weight and position); 0 where nobody counts them.
+    """
+
+    items: int
+    real_positions: int
+    padded_positions: int
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Result of `Task.validate`, equal on all processes.
+
+    Attributes:
+        values: numbers for the metrics log by name, those of `Task.measures` among them; others,
+            such as a perplexity, are only logged.
+        details: anything that `Task.card` needs beside the numbers, such as signatures of scores.
+    """
+
+    values: dict[str, float]
+    details: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What the engine knows of a finished run, for the model card.
+
+    Attributes:
+        model_name: name of the output folder.
+        recipe: the recipe as YAML text.
+        parameters: number of parameters of the model.
+        steps: optimizer steps.
+        counts: totals of `Task.counts` over the run, by the names of `Task.counted`.
+        seconds: wall time of training, validation and saving.
+        processes: number of processes.
+        device: kind of device, such as `"cpu"`.
+        summary: names and values for a table: last loss, throughput, best validation.
+    """
+
+    model_name: str
+    recipe: str
+    parameters: int
+    steps: int
+    counts: dict[str, int]
+    seconds: float
+    processes: int
+    device: str
+    summary: dict[str, str] = field(default_factory=dict)
+
+
+class Order(Protocol):
+    """Which rows form micro-batch number i, for every i >= 0."""
+
+    def __getitem__(self, number: int) -> Any:
+        """Rows of micro-batch `number` in any picklable form that `Task.batch` reads.
+
+        A function of seed and number alone, at once for any number: the engine calls it in any
+        order, and in worker processes. Epochs follow each other without a gap.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Size of a micro-batch in words, such as `"up to 3,125 tokens a side"`."""
+        ...
+
+
+@runtime_checkable
+class StreamOrder(Order, Protocol):
+    """An order over data that can only be read forwards.
+
+    Each process asks for rising numbers. The main process's state is saved with a checkpoint as
+    JSON. A resumed run may have another number of processes or micro-batches per step, so positions
+    in the state count rows of data, not micro-batches.
+    """
+
+    def state_dict(self, number: int) -> dict[str, Any]:
+        """The position from which micro-batch `number` and all later ones are made; JSON-able."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any], number: int) -> None:
+        """Continue at a saved position; its first micro-batch now has the number `number`.
+
+        Raises:
+            ValueError: the data changed since.
+        """
+        ...
+
+
+class Task(Protocol):
+    """A prepared task: data that were read, and everything that was learned from them.
+
+    Implementations are frozen dataclasses. They do not inherit from this class.
+
+    Attributes:
+        items: plural name of what throughput counts, for `{items}_per_second` in the log: "tokens".
+        counted: names of the numbers that `counts` returns, for the log: `("target_tokens",)`.
+        micro_batches: how many micro-batches the recipe wants in one step; the engine rounds up to
+            a multiple of the number of processes.
+        measures: every number of the log that is drawn or compared, by name. Those with a `better`
+            direction come from `validate`; the first of them is the default of `best_by`.
+        has_validation: whether there is a validation set; without one `validate` is not called.
+        processor: tokenizer or image processor that is saved with the model, None if there is none.
+    """
+
+    items: str
+    counted: tuple[str, ...]
+    micro_batches: int
+    measures: Mapping[str, Measure]
+    has_validation: bool
+    processor: Any
+
+    def model(self) -> PreTrainedModel:
+        """A new model with its initial weights; its generation config is set where it decodes.
+
+        Called once, on every process, directly after torch's generator was seeded by the recipe.
+        """
+        ...
+
+    def facts(self, model: PreTrainedModel) -> dict[str, Any]:
+        """What a resumed run must find unchanged: JSON-able names and values.
+
+        Fingerprints of training and validation data, of the vocabulary or the class names, and the
+        model's config. A value may be a dict; a message names the entries that differ.
+        """
+        ...
+
+    def order(self, per_step: int) -> Order:
+        """Which rows form micro-batch number i, where a step has `per_step` micro-batches.
+
+        Raises:
+            ValueError: the rows do not fit into so many micro-batches; the message has a remedy.
+        """
+        ...
+
+    def batch(self, rows: Any, generator: torch.Generator) -> Batch:
+        """Read, augment and collate the rows of one micro-batch, on the CPU.
+
+        Runs on any process and in worker processes, so it changes no state.
+
+        Args:
+            rows: one value of `order`.
+            generator: on the CPU, seeded by the recipe's seed and the number of the micro-batch.
+        """
+        ...
+
+    def counts(self, batch: Batch) -> Sequence[int]:
+        """This micro-batch's part of the loss's divisors, in the order of `counted`.
+
+        The engine sums them over all micro-batches and processes of the step before the first
+        forward pass.
+        """
+        ...
+
+    def losses(
+        self, model: torch.nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
+    ) -> dict[str, Tensor]:
+        """Run the model on one micro-batch; `()` shares of the step's values.
+
+        The sum over all micro-batches and processes of the step is the step's value. `"loss"` is
+        required and is differentiated; further entries go to the metrics log.
+
+        Args:
+            model: in training mode, possibly wrapped for parallelism.
+            batch: on the model's device.
+            totals: `(len(counted),)` int64 sums of `counts` over the whole step, on that device.
+            is_logged: whether this step has a line in the log; leave out costly extras otherwise.
+        """
+        ...
+
+    def derived(self, values: dict[str, float]) -> dict[str, float]:
+        """Numbers that follow from the summed `losses` of a step, such as a perplexity."""
+        ...
+
+    def work(self, config: Any, batch: Batch) -> Work:
+        """What a micro-batch contains and costs, for a model of this config."""
+        ...
+
+    def validate(
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
+    ) -> Validation:
+        """Measure a model on the validation set; called on every process, without gradients.
+
+        Each process measures its share; what comes back is equal on all of them.
+
+        Args:
+            model: in evaluation mode, whole on every process.
+            accelerator: the processes; `reduce` and `gather_object` join their shares.
+            is_final: True for the finished model: measure on all of the validation set, even what
+                is too slow to do during training.
+        """
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write what a model needs beside config and weights: tokenizer or image processor."""
+        ...
+
+    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+        """The model card of a finished run.
+
+        Args:
+            facts: what the engine knows.
+            validation: of the finished model; None without a validation set.
+        """
+        ...
