@@ -1,12 +1,13 @@
-"""Command lines and YAML files to dataclasses of options."""
+"""Dataclasses of options: from YAML files and command lines, with constraints on their fields."""
 
 import difflib
+import math
 import re
 from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentError
 from collections.abc import Collection, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -16,8 +17,87 @@ class UsageError(ValueError):
     """A command line that cannot be read: an option is unknown, missing, or not of its type."""
 
 
+# --- one option ----------------------------------------------------------------------------------
+
+
+def option(
+    default: Any = MISSING,
+    text: str = "",
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Sequence[str] = (),
+    **notes: bool,
+) -> Any:
+    """A dataclass field with its help and its constraints, which `check_options` enforces.
+
+    Args:
+        default: value where none is given; an option without one is required.
+        text: help.
+        at_least: smallest allowed number.
+        above: every allowed number is larger.
+        below: every allowed number is smaller.
+        choices: allowed names.
+        **notes: facts that the owner of the class reads from `field.metadata`:
+            `may_change=True` where a resumed run may have another value; `of_data=True` where the
+            option describes the data set; `chooses_data=True` where it chooses one.
+    """
+    limits = {"at_least": at_least, "above": above, "below": below, "choices": tuple(choices)}
+    given = {name: value for name, value in limits.items() if value not in (None, ())}
+    return field(default=default, metadata={"help": text, **given, **notes})
+
+
+def check_options(options: Any) -> None:
+    """Compare every value of a dataclass with the constraints of its field.
+
+    Raises:
+        ValueError: a value is out of bounds, not finite, or not one of the choices.
+    """
+    for declared in fields(options):
+        value = getattr(options, declared.name)
+        if value is not None:
+            _check_value(declared, value)
+
+
+def _check_value(declared: Field, value: Any) -> None:
+    name, limits = declared.name, declared.metadata
+    choices = limits.get("choices", ())
+    if choices and value not in choices:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(choices)}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if not math.isfinite(value):
+        raise ValueError(f"{name}={value}: give a finite number")
+    at_least, above, below = (limits.get(key) for key in ("at_least", "above", "below"))
+    is_inside = (
+        (at_least is None or value >= at_least)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+    if not is_inside:
+        raise ValueError(f"{name}={value}: give {_bounds(at_least, above, below)}")
+
+
+def _bounds(at_least: float | None, above: float | None, below: float | None) -> str:
+    if below is not None:
+        low = "-inf" if at_least is None else f"{at_least:g}"
+        return f"a number in [{low}, {below:g})"
+    if above == 0 or at_least == 1:
+        return "a positive number"
+    return f"{at_least:g} or more" if at_least is not None else f"a number above {above:g}"
+
+
+def noted(options: Any, note: str) -> set[str]:
+    """Names of the fields whose `option` has this note."""
+    return {declared.name for declared in fields(options) if declared.metadata.get(note)}
+
+
+# --- command lines -------------------------------------------------------------------------------
+
+
 class _HelpFormatter(ArgumentDefaultsHelpFormatter):
-    """Names the default where it is a value; what None stands for is told by the help itself."""
+    """Show the default where it is a value; the help itself says what None stands for."""
 
     def _get_help_string(self, action: Action) -> str | None:
         return action.help if action.default in (None, []) else super()._get_help_string(action)
@@ -33,13 +113,16 @@ def parse_options(
 ) -> Any:
     """One dataclass of options, or a tuple of several, from command-line arguments.
 
+    A class attribute `_argument_group_name` puts the options of a class under a heading of its own
+    in `--help`.
+
     Args:
         options: a dataclass, or several.
         arguments: as in `sys.argv[1:]`.
-        epilog: last words of `--help`.
+        epilog: last paragraph of `--help`.
         chosen: what was read from the command line before, for the usage line of `--help`.
-        elsewhere: options that the caller reads, such as `model.d_model`, to be suggested where one
-            is given without its section.
+        elsewhere: options that the caller reads, such as `model.d_model`, suggested where one is
+            given without its section.
 
     Raises:
         UsageError: an option is unknown, missing or of the wrong type.
@@ -47,10 +130,10 @@ def parse_options(
     """
     classes = [options] if isinstance(options, type) else list(options)
     required = {f.name for c in classes for f in fields(c) if _is_required(f)}
-    told = [f"--{name} {name.upper()}" for name in sorted(required)]
+    shown = [f"--{name} {name.upper()}" for name in sorted(required)]
     parser = HfArgumentParser(
-        classes,
-        usage=" ".join(filter(None, ["%(prog)s", chosen, *told, "[OPTIONS]"])),
+        [_without_notes(kind) for kind in classes],
+        usage=" ".join(filter(None, ["%(prog)s", chosen, *shown, "[OPTIONS]"])),
         allow_abbrev=False,
         exit_on_error=False,
         description=(classes[0].__doc__ or "").splitlines()[0],
@@ -73,22 +156,43 @@ def parse_options(
     if unknown:
         hint = _meant(unknown[0].split("=")[0].removeprefix("--"), known, elsewhere)
         raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
-    return parsed[0] if isinstance(options, type) else tuple(parsed)
+    made = [kind(**vars(values)) for kind, values in zip(classes, parsed, strict=True)]
+    return made[0] if isinstance(options, type) else tuple(made)
+
+
+def _without_notes(kind: type) -> type:
+    """The same options with their help alone: the parser would take all metadata for arguments.
+
+    Other libraries' classes, which have no notes of ours, stay as they are.
+    """
+    if all(declared.metadata.keys() <= {"help", "choices"} for declared in fields(kind)):
+        return kind
+    types = get_type_hints(kind)
+    columns = [
+        (
+            declared.name,
+            types[declared.name],
+            field(default=declared.default, metadata={"help": declared.metadata.get("help")}),
+        )
+        for declared in fields(kind)
+    ]
+    group = {"_argument_group_name": getattr(kind, "_argument_group_name", kind.__name__)}
+    return make_dataclass(kind.__name__, columns, namespace=group, kw_only=True)
 
 
 def _meant(name: str, known: Collection[str], elsewhere: Collection[str]) -> str:
-    """Which option stands for one that is not there, in words."""
-    close = [option for option in elsewhere if option.rpartition(".")[2] == name]
-    close = close or difflib.get_close_matches(name, known, n=1)
+    """A hint which option was meant by an unknown name."""
+    close = [other for other in elsewhere if other.rpartition(".")[2] == name]
+    close = close or difflib.get_close_matches(name, [*known, *elsewhere], n=1)
     return f"did you mean --{close[0]}?" if close else "see --help"
 
 
-def _is_required(option: Field) -> bool:
-    return option.init and option.default is MISSING and option.default_factory is MISSING
+def _is_required(declared: Field) -> bool:
+    return declared.init and declared.default is MISSING and declared.default_factory is MISSING
 
 
 def given_options(arguments: Sequence[str]) -> set[str]:
-    """Names of the options on a command line; the parser takes them with dashes too."""
+    """Names of the options on a command line; the parser accepts dashes for underscores."""
     names = {argument.split("=")[0] for argument in arguments if argument.startswith("--")}
     return {name.removeprefix("--").replace("-", "_") for name in names}
 
@@ -97,28 +201,43 @@ def pop_option(arguments: list[str], name: str) -> str | None:
     """Remove every `name VALUE` and `name=VALUE` and return the last value; None if there is none.
 
     Raises:
-        UsageError: the name stands at the end without a value.
+        UsageError: the name is the last argument and has no value.
     """
     value = None
-    for place in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
-        if "=" in arguments[place]:
-            found = arguments.pop(place).split("=", 1)[1]
-        elif place + 1 < len(arguments):
-            found = arguments.pop(place + 1)
-            del arguments[place]
+    for index in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
+        if "=" in arguments[index]:
+            found = arguments.pop(index).split("=", 1)[1]
+        elif index + 1 < len(arguments):
+            found = arguments.pop(index + 1)
+            del arguments[index]
         else:
             raise UsageError(f"{name} needs a value")
         value = found if value is None else value
     return value
 
 
+# --- YAML ----------------------------------------------------------------------------------------
+
+
 class _Yaml(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, as in YAML 1.2, and only true and false are switches."""
+    """YAML 1.2 in three points: 1e-4 is a number, only true and false are switches, keys differ."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - yaml's form
         first: [r for r in resolvers if r[0] != "tag:yaml.org,2002:bool"]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str | int | float) and key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} has two values (the second in line {line}): keep one"
+                )
+            seen.add(key if isinstance(key, str | int | float) else None)
+        return super().construct_mapping(node, deep=deep)
 
 
 _Yaml.add_implicit_resolver(
@@ -132,10 +251,10 @@ _Yaml.add_implicit_resolver(
 
 
 def yaml_value(text: str) -> Any:
-    """What a piece of YAML says.
+    """The value of a piece of YAML.
 
     Raises:
-        ValueError: it says nothing that YAML knows.
+        ValueError: it is not YAML, or gives one key two values.
     """
     try:
         return yaml.load(text, _Yaml)
@@ -147,12 +266,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The keys and values of a YAML file.
 
     Raises:
-        ValueError: it is not YAML, or holds something else.
+        ValueError: it is not YAML, holds something else, or gives one key two values.
         OSError: it cannot be read.
     """
     try:
-        values = yaml_value(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        values = yaml.load(path.read_text(encoding="utf-8"), _Yaml)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a YAML file: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold keys and values, such as 'max_steps: 1000'")
@@ -160,12 +279,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def check_names(
-    place: str, given: Any, known: Collection[str], *, error: type[ValueError] = ValueError
+    section: str, given: Any, known: Collection[str], *, error: type[ValueError] = ValueError
 ) -> None:
     """Refuse a name that is not known, and suggest the one that was meant.
 
     Args:
-        place: where the names were given, for the message.
+        section: where the names were given, for the message.
         given: a dict by name.
         known: all names there are.
         error: what to raise for an unknown name.
@@ -174,9 +293,9 @@ def check_names(
         ValueError: a name is unknown, or `given` is no dict.
     """
     if not isinstance(given, dict):
-        raise ValueError(f"{place} must hold keys and values, not {given!r}")
+        raise ValueError(f"{section} must hold keys and values, not {given!r}")
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
-            raise error(f"{place}: unknown key {name!r}; {hint}")
+            raise error(f"{section}: unknown key {name!r}; {hint}")

@@ -1,10 +1,13 @@
 """A corpus of digits and a recipe for a model so small that a training step takes milliseconds."""
 
 import random
+from dataclasses import fields
 
 from safetensors.torch import load_file
 
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
+from hf_vanilla.tasks.translation_options import TranslationDataOptions
+from hf_vanilla.training import run as training
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -64,10 +67,27 @@ def write_corpus(folder) -> dict[str, str]:
 
 
 def recipe(output_dir, files, *, model=None, decoding=None, **changes) -> Recipe:
-    """The small recipe with changes."""
+    """The small recipe with changes to options of either kind."""
     options = {**TRAINING, **files, **changes, "output_dir": str(output_dir)}
-    train = TrainRecipe(**options)
-    return Recipe(train=train, model={**MODEL, **(model or {})}, decoding=decoding or {})
+    of_task = {declared.name for declared in fields(TranslationDataOptions)}
+    return Recipe(
+        train=TrainRecipe(**{n: v for n, v in options.items() if n not in of_task}),
+        data=TranslationDataOptions(**{n: v for n, v in options.items() if n in of_task}),
+        model={**MODEL, **(model or {})},
+        decoding=decoding or {},
+    )
+
+
+def interrupt(monkeypatch, *, after):
+    """Press Ctrl-C in the step that follows so many."""
+    counting = training.sum_counts
+
+    def interrupted(run, micro_batches):
+        if micro_batches[0].number // run.per_step == after:
+            raise KeyboardInterrupt
+        return counting(run, micro_batches)
+
+    monkeypatch.setattr(training, "sum_counts", interrupted)
 
 
 def weights(folder):

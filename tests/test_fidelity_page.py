@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from hf_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import length_penalty, paper_decoding
@@ -15,6 +14,7 @@ from hf_vanilla.options import yaml_value
 from hf_vanilla.recipes.parameter_table import ParameterTableOptions, parameter_table
 from hf_vanilla.recipes.recipe import TrainRecipe
 from hf_vanilla.recipes.schedules import peak_learning_rate
+from hf_vanilla.tasks.translation_options import TranslationDataOptions
 from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,8 @@ def numbers(*columns):
 
 @pytest.mark.parametrize(("name", "value"), DEFAULTS, ids=str)
 def test_a_default_on_the_page_is_that_of_the_code(name, value):
-    homes = (VanillaConfig(), TrainRecipe(), paper_decoding(VanillaConfig()))
+    options = TrainRecipe(), TranslationDataOptions()
+    homes = (VanillaConfig(), *options, paper_decoding(VanillaConfig()))
     found = [getattr(home, name) for home in homes if hasattr(home, name)]
     assert found
     assert yaml_value(value) in found

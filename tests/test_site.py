@@ -13,6 +13,7 @@ from mkdocs.config import load_config
 
 import hf_vanilla
 from hf_vanilla.recipes.recipe import TrainRecipe
+from hf_vanilla.tasks.translation_options import TranslationDataOptions
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = "notebooks/the_paper_in_code"
@@ -57,7 +58,8 @@ def test_the_reference_has_every_public_name(site):
 
 def test_the_reference_has_the_help_text_of_each_option(site):
     page = (site / "reference/training.html").read_text(encoding="utf-8")
-    texts = [escape(f.metadata["help"], quote=False) for f in fields(TrainRecipe)]
+    declared = [*fields(TrainRecipe), *fields(TranslationDataOptions)]
+    texts = [escape(f.metadata["help"], quote=False) for f in declared]
     assert not [text for text in texts if text not in page]
 
 

@@ -8,23 +8,16 @@ from typing import Any
 
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
+from hf_vanilla.options import read_yaml
+from hf_vanilla.recipes.measures import Measure
+from hf_vanilla.recipes.tasks import DEFAULT_TASK, task_measures
 
 from .figures import check_output, figure_style, new_figure, save_figure, short_names
 
 LOG_FILE = "log.jsonl"  # in the folder of a run
 CONFIG_FILE = "config.json"  # beside it
-NATS, SCORE, RATE = "nats per target token", "score, 0 to 100", "learning rate"
-# entries of the log that are drawn: unit of the axis, and what the number is
-MEASURES = {
-    "loss": (NATS, "training loss, smoothed targets"),
-    "train_nll": (NATS, "training, plain"),
-    "validation_nll": (NATS, "validation, plain"),
-    "bleu": (SCORE, "validation BLEU"),
-    "exact_match": (SCORE, "validation sentences translated exactly, %"),
-    "learning_rate": (RATE, "learning rate"),
-}
-# of a panel, by unit: the learning rate is a thin strip
-HEIGHTS = {NATS: 1.0, SCORE: 0.8, RATE: 0.35}
+RECIPE_FILE = "recipe.yaml"  # beside it
+RATE = Measure("learning rate", "learning rate")
 Entries = Sequence[Mapping[str, Any]]
 
 
@@ -46,17 +39,25 @@ def plot_curves(options: PlotCurvesOptions) -> Path:
         OSError: a log is missing, or the file exists and `overwrite` is off.
     """
     path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
-    runs, floors = {}, {}
+    runs, floors, measures = {}, {}, dict[str, Measure]()
     for name, run in zip(short_names(options.run), options.run, strict=True):
         log = Path(run) / LOG_FILE if Path(run).is_dir() else Path(run)
         if not log.is_file():
             raise FileNotFoundError(f"{log}: no such file; give the folder of a run")
         runs[name] = read_json_lines(log)
         floors[name] = floor_of_run(log.parent)
-        if not drawn_measures([runs[name]]):
+        measures |= measures_of_run(log.parent)
+        if not drawn_measures([runs[name]], measures):
             raise ValueError(f"{log} has no entry of a step: there is nothing to draw")
-    save_curves(runs, path, floors=floors, theme=options.theme)
+    save_curves(runs, path, measures, floors=floors, theme=options.theme)
     return path
+
+
+def measures_of_run(folder: Path) -> Mapping[str, Measure]:
+    """Meaning of a log's entries, by the task of the recipe beside it."""
+    recipe = folder / RECIPE_FILE
+    task = read_yaml(recipe).get("task") if recipe.is_file() else None
+    return task_measures(task or DEFAULT_TASK)
 
 
 def smoothing_floor(config: VanillaConfig) -> float:
@@ -85,18 +86,29 @@ def floor_of_run(folder: Path) -> float | None:
     return smoothing_floor(config) if config.label_smoothing else None
 
 
-def drawn_measures(logs: Sequence[Entries]) -> list[str]:
-    """Entries that at least one of the logs has for a step; scores that are always 0 are not."""
-    return [
-        name
-        for name, (unit, _) in MEASURES.items()
-        if any(value or unit != SCORE for entries in logs for _, value in _points(entries, name))
-    ]
+def drawn_measures(logs: Sequence[Entries], measures: Mapping[str, Measure]) -> dict[str, Measure]:
+    """Entries that at least one of the logs has for a step; scores that are always 0 are not.
+
+    Returns:
+        Meaning by the name of the entry in the log.
+    """
+    named = {measure.log_name or name: measure for name, measure in measures.items()}
+    named["learning_rate"] = RATE
+    return {
+        name: measure
+        for name, measure in named.items()
+        if any(
+            value or measure.better != "higher"
+            for entries in logs
+            for _, value in _points(entries, name)
+        )
+    }
 
 
 def save_curves(
     runs: Mapping[str, Entries],
     path: Path,
+    measures: Mapping[str, Measure],
     *,
     floors: Mapping[str, float | None] | None = None,
     theme: str = "light",
@@ -109,15 +121,16 @@ def save_curves(
     Args:
         runs: lines of `log.jsonl` by name of the run.
         path: file of the figure.
+        measures: meaning of the entries; see `hf_vanilla.recipes.tasks.task_measures`.
         floors: `smoothing_floor` of each run, drawn in the panel of its training loss.
         theme: `"light"` or `"dark"`.
     """
-    names = drawn_measures(list(runs.values()))
-    panels: dict[str, list[str]] = {}
-    for name in names:
-        unit, meaning = MEASURES[name]
-        panels.setdefault(unit if len(runs) == 1 else meaning, []).append(name)
-    heights = [HEIGHTS[MEASURES[inside[0]][0]] for inside in panels.values()] or [1.0]
+    drawn = drawn_measures(list(runs.values()), measures)
+    panels: dict[str, dict[str, Measure]] = {}
+    for name, measure in drawn.items():
+        title = measure.unit if len(runs) == 1 else measure.label
+        panels.setdefault(title, {})[name] = measure
+    heights = [_height(next(iter(inside.values()))) for inside in panels.values()] or [1.0]
     with figure_style(theme):
         figure = new_figure((7.5, 0.9 + 2.8 * sum(heights)))
         rows = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
@@ -131,18 +144,25 @@ def save_curves(
         save_figure(figure, path)
 
 
+def _height(measure: Measure) -> float:
+    """Relative height of a panel; the learning rate is a thin strip."""
+    if measure is RATE:
+        return 0.35
+    return 0.8 if measure.better == "higher" else 1.0
+
+
 def _draw_panel(
     axes: Any,
     runs: Mapping[str, Entries],
-    names: Sequence[str],
+    measures: Mapping[str, Measure],
     floors: Mapping[str, float | None],
 ) -> None:
     """The curves of one panel, the floor of smoothed losses, axes and legend."""
     for run, entries in runs.items():
-        for name in names:
-            _draw(axes, _points(entries, name), run if len(runs) > 1 else MEASURES[name][1])
-    _set_scale(axes, MEASURES[names[0]][0])
-    if "loss" in names:
+        for name, measure in measures.items():
+            _draw(axes, _points(entries, name), run if len(runs) > 1 else measure.label)
+    _set_scale(axes, next(iter(measures.values())))
+    if "loss" in measures:
         _draw_floors(axes, [floor for floor in floors.values() if floor])
     if len(axes.lines) > 1:
         axes.legend()
@@ -173,17 +193,17 @@ def _draw(axes: Any, points: list[tuple[int, float]], label: str) -> None:
         axes.plot([], [])  # the next run keeps its colour
 
 
-def _set_scale(axes: Any, unit: str) -> None:
-    if unit == NATS:  # it falls by factors
+def _set_scale(axes: Any, measure: Measure) -> None:
+    if measure is RATE:
+        axes.set_ylim(0, None)
+        axes.yaxis.set_major_formatter("{x:g}")
+    elif measure.better == "higher":  # from 0: otherwise a tenth of a point could fill the panel
+        highest = max(max(line.get_ydata(), default=0) for line in axes.lines)
+        axes.set_ylim(0, 1.05 * highest or 1)
+    else:  # losses fall by factors
         axes.set_yscale("log", subs=[1, 1.5, 2, 3, 5, 7])
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             set_formatter("{x:g}")
-    elif unit == SCORE:  # from 0: otherwise a tenth of a point could fill the panel
-        highest = max(max(line.get_ydata(), default=0) for line in axes.lines)
-        axes.set_ylim(0, 1.05 * highest or 1)
-    else:
-        axes.set_ylim(0, None)
-        axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_ylabel(unit)
+    axes.set_ylabel(measure.unit)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.grid(visible=True, which="both")

@@ -1,13 +1,14 @@
-"""What a training run is told: data, model, training and decoding, in one YAML file.
+"""A recipe: task, data, model, training and decoding of one run, in one YAML file.
 
-Three kinds of number have three homes: what shapes the weights goes to `VanillaConfig`, how to
-decode to `GenerationConfig`, and how to train to `TrainRecipe`.
+Three kinds of number have three homes: what shapes the model goes to its config, how to decode to
+`GenerationConfig`, and how to train to `TrainRecipe` (options of every task) and to the data
+options of the task.
 """
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import yaml
 from accelerate.utils import LoggerType
 from transformers import GenerationConfig
 
-from hf_vanilla.data.corpus import BUILT_IN_CORPUS
-from hf_vanilla.models.configuration_vanilla import VanillaConfig
-from hf_vanilla.models.generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
 from hf_vanilla.options import (
+    UsageError,
     check_names,
+    check_options,
     given_options,
+    noted,
+    option,
     parse_options,
     pop_option,
     read_yaml,
@@ -28,195 +30,142 @@ from hf_vanilla.options import (
 )
 
 from .schedules import SCHEDULES, check_schedule
+from .tasks import (
+    DEFAULT_TASK,
+    TaskEntry,
+    load_part,
+    task_entry,
+    task_of_option,
+    validation_measures,
+)
 
 RECIPE_HELP = (
     "Options override --recipe FILE, a YAML file of the same names, or the name of a recipe that "
     "came with the package, such as numbers. Its sections are set by "
-    "--model.KEY VALUE (fields of VanillaConfig) and --decoding.KEY VALUE (generation config)."
+    "--model.KEY VALUE (fields of the model's config) and --decoding.KEY VALUE (generation "
+    "config). --task NAME chooses another task; this help shows the options of the chosen task."
 )
 SECTIONS = ("model", "decoding")
 OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
-# measures of a checkpoint, and what makes a value the better one
-MEASURES: dict[str, Callable[[float], float]] = {"nll": float, "bleu": lambda bleu: -bleu}
-PAIRED_FILES = (("train_source", "train_target"), ("validation_source", "validation_target"))
-
-
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRecipe:
-    """How to train. The defaults train the paper's way on the built-in corpus."""
+    """How to train: the options that every task has. The defaults train the paper's way."""
 
-    output_dir: str = _option("runs/train", "folder of the run: checkpoints, then the model")
+    _argument_group_name = "options of every task"
 
-    dataset: str | None = _option(None, f"'{BUILT_IN_CORPUS}' (built in), a Hub id, or a folder")
-    dataset_config: str | None = _option(None, "configuration of the Hub set, such as de-en")
-    source_column: str = _option("source", "column or language to translate from")
-    target_column: str = _option("target", "column or language to translate to")
-    train_source: str | None = _option(None, "file of source sentences, plain or .gz")
-    train_target: str | None = _option(None, "file of their translations, line by line")
-    validation_source: str | None = _option(None, "file of held-out source sentences")
-    validation_target: str | None = _option(None, "file of their translations")
-    source_language: str | None = _option(None, "code for the model card, such as en")
-    target_language: str | None = _option(None, "code for the model card, such as de")
-    model_license: str | None = _option(None, "licence of the weights, for the model card")
-    tokenizer: str | None = _option(None, "folder or Hub id of a tokenizer; default: train one")
-    max_length: int = _option(256, "tokens a side may have; longer pairs are counted out")
-    max_length_ratio: float | None = _option(
-        None, "tokens of the longer side per token of the shorter; beyond it counted out; none: any"
+    output_dir: str = option(
+        "runs/train", "folder of the run: checkpoints, then the model", may_change=True
     )
-    streaming: bool = _option(
-        default=False, text="read and encode the text while training instead of before it"
+    model_license: str | None = option(
+        None, "licence of the weights, for the model card", may_change=True, of_data=True
     )
-    window_pairs: int = _option(
-        100_000, "pairs of a stream that are sorted by length and shuffled together"
-    )
-    preprocessing_workers: int = _option(1, "processes that tokenize the corpus, once")
 
-    max_steps: int = _option(100_000, "optimizer steps")
-    tokens_per_step: int = _option(25_000, "tokens of either side per optimizer step, padded")
-    # as on the paper's 8 GPUs. A batch holds sentences of like length; a step of one batch only
-    # would see one length at a time, and learns far worse than a step of several
-    tokens_per_batch: int = _option(3_125, "tokens of either side per process and pass, padded")
-    learning_rate: float | None = _option(
-        None, "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper"
+    max_steps: int = option(100_000, "optimizer steps", at_least=1, may_change=True)
+    learning_rate: float | None = option(
+        None,
+        "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper",
+        above=0,
     )
-    learning_rate_of: str | None = _option(
+    learning_rate_of: str | None = option(
         None,
         "other peaks by the beginning of a weight's name: PREFIX=RATE, several by commas, such as "
         "backbone=1e-5; in a file, keys and values",
     )
-    schedule: str = _option("inverse_sqrt", f"learning rate over the steps: {', '.join(SCHEDULES)}")
-    warmup_steps: int = _option(4000, "optimizer steps to the peak")
-    optimizer: str = _option("adam", f"one of {', '.join(OPTIMIZERS)}")
-    weight_decay: float = _option(
-        0.0, "decay of weight matrices per unit of learning rate; norms, biases, positions: none"
+    schedule: str = option(
+        "inverse_sqrt",
+        f"learning rate over the steps: {', '.join(SCHEDULES)}",
+        choices=tuple(SCHEDULES),
     )
-    adam_beta1: float = _option(0.9, "decay of the first moment")
-    adam_beta2: float = _option(0.98, "decay of the second moment")
-    adam_epsilon: float = _option(1e-9, "added to the root of the second moment")
-    max_grad_norm: float = _option(0.0, "gradients are scaled down to this norm; 0: never")
-    average_checkpoints: int = _option(5, "last checkpoints whose mean is the final model")
-    average_best: bool = _option(
-        default=False, text="average the best checkpoints, by validation, instead of the last"
+    warmup_steps: int = option(4000, "optimizer steps to the peak", at_least=1)
+    optimizer: str = option("adam", f"one of {', '.join(OPTIMIZERS)}", choices=OPTIMIZERS)
+    weight_decay: float = option(
+        0.0,
+        "decay of weight matrices per unit of learning rate; norms, biases, positions: none",
+        at_least=0,
     )
-    best_by: str = _option("nll", "what tells the better validation: nll or bleu")
-    patience: int = _option(0, "end after so many validations without a better one; 0: never")
-    seed: int = _option(0, "of weights, order and dropout")
-    mixed_precision: str | None = _option(
-        None, "no, bf16 or fp16; default: as accelerate is set, else bf16 on GPUs that have it"
+    adam_beta1: float = option(0.9, "decay of the first moment", at_least=0, below=1)
+    adam_beta2: float = option(0.98, "decay of the second moment", at_least=0, below=1)
+    adam_epsilon: float = option(1e-9, "added to the root of the second moment", above=0)
+    max_grad_norm: float = option(
+        0.0, "gradients are scaled down to this norm; 0: never", at_least=0
     )
-    compile: bool = _option(default=False, text="compile the model by torch.compile")
-    gradient_checkpointing: bool = _option(
+    average_checkpoints: int = option(
+        5, "last checkpoints whose mean is the final model", at_least=1, may_change=True
+    )
+    average_best: bool = option(
         default=False,
-        text="compute the forward pass again for the backward: slower, less memory",
+        text="average the best checkpoints, by validation, instead of the last",
+        may_change=True,
     )
-    use_cpu: bool = _option(default=False, text="train on the CPU even where there is a GPU")
+    best_by: str | None = option(
+        None, "measure that compares validations, such as nll or bleu; default: the task's first"
+    )
+    patience: int = option(
+        0,
+        "end after so many validations without a better one; 0: never",
+        at_least=0,
+        may_change=True,
+    )
+    seed: int = option(0, "of weights, order and dropout")
+    mixed_precision: str | None = option(
+        None,
+        "no, bf16 or fp16; default: as accelerate is set, else bf16 on GPUs that have it",
+        choices=PRECISIONS,
+    )
+    compile: bool = option(
+        default=False, text="compile the model by torch.compile", may_change=True
+    )
+    gradient_checkpointing: bool = option(
+        default=False,
+        text="compute the forward pass again for the backward pass: slower, less memory",
+        may_change=True,
+    )
+    use_cpu: bool = option(
+        default=False, text="train on the CPU even where there is a GPU", may_change=True
+    )
+    dataloader_workers: int = option(
+        0,
+        "processes that prepare batches beside each training process; 0: none",
+        at_least=0,
+        may_change=True,
+    )
 
-    bleu_tokenize: str = _option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
-    eval_steps: int = _option(1000, "optimizer steps between validations")
-    eval_sentences: int = _option(200, "validation sentences translated for BLEU; 0: none")
-    save_steps: int = _option(1000, "optimizer steps between checkpoints")
-    save_total_limit: int = _option(5, "checkpoints kept; at least average_checkpoints")
-    logging_steps: int = _option(50, "optimizer steps between lines of the log")
-    trackers: str | None = _option(
-        None, "accelerate's trackers, by commas, or none; default: tensorboard where installed"
+    eval_steps: int = option(
+        1000, "optimizer steps between validations", at_least=1, may_change=True
+    )
+    save_steps: int = option(
+        1000, "optimizer steps between checkpoints", at_least=1, may_change=True
+    )
+    save_total_limit: int = option(
+        5, "checkpoints kept; at least average_checkpoints", at_least=1, may_change=True
+    )
+    logging_steps: int = option(
+        50, "optimizer steps between lines of the log", at_least=1, may_change=True
+    )
+    trackers: str | None = option(
+        None,
+        "accelerate's trackers, by commas, or none; default: tensorboard where installed",
+        may_change=True,
     )
 
     def __post_init__(self) -> None:
-        for check in (
-            self._check_data,
-            self._check_counts,
-            self._check_rates,
-            self._check_names,
-            self._check_best,
-        ):
-            check()
-
-    def _check_data(self) -> None:
-        for pair in (*PAIRED_FILES, ("source_language", "target_language")):
-            given = [name for name in pair if getattr(self, name) is not None]
-            if len(given) == 1:
-                missing = (set(pair) - set(given)).pop()
-                raise ValueError(f"{given[0]} is given, but not {missing}: give both or neither")
-        if self.dataset is not None and self.train_source is not None:
-            raise ValueError(
-                f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
-            )
-        if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
-            raise ValueError(
-                "streaming needs a dataset or train_source: it reads no built-in corpus"
-            )
-        if self.validation_source is not None and self.train_source is None:
-            raise ValueError("validation files need train_source and train_target")
-
-    def _check_counts(self) -> None:
-        positive = (
-            "max_length max_steps tokens_per_step tokens_per_batch warmup_steps "
-            "average_checkpoints eval_steps save_steps save_total_limit logging_steps "
-            "preprocessing_workers window_pairs"
-        )
-        for name in positive.split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
-        if self.max_length_ratio is not None and self.max_length_ratio < 1:
-            raise ValueError(
-                f"max_length_ratio={self.max_length_ratio}: give 1 or more, such as 1.5"
-            )
-        for name in ("eval_sentences", "patience"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
-        if self.tokens_per_batch < self.max_length:
-            raise ValueError(
-                f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
-                f"{self.max_length}: a batch must hold one sentence"
-            )
+        check_options(self)
+        for prefix, rate in self.rate_of.items():
+            if not 0 < rate < math.inf:
+                raise ValueError(f"learning_rate_of {prefix}={rate}: give a positive number")
+        check_schedule(self.schedule, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
+        for name in self.tracker_names:
+            if name not in TRACKERS:
+                raise ValueError(f"trackers={name!r}: choose one of {', '.join(TRACKERS)}")
         if self.save_total_limit < self.average_checkpoints:
             raise ValueError(
                 f"save_total_limit={self.save_total_limit} is smaller than average_checkpoints="
                 f"{self.average_checkpoints}: keep as many as are averaged"
             )
-
-    def _check_rates(self) -> None:
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a rate in [0, 1)")
-        if self.adam_epsilon <= 0:
-            raise ValueError(f"adam_epsilon={self.adam_epsilon}: give a positive number")
-        peaks = {"learning_rate": self.learning_rate}
-        peaks |= {f"learning_rate_of {prefix}": rate for prefix, rate in self.rate_of.items()}
-        for name, peak in peaks.items():
-            if peak is not None and not 0 < peak < math.inf:
-                raise ValueError(f"{name}={peak}: give a positive number")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay={self.weight_decay}: give 0 or more")
-        check_schedule(self.schedule, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
-        if self.max_grad_norm < 0:
-            raise ValueError(f"max_grad_norm={self.max_grad_norm}: give 0 or more")
-
-    def _check_names(self) -> None:
-        precision = "no" if self.mixed_precision is None else self.mixed_precision
-        known = (
-            ("mixed_precision", [precision], PRECISIONS),
-            ("best_by", [self.best_by], tuple(MEASURES)),
-            ("optimizer", [self.optimizer], OPTIMIZERS),
-            ("trackers", self.tracker_names, TRACKERS),
-        )
-        for option, names, choices in known:
-            for name in names:
-                if name not in choices:
-                    raise ValueError(f"{option}={name!r}: choose one of {', '.join(choices)}")
-
-    def _check_best(self) -> None:
-        is_used = self.average_best or self.patience
-        if is_used and self.best_by == "bleu" and not self.eval_sentences:
-            raise ValueError("best_by='bleu' needs translations: set eval_sentences")
-        if is_used and self.train_source is not None and self.validation_source is None:
-            raise ValueError("average_best and patience need validation files")
         if self.average_best and self.save_steps % self.eval_steps:
             raise ValueError(
                 f"average_best needs each checkpoint validated: save_steps={self.save_steps} must "
@@ -225,13 +174,13 @@ class TrainRecipe:
 
     @property
     def tracker_names(self) -> tuple[str, ...]:
-        """The trackers that `trackers` names."""
+        """The names in `trackers`."""
         names = [name.strip() for name in (self.trackers or "none").split(",")]
         return () if names == ["none"] else tuple(names)
 
     @property
     def rate_of(self) -> dict[str, float]:
-        """The peaks that `learning_rate_of` names, by prefix.
+        """The peaks in `learning_rate_of`, by prefix.
 
         Raises:
             ValueError: it is not of the form PREFIX=RATE.
@@ -247,79 +196,97 @@ class TrainRecipe:
                 ) from None
         return rates
 
-    @property
-    def train_files(self) -> tuple[str, str] | None:
-        """The two files to train on, if the data are files."""
-        files = self.train_source, self.train_target
-        return None if files[0] is None or files[1] is None else (files[0], files[1])
 
-    @property
-    def validation_files(self) -> tuple[str, str] | None:
-        """The two held-out files, if the data are files."""
-        files = self.validation_source, self.validation_target
-        return None if files[0] is None or files[1] is None else (files[0], files[1])
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A whole recipe.
 
     Attributes:
         train: how to train.
-        model: fields of `VanillaConfig` that differ from the paper's base model.
-        decoding: entries of the generation config that differ from the paper's decoding.
+        data: data options of the task, of the dataclass that its row in `TASKS` names.
+        model: fields of the model's config that differ from its defaults.
+        decoding: entries of the generation config that differ from the task's decoding.
+        task: a name of `TASKS`.
     """
 
     train: TrainRecipe
+    data: Any
     model: dict[str, Any]
     decoding: dict[str, Any]
+    task: str = DEFAULT_TASK
 
     def __post_init__(self) -> None:
-        check_names("model", self.model, VanillaConfig().to_dict())
-        known = {**GenerationConfig().to_dict(), **paper_decoding(VanillaConfig()).to_dict()}
-        check_names("decoding", self.decoding, known)
-        form = self.decoding.get("length_penalty_form", LENGTH_PENALTY_FORMS[0])
-        if form not in LENGTH_PENALTY_FORMS:
-            names = ", ".join(LENGTH_PENALTY_FORMS)
-            raise ValueError(f"decoding.length_penalty_form={form!r}: choose one of {names}")
-        beams = self.decoding.get("num_beams", 1)
-        if not isinstance(beams, int) or beams < 1:
-            raise ValueError(f"decoding.num_beams={beams!r}: give a positive number")
+        entry = task_entry(self.task)
+        check_names("model", self.model, load_part(entry.config)().to_dict())
+        _check_finite({"model": self.model, "decoding": self.decoding})
+        for name in entry.set_by_data:
+            if name in self.model:
+                raise ValueError(
+                    f"model.{name}={self.model[name]!r}: it follows from the data; leave it out"
+                )
+        if self.decoding and not entry.decoding:
+            raise ValueError(f"decoding: task {self.task} does not decode; leave the section out")
+        choices = list(validation_measures(self.task))
+        if self.train.best_by is not None and self.train.best_by not in choices:
+            raise ValueError(f"best_by={self.train.best_by!r}: choose one of {', '.join(choices)}")
+        self.data.check_with(self.train)
         self.generation_config(self.config())
 
-    def config(self, **changes: Any) -> VanillaConfig:
-        """The model's config; `changes` are what only the data can tell.
+    @property
+    def entry(self) -> TaskEntry:
+        """The row of the recipe's task."""
+        return task_entry(self.task)
+
+    @property
+    def best_by(self) -> str:
+        """The measure that compares validations: the recipe's, else the task's first."""
+        return self.train.best_by or next(iter(validation_measures(self.task)))
+
+    def config(self, **changes: Any) -> Any:
+        """The model's config.
+
+        Args:
+            **changes: fields that follow from the data, such as the size of the vocabulary.
 
         Raises:
             huggingface_hub.errors.StrictDataclassError: a value cannot be built.
         """
-        return VanillaConfig(**{**self.model, **changes})
+        return load_part(self.entry.config)(**{**self.model, **changes})
 
-    def generation_config(self, config: VanillaConfig) -> GenerationConfig:
-        """The paper's decoding with this recipe's changes."""
-        paper = paper_decoding(config).to_diff_dict()
-        if self.decoding.get("num_beams") == 1:  # transformers refuses to save them without a beam
-            paper = {
-                k: v for k, v in paper.items() if k not in ("early_stopping", "length_penalty")
-            }
-        return GenerationConfig(**{**paper, **self.decoding})
+    def generation_config(self, config: Any) -> GenerationConfig | None:
+        """The task's decoding with this recipe's changes; None where the task does not decode.
+
+        Raises:
+            ValueError: an entry of `decoding` is unknown or a value impossible.
+        """
+        decoding = self.entry.decoding
+        return load_part(decoding)(config, self.decoding) if decoding else None
 
     def to_yaml(self) -> str:
         """This recipe as a file that `read_recipe` reads; defaults are left out."""
-        defaults = asdict(TrainRecipe())
-        train = {k: v for k, v in asdict(self.train).items() if v != defaults[k]}
+        changed: dict[str, Any] = {} if self.task == DEFAULT_TASK else {"task": self.task}
+        for part in (self.train, self.data):
+            defaults = asdict(type(part)())
+            changed |= {k: v for k, v in asdict(part).items() if v != defaults[k]}
         sections = {"model": self.model, "decoding": self.decoding}
         return yaml.safe_dump(
-            {**train, **{k: v for k, v in sections.items() if v}}, sort_keys=False
+            {**changed, **{k: v for k, v in sections.items() if v}}, sort_keys=False
         )
+
+
+def _check_finite(sections: dict[str, dict[str, Any]]) -> None:
+    for section, values in sections.items():
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{section}.{name}={value}: give a finite number")
 
 
 def read_recipe(arguments: Sequence[str]) -> Recipe:
     """A recipe from `--recipe FILE`, or the name of a shipped one, and options that override it.
 
-    `--max_steps 500` overrides a field of `TrainRecipe`, `--model.d_model 256` one of the model,
-    `--decoding.num_beams 5` one of decoding. Relative data paths are taken as they stand, from the
-    working directory.
+    `--max_steps 500` overrides a field of `TrainRecipe` or of the task's data options,
+    `--model.d_model 256` one of the model, `--decoding.num_beams 5` one of decoding. Relative data
+    paths are relative to the working directory.
 
     Raises:
         ValueError: a key is unknown or a value impossible; the message names the key.
@@ -328,36 +295,62 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     arguments = list(arguments)
     path = pop_option(arguments, "--recipe")
     values = {} if path is None else read_yaml(_recipe_file(path))
-    sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
-    check_names("recipe", values, [f.name for f in fields(TrainRecipe)])
-    for name in SECTIONS:
-        for key in dict.fromkeys(a.split("=")[0] for a in arguments if a.startswith(f"--{name}.")):
-            text = pop_option(arguments, key) or ""
-            try:
-                value = yaml_value(text)
-            except ValueError:
-                raise ValueError(f"{key}={text!r} is not a YAML value") from None
-            sections[name][key.removeprefix(f"--{name}.")] = value
-    _drop_replaced_data(values, arguments)
+    task = pop_option(arguments, "--task") or values.pop("task", None) or DEFAULT_TASK
+    values.pop("task", None)
+    entry = task_entry(task)
+    data_class = load_part(entry.data)
+    sections = _read_sections(values, arguments)
+    names = [declared.name for kind in (TrainRecipe, data_class) for declared in fields(kind)]
+    for name in [*values, *given_options(arguments)]:
+        _check_task(name, names, task)
+    check_names("recipe", values, names)
+    _drop_replaced_data(values, arguments, data_class)
     if isinstance(values.get("trackers"), list):
         values["trackers"] = ",".join(map(str, values["trackers"])) or "none"
     if isinstance(values.get("learning_rate_of"), dict):
         rates = values["learning_rate_of"].items()
         values["learning_rate_of"] = ",".join(f"{prefix}={rate}" for prefix, rate in rates)
-    # a recipe is a command line written down: one parser reads both, and the later value wins
+    # file and command line are read by one parser, and the later value wins
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
-    train = parse_options(
-        TrainRecipe,
+    train, data = parse_options(
+        (TrainRecipe, data_class),
         [*written, *arguments],
         epilog=RECIPE_HELP,
-        elsewhere=[f"model.{name}" for name in VanillaConfig().to_dict()]
-        + [f"decoding.{name}" for name in GenerationConfig().to_dict()],
+        elsewhere=_section_options(entry),
     )
-    return Recipe(train=train, **sections)
+    return Recipe(train=train, data=data, task=task, **sections)
+
+
+def _read_sections(values: dict[str, Any], arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """Remove the sections from a file's values and a command line, and join them."""
+    sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
+    for name, section in sections.items():
+        check_names(name, section, section)  # that it holds keys and values
+        for key in dict.fromkeys(a.split("=")[0] for a in arguments if a.startswith(f"--{name}.")):
+            text = pop_option(arguments, key) or ""
+            try:
+                section[key.removeprefix(f"--{name}.")] = yaml_value(text)
+            except ValueError:
+                raise ValueError(f"{key}={text!r} is not a YAML value") from None
+    return sections
+
+
+def _section_options(entry: TaskEntry) -> list[str]:
+    """Options of the sections, and those that choose recipe and task, for suggestions."""
+    model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
+    decoding = GenerationConfig().to_dict() if entry.decoding else ()
+    return ["recipe", "task", *model, *(f"decoding.{name}" for name in decoding)]
+
+
+def _check_task(name: str, known: Sequence[str], task: str) -> None:
+    """Refuse an option of another task by naming that task."""
+    other = None if name in known else task_of_option(name)
+    if other is not None:
+        raise UsageError(f"{name} is an option of task {other}, and this recipe's task is {task}")
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """The recipes that come with the package by name, `numbers` or `table3/base` for two."""
+    """The recipes in the package by name: `numbers`, or `table3/base` in a subfolder."""
     folder = Path(__file__).resolve().parent
     files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
@@ -374,12 +367,9 @@ def _recipe_file(name: str) -> Path:
     return shipped[name]
 
 
-def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str]) -> None:
-    """Data chosen on the command line takes the place of the file's, whatever kind that was."""
-    chosen = given_options(arguments)
-    files = {name for pair in PAIRED_FILES for name in pair}
-    hub = {"dataset", "dataset_config"}
-    told = {"source_language", "target_language", "model_license"}  # of the data that is replaced
-    if chosen & {"dataset", "train_source", "train_target"}:
-        for name in (files | hub | told) - chosen:
+def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str], data_class: type) -> None:
+    """Data chosen on the command line replaces all options of the file that describe data."""
+    given = given_options(arguments)
+    if given & noted(data_class, "chooses_data"):
+        for name in (noted(data_class, "of_data") | noted(TrainRecipe, "of_data")) - given:
             values.pop(name, None)

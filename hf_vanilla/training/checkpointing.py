@@ -1,8 +1,8 @@
-"""Save, resume, average (6.1). A checkpoint is written aside and renamed: a named one is whole."""
+"""Checkpoints of a run: safetensors and JSON, written to a temporary folder and renamed."""
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.tensor import DTensor
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
-from hf_vanilla.files import PARTIAL, whole_folder
-from hf_vanilla.models.configuration_vanilla import VanillaConfig
-from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.recipes.recipe import MEASURES
+from hf_vanilla.files import PARTIAL, flush_to_disk
+from hf_vanilla.recipes.measures import Measure
 
 STATE_FILE = "training_state.json"
 WEIGHTS_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+OLD_OPTIMIZER_FILE = "optimizer.bin"  # by accelerate, in checkpoints of earlier versions
 
 
 def checkpoint_folder(output_dir: Path, step: int) -> Path:
-    """Where the checkpoint after `step` optimizer steps lies."""
+    """The folder of the checkpoint after `step` optimizer steps."""
     return output_dir / f"checkpoint-{step}"
 
 
 def all_checkpoints(output_dir: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first."""
+    """Complete checkpoints of a run, oldest first."""
     found = [
         (int(folder.name.removeprefix("checkpoint-")), folder)
         for folder in output_dir.glob("checkpoint-*")
@@ -42,101 +42,136 @@ def all_checkpoints(output_dir: Path) -> list[Path]:
 
 
 def checkpoint_state(folder: Path) -> dict[str, Any]:
-    """What `save_checkpoint` was given; empty for a folder without it."""
+    """The state that `save_checkpoint` was given; empty for a folder without it."""
     path = folder / STATE_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def best_checkpoints(folders: Sequence[Path], count: int, *, measure: str) -> list[Path]:
-    """Those of the best validation, best first; of equals the newer. Unmeasured ones are left out.
+def best_checkpoints(
+    folders: Sequence[Path], count: int, *, measures: Mapping[str, Measure], by: str
+) -> list[Path]:
+    """Checkpoints of the best validations, best first; of equal ones the newer first.
 
     Args:
-        folders: checkpoints, oldest first.
+        folders: checkpoints, oldest first; those without a validation are left out.
         count: how many, if there are as many.
-        measure: `"nll"`, the lower the better, or `"bleu"`, the higher the better.
+        measures: of the task.
+        by: the measure that decides.
     """
-    scores = [
-        (MEASURES[measure](value), -place)
-        for place, folder in enumerate(folders)
-        if (value := checkpoint_state(folder).get("scores", {}).get(measure)) is not None
+    ranked = [
+        (measures[by].rank(value), -index)
+        for index, folder in enumerate(folders)
+        if (value := checkpoint_state(folder).get("scores", {}).get(by)) is not None
     ]
-    return [folders[-place] for _, place in sorted(scores)[:count]]
+    return [folders[-index] for _, index in sorted(ranked)[:count]]
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """What a checkpoint saves beside the state: model, optimizer, and the scaler of fp16.
+
+    Attributes:
+        accelerator: the processes.
+        model: without wrappers.
+        optimizer: over its trained weights.
+    """
+
+    accelerator: Accelerator
+    model: torch.nn.Module
+    optimizer: Optimizer
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """Which checkpoints stay.
+    """Which checkpoints pruning keeps.
 
     Attributes:
         newest: how many of the newest.
         best: how many of the best besides.
-        measure: what tells the better, see `best_checkpoints`.
+        measures: of the task; needed where `best` is positive.
+        by: the measure that compares them.
     """
 
     newest: int
     best: int = 0
-    measure: str = "nll"
+    measures: Mapping[str, Measure] = field(default_factory=dict)
+    by: str = ""
 
 
 def save_checkpoint(
-    accelerator: Accelerator,
-    output_dir: Path,
-    state: dict[str, Any],
-    *,
-    keep: Keeping,
-    weights: dict[str, Tensor] | None = None,
+    parts: TrainingParts, output_dir: Path, state: dict[str, Any], *, keep: Keeping
 ) -> Path:
-    """Write everything needed to go on after `state["step"]`; prune older checkpoints.
+    """Write everything needed to resume after `state["step"]`; prune older checkpoints.
 
     Call it on every process. The folder appears under its name only when it is complete.
 
     Args:
-        accelerator: holds model, optimizer and schedule.
+        parts: what is saved.
         output_dir: of the run.
         state: JSON-able progress; `step` is required.
         keep: which checkpoints remain.
-        weights: those of `whole_weights`, to be averaged later, where accelerate saves shards.
 
     Raises:
-        OSError: the disk is full, or refuses otherwise; the older checkpoints are untouched.
+        OSError: the disk is full, or refuses otherwise; older checkpoints are unchanged.
     """
     final = checkpoint_folder(output_dir, state["step"])
     unfinished = final.with_name(final.name + PARTIAL)
-    is_main = accelerator.is_main_process
-    if is_main:
+    accelerator = parts.accelerator
+    weights = whole_weights(parts.model)
+    tensors, groups = _optimizer_parts(parts.optimizer)
+    if accelerator.is_main_process:
         shutil.rmtree(unfinished, ignore_errors=True)
-    accelerator.wait_for_everyone()
-    try:
-        accelerator.save_state(str(unfinished), safe_serialization=True)
-        if is_main and weights is not None:
-            save_file(weights, unfinished / WEIGHTS_FILE)
-        if is_main:
-            (unfinished / STATE_FILE).write_text(json.dumps(state, indent=2), encoding="utf-8")
-    except (OSError, RuntimeError, SafetensorError) as error:  # each library has one of its own
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise OSError(
-            f"cannot write {final}: {error}; make room, and the same command goes on from the last "
-            "checkpoint, which is whole"
-        ) from error
-    accelerator.wait_for_everyone()
-    if is_main:
+        scaler = accelerator.scaler and accelerator.scaler.state_dict()
+        state = {**state, "optimizer": groups, "scaler": scaler or None}
+        try:
+            unfinished.mkdir(parents=True)
+            save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
+            save_file(tensors, unfinished / OPTIMIZER_FILE)
+            text = json.dumps(state, indent=2)
+            (unfinished / STATE_FILE).write_text(text, encoding="utf-8")
+            for path in unfinished.iterdir():
+                flush_to_disk(path)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise OSError(
+                f"cannot write {final}: {error}; make room, and the same command resumes from the "
+                "last checkpoint, which is complete"
+            ) from error
         _remove(final)
         unfinished.replace(final)
+        flush_to_disk(output_dir)
         _prune(output_dir, keep)
     accelerator.wait_for_everyone()
     return final
 
 
+def _optimizer_parts(optimizer: Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """The tensors of an optimizer by `INDEX.NAME`, on the CPU, and its groups without them."""
+    state = optimizer.state_dict()
+    tensors = {
+        f"{index}.{name}": _whole(value).cpu().contiguous()
+        for index, entry in state["state"].items()
+        for name, value in entry.items()
+    }
+    return tensors, state["param_groups"]
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
 def _prune(output_dir: Path, keep: Keeping) -> None:
     folders = all_checkpoints(output_dir)
-    kept = {*folders[-keep.newest :], *best_checkpoints(folders, keep.best, measure=keep.measure)}
+    kept = set(folders[-keep.newest :])
+    if keep.best:
+        kept |= {*best_checkpoints(folders, keep.best, measures=keep.measures, by=keep.by)}
     for old in folders:
         if old not in kept:
             _remove(old)
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; cut off half-way, it is none any more."""
+    """Remove a checkpoint; if that is interrupted, what remains is not taken for one."""
     if folder.exists():
         doomed = folder.with_name(f"{folder.name}.old{PARTIAL}")
         shutil.rmtree(doomed, ignore_errors=True)
@@ -144,27 +179,55 @@ def _remove(folder: Path) -> None:
 
 
 def remove_leftovers(output_dir: Path) -> None:
-    """Remove what a run that was killed had not finished writing or removing."""
+    """Remove what a killed run had not finished writing or removing."""
     for leftover in output_dir.glob(f"*{PARTIAL}"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def resume(accelerator: Accelerator, output_dir: Path) -> dict[str, Any] | None:
+def resume(parts: TrainingParts, output_dir: Path) -> dict[str, Any] | None:
     """Load the newest checkpoint and return its state; None where there is none.
 
     Call it on every process.
     """
-    if accelerator.is_main_process:
+    if parts.accelerator.is_main_process:
         remove_leftovers(output_dir)
-    accelerator.wait_for_everyone()
+    parts.accelerator.wait_for_everyone()
     folders = all_checkpoints(output_dir)
     if not folders:
         return None
-    accelerator.load_state(str(folders[-1]))
+    load_checkpoint(parts, folders[-1])
     return checkpoint_state(folders[-1])
 
 
-# --- models whose weights are spread over the processes (FSDP2) ---------------------------------
+def load_checkpoint(parts: TrainingParts, folder: Path) -> None:
+    """Put a checkpoint's weights, optimizer state and scaler in place; nothing is unpickled."""
+    state = checkpoint_state(folder)
+    load_weights(parts.model, load_file(folder / WEIGHTS_FILE))
+    if (folder / OPTIMIZER_FILE).is_file():
+        entries: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in load_file(folder / OPTIMIZER_FILE).items():
+            index, _, key = name.partition(".")
+            entries.setdefault(int(index), {})[key] = tensor
+        groups = [{**group, "betas": tuple(group["betas"])} for group in state["optimizer"]]
+    else:
+        old = torch.load(folder / OLD_OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+        entries, groups = old["state"], old["param_groups"]
+    weights = [weight for group in parts.optimizer.param_groups for weight in group["params"]]
+    for index, entry in entries.items():
+        entries[index] = {name: _divided(value, weights[index]) for name, value in entry.items()}
+    parts.optimizer.load_state_dict({"state": entries, "param_groups": groups})
+    if state.get("scaler") and parts.accelerator.scaler:
+        parts.accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def _divided(value: Tensor, weight: Tensor) -> Tensor:
+    """A tensor divided over the processes as its weight is, where the weight is divided."""
+    if isinstance(weight, DTensor) and value.shape == weight.shape:
+        return distribute_tensor(value, weight.device_mesh, weight.placements)
+    return value
+
+
+# --- models whose weights are divided over the processes (FSDP2) ---------------------------------
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -173,113 +236,30 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def whole_weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """All weights of a sharded model, on every process, tied tensors once. Call it on each."""
-    full: dict[str, Any] = get_model_state_dict(
-        model, options=StateDictOptions(full_state_dict=True)
-    )
-    once = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
-    return {name: full[name].contiguous() for name in sorted(once.values())}
+    """All weights and buffers of a model, whole, tied tensors once. Call it on every process."""
+    named = model.state_dict(keep_vars=True)
+    once = {id(tensor): name for name, tensor in reversed(named.items())}
+    full: dict[str, Any] = named
+    if is_sharded(model):
+        full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    return {name: full[name].detach().contiguous() for name in sorted(once.values())}
 
 
 def whole_model(model: PreTrainedModel) -> PreTrainedModel:
-    """The model itself, or an unsharded copy on this process's device. Call it on every process.
+    """The model itself, or a whole copy on this process's device. Call it on every process.
 
-    Processes that translate their own sentences run out of step, which shards cannot.
+    Processes that validate their own shares get out of step, which sharded weights cannot follow.
     """
     if not is_sharded(model):
         return model
     copy = type(model)(model.config).to(model.device)
-    copy.generation_config = model.generation_config
+    if model.can_generate():
+        copy.generation_config = model.generation_config
     load_weights(copy, whole_weights(model))
     return copy
 
 
-# --- the mean ----------------------------------------------------------------------------------
-
-
-def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
-    """Plain mean of the weights of several checkpoints, in float32 at least (6.1).
-
-    Args:
-        folders: checkpoints of one run, or model folders.
-
-    Returns:
-        Names and means, in the dtype of the first folder; tied tensors once, as they are stored.
-
-    Raises:
-        ValueError: there is none, or their tensors differ in name or shape.
-        FileNotFoundError: a folder holds no `model.safetensors`.
-    """
-    if not folders:
-        raise ValueError("no checkpoints to average")
-    totals: dict[str, Tensor] = {}
-    dtypes: dict[str, torch.dtype] = {}
-    for folder in folders:
-        path = Path(folder) / WEIGHTS_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file; give folders that hold {WEIGHTS_FILE}")
-        weights = load_file(path)
-        shapes = {name: weight.shape for name, weight in weights.items()}
-        if totals and shapes != {name: total.shape for name, total in totals.items()}:
-            odd = sorted(
-                n
-                for n in shapes.keys() | totals.keys()
-                if n not in shapes or n not in totals or shapes[n] != totals[n].shape
-            )
-            raise ValueError(f"{folder} is of another model than {folders[0]}: {odd} differ")
-        for name, weight in weights.items():
-            dtypes.setdefault(name, weight.dtype)
-            wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-            totals[name] = totals[name] + wide if name in totals else wide
-    return {name: (total / len(folders)).to(dtypes[name]) for name, total in totals.items()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class AverageOptions:
-    """Make a model of the mean of a run's last or best checkpoints."""
-
-    run: str = field(metadata={"help": "folder of a training run, finished or not"})
-    output: str = field(metadata={"help": "folder for the model"})
-    last: int = field(default=5, metadata={"help": "how many of the newest checkpoints"})
-    best: int = field(default=0, metadata={"help": "how many of the best instead; 0: the newest"})
-    best_by: str = field(default="nll", metadata={"help": "what tells the best: nll or bleu"})
-
-
-def average_run(options: AverageOptions) -> Path:
-    """A model folder from the mean of a run's newest or best checkpoints; returns the folder.
-
-    Raises:
-        ValueError: the run has too few checkpoints, or a number is not positive.
-        OSError: the output exists, or the run is not one.
-    """
-    run = Path(options.run)
-    if options.best_by not in MEASURES:
-        raise ValueError(f"best_by={options.best_by!r}: choose one of {', '.join(MEASURES)}")
-    folders = all_checkpoints(run)
-    if options.best:
-        every = best_checkpoints(folders, len(folders), measure=options.best_by)
-        if not 0 < options.best <= len(every):
-            raise ValueError(
-                f"best={options.best}: {run} has {len(every)} checkpoints whose {options.best_by} "
-                "was measured; a run measures where save_steps is a multiple of eval_steps"
-            )
-        chosen = every[: options.best]
-    else:
-        if not 0 < options.last <= len(folders):
-            raise ValueError(f"last={options.last}: {run} has {len(folders)} checkpoints")
-        chosen = folders[-options.last :]
-    with whole_folder(options.output) as folder:
-        model = VanillaForConditionalGeneration(VanillaConfig.from_pretrained(run))
-        model.generation_config = GenerationConfig.from_pretrained(run)
-        load_weights(model, average_checkpoints(chosen))
-        tokenizer = AutoTokenizer.from_pretrained(run)
-        with code_beside_weights(model, tokenizer):
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-    return Path(options.output)
-
-
-def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
+def load_weights(model: torch.nn.Module, weights: dict[str, Tensor]) -> None:
     """Put weights into a model whose tied tensors are stored once.
 
     Raises:
@@ -291,4 +271,5 @@ def load_weights(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     missing = sorted(name for name, tensor in known.items() if id(tensor) not in filled)
     if left_over or missing:
         raise ValueError(f"the weights do not fit: left over {left_over}, missing {missing}")
-    model.load_state_dict(weights, strict=False)
+    divided = {name: _divided(weight, known[name]) for name, weight in weights.items()}
+    model.load_state_dict(divided, strict=False)

@@ -45,6 +45,14 @@ class Work:
     padded_positions: int
     flops: int = 0
 
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.items + other.items,
+            self.real_positions + other.real_positions,
+            self.padded_positions + other.padded_positions,
+            self.flops + other.flops,
+        )
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -135,8 +143,9 @@ class Task(Protocol):
         counted: names of the numbers that `counts` returns, for the log: `("target_tokens",)`.
         micro_batches: how many micro-batches the recipe wants in one step; the engine rounds up to
             a multiple of the number of processes.
-        measures: every number of the log that is drawn or compared, by name. Those with a `better`
-            direction come from `validate`; the first of them is the default of `best_by`.
+        measures: every number of the log that is drawn or compared, by name, in the order of the
+            legend. Those with a `better` direction come from `validate`; the first of them is the
+            default of `best_by`.
         has_validation: whether there is a validation set; without one `validate` is not called.
         processor: tokenizer or image processor that is saved with the model, None if there is none.
     """
@@ -155,11 +164,11 @@ class Task(Protocol):
         """
         ...
 
-    def facts(self, model: PreTrainedModel) -> dict[str, Any]:
-        """What a resumed run must find unchanged: JSON-able names and values.
+    def facts(self) -> dict[str, str]:
+        """What a resumed run must find unchanged: names and short values for the error message.
 
-        Fingerprints of training and validation data, of the vocabulary or the class names, and the
-        model's config. A value may be a dict; a message names the entries that differ.
+        Fingerprints of training and validation data, of the vocabulary or of the class names. The
+        engine adds the model's config.
         """
         ...
 

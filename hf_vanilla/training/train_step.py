@@ -1,154 +1,181 @@
-"""One optimizer step over micro-batches, on any number of processes (5.3)."""
+"""The parts of an optimizer step: its micro-batches, their divisors, the update (5.3)."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
-from hf_vanilla.recipes.recipe import TrainRecipe
+from .preparation import PreparedRun
+from .task import Batch, Order, Task
 
-from .optimization import make_optimizer, make_schedule
-from .validation import plain_nll
+SEED_STEP = 1_000_003  # seeds of runs with neighbouring seeds do not overlap
+AUGMENTATION_SEED = 1 << 62  # augmentation and dropout draw from different sequences
 
 
 @dataclass(frozen=True)
-class Update:
-    """One optimizer step as this process saw it.
+class MicroBatch:
+    """One micro-batch of this process.
+
+    Attributes:
+        number: its number in the run, over all steps and processes.
+        batch: tensors on the CPU.
+        is_last: whether it is this process's last of its step.
+    """
+
+    number: int
+    batch: Batch
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step as this process saw it; its tensors stay on the device until read.
 
     Attributes:
         step: its number, from 1.
-        rate: learning rate it used.
-        loss: `()` nats per target token of the whole step, this process's share of the sum.
-        nll: the same of the plain negative log-likelihood; None where nobody asked.
-        tokens: `()` int64 real target tokens of the whole step.
+        learning_rate: that it used.
+        totals: `(counted,)` int64 divisors of the whole step.
+        values: `()` sums over this process's micro-batches, by name; `"loss"` is always there.
         micro_batches: what it saw.
     """
 
     step: int
-    rate: float
-    loss: Tensor
-    nll: Tensor | None
-    tokens: Tensor
-    micro_batches: list[dict[str, Tensor]]
+    learning_rate: float
+    totals: Tensor
+    values: dict[str, Tensor]
+    micro_batches: list[MicroBatch]
+
+    def add(self, losses: dict[str, Tensor]) -> None:
+        """Add one micro-batch's shares."""
+        for name, value in losses.items():
+            self.values[name] = self.values.get(name, torch.zeros_like(value)) + value.detach()
 
 
-class Stepper:
-    """Model, optimizer and schedule on the device and in all processes.
+class _Batches(Dataset):
+    """Batch number i of a run, for worker processes that make them ahead of time."""
+
+    def __init__(self, task: Task, order: Order, seed: int) -> None:
+        self._task, self._order, self._seed = task, order, seed
+
+    def __getitem__(self, number: int) -> Batch:
+        seed = (self._seed * SEED_STEP + number) ^ AUGMENTATION_SEED
+        return self._task.batch(self._order[number], torch.Generator().manual_seed(seed))
+
+
+def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, list[MicroBatch]]]:
+    """This process's micro-batches step by step, without end, after `first_step` steps."""
+    processes = run.accelerator.num_processes
+    first = first_step * run.per_step + run.accelerator.process_index
+    data = _Batches(run.task, run.order, run.options.seed)
+    batches: Iterator[Batch] = (data[number] for number in count(first, processes))
+    if run.options.dataloader_workers:
+        loader = DataLoader(
+            data,
+            sampler=count(first, processes),
+            batch_size=None,
+            num_workers=run.options.dataloader_workers,
+            collate_fn=_unchanged,
+        )
+        batches = iter(loader)
+    numbers = count(first, processes)
+    last = run.per_step // processes - 1
+    for step in count(first_step + 1):
+        yield (
+            step,
+            [
+                MicroBatch(next(numbers), next(batches), is_last=place == last)
+                for place in range(last + 1)
+            ],
+        )
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def sum_counts(run: PreparedRun, micro_batches: list[MicroBatch]) -> Tensor:
+    """Divisors of a step's loss: `(counted,)` int64, over all micro-batches and processes."""
+    counts = [list(run.task.counts(part.batch)) for part in micro_batches]
+    totals = torch.tensor(counts, device=run.accelerator.device).sum(0)
+    return run.accelerator.reduce(totals)
+
+
+def forward(
+    run: PreparedRun, micro_batch: MicroBatch, totals: Tensor, *, is_logged: bool
+) -> dict[str, Tensor]:
+    """The task's losses of one micro-batch."""
+    # dropout depends on the number in the run alone, so a resumed run repeats itself exactly
+    torch.manual_seed(run.options.seed * SEED_STEP + micro_batch.number)
+    device = run.accelerator.device
+    batch = {name: value.to(device) for name, value in micro_batch.batch.items()}
+    with run.accelerator.autocast():
+        return run.task.losses(run.parallel, batch, totals, is_logged=is_logged)
+
+
+def gradient_sync(run: PreparedRun, micro_batch: MicroBatch) -> Any:
+    """A context for forward and backward pass: processes exchange gradients at the last only."""
+    return nullcontext() if micro_batch.is_last else run.accelerator.no_sync(run.parallel)
+
+
+def learning_rate(run: PreparedRun) -> float:
+    """The rate of the next update, of the optimizer's first group."""
+    return float(run.schedule.get_last_lr()[0])
+
+
+def update_weights(run: PreparedRun) -> None:
+    """One step of the optimizer and of the learning rate."""
+    if run.options.max_grad_norm:
+        run.accelerator.clip_grad_norm_(run.parallel.parameters(), run.options.max_grad_norm)
+    run.optimizer.step()
+    run.schedule.step()
+    run.optimizer.zero_grad(set_to_none=True)
+
+
+def all_finite(run: PreparedRun) -> bool:
+    """Whether every weight is a finite number. Call it on every process."""
+    finite = torch.stack([weight.isfinite().all() for weight in _local_weights(run.model)])
+    return not run.accelerator.reduce((~finite).sum()).item()
+
+
+def _local_weights(model: PreTrainedModel) -> Iterator[Tensor]:
+    """This process's weights, or its part of each."""
+    for parameter in model.parameters():
+        local = getattr(parameter, "to_local", None)
+        yield (local() if local else parameter).detach()
+
+
+def unusable_step(result: StepResult, what: str, folder: Path, process: int) -> ValueError:
+    """The error that ends a run; this process's micro-batches are saved for inspection.
 
     Args:
-        accelerator: the processes.
-        model: as it was made or loaded.
-        options: read for rates, seed, clipping, compiling and checkpointing.
-
-    Attributes:
-        model: the model itself, without what makes it parallel, compiled or narrow.
-    """
-
-    def __init__(
-        self, accelerator: Accelerator, model: PreTrainedModel, options: TrainRecipe
-    ) -> None:
-        self.accelerator, self.options = accelerator, options
-        if options.gradient_checkpointing:
-            # the older name of the two is the only one before transformers 5.21
-            new = getattr(model, "activation_checkpointing_enable", None)
-            (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
-        optimizer = make_optimizer(model, options)
-        # not prepared: a prepared schedule would take one step per process
-        self.schedule = make_schedule(optimizer, options)
-        self.accelerator.register_for_checkpointing(self.schedule)
-        self.parallel, self.optimizer = self.accelerator.prepare(model, optimizer)
-        # accelerate's wrapper would widen the logits of every pass to a second copy in float32
-        self.model = self.accelerator.unwrap_model(self.parallel, keep_fp32_wrapper=False)
-        if options.compile:
-            # sentences of any number and length pass through one compiled graph
-            self.parallel = torch.compile(self.parallel, dynamic=True)
-
-    def update(
-        self,
-        step: int,
-        places: list[int],
-        micro_batches: list[dict[str, Tensor]],
-        *,
-        with_nll: bool = False,
-    ) -> Update:
-        """One update, from all micro-batches of this process and of the others.
-
-        Args:
-            step: its number, from 1.
-            places: of each micro-batch in the whole run, over all steps and processes.
-            micro_batches: of this process.
-            with_nll: whether to measure the plain negative log-likelihood too.
-        """
-        accelerator = self.accelerator
-        self.parallel.train()
-        count = sum(int((batch["labels"] >= 0).sum()) for batch in micro_batches)
-        tokens = accelerator.reduce(torch.tensor(count, device=accelerator.device))
-        total = torch.zeros((), device=accelerator.device)
-        nll = torch.zeros_like(total) if with_nll else None
-        for place, batch in zip(places, micro_batches, strict=True):
-            # dropout depends on the place in the run alone, so that a resumed run repeats itself
-            torch.manual_seed(self.options.seed * 1_000_003 + place)
-            is_last = place == places[-1]
-            with nullcontext() if is_last else accelerator.no_sync(self.parallel):
-                on_device = {name: ids.to(accelerator.device) for name, ids in batch.items()}
-                with accelerator.autocast():
-                    outputs = self.parallel(**on_device, num_items_in_batch=tokens)
-                if nll is not None:
-                    nll += plain_nll(outputs.logits.detach(), on_device["labels"]) / tokens
-                # data-parallel training averages gradients; this loss is already per token of all
-                accelerator.backward(outputs.loss * accelerator.num_processes)
-            total += outputs.loss.detach()
-            del outputs  # its logits need not wait for those of the next pass
-        if self.options.max_grad_norm:
-            accelerator.clip_grad_norm_(self.parallel.parameters(), self.options.max_grad_norm)
-        rate = float(self.schedule.get_last_lr()[0])  # of this update; the schedule moves on
-        self.optimizer.step()
-        self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return Update(step, rate, total, nll, tokens, micro_batches)
-
-    def is_finite(self) -> bool:
-        """Whether every weight is a finite number. Call it on every process."""
-        finite = torch.stack([weight.isfinite().all() for weight in self._local_weights()])
-        return not self.accelerator.reduce((~finite).sum()).item()
-
-    def _local_weights(self) -> Iterator[Tensor]:
-        """This process's weights, or its part of each."""
-        for parameter in self.model.parameters():
-            local = getattr(parameter, "to_local", None)
-            yield (local() if local else parameter).detach()
-
-
-def unusable_update(update: Update, what: str, folder: Path, process: int) -> ValueError:
-    """The error that stops a run, after leaving this process's micro-batches to be looked at.
-
-    Args:
-        update: after which it stops.
-        what: is wrong with it.
+        result: the step after which the run ends.
+        what: is wrong.
         folder: for the file.
-        process: number of this process, for the file's name.
+        process: number of this process, for the name of the file.
     """
-    path = folder / f"not-finite-step-{update.step}-process-{process}.pt"
+    path = folder / f"not-finite-step-{result.step}-process-{process}.pt"
     where = f"its micro-batches are in {path} (torch.load)"
     try:
         torch.save(
             {
-                "step": update.step,
-                "learning_rate": update.rate,
-                "loss": update.loss.item(),
-                "micro_batches": update.micro_batches,
+                "step": result.step,
+                "learning_rate": result.learning_rate,
+                "loss": result.values["loss"].item(),
+                "micro_batches": [part.batch for part in result.micro_batches],
             },
             path,
         )
     except (OSError, RuntimeError) as error:
         where = f"its micro-batches could not be saved ({error})"
     return ValueError(
-        f"{what} at step {update.step}, learning rate {update.rate:.3g}; {where}: lower "
+        f"{what} at step {result.step}, learning rate {result.learning_rate:.3g}; {where}: lower "
         "learning_rate, lengthen warmup_steps or set max_grad_norm; the last checkpoint is "
-        "untouched"
+        "unchanged"
     )

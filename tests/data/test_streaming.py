@@ -1,7 +1,7 @@
 """Sets read while training: every pair once an epoch, and back at any step without a difference."""
 
 import json
-from itertools import islice
+from itertools import count
 
 import pytest
 import small_run
@@ -10,8 +10,8 @@ from datasets import Dataset, IterableDataset
 
 from hf_vanilla.data.encoding import LengthLimits
 from hf_vanilla.data.streaming import StreamedBatches
-from hf_vanilla.training import preparation
-from hf_vanilla.training.run import TrainingRun, train
+from hf_vanilla.tasks.translation_data import load_corpus
+from hf_vanilla.training.run import train
 
 PAIRS = [{"source": a, "target": b} for a, b in small_run.digit_pairs()]
 WINDOW, BUDGET = 23, 60
@@ -24,15 +24,13 @@ def streamed(tokenizer, *, rows=PAIRS, shards=3, limits=None, **changes):
 
 
 def taken(batches, count, *, first=0, stride=1):
-    return [table.to_pydict() for table in islice(batches.batches(first, stride), count)]
+    return [batches[first + i * stride].to_pydict() for i in range(count)]
 
 
 def epoch_length(tokenizer):
-    """Batches until the state tells of the second epoch."""
+    """Number of the second epoch's first batch."""
     batches = streamed(tokenizer)
-    for number, _ in enumerate(batches.batches(0, 1)):
-        if batches.state_dict()["epoch"]:
-            return number
+    return next(number for number in count() if batches.state_dict(number)["epoch"])
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +60,9 @@ def test_batches_keep_the_budget_and_hold_sentences_of_like_length(tokenizer):
 def test_memory_holds_one_window(tokenizer, monkeypatch):
     sizes, encode = [], StreamedBatches._encode
 
-    def noting(self, window):
-        sizes.append(len(window))
-        return encode(self, window)
+    def noting(self, rows, following):
+        sizes.append(len(rows))
+        return encode(self, rows, following)
 
     monkeypatch.setattr(StreamedBatches, "_encode", noting)
     taken(streamed(tokenizer), 1)
@@ -85,12 +83,39 @@ def test_a_reading_that_goes_on_sees_what_an_undisturbed_one_would(tokenizer, af
     whole = taken(streamed(tokenizer, shards=shards), after + 30)
     stopped = streamed(tokenizer, shards=shards)
     taken(stopped, after)
-    state = json.loads(json.dumps(stopped.state_dict()))
-    going_on = streamed(tokenizer, shards=shards)
-    going_on.load_state_dict(state)
-    assert taken(going_on, 30, first=after) == whole[after:]
-    assert state["place"] <= after  # and no earlier than its window
-    assert after - state["place"] <= 24
+    state = json.loads(json.dumps(stopped.state_dict(after)))
+    resumed = streamed(tokenizer, shards=shards)
+    resumed.load_state_dict(state, after)
+    assert taken(resumed, 30, first=after) == whole[after:]
+    assert state["pairs"] < WINDOW  # nothing in front of the window is read again
+
+
+def test_a_saved_position_names_its_window_of_all_epochs(tokenizer):
+    batches = streamed(tokenizer)
+    length, windows = epoch_length(tokenizer), -(-len(PAIRS) // WINDOW)
+    states = [batches.state_dict(number) for number in (0, length - 1, length, 2 * length)]
+    assert [state["window"] for state in states] == [0, windows - 1, windows, 2 * windows]
+
+
+@pytest.mark.parametrize("budget", [40, 90])
+@pytest.mark.parametrize("after", [7, 30])
+def test_a_reading_resumed_with_another_budget_loses_no_more_than_a_batch(tokenizer, after, budget):
+    stopped = streamed(tokenizer)
+    before = taken(stopped, after)
+    resumed = streamed(tokenizer, tokens_per_batch=budget)
+    resumed.load_state_dict(stopped.state_dict(after), 100)
+    position = resumed.state_dict(100)
+    used = sum(len(batch["labels"]) for batch in before)
+    # of the same window, and at most one batch further
+    assert position["window"] == stopped.state_dict(after)["window"]
+    assert 0 <= position["pairs"] - stopped.state_dict(after)["pairs"] < budget
+    rest = []
+    for number in count(100):
+        if resumed.state_dict(number)["epoch"] != position["epoch"]:
+            break
+        rest += resumed[number].to_pydict()["labels"]
+    epochs = position["epoch"]
+    assert abs(used + len(rest) - (epochs + 1) * len(PAIRS)) < budget
 
 
 def test_a_generator_can_be_gone_on_with_too(tokenizer):
@@ -99,17 +124,17 @@ def test_a_generator_can_be_gone_on_with_too(tokenizer):
         options = {"tokens_per_batch": BUDGET, "window_pairs": WINDOW}
         return StreamedBatches(stream, tokenizer, LengthLimits(40), **options)
 
-    stopped, going_on = of_generator(), of_generator()
+    stopped, resumed = of_generator(), of_generator()
     whole = taken(of_generator(), 33)
     taken(stopped, 21)
-    going_on.load_state_dict(stopped.state_dict())
-    assert taken(going_on, 12, first=21) == whole[21:]
+    resumed.load_state_dict(stopped.state_dict(21), 21)
+    assert taken(resumed, 12, first=21) == whole[21:]
 
 
 def test_a_place_that_is_over_is_refused(tokenizer):
     batches = streamed(tokenizer)
     taken(batches, 30)
-    with pytest.raises(ValueError, match="batch 0 is over: reading begins at"):
+    with pytest.raises(ValueError, match="batch 0 lies before the current window, which starts"):
         taken(batches, 1)
 
 
@@ -124,8 +149,18 @@ def test_pairs_beyond_the_limits_are_left_out_and_told_at_the_end_of_an_epoch(to
     seen = [row for batch in found for row in batch["labels"]]
     assert all(row in ids for row in seen)
     told = "47 with an empty side, 1 longer than 40 tokens, 1 beyond a length ratio of 3.0"
-    assert f"epoch 0 of the stream: left out: {told}" in caplog.text
-    assert f"epoch 1 of the stream: left out: {told}" in caplog.text
+    assert f"epoch 0 of the stream: dropped: {told}" in caplog.text
+    assert f"epoch 1 of the stream: dropped: {told}" in caplog.text
+
+
+def test_dropped_pairs_are_counted_once_after_resuming_in_the_middle_of_a_window(tokenizer, caplog):
+    rows = [{"source": "", "target": "eins"}, *PAIRS]
+    stopped, resumed = streamed(tokenizer, rows=rows), streamed(tokenizer, rows=rows)
+    taken(stopped, 2)
+    resumed.load_state_dict(stopped.state_dict(2), 2)
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        taken(resumed, 40, first=2)
+    assert "epoch 0 of the stream: dropped: 1 with an empty side" in caplog.text
 
 
 def test_an_epoch_without_a_pair_is_refused_with_the_reasons(tokenizer):
@@ -147,15 +182,9 @@ def test_a_streamed_run_that_was_interrupted_ends_at_the_very_same_weights(
     corpus_files, tmp_path, monkeypatch
 ):
     whole = train(small_run.recipe(tmp_path / "whole", corpus_files, **STREAMED))
-    recipe, step = small_run.recipe(tmp_path / "run", corpus_files, **STREAMED), TrainingRun._step
-
-    def stepping(self, *arguments):
-        if arguments[-1].step == 7:
-            raise KeyboardInterrupt
-        return step(self, *arguments)
-
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, **STREAMED)
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "_step", stepping)
+        small_run.interrupt(patch, after=7)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     first, second = small_run.weights(whole), small_run.weights(train(recipe))
@@ -173,9 +202,9 @@ def test_a_set_is_streamed_from_its_folder_with_its_held_out_part(
         Dataset.from_list(part).to_parquet(tmp_path / "set" / f"{split}.parquet")
     told = {"dataset": str(tmp_path / "set"), "source_column": "en", "target_column": "de"}
     recipe = small_run.recipe(tmp_path / "run", told, **STREAMED)
-    corpus = preparation.load_corpus(recipe.train)
+    corpus = load_corpus(recipe.data)
     assert list(corpus["train"]) == PAIRS[:61]
     assert corpus["validation"].to_list() == PAIRS[61:]
     wrong = small_run.recipe(tmp_path / "run", {**told, "target_column": "fr"}, **STREAMED)
     with pytest.raises(ValueError, match="no column fr: choose among"):
-        preparation.load_corpus(wrong.train)
+        load_corpus(wrong.data)

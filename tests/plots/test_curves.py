@@ -13,6 +13,7 @@ from hf_vanilla.plots.curves import (
     save_curves,
     smoothing_floor,
 )
+from hf_vanilla.tasks.translation_options import MEASURES
 
 ENTRIES = [
     {"step": 1, "loss": 5.0, "train_nll": 4.5, "learning_rate": 1e-4},
@@ -32,7 +33,7 @@ def panels(tmp_path, figures):
     """Draws runs; returns the panels as matplotlib has them."""
 
     def draw(**runs):
-        save_curves(runs, tmp_path / "curves.png")
+        save_curves(runs, tmp_path / "curves.png", MEASURES)
         with Image.open(tmp_path / "curves.png") as picture:
             picture.verify()
         return figures[-1].axes

@@ -16,6 +16,7 @@ from hf_vanilla.recipes.parameter_table import (
     parameters_by_formula,
 )
 from hf_vanilla.recipes.recipe import TrainRecipe, read_recipe
+from hf_vanilla.tasks.translation_options import TranslationDataOptions
 from hf_vanilla.training.run import train
 
 RECIPES = Path(__file__).resolve().parents[2] / "hf_vanilla" / "recipes"
@@ -88,7 +89,8 @@ def test_a_row_changes_the_base_model_in_what_the_paper_names(name):
 @EACH_ROW
 def test_every_row_trains_and_decodes_as_the_paper_says(name):
     recipe = recipe_of(name)
-    given, defaults = asdict(recipe.train), asdict(TrainRecipe())
+    given = asdict(recipe.train) | asdict(recipe.data)
+    defaults = asdict(TrainRecipe()) | asdict(TranslationDataOptions())
     changed = {key: value for key, value in given.items() if value != defaults[key]}
     own = {"max_steps": 300_000, "save_total_limit": 20, "save_steps": 600}
     assert changed == {
@@ -135,7 +137,7 @@ def test_a_row_can_be_trained(table, name, corpus_files, tmp_path):
     """As it stands but for its data and its size."""
     small = {**small_run.MODEL, **small_run.TRAINING, **corpus_files, "max_steps": 1}
     small |= {"output_dir": str(tmp_path / "run"), "save_steps": 1, "average_checkpoints": 1}
-    names = {field.name for field in fields(TrainRecipe)}
+    names = {f.name for kind in (TrainRecipe, TranslationDataOptions) for f in fields(kind)}
     options = [f"--{k if k in names else f'model.{k}'}={v}" for k, v in small.items()]
     recipe = recipe_of(name, table, *options)
     folder = train(recipe)

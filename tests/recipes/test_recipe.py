@@ -10,6 +10,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe, shipped_recipes
+from hf_vanilla.tasks.translation_options import TranslationDataOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "hf_vanilla" / "recipes"
@@ -23,18 +24,33 @@ FILES = {
 
 # an option more or less is a decision: edit this list with it
 NAMES = """
-    output_dir
-    dataset dataset_config source_column target_column
-    train_source train_target validation_source validation_target
-    source_language target_language model_license tokenizer max_length
-    max_length_ratio streaming window_pairs preprocessing_workers
-    max_steps tokens_per_step tokens_per_batch learning_rate warmup_steps
+    output_dir model_license
+    max_steps learning_rate learning_rate_of schedule warmup_steps optimizer weight_decay
     adam_beta1 adam_beta2 adam_epsilon max_grad_norm average_checkpoints
     average_best best_by patience
-    seed mixed_precision compile gradient_checkpointing use_cpu
-    bleu_tokenize eval_steps eval_sentences save_steps save_total_limit logging_steps trackers
+    seed mixed_precision compile gradient_checkpointing use_cpu dataloader_workers
+    eval_steps save_steps save_total_limit logging_steps trackers
 """
-OPTIONS = NAMES.split()
+TRANSLATION_NAMES = """
+    dataset dataset_config source_column target_column
+    train_source train_target validation_source validation_target
+    source_language target_language tokenizer max_length
+    max_length_ratio streaming window_pairs preprocessing_workers
+    tokens_per_step tokens_per_batch eval_sentences bleu_tokenize
+"""
+OPTIONS = [*NAMES.split(), *TRANSLATION_NAMES.split()]
+FIELDS = [*fields(TrainRecipe), *fields(TranslationDataOptions)]
+
+
+def make(**options):
+    """A recipe of options of either kind."""
+    own = {declared.name for declared in fields(TrainRecipe)}
+    return Recipe(
+        train=TrainRecipe(**{n: v for n, v in options.items() if n in own}),
+        data=TranslationDataOptions(**{n: v for n, v in options.items() if n not in own}),
+        model={},
+        decoding={},
+    )
 
 
 @pytest.fixture
@@ -51,10 +67,10 @@ def write(tmp_path):
 
 
 def test_the_options_are_those_of_the_list():
-    assert [option.name for option in fields(TrainRecipe)] == OPTIONS
+    assert [option.name for option in FIELDS] == OPTIONS
 
 
-@pytest.mark.parametrize("option", fields(TrainRecipe), ids=lambda option: option.name)
+@pytest.mark.parametrize("option", FIELDS, ids=lambda option: option.name)
 def test_every_option_says_what_it_is(option):
     assert option.metadata["help"]
 
@@ -63,7 +79,8 @@ def test_the_defaults_train_the_papers_way():
     recipe = read_recipe([])
     assert (recipe.train.adam_beta1, recipe.train.adam_beta2) == (0.9, 0.98)
     assert (recipe.train.adam_epsilon, recipe.train.warmup_steps) == (1e-9, 4000)
-    assert (recipe.train.tokens_per_step, recipe.train.max_steps) == (25_000, 100_000)
+    assert (recipe.data.tokens_per_step, recipe.train.max_steps) == (25_000, 100_000)
+    assert recipe.best_by == "nll"
     assert recipe.train.learning_rate is None
     assert (recipe.model, recipe.decoding) == ({}, {})
     assert recipe.config().d_model == 512
@@ -159,28 +176,28 @@ def test_an_empty_value_leaves_the_default(write):
 
 def test_files_on_the_command_line_take_the_place_of_a_set(write):
     chosen = [f"--{name}={value}" for name, value in FILES.items()]
-    recipe = read_recipe([*write("dataset: wmt14\ndataset_config: de-en\n"), *chosen]).train
+    recipe = read_recipe([*write("dataset: wmt14\ndataset_config: de-en\n"), *chosen]).data
     assert (recipe.dataset, recipe.dataset_config) == (None, None)
     assert recipe.train_files == ("a.en", "a.de")
     assert recipe.validation_files == ("b.en", "b.de")
 
 
 def test_a_set_on_the_command_line_takes_the_place_of_files(write):
-    recipe = read_recipe([*write(yaml.safe_dump(FILES)), "--dataset", "numbers"]).train
+    recipe = read_recipe([*write(yaml.safe_dump(FILES)), "--dataset", "numbers"]).data
     assert recipe.dataset == "numbers"
     assert (recipe.train_files, recipe.validation_files) == (None, None)
 
 
 def test_training_files_on_the_command_line_do_not_keep_the_files_validation(write):
     chosen = ["--train_source", "c.en", "--train_target", "c.de"]
-    recipe = read_recipe([*write(yaml.safe_dump(FILES)), *chosen]).train
+    recipe = read_recipe([*write(yaml.safe_dump(FILES)), *chosen]).data
     assert recipe.train_files == ("c.en", "c.de")
     assert recipe.validation_files is None
 
 
 def test_other_validation_files_keep_the_files_training_data(write):
     chosen = ["--validation_source", "c.en", "--validation_target", "c.de"]
-    recipe = read_recipe([*write(yaml.safe_dump(FILES)), *chosen]).train
+    recipe = read_recipe([*write(yaml.safe_dump(FILES)), *chosen]).data
     assert recipe.train_files == ("a.en", "a.de")
     assert recipe.validation_files == ("c.en", "c.de")
 
@@ -189,12 +206,12 @@ def test_data_named_with_dashes_takes_the_place_of_the_files_too(write):
     recipe = read_recipe(
         [*write("dataset: wmt14\n"), "--train-source", "a.en", "--train-target=a.de"]
     )
-    assert recipe.train.dataset is None
-    assert recipe.train.train_files == ("a.en", "a.de")
+    assert recipe.data.dataset is None
+    assert recipe.data.train_files == ("a.en", "a.de")
 
 
 def test_another_option_leaves_the_files_data_alone(write):
-    recipe = read_recipe([*write(yaml.safe_dump(FILES)), "--seed", "3"]).train
+    recipe = read_recipe([*write(yaml.safe_dump(FILES)), "--seed", "3"]).data
     assert {name: getattr(recipe, name) for name in FILES} == FILES
 
 
@@ -292,7 +309,7 @@ COUNTS = """
 @pytest.mark.parametrize("value", [0, -3])
 def test_a_count_below_one_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: give a positive number"):
-        TrainRecipe(**{name: value})
+        make(**{name: value})
 
 
 @pytest.mark.parametrize(
@@ -301,16 +318,16 @@ def test_a_count_below_one_is_refused(name, value):
         ({"eval_sentences": -1}, "eval_sentences=-1: give 0 or more"),
         ({"tokens_per_batch": 255}, "255 is smaller than max_length=256: a batch must hold"),
         ({"save_total_limit": 3, "average_checkpoints": 5}, "3 is smaller than average_check"),
-        ({"adam_beta1": 1.0}, r"adam_beta1=1.0: give a rate in \[0, 1\)"),
+        ({"adam_beta1": 1.0}, r"adam_beta1=1.0: give a number in \[0, 1\)"),
         ({"adam_beta2": -0.1}, "adam_beta2=-0.1"),
         ({"adam_epsilon": 0.0}, "adam_epsilon=0.0: give a positive"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a positive"),
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
-        ({"max_length_ratio": 0.9}, "max_length_ratio=0.9: give 1 or more, such as 1.5"),
+        ({"max_length_ratio": 0.9}, "max_length_ratio=0.9: give a positive number"),
         ({"streaming": True}, "streaming needs a dataset or train_source"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0: give 0 or more"),
         ({"mixed_precision": "half"}, "mixed_precision='half': choose one of no, bf16, fp16"),
-        ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu"),
+        ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu, exact"),
         ({"trackers": "tensorbord"}, "trackers='tensorbord': choose one of aim, tensorboard"),
         ({"patience": -1}, "patience=-1: give 0 or more"),
         (
@@ -338,7 +355,7 @@ def test_a_count_below_one_is_refused(name, value):
 )
 def test_values_that_do_not_fit_are_refused_with_the_remedy(options, message):
     with pytest.raises(ValueError, match=message):
-        TrainRecipe(**options)
+        make(**options)
 
 
 # --- there and back ----------------------------------------------------------------------------
@@ -358,10 +375,12 @@ def test_every_published_recipe_is_readable_and_comes_back_the_same(name, tmp_pa
 
 def test_a_recipe_comes_back_the_same_from_its_yaml(tmp_path):
     recipe = Recipe(
-        train=TrainRecipe(
+        data=TranslationDataOptions(
             **FILES,
             source_language="no",  # which YAML without quotes takes for a refusal
             target_language="de",
+        ),
+        train=TrainRecipe(
             learning_rate=1e-5,
             adam_epsilon=1e-8,
             mixed_precision="no",
@@ -375,7 +394,7 @@ def test_a_recipe_comes_back_the_same_from_its_yaml(tmp_path):
 
 
 def test_defaults_are_left_out_of_the_yaml():
-    recipe = Recipe(train=TrainRecipe(max_steps=7), model={}, decoding={})
+    recipe = make(max_steps=7)
     assert yaml.safe_load(recipe.to_yaml()) == {"max_steps": 7}
 
 

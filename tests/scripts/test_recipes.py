@@ -13,7 +13,7 @@ from datasets import Dataset, Features, Translation
 from huggingface_hub import ModelCard
 
 from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.training.preparation import load_corpus
+from hf_vanilla.tasks.translation_data import load_corpus
 from hf_vanilla.training.run import train
 
 RECIPES = Path(__file__).resolve().parent.parent.parent / "hf_vanilla" / "recipes"
@@ -69,7 +69,7 @@ def test_a_recipe_trains_on_stand_in_data_as_it_would_on_its_own(name, tmp_path,
     changes = [f"--{key}={value}" for key, value in SMALL.items()]
     recipe = read_recipe(["--recipe", str(path), *changes])
     source, target = small_run.digit_pairs()[0]
-    assert load_corpus(recipe.train)["train"][0] == {"source": source, "target": target}
+    assert load_corpus(recipe.data)["train"][0] == {"source": source, "target": target}
     folder = train(recipe)
     assert folder == Path("runs") / name
     card = ModelCard.load(folder / "README.md")

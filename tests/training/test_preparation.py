@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import small_run
-from accelerate import Accelerator
 
 from hf_vanilla.training.checkpointing import all_checkpoints
-from hf_vanilla.training.preparation import config_for, prepare_data, run_facts
+from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.run import train
 
 LONGER = {"max_steps": 8}
@@ -27,8 +26,7 @@ def files(corpus_files, tmp_path):
 
 
 def facts_of(recipe):
-    data = prepare_data(recipe, Accelerator(cpu=True))
-    return run_facts(data, config_for(recipe, data.tokenizer))
+    return prepare_run(recipe).facts
 
 
 def edit(path, old, new):

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -11,10 +10,14 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.tasks import translation
 from hf_vanilla.training import run as training
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.metrics_log import Progress
-from hf_vanilla.training.run import TrainingRun, train
+from hf_vanilla.training.preparation import prepare_run
+from hf_vanilla.training.run import compare, train
+from hf_vanilla.training.task import Validation
+from hf_vanilla.training.train_step import MicroBatch, training_steps
 
 NO_DROPOUT = {"dropout": 0.0, "label_smoothing": 0.0}
 
@@ -107,10 +110,10 @@ def test_a_run_that_is_told_no_rate_takes_the_papers(corpus_files, tmp_path):
 
 def test_the_log_counts_every_target_token_once(corpus_files, tmp_path):
     recipe = small_run.recipe(tmp_path / "run", corpus_files)
-    run = TrainingRun(recipe)
-    batches = [batch for _, step in islice(run._steps(0), 6) for batch in step]
+    steps = islice(training_steps(prepare_run(recipe), 0), 6)
+    batches = [part.batch for _, parts in steps for part in parts]
     real = sum(int((batch["labels"] >= 0).sum()) for batch in batches)
-    run.run()
+    train(recipe)
     assert log_of(tmp_path / "run")[-3]["target_tokens"] == real
 
 
@@ -168,18 +171,6 @@ def test_the_saved_model_is_the_mean_of_the_last_checkpoints(corpus_files, tmp_p
 # --- interrupted -------------------------------------------------------------------------------
 
 
-def interrupt(monkeypatch, *, after):
-    """Ctrl-C when so many steps are made."""
-    step = TrainingRun._step
-
-    def stepping(self, places, batches, progress):
-        if progress.step == after:
-            raise KeyboardInterrupt
-        return step(self, places, batches, progress)
-
-    monkeypatch.setattr(TrainingRun, "_step", stepping)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(corpus_files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
@@ -193,7 +184,7 @@ def test_an_interrupted_run_goes_on_to_the_very_same_weights(
     options = {"max_steps": 11, "tokens_per_batch": 120}  # two passes a step, epochs of several
     recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
     with monkeypatch.context() as patch:
-        interrupt(patch, after=after)
+        small_run.interrupt(patch, after=after)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     torch.rand(after)  # whatever happened to the generator meanwhile
@@ -210,14 +201,14 @@ def test_a_resumed_run_counts_tokens_as_an_undisturbed_one(
 ):
     recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=11, tokens_per_batch=120)
     with monkeypatch.context() as patch:
-        interrupt(patch, after=7)
+        small_run.interrupt(patch, after=7)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     state = [
         json.loads((folder / "checkpoint-11" / "training_state.json").read_text())
         for folder in (train(recipe), undisturbed)
     ]
-    assert state[0]["target_tokens"] == state[1]["target_tokens"]
+    assert state[0]["counts"] == state[1]["counts"]
     assert state[0]["step"] == 11
 
 
@@ -231,7 +222,7 @@ def test_a_finished_run_goes_on_when_more_steps_are_asked_for(corpus_files, tmp_
 def test_a_finished_run_is_not_trained_again(corpus_files, tmp_path, monkeypatch):
     recipe = small_run.recipe(tmp_path / "run", corpus_files)
     before = small_run.weights(train(recipe))
-    interrupt(monkeypatch, after=6)  # one more step would raise
+    small_run.interrupt(monkeypatch, after=6)  # one more step would raise
     after = small_run.weights(train(recipe))
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -241,7 +232,7 @@ def test_a_checkpoint_cut_off_while_written_is_not_resumed_from(
 ):
     recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=11, tokens_per_batch=120)
     with monkeypatch.context() as patch:
-        interrupt(patch, after=5)
+        small_run.interrupt(patch, after=5)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     (tmp_path / "run" / "checkpoint-4").rename(tmp_path / "run" / "checkpoint-4.partial")
@@ -282,13 +273,14 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(corpus_fil
 def test_a_loss_that_is_no_number_stops_with_a_remedy_and_a_whole_checkpoint(
     corpus_files, tmp_path, monkeypatch
 ):
-    step = TrainingRun._step
+    forward = training.forward
 
-    def breaking(self, places, batches, progress):
-        update = step(self, places, batches, progress)
-        return update if progress.step < 5 else replace(update, loss=update.loss * math.nan)
+    def breaking(run, micro_batch, totals, *, is_logged):
+        losses = forward(run, micro_batch, totals, is_logged=is_logged)
+        is_fifth = micro_batch.number // run.per_step == 4
+        return losses | {"loss": losses["loss"] * (math.nan if is_fifth else 1)}
 
-    monkeypatch.setattr(TrainingRun, "_step", breaking)
+    monkeypatch.setattr(training, "forward", breaking)
     with pytest.raises(ValueError, match=r"the loss is nan at step 5, .*lower learning_rate"):
         train(small_run.recipe(tmp_path / "run", corpus_files))
     folders = all_checkpoints(tmp_path / "run")
@@ -326,22 +318,24 @@ def gradients(monkeypatch):
 
 
 def test_one_step_in_four_unequal_passes_has_the_gradient_of_one_pass(
-    corpus_files, tmp_path, gradients
+    corpus_files, tmp_path, gradients, monkeypatch
 ):
     budget = {"max_steps": 1, "tokens_per_step": 480, "tokens_per_batch": 480}
+    once = {"logging_steps": 1, "average_checkpoints": 1}
     losses = []
     for passes in (1, 4):
         folder = tmp_path / str(passes)
-        run = TrainingRun(small_run.recipe(folder, corpus_files, model=NO_DROPOUT, **budget))
-        ((_, (whole,)),) = islice(run._steps(0), 1)
-        rows = torch.arange(len(whole["labels"]))
+        recipe = small_run.recipe(folder, corpus_files, model=NO_DROPOUT, **budget, **once)
+        ((step, (whole,)),) = islice(training_steps(prepare_run(recipe), 0), 1)
+        rows = torch.arange(len(whole.batch["labels"]))
         # parts of unequal size: a mean of means would differ
         parts = [
-            {name: ids[part] for name, ids in whole.items()}
-            for part in rows.tensor_split([1, 3, 8][: passes - 1])
+            MicroBatch(i, {name: ids[part] for name, ids in whole.batch.items()}, i == passes - 1)
+            for i, part in enumerate(rows.tensor_split([1, 3, 8][: passes - 1]))
         ]
-        update = run._step(list(range(passes)), parts, Progress())
-        losses.append(update.loss.item())
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "training_steps", lambda *_, s=(step, parts): iter([s]))
+            losses.append(log_of(train(recipe))[0]["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     for of_one, of_four in zip(*gradients, strict=True):
         # float32 sums in another order
@@ -378,10 +372,10 @@ def scripted(monkeypatch, nlls):
     """Validation that finds these values, one after the other, whatever the weights are."""
     values = dict(enumerate(nlls, start=1))
 
-    def measured(self, model, held_out, progress, *, sentences, averaged=0):
-        return (0.0 if averaged else values[progress.step]), None
+    def measured(run, log, progress, model, *, averaged=0):
+        return Validation({"nll": 0.0 if averaged else values[progress.step]})
 
-    monkeypatch.setattr(TrainingRun, "_validate", measured)
+    monkeypatch.setattr(training, "_measure", measured)
 
 
 def test_the_best_checkpoints_are_averaged_and_kept_with_the_newest(
@@ -408,7 +402,7 @@ def test_a_run_ends_when_validation_has_not_improved_for_long_enough(
     recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
     folder = train(recipe)
     assert [path.name for path in all_checkpoints(folder)] == ["checkpoint-4", "checkpoint-6"]
-    interrupt(monkeypatch, after=6)  # one more step would raise
+    small_run.interrupt(monkeypatch, after=6)  # one more step would raise
     train(recipe)
 
 
@@ -417,7 +411,7 @@ def test_patience_outlasts_an_interruption(corpus_files, tmp_path, monkeypatch):
     options = {"patience": 4, "eval_steps": 1, "max_steps": 8, "save_steps": 1}
     recipe = small_run.recipe(tmp_path / "run", corpus_files, **options)
     with monkeypatch.context() as patch:
-        interrupt(patch, after=4)
+        small_run.interrupt(patch, after=4)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     assert all_checkpoints(train(recipe))[-1].name == "checkpoint-6"
@@ -425,10 +419,10 @@ def test_patience_outlasts_an_interruption(corpus_files, tmp_path, monkeypatch):
 
 def test_a_higher_bleu_is_the_better_one(corpus_files, tmp_path):
     options = {"best_by": "bleu", "eval_sentences": 3, "patience": 1, "eval_steps": 1}
-    run = TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    run = prepare_run(small_run.recipe(tmp_path / "run", corpus_files, **options))
     progress = Progress()
     for value, best, stale in ((10.0, 10.0, 0), (12.0, 12.0, 0), (11.0, 12.0, 1)):
-        run._compare(progress, value)
+        compare(run, progress, value)
         assert (progress.best, progress.stale) == (best, stale)
 
 
@@ -437,7 +431,7 @@ def test_a_mean_worse_than_its_last_checkpoint_is_told(
     corpus_files, tmp_path, monkeypatch, caplog, mean, is_told
 ):
     values = iter([3.0, 2.0, mean])  # steps 3 and 6, then the mean
-    monkeypatch.setattr(training, "validation_nll", lambda *_, **__: next(values))
+    monkeypatch.setattr(translation, "validation_nll", lambda *_, **__: next(values))
     train(small_run.recipe(tmp_path / "run", corpus_files, eval_steps=3))
     told = "the mean (validation NLL 2.500) is worse than step 6 alone (2.000)"
     assert (told in caplog.text) == is_told
@@ -449,7 +443,7 @@ def test_a_mean_worse_than_its_last_checkpoint_is_told(
 def test_a_resumed_run_tells_every_step_once(corpus_files, tmp_path, monkeypatch):
     recipe = small_run.recipe(tmp_path / "run", corpus_files, logging_steps=1, save_steps=4)
     with monkeypatch.context() as patch:
-        interrupt(patch, after=5)
+        small_run.interrupt(patch, after=5)
         with pytest.raises(KeyboardInterrupt):
             train(recipe)
     steps = [entry["step"] for entry in log_of(train(recipe)) if "loss" in entry]
@@ -458,7 +452,7 @@ def test_a_resumed_run_tells_every_step_once(corpus_files, tmp_path, monkeypatch
 
 def test_what_a_step_consists_of_is_told(corpus_files, tmp_path, caplog):
     with caplog.at_level("INFO", logger="hf_vanilla"):
-        TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=80))
+        prepare_run(small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=80))
     assert "1 process(es) x 3 micro-batch(es) of up to 80 tokens a side" in caplog.text
 
 
@@ -468,4 +462,4 @@ def test_a_run_that_goes_on_in_other_micro_batches_says_so(corpus_files, tmp_pat
     state.write_text(state.read_text().replace('"micro_batches": 2', '"micro_batches": 3'))
     with caplog.at_level("INFO", logger="hf_vanilla"):
         train(small_run.recipe(folder, corpus_files, tokens_per_batch=120, max_steps=7))
-    assert "began with 3 micro-batches a step and goes on with 2" in caplog.text
+    assert "began with 3 micro-batches a step and resumes with 2" in caplog.text

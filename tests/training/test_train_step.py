@@ -7,8 +7,10 @@ import small_run
 import torch
 
 from hf_vanilla.files import read_json_lines
-from hf_vanilla.training.metrics_log import Progress
-from hf_vanilla.training.run import TrainingRun, train
+from hf_vanilla.training import run as training
+from hf_vanilla.training.preparation import prepare_run
+from hf_vanilla.training.run import train
+from hf_vanilla.training.train_step import forward, sum_counts, training_steps
 
 
 def losses_of(folder):
@@ -25,7 +27,7 @@ def test_recomputing_the_forward_pass_changes_no_weight(corpus_files, tmp_path):
 
 
 def test_recomputing_is_really_done(corpus_files, tmp_path):
-    run = TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, gradient_checkpointing=True))
+    run = prepare_run(small_run.recipe(tmp_path / "run", corpus_files, gradient_checkpointing=True))
     assert run.model.is_gradient_checkpointing
 
 
@@ -44,13 +46,13 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(corpus_files, tmp_path):
 
 
 def test_narrow_logits_are_not_copied_to_float32(corpus_files, tmp_path, fresh_accelerator):
-    run = TrainingRun(small_run.recipe(tmp_path / "run", corpus_files, mixed_precision="bf16"))
+    run = prepare_run(small_run.recipe(tmp_path / "run", corpus_files, mixed_precision="bf16"))
     seen = []
     run.model.register_forward_hook(lambda *parts: seen.append(parts[2]))
-    ((places, batches),) = islice(run._steps(0), 1)
-    update = run._step(places, batches, Progress())
+    ((_, parts),) = islice(training_steps(run, 0), 1)
+    losses = forward(run, parts[0], sum_counts(run, parts), is_logged=True)
     assert seen[0].logits.dtype == torch.bfloat16
-    assert update.loss.dtype == torch.float32
+    assert {value.dtype for value in losses.values()} == {torch.float32}
     assert next(run.model.parameters()).dtype == torch.float32
 
 
@@ -73,38 +75,38 @@ def test_the_batch_of_a_loss_that_is_no_number_is_kept_to_be_looked_at(
     corpus_files, tmp_path, monkeypatch
 ):
     recipe = small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=120)
-    run, step = TrainingRun(recipe), TrainingRun._step
+    counting = training.sum_counts
 
-    def breaking(self, places, batches, progress):
-        if progress.step == 2:
-            self.model.model.shared.weight.data.fill_(torch.inf)
-        return step(self, places, batches, progress)
+    def breaking(run, micro_batches):
+        if micro_batches[0].number // run.per_step == 2:
+            run.model.model.shared.weight.data.fill_(torch.inf)
+        return counting(run, micro_batches)
 
-    monkeypatch.setattr(TrainingRun, "_step", breaking)
+    monkeypatch.setattr(training, "sum_counts", breaking)
     with pytest.raises(
         ValueError, match=r"the loss is nan at step 3, learning rate 0\.003"
     ) as told:
-        run.run()
+        train(recipe)
     path = tmp_path / "run" / "not-finite-step-3-process-0.pt"
     assert str(path) in str(told.value)
     kept = torch.load(path)
     assert (kept["step"], kept["learning_rate"]) == (3, pytest.approx(0.003))
-    ((_, expected),) = islice(run._steps(2), 1)
+    ((_, expected),) = islice(training_steps(prepare_run(recipe), 2), 1)
     assert len(kept["micro_batches"]) == 2
     for one, other in zip(kept["micro_batches"], expected, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in other)
+        assert all(torch.equal(one[name], other.batch[name]) for name in other.batch)
 
 
 def test_weights_that_are_no_numbers_do_not_reach_a_checkpoint(corpus_files, tmp_path, monkeypatch):
-    step = TrainingRun._step
+    updating, updates = training.update_weights, []
 
-    def overflowing(self, places, batches, progress):
-        update = step(self, places, batches, progress)
-        if progress.step == 4:  # after the loss was computed, as by an infinite gradient
-            self.model.model.shared.weight.data[5, 3] = torch.inf
-        return update
+    def overflowing(run):
+        updating(run)
+        updates.append(1)
+        if len(updates) == 4:  # after the loss was computed, as by an infinite gradient
+            run.model.model.shared.weight.data[5, 3] = torch.inf
 
-    monkeypatch.setattr(TrainingRun, "_step", overflowing)
-    with pytest.raises(ValueError, match="a weight is no finite number any more at step 4"):
+    monkeypatch.setattr(training, "update_weights", overflowing)
+    with pytest.raises(ValueError, match="a weight is not a finite number at step 4"):
         train(small_run.recipe(tmp_path / "run", corpus_files))
     assert [p.name for p in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-2"]

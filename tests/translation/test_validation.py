@@ -10,9 +10,9 @@ from accelerate import Accelerator
 from datasets import Dataset
 from torch.nn.functional import log_softmax
 
-from hf_vanilla.training.validation import plain_nll, validation_scores
 from hf_vanilla.translation.evaluation import score_translations
 from hf_vanilla.translation.translator import translate
+from hf_vanilla.translation.validation import plain_nll, validation_scores
 
 
 def test_the_validation_nll_is_that_of_a_hand_computation(trained, trained_run, corpus_files):

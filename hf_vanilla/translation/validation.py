@@ -1,4 +1,4 @@
-"""How good a model in training is, measured by all its processes together."""
+"""Validation of a translation model: NLL of all pairs and scores of translations."""
 
 import torch
 from accelerate import Accelerator
@@ -10,8 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.encoding import EncodedPairs
-from hf_vanilla.translation.evaluation import Scores, score_translations
-from hf_vanilla.translation.translator import translate
+
+from .evaluation import Scores, score_translations
+from .translator import translate
 
 
 @torch.no_grad()
@@ -23,14 +24,14 @@ def validation_nll(
     *,
     tokens_per_batch: int,
 ) -> float:
-    """Plain negative log-likelihood in nats per target token, over all pairs and processes.
+    """Unsmoothed negative log-likelihood in nats per target token, over all pairs and processes.
 
     Args:
         accelerator: the processes; each measures its share.
         model: in evaluation mode, where its loss is unsmoothed.
         pairs: encoded validation pairs.
         collate: makes batches of their rows.
-        tokens_per_batch: padded tokens of either side, at most.
+        tokens_per_batch: most tokens per side, padding included.
     """
     batches = TokenBatchSampler(
         pairs.source_lengths, pairs.target_lengths, tokens_per_batch=tokens_per_batch
@@ -52,11 +53,11 @@ def validation_scores(
     *,
     bleu_tokenize: str,
 ) -> Scores:
-    """BLEU and its like of the model's own decoding, each process translating its share.
+    """BLEU, chrF and exact match of the model's translations; each process translates its share.
 
     Args:
         accelerator: the processes.
-        model: in evaluation mode; its generation config decides on the decoding.
+        model: in evaluation mode; decodes with its generation config.
         tokenizer: of both languages.
         pairs: rows of `source` and `target`.
         bleu_tokenize: sacreBLEU's tokenizer.
@@ -73,8 +74,8 @@ def plain_nll(logits: Tensor, labels: Tensor) -> Tensor:
     """Negative log-likelihood of the labels in nats, summed, unsmoothed.
 
     Args:
-        logits: `(B, T, V)`, of any pass; a few rows at a time are widened to float32.
-        labels: `(B, T)` int64; -100 does not count.
+        logits: `(B, T, V)`; converted to float32 a few rows at a time.
+        labels: `(B, T)` int64; -100 is padding.
     """
     parts = zip(logits.flatten(0, 1).split(1024), labels.flatten().split(1024), strict=True)
     return torch.stack(

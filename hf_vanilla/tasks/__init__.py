@@ -1,0 +1,1 @@
+"""One module for each task that the training engine can run."""

@@ -1,0 +1,296 @@
+"""Translation as a task of the training engine.
+
+Shapes: B batch, S source, T target.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+import torch
+from accelerate import Accelerator
+from accelerate.logging import get_logger
+from datasets import Dataset
+from huggingface_hub import ModelCard
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
+from hf_vanilla.data.corpus import BUILT_IN_CORPUS
+from hf_vanilla.data.encoding import EncodedPairs, LengthLimits
+from hf_vanilla.data.streaming import StreamedBatches
+from hf_vanilla.hub.card import CardFacts, model_card
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.recipes.measures import Measure
+from hf_vanilla.recipes.recipe import Recipe
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.translation.evaluation import check_bleu_tokenizer
+from hf_vanilla.translation.validation import plain_nll, validation_nll, validation_scores
+
+from .translation_data import TextData, prepare_text, text_facts
+from .translation_options import MEASURES, TranslationDataOptions
+
+logger = get_logger(__name__)
+
+
+def prepare(recipe: Recipe) -> "TranslationTask":
+    """Read the text of a recipe, learn or load its tokenizer, encode.
+
+    Raises:
+        ValueError: the data do not match the recipe.
+        OSError: data cannot be read.
+        ImportError: BLEU was asked for and sacreBLEU is not installed.
+    """
+    if recipe.data.eval_sentences:
+        check_bleu_tokenizer(recipe.data.bleu_tokenize)
+    data = prepare_text(recipe)
+    rows = data.train.rows.with_format("arrow") if isinstance(data.train, EncodedPairs) else None
+    return TranslationTask(recipe, data, rows, PairCollator(data.tokenizer.pad_token_id))
+
+
+@dataclass(frozen=True)
+class TokenBatchOrder:
+    """Micro-batches of a token budget, epoch after epoch without a gap (5.1).
+
+    Attributes:
+        sampler: batches of every epoch.
+        tokens_per_batch: its budget.
+    """
+
+    sampler: TokenBatchSampler
+    tokens_per_batch: int
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Row numbers of micro-batch `number` of the run."""
+        return self.sampler.batch(*divmod(number, len(self.sampler)))
+
+    def describe(self) -> str:
+        """The budget in words."""
+        return f"up to {self.tokens_per_batch:,} tokens a side"
+
+
+@dataclass(frozen=True)
+class TranslationTask:
+    """A prepared translation run; see `hf_vanilla.training.task.Task`.
+
+    Attributes:
+        recipe: data, model, training and decoding.
+        data: tokenizer, training and validation pairs.
+        rows: encoded training pairs as Arrow tables; None for a stream.
+        collate: rows to padded tensors.
+    """
+
+    recipe: Recipe
+    data: TextData
+    rows: Dataset | None
+    collate: PairCollator
+    items: ClassVar[str] = "tokens"
+    counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
+    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+
+    @property
+    def options(self) -> TranslationDataOptions:
+        """The recipe's data options."""
+        return self.recipe.data
+
+    @property
+    def processor(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of both languages."""
+        return self.data.tokenizer
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are validation pairs."""
+        return self.data.validation is not None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        return math.ceil(self.options.tokens_per_step / self.options.tokens_per_batch)
+
+    def model(self) -> PreTrainedModel:
+        """A new model for the tokenizer's vocabulary, with the recipe's decoding."""
+        tokenizer = self.data.tokenizer
+        config = self.recipe.config(
+            vocab_size=len(tokenizer),
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.pad_token_id,
+        )
+        model = VanillaForConditionalGeneration(config)
+        model.generation_config = self.recipe.generation_config(config)
+        return model
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of training data, validation data and tokenizer."""
+        return text_facts(self.data, self.options)
+
+    def order(self, per_step: int) -> TokenBatchOrder | StreamedBatches:
+        """Cut the tokens of a step into `per_step` equal micro-batches.
+
+        Raises:
+            ValueError: a micro-batch would be smaller than the longest sentence.
+        """
+        options, train = self.options, self.data.train
+        longest = options.max_length
+        if isinstance(train, EncodedPairs):
+            longest = max(train.source_lengths.max(), train.target_lengths.max())
+        budget = options.tokens_per_step // per_step
+        if budget < longest:
+            raise ValueError(
+                f"tokens_per_step={options.tokens_per_step} in {per_step} micro-batch(es) leaves "
+                f"{budget} tokens each, but one sentence has {longest}: raise it, or lower "
+                "max_length"
+            )
+        seed = self.recipe.train.seed
+        if not isinstance(train, EncodedPairs):
+            return StreamedBatches(
+                train,
+                self.data.tokenizer,
+                LengthLimits(options.max_length, options.max_length_ratio),
+                tokens_per_batch=budget,
+                window_pairs=options.window_pairs,
+                seed=seed,
+            )
+        sampler = TokenBatchSampler(
+            train.source_lengths, train.target_lengths, tokens_per_batch=budget, seed=seed
+        )
+        logger.info("an epoch: %s", sampler.describe())
+        return TokenBatchOrder(sampler, budget)
+
+    def batch(self, rows: list[int] | pa.Table, generator: torch.Generator) -> Batch:
+        """Pad the rows: `input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, int64."""
+        if isinstance(rows, pa.Table):
+            return self.collate(rows)
+        assert self.rows is not None
+        return self.collate(self.rows[rows])
+
+    def counts(self, batch: Batch) -> Sequence[int]:
+        """Real target tokens."""
+        return [int((batch["labels"] >= 0).sum())]
+
+    def losses(
+        self, model: torch.nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
+    ) -> dict[str, Tensor]:
+        """Nats per target token of the step: smoothed, and plain where the step is logged."""
+        (tokens,) = totals
+        outputs = model(**batch, num_items_in_batch=tokens)
+        if not is_logged:
+            return {"loss": outputs.loss}
+        nll = plain_nll(outputs.logits.detach(), batch["labels"]) / tokens
+        return {"loss": outputs.loss, "train_nll": nll}
+
+    def derived(self, values: dict[str, float]) -> dict[str, float]:
+        """The perplexity of the training batch, where its NLL was measured."""
+        if "train_nll" not in values:
+            return {}
+        return {"train_perplexity": perplexity(values["train_nll"])}
+
+    def work(self, config: VanillaConfig, batch: Batch) -> Work:
+        """Target tokens, real and padded tokens of both sides, operations."""
+        sources, targets = batch["attention_mask"].sum(1), (batch["labels"] >= 0).sum(1)
+        target_tokens = int(targets.sum())
+        return Work(
+            items=target_tokens,
+            real_positions=int(sources.sum()) + target_tokens,
+            padded_positions=batch["attention_mask"].numel() + batch["labels"].numel(),
+            flops=training_flops(config, sources, targets),
+        )
+
+    def validate(
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
+    ) -> Validation:
+        """NLL of all pairs; scores of the first `eval_sentences`, or of all for the final model."""
+        validation, options = self.data.validation, self.options
+        assert validation is not None
+        nll = validation_nll(
+            accelerator,
+            model,
+            validation.pairs,
+            self.collate,
+            tokens_per_batch=max(options.tokens_per_batch, options.max_length),
+        )
+        values = {"nll": nll, "perplexity": perplexity(nll)}
+        if not options.eval_sentences:
+            return Validation(values)
+        count = len(validation.text)
+        chosen = count if is_final else min(options.eval_sentences, count)
+        scores = validation_scores(
+            accelerator,
+            model,
+            self.data.tokenizer,
+            validation.text.select(range(chosen)),
+            bleu_tokenize=options.bleu_tokenize,
+        )
+        values |= {"bleu": scores.bleu, "exact_match": scores.exact_match}
+        return Validation(values, scores)
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer."""
+        self.data.tokenizer.save_pretrained(folder)
+
+    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+        """The model card with corpus, languages and scores."""
+        options = self.options
+        corpus = options.dataset or BUILT_IN_CORPUS
+        if options.train_files is not None:
+            corpus = " and ".join(Path(file).name for file in options.train_files)
+        source, target = options.source_language, options.target_language
+        return model_card(
+            CardFacts(
+                model_name=facts.model_name,
+                corpus=corpus,
+                languages=() if source is None or target is None else (source, target),
+                license=self.recipe.train.model_license,
+                parameters=facts.parameters,
+                recipe=facts.recipe,
+                command="`hf-vanilla train --recipe FILE`",
+                training=(
+                    f"{facts.steps:,} steps, {facts.counts.get('target_tokens', 0):,} target "
+                    f"tokens, {facts.seconds / 60:.1f} minutes, {facts.processes} "
+                    f"process{'es' * (facts.processes > 1)} on {facts.device}."
+                ),
+                scores=None if validation is None else validation.details,
+                validation_nll=None if validation is None else validation.values["nll"],
+                summary=facts.summary,
+            )
+        )
+
+
+def perplexity(nll: float) -> float:
+    """The exponential of nats per token, limited to the range of a float."""
+    return math.exp(min(nll, 700.0))
+
+
+def training_flops(config: VanillaConfig, source_lengths: Tensor, target_lengths: Tensor) -> int:
+    """Floating-point operations of the matrix products of one forward and backward pass.
+
+    A product with a weight costs 2 operations per weight and token in the forward pass and 4 in the
+    backward pass: 6 in all. Per layer, with h heads of d_k and d_v, the projections of an attention
+    have 2 d h (d_k + d_v) weights, half of them for queries and output, half for keys and values;
+    attention itself costs h (d_k + d_v) multiplications for each pair of positions, and half as
+    many pairs where it is causal. Embedding, softmax, norms and recomputation by gradient
+    checkpointing are not counted; neither is padding.
+
+    Args:
+        config: of the model.
+        source_lengths: `(B,)` int64 real tokens.
+        target_lengths: `(B,)` likewise.
+    """
+    source, target = int(source_lengths.sum()), int(target_lengths.sum())
+    d_model, heads = config.d_model, config.encoder_attention_heads
+    width = heads * sum(config.head_widths(heads))  # h (d_k + d_v)
+    encoder = source * (2 * d_model * width + 2 * d_model * config.encoder_ffn_dim)
+    encoder += width * int((source_lengths**2).sum())
+    heads = config.decoder_attention_heads
+    width = heads * sum(config.head_widths(heads))
+    # self-attention, and the target's side of cross-attention; its other side reads the source
+    decoder = target * (3 * d_model * width + 2 * d_model * config.decoder_ffn_dim)
+    decoder += source * d_model * width
+    decoder += width * int((target_lengths**2).sum() // 2 + (source_lengths * target_lengths).sum())
+    output = target * d_model * config.target_vocab_size
+    return 6 * (config.encoder_layers * encoder + config.decoder_layers * decoder + output)

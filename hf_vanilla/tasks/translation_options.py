@@ -1,0 +1,167 @@
+"""What a recipe can set for translation: the text, the size of a step, decoding, measures."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig
+
+from hf_vanilla.data.corpus import BUILT_IN_CORPUS
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
+from hf_vanilla.options import check_names, check_options, option
+from hf_vanilla.recipes.measures import Measure
+from hf_vanilla.recipes.recipe import TrainRecipe
+
+NATS, SCORE = "nats per target token", "score, 0 to 100"
+MEASURES = {
+    "loss": Measure("training loss (smoothed targets)", NATS),
+    "train_nll": Measure("training NLL", NATS),
+    "nll": Measure("validation NLL", NATS, better="lower", log_name="validation_nll"),
+    "bleu": Measure("validation BLEU", SCORE, better="higher", precision=2),
+    "exact_match": Measure("validation exact match, %", SCORE, better="higher", precision=1),
+}
+PAIRED_OPTIONS = (
+    ("train_source", "train_target"),
+    ("validation_source", "validation_target"),
+    ("source_language", "target_language"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationDataOptions:
+    """Text to train on, and how it becomes batches. The default is the built-in corpus."""
+
+    _argument_group_name = "options of task translation"
+
+    dataset: str | None = option(
+        None,
+        f"'{BUILT_IN_CORPUS}' (built in), a Hub id, or a folder",
+        of_data=True,
+        chooses_data=True,
+    )
+    dataset_config: str | None = option(
+        None, "configuration of the Hub dataset, such as de-en", of_data=True
+    )
+    source_column: str = option("source", "column or language to translate from")
+    target_column: str = option("target", "column or language to translate to")
+    train_source: str | None = option(
+        None, "file of source sentences, plain or .gz", of_data=True, chooses_data=True
+    )
+    train_target: str | None = option(
+        None, "file of their translations, line by line", of_data=True, chooses_data=True
+    )
+    validation_source: str | None = option(
+        None, "file of source sentences for validation", of_data=True
+    )
+    validation_target: str | None = option(None, "file of their translations", of_data=True)
+    source_language: str | None = option(None, "code for the model card, such as en", of_data=True)
+    target_language: str | None = option(None, "code for the model card, such as de", of_data=True)
+    tokenizer: str | None = option(None, "folder or Hub id of a tokenizer; default: train one")
+    max_length: int = option(256, "tokens per side of a pair; longer pairs are dropped", at_least=1)
+    max_length_ratio: float | None = option(
+        None,
+        "tokens of the longer side per token of the shorter; pairs beyond it are dropped; default: "
+        "none is",
+        at_least=1,
+    )
+    streaming: bool = option(
+        default=False, text="read and encode the text while training instead of before it"
+    )
+    window_pairs: int = option(
+        100_000, "pairs of a stream that are sorted by length and shuffled together", at_least=1
+    )
+    preprocessing_workers: int = option(
+        1, "processes that tokenize the corpus, once", at_least=1, may_change=True
+    )
+    tokens_per_step: int = option(
+        25_000, "tokens per side and optimizer step, padding included", at_least=1
+    )
+    # as on the paper's 8 GPUs. A batch holds sentences of similar length; a step of a single batch
+    # would see one length at a time, and learns far worse than a step of several
+    tokens_per_batch: int = option(
+        3_125, "tokens per side, process and micro-batch, padding included", at_least=1
+    )
+    eval_sentences: int = option(
+        200,
+        "validation sentences translated for BLEU; 0: none",
+        at_least=0,
+        may_change=True,
+    )
+    bleu_tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self._check_data()
+        if self.tokens_per_batch < self.max_length:
+            raise ValueError(
+                f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
+                f"{self.max_length}: a batch must hold one sentence"
+            )
+
+    def _check_data(self) -> None:
+        for pair in PAIRED_OPTIONS:
+            given = [name for name in pair if getattr(self, name) is not None]
+            if len(given) == 1:
+                missing = (set(pair) - set(given)).pop()
+                raise ValueError(f"{given[0]} is given, but not {missing}: give both or neither")
+        if self.dataset is not None and self.train_source is not None:
+            raise ValueError(
+                f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
+            )
+        if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
+            raise ValueError(
+                "streaming needs a dataset or train_source: it reads no built-in corpus"
+            )
+        if self.validation_source is not None and self.train_source is None:
+            raise ValueError("validation files need train_source and train_target")
+
+    def check_with(self, train: TrainRecipe) -> None:
+        """Compare with the shared options.
+
+        Raises:
+            ValueError: a shared option needs a validation set or translations, and there are none.
+        """
+        needs_validation = train.average_best or train.patience
+        of_text = train.best_by in ("bleu", "exact_match")
+        if needs_validation and of_text and not self.eval_sentences:
+            raise ValueError(f"best_by={train.best_by!r} needs translations: set eval_sentences")
+        if needs_validation and self.train_source is not None and self.validation_source is None:
+            raise ValueError("average_best and patience need validation files")
+
+    @property
+    def train_files(self) -> tuple[str, str] | None:
+        """The two files to train on, if the data are files."""
+        files = self.train_source, self.train_target
+        return None if files[0] is None or files[1] is None else (files[0], files[1])
+
+    @property
+    def validation_files(self) -> tuple[str, str] | None:
+        """The two validation files, if the data are files."""
+        files = self.validation_source, self.validation_target
+        return None if files[0] is None or files[1] is None else (files[0], files[1])
+
+
+def generation_config(config: VanillaConfig, decoding: dict[str, Any]) -> GenerationConfig:
+    """The paper's decoding with a recipe's changes.
+
+    Args:
+        config: of the model.
+        decoding: entries of the generation config that differ from the paper's decoding.
+
+    Raises:
+        ValueError: an entry is unknown or a value impossible.
+    """
+    check_names(
+        "decoding", decoding, {**GenerationConfig().to_dict(), **paper_decoding(config).to_dict()}
+    )
+    form = decoding.get("length_penalty_form", LENGTH_PENALTY_FORMS[0])
+    if form not in LENGTH_PENALTY_FORMS:
+        names = ", ".join(LENGTH_PENALTY_FORMS)
+        raise ValueError(f"decoding.length_penalty_form={form!r}: choose one of {names}")
+    beams = decoding.get("num_beams", 1)
+    if not isinstance(beams, int) or beams < 1:
+        raise ValueError(f"decoding.num_beams={beams!r}: give a positive number")
+    paper = paper_decoding(config).to_diff_dict()
+    if beams == 1 and "num_beams" in decoding:  # transformers refuses to save them without a beam
+        paper = {k: v for k, v in paper.items() if k not in ("early_stopping", "length_penalty")}
+    return GenerationConfig(**{**paper, **decoding})

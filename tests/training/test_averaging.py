@@ -1,0 +1,136 @@
+"""The mean of checkpoints is the plain mean; a model folder of it loads by the Auto classes."""
+
+import pytest
+import small_run
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from hf_vanilla.recipes.tasks import task_measures
+from hf_vanilla.training.averaging import AverageOptions, average_checkpoints, average_run
+from hf_vanilla.training.checkpointing import all_checkpoints, best_checkpoints
+from hf_vanilla.training.run import train
+
+
+@pytest.fixture
+def folder_with(tmp_path):
+    """Makes folders of hand-made weights."""
+
+    def make(name, **weights):
+        (tmp_path / name).mkdir()
+        save_file(weights, tmp_path / name / "model.safetensors")
+        return tmp_path / name
+
+    return make
+
+
+# --- the mean ----------------------------------------------------------------------------------
+
+
+def test_the_mean_of_three_by_hand(folder_with):
+    parts = [
+        folder_with(name, a=torch.tensor(a), b=torch.tensor([b]))
+        for name, a, b in (("x", [1.0, 2.0], 9.0), ("y", [2.0, 4.0], 0.0), ("z", [6.0, -3.0], 3.0))
+    ]
+    mean = average_checkpoints(parts)
+    assert {name: weight.tolist() for name, weight in mean.items()} == {"a": [3.0, 1.0], "b": [4.0]}
+
+
+def test_the_mean_of_one_is_itself(folder_with):
+    weight = torch.randn(5, 3)
+    assert torch.equal(average_checkpoints([folder_with("x", a=weight)])["a"], weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_mean_keeps_the_dtype(folder_with, dtype):
+    values = {"x": 1, "y": 2}
+    parts = [folder_with(n, a=torch.full((3,), v, dtype=dtype)) for n, v in values.items()]
+    assert average_checkpoints(parts)["a"].dtype == dtype
+    assert average_checkpoints(parts)["a"].tolist() == [1.5] * 3
+
+
+def test_the_sum_of_half_precision_weights_does_not_overflow(folder_with):
+    parts = [folder_with(name, a=torch.tensor([60_000.0], dtype=torch.float16)) for name in "vwxyz"]
+    assert average_checkpoints(parts)["a"].item() == 60_000  # 300,000 has no half
+
+
+def test_no_checkpoint_is_refused():
+    with pytest.raises(ValueError, match="no checkpoints to average"):
+        average_checkpoints([])
+
+
+def test_other_names_are_refused_and_named(folder_with):
+    first, second = folder_with("x", a=torch.zeros(2)), folder_with("y", b=torch.zeros(2))
+    with pytest.raises(ValueError, match=r"y is of another model than .*x: \['a', 'b'\] differ"):
+        average_checkpoints([first, second])
+
+
+def test_other_shapes_are_refused_with_the_tensors_name(folder_with):
+    first = folder_with("x", a=torch.zeros(2), size=torch.zeros(3))
+    second = folder_with("y", a=torch.zeros(2), size=torch.zeros(5))
+    with pytest.raises(ValueError, match=r"y is of another model.*size"):
+        average_checkpoints([first, second])
+
+
+def test_a_shape_that_would_broadcast_is_refused(folder_with):
+    first, second = folder_with("x", a=torch.zeros(2, 3)), folder_with("y", a=torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="is of another model"):
+        average_checkpoints([first, second])
+
+
+def test_a_folder_without_weights_is_named(folder_with, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"empty/model\.safetensors: no such file"):
+        average_checkpoints([folder_with("x", a=torch.zeros(2)), tmp_path / "empty"])
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_a_runs_checkpoints_become_a_model_folder(trained_run, tmp_path):
+    folder = average_run(AverageOptions(run=str(trained_run), output=str(tmp_path / "m"), last=2))
+    mean = average_checkpoints(all_checkpoints(trained_run)[-2:])
+    assert all(torch.equal(small_run.weights(folder)[name], mean[name]) for name in mean)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    assert model.generation_config.length_penalty_form == "gnmt"
+    assert AutoTokenizer.from_pretrained(folder)("one").input_ids[-1] == model.config.eos_token_id
+
+
+def test_the_mean_of_as_many_as_in_training_is_the_model_of_the_run(trained_run, tmp_path):
+    count = small_run.TRAINING["average_checkpoints"]
+    options = AverageOptions(run=str(trained_run), output=str(tmp_path / "m"), last=count)
+    mean, trained = small_run.weights(average_run(options)), small_run.weights(trained_run)
+    assert all(torch.equal(mean[name], trained[name]) for name in trained)
+
+
+@pytest.mark.parametrize("last", [0, -1, 6])
+def test_more_checkpoints_than_there_are_is_refused(trained_run, tmp_path, last):
+    options = AverageOptions(run=str(trained_run), output=str(tmp_path / "m"), last=last)
+    with pytest.raises(ValueError, match=f"last={last}: .* has 5 checkpoints"):
+        average_run(options)
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_existing_output_is_refused(trained_run, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists and is not an empty folder"):
+        average_run(AverageOptions(run=str(trained_run), output=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_best_checkpoints_of_a_run_become_a_model(corpus_files, tmp_path):
+    options = {"eval_steps": 1, "save_steps": 1, "eval_sentences": 2}
+    run = train(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    told = {"run": str(run), "output": str(tmp_path / "m"), "best_by": "nll"}
+    folder = average_run(AverageOptions(**told, best=2))
+    best = best_checkpoints(
+        all_checkpoints(run), 2, measures=task_measures("translation"), by="nll"
+    )
+    mean = average_checkpoints(best)
+    assert all(torch.equal(small_run.weights(folder)[name], mean[name]) for name in mean)
+    with pytest.raises(ValueError, match=r"best=7: .* has 5 checkpoints whose nll was measured"):
+        average_run(AverageOptions(**{**told, "output": str(tmp_path / "n")}, best=7))
+    with pytest.raises(ValueError, match="best_by='loss': choose one of nll, bleu"):
+        average_run(
+            AverageOptions(run=str(run), output=str(tmp_path / "n"), best=1, best_by="loss")
+        )
