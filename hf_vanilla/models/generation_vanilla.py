@@ -97,6 +97,27 @@ def merged_settings(
     return settings, settings.update(**arguments)
 
 
+def check_call(settings: GenerationConfig, arguments: dict[str, Any]) -> None:
+    """Refuse what would otherwise fail deep inside the search.
+
+    Args:
+        settings: of the call.
+        arguments: of the call, without settings.
+
+    Raises:
+        ValueError: `num_beams` is below 1, or ids are not `(B, L)` with at least one token.
+    """
+    if settings.num_beams is not None and settings.num_beams < 1:
+        raise ValueError(f"num_beams={settings.num_beams}: give 1 for greedy search, or more")
+    for name in ("input_ids", "decoder_input_ids"):
+        ids = arguments.get(name)
+        if isinstance(ids, Tensor) and (ids.dim() != 2 or ids.numel() == 0):
+            raise ValueError(
+                f"{name} has shape {tuple(ids.shape)}: give (batch, length), both 1 or more; "
+                "a single sentence is ids.unsqueeze(0)"
+            )
+
+
 def with_settings(
     changes: dict[str, Any], given: GenerationConfig | None, arguments: dict[str, Any]
 ) -> tuple[GenerationConfig | None, dict[str, Any]]:

@@ -22,6 +22,7 @@ from .generation_vanilla import (
     GnmtExponent,
     SourceLengthCriteria,
     SourceLengthEnd,
+    check_call,
     has_source_limit,
     merged_settings,
     paper_decoding,
@@ -292,15 +293,18 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             **kwargs: settings by name, inputs, and transformers' further arguments.
 
         Raises:
-            ValueError: `length_penalty_form` is unknown; and what transformers raises.
+            ValueError: `length_penalty_form` is unknown, `num_beams` is below 1, the batch is
+                empty or not 2-D, or logits are NaN; and what transformers raises.
         """
         settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
         if inputs is not None:
             arguments["input_ids"] = inputs
+        check_call(settings, arguments)
         mask = self._source_mask(arguments)
         arguments["attention_mask"] = kwargs["attention_mask"] = mask
         changes: dict[str, Any] = {}
-        limits = self._sentence_limits(settings, arguments)
+        given = kwargs.get("max_length", getattr(generation_config, "max_length", None))
+        limits = self._sentence_limits(settings, arguments, is_given=given is not None)
         if limits is not None:
             changes["max_length"] = int(limits.max())
             stopping_criteria = [*(stopping_criteria or []), SourceLengthCriteria(limits)]
@@ -312,7 +316,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             greedy = partial(greedy_search, streamer=kwargs.get("streamer"))
             kwargs["custom_generate"] = beam_search if is_beam else greedy
         elif is_beam and form == "gnmt":
-            changes["length_penalty"] = GnmtExponent(settings.length_penalty)
+            alpha = settings.length_penalty
+            changes["length_penalty"] = GnmtExponent(1.0 if alpha is None else alpha)
         generation_config, kwargs = with_settings(changes, generation_config, kwargs)
         return super().generate(
             inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
@@ -326,14 +331,20 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         return real_tokens(self.config, input_ids, arguments.get("attention_mask"))
 
     def _sentence_limits(
-        self, settings: GenerationConfig, arguments: dict[str, Any]
+        self, settings: GenerationConfig, arguments: dict[str, Any], *, is_given: bool
     ) -> Tensor | None:
-        """Most tokens of each sentence, the prompt included, `(B,)`; None: transformers' limits."""
+        """Most tokens of each sentence, the prompt included, `(B,)`; None: transformers' limits.
+
+        Args:
+            settings: of the call.
+            arguments: of the call, without settings.
+            is_given: `max_length` is of the call, not of the model's generation config.
+        """
         if not has_source_limit(settings):
             return None
         max_length = settings.max_length
-        if max_length == DEFAULT_MAX_LENGTH == self.generation_config.max_length:
-            max_length = None
+        if not is_given and max_length == DEFAULT_MAX_LENGTH:
+            max_length = None  # written by `Seq2SeqTrainer`, which means no limit by it
         is_learned = self.config.position_embedding_type == "learned"
         prompt = prompt_length(settings, arguments.get("decoder_input_ids"))
         return source_limits(

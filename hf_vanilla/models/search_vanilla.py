@@ -55,6 +55,8 @@ ROWWISE_CRITERIA = (
     stopping_criteria.MaxTimeCriteria,
     stopping_criteria.EosTokenCriteria,
 )
+# an attribute of theirs that may hold a number for each row of the batch
+PER_ROW = "prompt_ignore_length"
 
 
 def is_rowwise(
@@ -64,10 +66,11 @@ def is_rowwise(
 
     Then finished sentences may be dropped, and a step may overwrite the arrays of the last one.
     """
+    rules = (*processors, *criteria)
     return (
         not config.return_dict_in_generate
-        and all(type(processor) in ROWWISE_PROCESSORS for processor in processors)
-        and all(type(criterion) in ROWWISE_CRITERIA for criterion in criteria)
+        and all(type(rule) in ROWWISE_PROCESSORS + ROWWISE_CRITERIA for rule in rules)
+        and not any(isinstance(getattr(rule, PER_ROW, None), Tensor) for rule in rules)
     )
 
 
@@ -85,6 +88,19 @@ def filling_ids(config: GenerationConfig) -> tuple[list[int], int]:
     if config.pad_token_id is not None:
         return end_ids, int(config.pad_token_id)
     return end_ids, end_ids[0] if end_ids else -1
+
+
+def refuse_nan(has_nan: bool, step: int) -> None:
+    """Raise where the best scores of a step, counted from 1, hold NaN.
+
+    Raises:
+        ValueError: they do.
+    """
+    if has_nan:
+        raise ValueError(
+            f"logits are NaN at step {step} of the search: a weight is NaN or infinite, as after a "
+            "training that diverged, or a logits processor returned NaN"
+        )
 
 
 def search_decoder(
@@ -152,13 +168,16 @@ def greedy_search(
         step_scores = logits_processor(sequences, step_logits)
         scores, logits = _recorded(scores, step_scores), _recorded(logits, step_logits)
         tokens = step_scores.argmax(dim=-1)
+        best = step_scores.gather(1, tokens.unsqueeze(1))  # NaN if any is
         if has_end:
             tokens = torch.where(is_active, tokens, filling)
         sequences = torch.cat((sequences, tokens.unsqueeze(1)), dim=1)
         is_active = is_active & ~stopping_criteria(sequences, scores)
         if streamer is not None:
             streamer.put(tokens.cpu())
-        active = is_active.tolist()  # the only point of a step that waits for a GPU
+        # the only point of a step that waits for a GPU
+        *active, has_nan = torch.cat((is_active, best.isnan().any().view(1))).tolist()
+        refuse_nan(has_nan, step=sequences.shape[1] - input_ids.shape[1])
         if not any(active):
             break
         if can_drop and not all(active):
@@ -297,9 +316,13 @@ def beam_search(
         parents = advance(state, candidates, length, config)
         length += 1
         # the only point of a step that waits for a GPU
-        *active, may_go_on = torch.cat(
-            (is_searched(state, config), ~candidates.is_end.all().view(1))
-        ).tolist()
+        facts = (
+            is_searched(state, config),
+            ~candidates.is_end.all(),
+            candidates.scores.isnan().any(),
+        )
+        *active, may_go_on, has_nan = torch.cat([fact.view(-1) for fact in facts]).tolist()
+        refuse_nan(has_nan, step=length - prompts.shape[2])
         decoder.reorder(parents)
         if not may_go_on or not any(active):
             break
@@ -410,8 +433,6 @@ def finish(state: BeamState, candidates: Candidates, length: int, config: Genera
         length: tokens of an active hypothesis before the step.
         config: settings of this call.
     """
-    if candidates.is_end.device.type == "cpu" and not candidates.is_end.any():
-        return  # a GPU would have to wait for the answer
     is_top = torch.arange(candidates.is_end.shape[1], device=candidates.is_end.device)
     is_end = candidates.is_end & (is_top < config.num_beams)
     is_closed = ~state.may_improve
@@ -422,6 +443,9 @@ def finish(state: BeamState, candidates: Candidates, length: int, config: Genera
     scores = scores + is_closed.to(torch.float32) * LOWEST + (~is_end).to(torch.float32) * LOWEST
     merged = torch.cat((state.finished_scores, scores), dim=1)
     state.finished_scores, best = torch.topk(merged, k=config.num_beams)
+    is_same = torch.arange(config.num_beams, device=best.device).eq(best)
+    if best.device.type == "cpu" and is_same.all():
+        return  # as in most steps; a GPU would have to wait for the answer
     state.finished = _of_beams(torch.cat((state.finished, candidates.sequences), dim=1), best)
     beam_indices = torch.cat((state.finished_beam_indices, candidates.beam_indices), dim=1)
     state.finished_beam_indices = _of_beams(beam_indices, best)

@@ -97,11 +97,13 @@ def has_plain_inputs(model: VanillaPreTrainedModel, arguments: dict[str, Any]) -
 
 
 def is_as_built(model: VanillaPreTrainedModel) -> bool:
-    """Nothing that the search does not call is hooked, replaced, compiled or on another device."""
+    """No module trains, is hooked, replaced or compiled, or is on another device.
+
+    Dropout that is switched on by itself (Monte Carlo dropout) counts as training.
+    """
     decoder: Any = model.base_model.decoder
     return (
-        not model.training
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and model.config._attn_implementation in ("eager", "sdpa")
         and not hasattr(model, "hf_device_map")
         and type(decoder).forward is VanillaDecoder.forward
@@ -120,10 +122,11 @@ def is_own_layer(layer: Any) -> bool:
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Whether a module has hooks or replaced methods that expect transformers' calls and shapes."""
+    """Whether a module trains, or has hooks or methods that expect transformers' calls."""
     hooks = (hook for name in HOOKS for hook in vars(module)[name].values())
     return (
-        not STEPS_OF_GENERATE.isdisjoint(vars(module))
+        module.training
+        or not STEPS_OF_GENERATE.isdisjoint(vars(module))
         or module._compiled_call_impl is not None
         or any(getattr(hook, "__module__", None) != OWN_HOOKS for hook in hooks)
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from lively import EOS, PAD, V, assert_same_sentence, row_of, sources
 from torch.testing import assert_close
+from transformers import GenerationConfig
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 
@@ -238,6 +239,14 @@ def test_the_placeholder_that_a_trainer_writes_is_no_limit(model):
     model.generation_config.max_length = 20
     limits = {"num_beams": 1, "suppress_tokens": [PAD, EOS]}
     assert real_words(model.generate(**sources(3), **limits)) == [53]
+
+
+@pytest.mark.parametrize("form", ["argument", "config"])
+def test_a_limit_of_the_call_counts_even_if_it_equals_that_placeholder(model, form):
+    model.generation_config.max_length = 20
+    limits = {"num_beams": 1, "suppress_tokens": [PAD, EOS], "max_length": 20}
+    limits = limits if form == "argument" else {"generation_config": GenerationConfig(**limits)}
+    assert real_words(model.generate(**sources(3), **limits)) == [19]
 
 
 def test_a_limit_of_the_caller_may_also_be_longer(model):

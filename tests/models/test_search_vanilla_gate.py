@@ -10,8 +10,11 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import LogitsProcessor, LogitsProcessorList, MaxTimeCriteria, StoppingCriteria
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.generation import RepetitionPenaltyLogitsProcessor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.attention_vanilla import eager_attention
 from hf_vanilla.models.search_vanilla_gate import can_search
 
 # the same double-precision sums in another order, kept by `generate` in float32
@@ -415,3 +418,125 @@ def test_more_beams_than_words_find_distinct_sentences(model, ways, num_beams):
     fast, plain = both(model, ways, sources(5), **settings)
     assert torch.equal(fast, plain)
     assert len({tuple(row) for row in fast.tolist()}) == num_beams
+
+
+# --- faults found from outside -----------------------------------------------------------------
+
+
+@GREEDY_AND_BEAM
+def test_dropout_switched_on_by_hand_works_at_every_token(model, num_beams):
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+            module.train()
+    assert not model.training
+    settings = {"num_beams": num_beams, "max_new_tokens": 9, "suppress_tokens": [PAD, EOS]}
+    found = {tuple(model.generate(**sources(5), **settings)[0].tolist()) for _ in range(5)}
+    assert len(found) > 1
+    # the first tokens alone differ, if only the prompt is read with dropout
+    batch, seen = sources(7), set()
+    prompt = torch.tensor([[PAD, 5, 6, 7]])
+    first = model.generate(**batch, decoder_input_ids=prompt, **settings)[0].tolist()
+    for _ in range(5):
+        again = torch.tensor([first[:8]])
+        seen.add(tuple(model.generate(**batch, decoder_input_ids=again, **settings)[0].tolist()))
+    assert len(seen) > 1
+
+
+@GREEDY_AND_BEAM
+def test_a_repetition_penalty_with_a_prompt_length_per_row_keeps_every_row(model, num_beams):
+    batch, rows = sources(3, 11, 7, 5), 4 * num_beams
+
+    def searched():
+        ignored = torch.arange(rows) % 3
+        processor = RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=ignored)
+        settings = {"num_beams": num_beams, "logits_processor": [processor]}
+        return model.generate(**batch, **settings)
+
+    found = searched()
+    model.register_forward_hook(lambda *_: None)  # transformers' search
+    assert torch.equal(found, searched())
+
+
+def test_results_beyond_the_finished_hypotheses_are_those_of_transformers(model, ways):
+    # with this limit and no end, nothing finishes before the last step
+    batch = sources(3, 7)
+    for settings in (
+        {"num_beams": 4, "num_return_sequences": 4, "min_new_tokens": 3, "max_time": 0.0},
+        {"num_beams": 5, "num_return_sequences": 5, "max_new_tokens": 1, "eos_token_id": EOS},
+        {"num_beams": 4, "num_return_sequences": 4, "stopping_criteria": [EveryThird()]},
+    ):
+        fast, plain = both(model, ways, batch, **settings, **RECORDS)
+        assert torch.equal(fast.sequences, plain.sequences)
+        assert torch.equal(fast.beam_indices, plain.beam_indices)
+
+
+@GREEDY_AND_BEAM
+def test_nan_logits_name_the_step(model, num_beams):
+    with torch.no_grad():
+        model.lm_head.weight[3] = float("nan")
+    with pytest.raises(ValueError, match=r"logits are NaN at step 1 of the search: a weight is"):
+        model.generate(**sources(3, 7), num_beams=num_beams)
+
+
+@GREEDY_AND_BEAM
+def test_nan_from_a_processor_names_its_step(model, num_beams):
+    class Breaks(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return scores * float("nan") if input_ids.shape[1] == 3 else scores
+
+    settings = {"num_beams": num_beams, "logits_processor": [Breaks()], "min_new_tokens": 5}
+    with pytest.raises(ValueError, match="logits are NaN at step 3"):
+        model.generate(**sources(3, 7), **settings)
+
+
+def test_a_search_in_which_nothing_ends_has_a_result(model):
+    """All scores are -inf, so that no hypothesis ever counts as finished."""
+
+    class Never(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return torch.full_like(scores, float("-inf"))
+
+    settings = {"num_beams": 3, "max_new_tokens": 4, "logits_processor": [Never()]}
+    assert len(model.generate(**sources(3, 7), **settings)) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_beams": 0}, "num_beams=0: give 1 for greedy search, or more"),
+        ({"input_ids": torch.tensor([3, 4])}, r"input_ids has shape \(2,\): give \(batch, length"),
+        ({"input_ids": torch.zeros(0, 5).long()}, r"input_ids has shape \(0, 5\): give \(batch"),
+        ({"input_ids": torch.zeros(2, 0).long()}, r"input_ids has shape \(2, 0\): give \(batch"),
+        ({"decoder_input_ids": torch.tensor([0])}, r"decoder_input_ids has shape \(1,\): give"),
+    ],
+    ids=str,
+)
+def test_a_call_that_cannot_be_searched_is_refused_in_one_line(model, given, message):
+    with pytest.raises(ValueError, match=message) as error:
+        model.generate(**{"input_ids": torch.tensor([[3, 4, 1]]), **given})
+    assert "\n" not in str(error.value)
+
+
+@GREEDY_AND_BEAM
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_search_attends_by_the_models_implementation(
+    model, ways, monkeypatch, implementation, num_beams
+):
+    model.set_attn_implementation(implementation)
+    calls = []
+    for name, attend in (("eager", eager_attention), ("sdpa", ALL_ATTENTION_FUNCTIONS["sdpa"])):
+
+        def counted(*args, name=name, attend=attend, **kwargs):
+            calls.append(name)
+            return attend(*args, **kwargs)
+
+        if name == "eager":
+            module = sys.modules["hf_vanilla.models.attention_vanilla"]
+            monkeypatch.setattr(module, "eager_attention", counted)
+        else:
+            monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._local_mapping, "sdpa", counted)
+    model.generate(**sources(3, 7), num_beams=num_beams, max_new_tokens=3, min_new_tokens=3)
+    assert ways == [True]
+    # one encoder layer, then two attentions in each of two decoder layers, three times
+    assert calls == [implementation] * (1 + 3 * 2 * 2)
