@@ -245,7 +245,7 @@ class PairCollator:
 
     Examples:
         >>> from hf_vanilla import PairCollator
-        >>> rows = [{"input_ids": [5, 1], "labels": [6, 1]}, {"input_ids": [7, 8, 1], "labels": [1]}]
+        >>> rows = [{"input_ids": [5, 1], "labels": [6, 1]}, {"input_ids": [7, 1], "labels": [1]}]
         >>> PairCollator(pad_token_id=0)(rows)["labels"]
         tensor([[   6,    1],
                 [   1, -100]])
