@@ -242,6 +242,13 @@ class PairCollator:
 
     Args:
         pad_token_id: pads `input_ids`; labels are padded with -100.
+
+    Examples:
+        >>> from hf_vanilla import PairCollator
+        >>> rows = [{"input_ids": [5, 1], "labels": [6, 1]}, {"input_ids": [7, 1], "labels": [1]}]
+        >>> PairCollator(pad_token_id=0)(rows)["labels"]
+        tensor([[   6,    1],
+                [   1, -100]])
     """
 
     def __init__(self, pad_token_id: int) -> None:

@@ -6,6 +6,15 @@ The defaults are the paper's base model ("Attention Is All You Need", Table 3).
 
 from typing import Any
 
+import transformers
+
+# before the imports that fail on older versions: this file also runs where only the Hub's copy is
+if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 20):
+    raise ImportError(
+        f"this model needs transformers 5.20 or newer, found {transformers.__version__}: "
+        "pip install -U transformers"
+    )
+
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -15,7 +24,7 @@ from .sizes_vanilla import LAYER_TP_PLAN
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "learned")
 POSITION_LAYOUTS = ("interleaved", "concatenated")
 POSITION_FREQUENCIES = ("paper", "tensor2tensor")
-# words that have no share of the smoothing, by type
+# number of tokens without a share of the smoothing, by type
 LABEL_SMOOTHING_TYPES = {"non_target": 1, "uniform": 0, "non_target_non_pad": 2}
 
 
@@ -49,10 +58,10 @@ class VanillaConfig(PreTrainedConfig):
         attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
         layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
         final_layer_norm (`bool`, defaults to `False`): one more LayerNorm after the last layer of
-            either stack; not in the paper (`torch.nn.Transformer` adds it).
+            each stack; not in the paper (`torch.nn.Transformer` adds it).
         scale_embedding (`bool`, defaults to `True`): multiply embeddings by sqrt(d_model) (3.4).
-        zero_pad_embedding (`bool`, defaults to `True`): look padding up as zeros, whatever its row
-            holds. False: as its row, like `MarianMTModel`, whose decoder starts from that row.
+        zero_pad_embedding (`bool`, defaults to `True`): embed padding as zeros, whatever its row
+            holds. False: as its row, like `MarianMTModel`, whose decoder starts with that row.
         max_position_embeddings (`int`, defaults to 1024): tokens of the longest sequence: a hard
             limit for learned positions; for sinusoids, which have none, the length at which the
             tokenizer truncates.
@@ -62,18 +71,18 @@ class VanillaConfig(PreTrainedConfig):
             `"concatenated"`: all sines, then all cosines (tensor2tensor, fairseq, Marian).
         position_frequencies (`str`, defaults to `"paper"`): 10000^(-2i/d), or `"tensor2tensor"`:
             10000^(-i/(d/2-1)).
-        position_offset (`int`, defaults to 0): place of the first token (fairseq: 2).
+        position_offset (`int`, defaults to 0): position of the first token (fairseq: 2).
         label_smoothing (`float`, defaults to 0.1): eps_ls (5.4), used in training mode only.
         label_smoothing_type (`str`, defaults to `"non_target"`): where eps_ls goes: to the V-1
-            other words (tensor2tensor), `"uniform"`: to all V words, or `"non_target_non_pad"`: to
-            the V-2 words that are neither true nor padding.
+            other tokens (tensor2tensor), `"uniform"`: to all V tokens, or `"non_target_non_pad"`:
+            to the V-2 tokens that are neither true nor padding.
         share_encoder_decoder_embeddings (`bool`, defaults to `True`): one table for source and
             target.
         tie_word_embeddings (`bool`, defaults to `True`): the output projection is the target table.
         lm_head_bias (`bool`, defaults to `False`): a bias on the output projection; not in the
             paper (Marian has one).
-        add_cross_attention (`bool`, defaults to `False`): read by `VanillaForCausalLM` alone: its
-            decoder keeps the attention to a source, which the caller then encodes.
+        add_cross_attention (`bool`, defaults to `False`): read by `VanillaForCausalLM` only: its
+            decoder has attention to a source, which the caller then encodes.
         pad_token_id (`int`, defaults to 0): never attended to, never a target.
         eos_token_id (`int` or `list[int]`, defaults to 1): ends every sentence.
         bos_token_id (`int`, *optional*): not used by this model.
@@ -146,7 +155,7 @@ class VanillaConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """`config.vocab_size = len(tokenizer)` speaks of both sides where one table serves both."""
+        """`config.vocab_size = len(tokenizer)` sets both sizes if both sides share one table."""
         super().__setattr__(name, value)
         if name == "vocab_size" and self.share_encoder_decoder_embeddings:
             self.decoder_vocab_size = value
@@ -244,15 +253,15 @@ class VanillaConfig(PreTrainedConfig):
                 )
 
     def validate_smoothing(self) -> None:
-        """There is a word to take the smoothing, and a padding word where it is to be spared."""
+        """Some tokens are left to smooth over, and a pad token exists if it is to be excluded."""
         if self.label_smoothing_type not in LABEL_SMOOTHING_TYPES or not self.label_smoothing:
             return
         if self.label_smoothing_type == "non_target_non_pad" and self.pad_token_id is None:
             raise ValueError("label_smoothing_type='non_target_non_pad' needs a pad_token_id")
         if self.target_vocab_size <= LABEL_SMOOTHING_TYPES[self.label_smoothing_type]:
             raise ValueError(
-                f"a vocabulary of {self.target_vocab_size} leaves no word for label_smoothing_type="
-                f"{self.label_smoothing_type!r}: set label_smoothing=0"
+                f"a vocabulary of {self.target_vocab_size} leaves no token for "
+                f"label_smoothing_type={self.label_smoothing_type!r}: set label_smoothing=0"
             )
 
     def validate_sharing(self) -> None:
@@ -282,12 +291,12 @@ class VanillaConfig(PreTrainedConfig):
                 )
 
     def forget_code(self) -> None:
-        """Leave out what points at source files beside the weights."""
+        """Remove the fields that name source files beside the weights."""
         for name in ("auto_map", "custom_pipelines"):
             self.__dict__.pop(name, None)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as every config; without its code, it does not point at any."""
+        """Save; without code beside the weights, the file names no code."""
         if self._auto_class is None:
             self.forget_code()
         super().save_pretrained(save_directory, *args, **kwargs)

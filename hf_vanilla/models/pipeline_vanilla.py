@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Text in, translations out: the pipeline that transformers 5 no longer has.
+"""The translation pipeline, which transformers 5 no longer has.
 
 Shapes: B batch, N `num_return_sequences`, T target.
 """
@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationMixin
 from transformers.pipelines.base import Pipeline
 
 from .saving_vanilla import code_beside_weights
 
-# what a saved model's config says about the class below, in the form that `pipeline()` reads
+# written to the config of a saved model, for `pipeline()`
 CUSTOM_PIPELINES = {
     "translation": {
         "impl": "pipeline_vanilla.VanillaTranslationPipeline",
@@ -131,8 +131,16 @@ class VanillaTranslationPipeline(Pipeline):
         ids, mask = input_tensors["input_ids"], input_tensors["attention_mask"]
         found = self.model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
         sequences = found if isinstance(found, Tensor) else found.sequences
+        prompt = generate_kwargs.get("decoder_input_ids")
+        lengths = lengths_until_end(
+            sequences,
+            prompt_length=1 if prompt is None else prompt.shape[-1],
+            end_ids=_setting("eos_token_id", self.model, generate_kwargs),
+            pad_token_id=_setting("pad_token_id", self.model, generate_kwargs),
+        )
         return {
             "sequences": sequences.view(ids.shape[0], -1, sequences.shape[-1]),  # (B, N, T)
+            "lengths": lengths.view(ids.shape[0], -1),  # (B, N)
             "is_blank": input_tensors["is_blank"],
         }
 
@@ -145,8 +153,9 @@ class VanillaTranslationPipeline(Pipeline):
     ) -> list[dict[str, Any]]:
         """One record per sequence of one text."""
         records, is_blank = [], model_outputs["is_blank"].item()
-        for row in model_outputs["sequences"][0]:
-            ids = row[:0] if is_blank else _until_end(row, self.model.generation_config)
+        rows, lengths = model_outputs["sequences"][0], model_outputs["lengths"][0].tolist()
+        for row, length in zip(rows, lengths, strict=True):
+            ids = row[: 0 if is_blank else length]
             record: dict[str, Any] = {"translation_token_ids": ids} if return_tensors else {}
             if not return_tensors if return_text is None else return_text:
                 record["translation_text"] = self.tokenizer.decode(
@@ -172,11 +181,38 @@ def _check_text(text: Any) -> None:
         )
 
 
-def _until_end(row: Tensor, generation_config: GenerationConfig) -> Tensor:
-    """The ids `(T,)` up to the first end token; what follows is only there for the batch's sake."""
-    ends, pad = generation_config.eos_token_id, generation_config.pad_token_id
-    is_end = torch.isin(row, torch.tensor([] if ends is None else ends, dtype=row.dtype))
-    if is_end.any():
-        return row[: int(is_end.nonzero()[0]) + 1]
-    real = row.ne(-1 if pad is None else pad).nonzero()
-    return row[: int(real.max()) + 1] if len(real) else row[:1]
+def lengths_until_end(
+    sequences: Tensor,
+    *,
+    prompt_length: int,
+    end_ids: int | list[int] | None,
+    pad_token_id: int | None,
+) -> Tensor:
+    """Tokens of each generated sequence up to its end token; padding follows it in a batch.
+
+    The start token may be the end token as well, so the search begins behind the prompt.
+
+    Args:
+        sequences: `(N, T)` int64, as `generate()` returns them.
+        prompt_length: tokens given to the decoder, the start token included.
+        end_ids: end token or tokens.
+        pad_token_id: padding of sequences without an end token.
+
+    Returns:
+        `(N,)` int64, prompt and end token included.
+    """
+    index = torch.arange(sequences.shape[-1], device=sequences.device)
+    is_new = index >= prompt_length
+    ends = [] if end_ids is None else end_ids
+    ends = torch.as_tensor(ends, dtype=sequences.dtype, device=sequences.device)
+    is_end = torch.isin(sequences, ends) & is_new
+    is_real = sequences.ne(-1 if pad_token_id is None else pad_token_id) & is_new
+    last_real = torch.where(is_real, index, prompt_length - 1).amax(dim=-1)
+    return torch.where(is_end.any(dim=-1), is_end.int().argmax(dim=-1), last_real) + 1
+
+
+def _setting(name: str, model: Any, generate_kwargs: dict[str, Any]) -> Any:
+    """A value as `generate()` reads it: the call, its generation config, the model's own."""
+    configs = (generate_kwargs.get("generation_config"), model.generation_config)
+    values = (generate_kwargs.get(name), *(getattr(config, name, None) for config in configs))
+    return next((value for value in values if value is not None), None)

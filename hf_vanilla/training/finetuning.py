@@ -108,6 +108,19 @@ class TokenBatches(Dataset):
     Raises:
         ValueError: with these arguments the Trainer would make batches of batches or shuffle them
             a second time, or the budget is smaller than a sentence.
+
+    Examples:
+        >>> from datasets import Dataset
+        >>> from transformers import Seq2SeqTrainingArguments
+        >>> from hf_vanilla import TokenBatches, train_tokenizer
+        >>> from hf_vanilla.data.encoding import LengthLimits, encode_pairs
+        >>> tokenizer = train_tokenizer(["ein Haus", "a house"], vocab_size=270)
+        >>> rows = Dataset.from_list([{"source": "ein Haus", "target": "a house"}])
+        >>> arguments = Seq2SeqTrainingArguments(
+        ...     "out", per_device_train_batch_size=1, train_sampling_strategy="sequential")
+        >>> pairs = encode_pairs(rows, tokenizer, LengthLimits(20))
+        >>> len(TokenBatches(pairs, arguments, tokens_per_batch=40))
+        1
     """
 
     def __init__(

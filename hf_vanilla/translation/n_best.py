@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
+from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,14 @@ def best_translations(
         return_dict_in_generate=True,
         output_scores=True,
     )
-    rows = [_until_end(row, model) for row in found.sequences[:, 1:].tolist()]
+    lengths = lengths_until_end(
+        found.sequences,
+        prompt_length=1,
+        end_ids=model.generation_config.eos_token_id,
+        pad_token_id=model.generation_config.pad_token_id,
+    )
+    pairs = zip(found.sequences.tolist(), lengths.tolist(), strict=True)
+    rows = [row[1:length] for row, length in pairs]
     if found.get("sequences_scores") is None:  # greedy search computes no score
         logits = torch.stack(found.scores)[:, 0]  # (T, V)
         chosen = found.sequences[0, 1:, None]
@@ -64,11 +72,3 @@ def best_translations(
         scores = found.sequences_scores.tolist()
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     return [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
-
-
-def _until_end(row: list[int], model: PreTrainedModel) -> list[int]:
-    """Drop what follows the end token."""
-    end = model.generation_config.eos_token_id
-    ends = set(end) if isinstance(end, list) else {end}
-    last = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
-    return row[: last + 1]

@@ -241,3 +241,11 @@ def test_reading_in_half_precision_is_transformers_own():
     )
     theirs = nn.functional.scaled_dot_product_attention(query, key, value)
     assert torch.equal(module(*states)[0], module.out_proj(theirs.transpose(1, 2).flatten(2)))
+
+
+def test_without_a_mask_causal_eager_attention_lets_the_last_query_see_every_key():
+    module = attention(is_causal=True)
+    query, key = torch.randn(B, H, 3, 4), torch.randn(B, H, 5, 4)  # two keys are in the cache
+    _, weights = eager_attention(module, query, key, key, None)
+    seen = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    assert torch.equal((weights > 0).int(), torch.tensor(seen).int().expand(B, H, 3, 5))

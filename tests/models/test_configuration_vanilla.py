@@ -1,9 +1,12 @@
 """`VanillaConfig`: the paper's numbers by default, and no number that cannot be built."""
 
+import importlib.util
 import json
+import runpy
 
 import pytest
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 
 from hf_vanilla import VanillaConfig
@@ -174,3 +177,11 @@ def test_transformers_reads_the_shape_of_the_cache_from_the_config(tiny_model):
     config = tiny_model.config.get_text_config(decoder=True)
     keys = cache.self_attention_cache.layers[0].keys  # (B, H, T, K)
     assert keys.shape[1::2] == (config.num_attention_heads, config.head_dim)
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.19.3"])
+def test_an_older_transformers_is_refused_with_the_version_that_is_needed(version, monkeypatch):
+    monkeypatch.setattr(transformers, "__version__", version)
+    path = importlib.util.find_spec("hf_vanilla.models.configuration_vanilla").origin
+    with pytest.raises(ImportError, match=f"needs transformers 5.20 or newer, found {version}"):
+        runpy.run_path(path)

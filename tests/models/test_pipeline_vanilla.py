@@ -11,7 +11,14 @@ from datasets import Dataset
 from transformers import pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
-from hf_vanilla import VanillaEncoderModel, VanillaForCausalLM, VanillaTranslationPipeline
+from hf_vanilla import (
+    VanillaConfig,
+    VanillaEncoderModel,
+    VanillaForCausalLM,
+    VanillaForConditionalGeneration,
+    VanillaTranslationPipeline,
+)
+from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.translation.translator import translate
 
 TEXTS = ["one two", "", "nine", "three four five six", "  ", "seven", "eight two"]
@@ -262,3 +269,59 @@ def test_a_trained_folder_translates_without_the_package_and_so_does_its_copy(
     module, found = json.loads(done.stdout)
     assert module.startswith("transformers_modules.")
     assert found == [translator(TEXTS, num_beams=4)] * 2
+
+
+# --- where a sequence ends -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt_length", "end_ids", "length"),
+    [
+        ([0, 5, 1, 0, 0], 1, 1, 3),
+        ([1, 5, 6, 1, 0], 1, 1, 4),  # starts with the end token
+        ([1, 1, 0, 0, 0], 1, 1, 2),  # an empty translation
+        ([1, 7, 1, 5, 1], 3, 1, 5),  # the prompt contains the end token
+        ([0, 5, 8, 1, 0], 1, [1, 8], 3),
+        ([0, 5, 6, 0, 0], 1, 1, 3),  # stopped by a limit before the end token
+        ([0, 0, 0, 0, 0], 1, 1, 1),
+        ([0, 5, 6, 7, 8], 1, None, 5),
+    ],
+)
+def test_a_sequence_ends_at_the_first_end_token_behind_the_prompt(
+    row, prompt_length, end_ids, length
+):
+    rows = torch.tensor([row, row])
+    found = lengths_until_end(rows, prompt_length=prompt_length, end_ids=end_ids, pad_token_id=0)
+    assert found.tolist() == [length, length]
+
+
+@pytest.fixture
+def starts_with_end(trained):
+    """A pipeline whose decoder starts with the end token, as fairseq's and BART's do."""
+    tokenizer = trained[1]
+    sizes = {"d_model": 12, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = VanillaConfig(vocab_size=len(tokenizer), decoder_start_token_id=1, **sizes, **heads)
+    return VanillaTranslationPipeline(VanillaForConditionalGeneration(config), tokenizer)
+
+
+def test_a_decoder_that_starts_with_the_end_token_translates(starts_with_end):
+    model, tokenizer = starts_with_end.model, starts_with_end.tokenizer
+    inputs = tokenizer("one two", return_tensors="pt")
+    (row,) = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5)
+    told = {"max_new_tokens": 5, "min_new_tokens": 5}
+    (record,) = starts_with_end("one two", return_text=True, return_tensors=True, **told)
+    assert torch.equal(record["translation_token_ids"], row)
+    assert record["translation_text"] == tokenizer.decode(row, skip_special_tokens=True) != ""
+
+
+def test_the_end_token_of_the_call_ends_a_translation(starts_with_end):
+    (full,) = starts_with_end(
+        "one two", return_tensors=True, max_new_tokens=6, min_new_tokens=6, num_beams=1
+    )
+    ids = full["translation_token_ids"].tolist()
+    (cut,) = starts_with_end(
+        "one two", return_tensors=True, max_new_tokens=6, num_beams=1, eos_token_id=ids[2]
+    )
+    first = ids.index(ids[2], 1)
+    assert cut["translation_token_ids"].tolist() == ids[: first + 1]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hf_vanilla import VanillaConfig
+from hf_vanilla import VanillaConfig, VanillaModel
 from hf_vanilla.models.positions_vanilla import SinusoidalPositions
 from hf_vanilla.models.stacks_vanilla import (
     VanillaDecoder,
@@ -104,3 +104,31 @@ def test_a_mask_that_is_missing_is_read_off_the_padding(tiny_config):
     mask = torch.ones(2, 3)
     assert real_tokens(tiny_config, ids, mask) is mask
     assert real_tokens(tiny_config, None, None) is None
+
+
+SELF_ATTENTION = {f"layers.*.self_attn.{name}_proj" for name in ("q", "k", "v", "out")}
+SOURCE_ATTENTION = {f"layers.*.encoder_attn.{name}_proj" for name in ("q", "k", "v", "out")}
+FEED_FORWARD = {"layers.*.fc1", "layers.*.fc2"}
+
+
+def test_the_plan_for_several_gpus_names_the_modules_of_the_stack_and_no_others(tiny_config):
+    encoder = VanillaEncoder(tiny_config)._tp_plan
+    assert encoder.keys() == SELF_ATTENTION | FEED_FORWARD
+    assert encoder["layers.*.self_attn.q_proj"] == encoder["layers.*.fc1"] == "colwise"
+    assert encoder["layers.*.self_attn.out_proj"] == encoder["layers.*.fc2"] == "rowwise"
+    decoder = VanillaDecoder(tiny_config)._tp_plan
+    assert decoder.keys() == SELF_ATTENTION | SOURCE_ATTENTION | FEED_FORWARD
+    assert "shared" in VanillaModel(tiny_config)._tp_plan
+    tiny_config.share_encoder_decoder_embeddings = False
+    assert "shared" not in VanillaModel(tiny_config)._tp_plan
+
+
+def test_an_encoder_records_the_weights_and_states_of_each_layer(tiny_config):
+    tiny_config._attn_implementation = "eager"
+    encoder = VanillaEncoder(tiny_config).eval()
+    ids = torch.tensor([[5, 7, 11, 13, 17]])
+    found = encoder(input_ids=ids, output_attentions=True, output_hidden_states=True)
+    assert [weights.shape for weights in found.attentions] == [(1, 3, 5, 5)] * 2
+    assert all((weights.sum(dim=-1) - 1).abs().max() < 1e-6 for weights in found.attentions)
+    assert [states.shape for states in found.hidden_states] == [(1, 5, 12)] * 3
+    assert torch.equal(found.hidden_states[-1], found.last_hidden_state)
