@@ -40,6 +40,11 @@ class Command:
 
 
 COMMANDS = {
+    "demo": Command(
+        "train a small model in minutes, translate, score and draw",
+        "hf_vanilla.app.demo:demo",
+        ("hf_vanilla.app.demo:read_demo",),
+    ),
     "train": Command(
         "train a model by a recipe, or resume a run",
         "hf_vanilla.training.run:train",
