@@ -3,15 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
 .PHONY: demo app test docs lint format types
 .DEFAULT_GOAL := demo
 
-demo: $(READY)  ## train on the built-in data, translate, score, draw
+demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw
 	@test ! -d runs/demo || echo "runs/demo exists and is used: delete it to train again"
 	$(BIN)/python scripts/demo.py
 
-app: $(READY)  ## translate in a browser and see attention weights; trains the demo model first
+app: $(VENV)/.ready-app  ## translate in a browser and see attention weights; trains the demo model first
 	$(BIN)/python scripts/app.py
 
 test: lint types  ## all checks and tests
@@ -36,11 +37,15 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(READY): pyproject.toml constraints.txt
+# the libraries of one target only; EXTRAS: which extras of pyproject.toml they are
+$(VENV)/.ready-demo: EXTRAS := demo
+$(VENV)/.ready-app: EXTRAS := demo,app
+$(READY): EXTRAS := dev
+$(READY) $(VENV)/.ready-demo $(VENV)/.ready-app: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	# torch first and alone, so that an installed CPU build is kept
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	@touch $(READY)
+	$(PIP) torch
+	$(PIP) --editable ".[$(EXTRAS)]"
+	@touch $@

@@ -1,6 +1,8 @@
 """Translate in a browser and see the attention weights; `make app` runs this."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("app")
+    sys.exit(main("app"))

@@ -1,6 +1,8 @@
 """Average a run's last checkpoints: scripts/average_checkpoints.py --run FOLDER --output FOLDER."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("average")
+    sys.exit(main("average"))

@@ -3,7 +3,9 @@
 `--help` lists the formats, `--format NAME --help` the options of a format.
 """
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("convert")
+    sys.exit(main("convert"))

@@ -1,6 +1,8 @@
 """Score a model: scripts/evaluate.py --model FOLDER --source FILE --reference FILE."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("evaluate")
+    sys.exit(main("evaluate"))

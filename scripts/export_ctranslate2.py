@@ -1,6 +1,8 @@
 """Export a model for CTranslate2: scripts/export_ctranslate2.py --model M --output FOLDER."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("export")
+    sys.exit(main("export"))

@@ -3,7 +3,9 @@
 Every field of Seq2SeqTrainingArguments is an option too, --output_dir first of all.
 """
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("finetune")
+    sys.exit(main("finetune"))

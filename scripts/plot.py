@@ -1,6 +1,8 @@
 """Draw attention, positions, learning rates, training or BLEU by length: scripts/plot.py --help."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("plot")
+    sys.exit(main("plot"))

@@ -1,6 +1,8 @@
 """Train a model by a recipe: accelerate launch scripts/train.py --recipe FILE [--OPTION VALUE]."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("train")
+    sys.exit(main("train"))

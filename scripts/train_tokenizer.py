@@ -1,6 +1,8 @@
 """Train a tokenizer: scripts/train_tokenizer.py --files A.en A.de --output FOLDER."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("train-tokenizer")
+    sys.exit(main("train-tokenizer"))

@@ -1,6 +1,8 @@
 """Translate a file or stdin, one sentence per line: scripts/translate.py --model FOLDER < TEXT."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("translate")
+    sys.exit(main("translate"))

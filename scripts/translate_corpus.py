@@ -3,7 +3,9 @@
 The same command continues a stopped run. Several workers and clusters need Ray.
 """
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("translate-corpus")
+    sys.exit(main("translate-corpus"))

@@ -17,7 +17,16 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
-    *("train", "finetune", "translate", "translate-corpus", "evaluate", "convert", "export"),
+    *(
+        "demo",
+        "train",
+        "finetune",
+        "translate",
+        "translate-corpus",
+        "evaluate",
+        "convert",
+        "export",
+    ),
     *("plot", "push", "app", "train-tokenizer", "average"),
 ]
 
@@ -76,7 +85,7 @@ def test_every_command_has_a_script():
     called = set()
     for path in (ROOT / "scripts").glob("*.py"):
         text = path.read_text(encoding="utf-8")
-        called |= {name for name in NAMES if f'run_command("{name}")' in text}
+        called |= {name for name in NAMES if f'main("{name}")' in text}
     assert called == set(NAMES)
 
 
@@ -132,6 +141,21 @@ def test_help_imports_neither_the_package_nor_torch():
     assert done.stdout == overview() + "\n0 set()\n"
 
 
+def test_a_script_sets_the_threads_before_torch_is_imported(tmp_path):
+    (tmp_path / "torch").mkdir()
+    stand_in = "import os; print(os.environ.get('GOMP_SPINCOUNT'), flush=True); os._exit(0)"
+    (tmp_path / "torch" / "__init__.py").write_text(stand_in)
+    unset = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "train.py"), "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**unset, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.stdout == "3000\n", done.stderr
+
+
 @pytest.mark.parametrize(("typed", "status"), [(["--help"], 0), (["trian"], 2)])
 def test_the_program_exits_with_the_status_of_the_command(typed, status):
     command = [sys.executable, str(ROOT / "scripts" / "hf_vanilla_command.py"), *typed]
@@ -143,9 +167,121 @@ def test_the_program_exits_with_the_status_of_the_command(typed, status):
 
 def test_a_missing_package_is_one_line(monkeypatch):
     program = runpy.run_path(str(ROOT / "scripts" / "hf_vanilla_command.py"))
+    monkeypatch.delitem(sys.modules, "hf_vanilla.commands")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SystemExit, match="error: hf_vanilla is not installed"):
         program["main"]()
+
+
+# --- threads and streams ------------------------------------------------------------------------
+
+
+def write_tree(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/a.slice/b.scope\n",
+                "sys/fs/cgroup/a.slice/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/a.slice/b.scope/cpu.max": "max 100000\n",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/docker/y\n",
+                "sys/fs/cgroup/cpu/docker/y/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu/docker/y/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+    ],
+    ids=["no control groups", "no limit", "version 2", "limit of a parent", "version 1"],
+)
+def test_cpu_quota_is_the_lowest_limit_of_the_control_groups(tmp_path, files, quota):
+    write_tree(tmp_path, files)
+    assert commands.cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "3000", "OMP_NUM_THREADS": "2"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "2"}),
+        ({"OMP_NUM_THREADS": "5"}, {"GOMP_SPINCOUNT": "3000", "OMP_NUM_THREADS": "5"}),
+    ],
+    ids=str,
+)
+def test_threads_follow_the_quota_unless_the_user_has_set_them(
+    tmp_path, monkeypatch, given, expected
+):
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "130000 100000\n"}
+    write_tree(tmp_path, files)
+    monkeypatch.setattr(commands, "_usable_cpus", lambda: 16)
+    commands.limit_threads(given, tmp_path)
+    assert given == expected
+
+
+def test_without_a_quota_the_number_of_threads_is_left_to_torch(tmp_path):
+    environment = {}
+    commands.limit_threads(environment, tmp_path)
+    assert environment == {"GOMP_SPINCOUNT": "3000"}
+
+
+STREAMS = """
+import sys
+sys.argv = ["hf-vanilla"]
+import importlib.util
+spec = importlib.util.spec_from_file_location("hf_vanilla_commands", PATH)
+commands = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = commands
+spec.loader.exec_module(commands)
+def run(action, *options):
+    opened = open(PATH)
+    return f"{opened.fileno()} \u00fc\u4e2d"
+commands.run = run
+commands.run_command("train", [])
+"""
+
+
+def run_with_streams(redirections, **environment):
+    code = STREAMS.replace("PATH", repr(str(ROOT / "hf_vanilla" / "commands.py")))
+    return subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {redirections}', sys.executable, code],
+        capture_output=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_closed_stdin_and_stderr_do_not_break_a_command():
+    done = run_with_streams("<&- 2>&-")
+    assert int(done.stdout.split()[0]) > 2  # 0, 1 and 2 are not used for files
+    assert done.returncode == 0
+
+
+def test_closed_stdout_is_one_line():
+    done = run_with_streams(">&-")
+    assert done.stderr == b"error: stdout is closed: redirect it to a file or to /dev/null\n"
+    assert done.returncode == 1
+
+
+def test_output_is_utf8_in_any_locale():
+    done = run_with_streams("", PYTHONIOENCODING="latin-1", PYTHONUTF8="0")
+    assert (done.stdout.decode().rstrip("\n"), done.returncode) == ("3 \u00fc\u4e2d", 0)
 
 
 # --- running a command -----------------------------------------------------------------

@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from .other_toolkits import toolkit_of_classes, toolkit_of_path
+
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
 
@@ -26,14 +28,12 @@ def read_checkpoint(
         trust_pickle: load any class, which can run code; only for files of a trusted author.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is incomplete, is no checkpoint, or contains classes that are not allowed;
-            the message names all of them.
+        OSError: there is no such file, or it is a folder.
+        ValueError: it is incomplete, is no checkpoint or one of another toolkit, or contains
+            classes that are not allowed; the message names all of them.
         ImportError: it is trusted, and contains classes of a package that is not installed.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+    path = _checked(Path(path))
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -43,6 +43,8 @@ def read_checkpoint(
         raise ImportError(f"{path} contains classes of {error.name}: install it") from None
     except Exception as error:  # damaged files raise many different exceptions
         foreign = _foreign_classes(path, allowed, str(error))
+        if toolkit := toolkit_of_classes(foreign):
+            raise ValueError(f"{path} is {toolkit}") from None
         if foreign and not trust_pickle:
             raise ValueError(
                 f"{path} contains more than tensors: {', '.join(foreign)}; loading them can run "
@@ -52,6 +54,16 @@ def read_checkpoint(
         raise ValueError(
             f"{path} is incomplete or no checkpoint ({reason}): download or save it again"
         ) from None
+
+
+def _checked(path: Path) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    if toolkit := toolkit_of_path(path):
+        raise ValueError(f"{path} is {toolkit}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give a checkpoint file")
+    return path
 
 
 def _foreign_classes(path: Path, allowed: Sequence[type], message: str) -> list[str]:

@@ -28,6 +28,7 @@ from .fairseq_settings import (
     refusals,
     settings_of,
     sharing_of,
+    wrong_types,
 )
 from .fairseq_tokenizer import (
     SENTENCEPIECE_SUFFIX,
@@ -36,11 +37,14 @@ from .fairseq_tokenizer import (
     build_tokenizer,
     read_dictionary,
 )
+from .other_toolkits import toolkit_of_content, toolkit_of_path
 from .weight_names import load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
 # fairseq's limit on the tokens of a translation, </s> not counted
 MAX_TARGET_TOKENS = 200
+# fairseq-train writes checkpoint1.pt, checkpoint_1_500.pt, checkpoint_best.pt, checkpoint_last.pt
+_OF_A_RUN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|[._].*)\.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,10 @@ class FairseqOptions:
 
     input: str = field(metadata={"help": "folder of the extracted archive, or one .pt file of it"})
     output: str = field(metadata={"help": "folder to write; must be empty or not exist"})
+    dictionaries: str | None = field(
+        default=None,
+        metadata={"help": "folder of dict.LANG.txt and BPE codes; default: the checkpoint's"},
+    )
     member: int | None = field(
         default=None,
         metadata={"help": "model of an ensemble, from 1; default: all, each in its own folder"},
@@ -126,6 +134,8 @@ def fairseq_decoding(settings: Mapping[str, Any]) -> GenerationConfig:
 
 def _members(path: Path) -> list[Path]:
     """The checkpoints of a folder in the order of their numbers, or the given file."""
+    if path.exists() and (toolkit := toolkit_of_path(path)):
+        raise ValueError(f"{path} is {toolkit}")
     if path.is_file():
         if path.suffix != ".pt":
             raise ValueError(f"{path} is no .pt file: extract the archive and give its folder")
@@ -135,6 +145,13 @@ def _members(path: Path) -> list[Path]:
     found = sorted(path.glob("*.pt"), key=_natural_order)
     if not found:
         raise FileNotFoundError(f"{path} contains no .pt file: give the folder of model.pt")
+    of_one_run = [file for file in found if _OF_A_RUN.fullmatch(file.name)]
+    if len(found) > 1 and of_one_run:
+        best = next((file for file in of_one_run if "best" in file.name), of_one_run[-1])
+        raise ValueError(
+            f"{path} has {len(of_one_run)} checkpoints of one run, which are no ensemble: "
+            f"give one file, such as {best}"
+        )
     return found
 
 
@@ -145,16 +162,20 @@ def _natural_order(path: Path) -> list[tuple[int, str]]:
 def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
     checkpoint = read_checkpoint(path, allowed=[Namespace], trust_pickle=options.trust_pickle)
     weights = checkpoint.get("model") if isinstance(checkpoint, Mapping) else None
+    if toolkit := toolkit_of_content(checkpoint):
+        raise ValueError(f"{path} is {toolkit}")
     if not isinstance(weights, Mapping) or not all(isinstance(w, Tensor) for w in weights.values()):
         raise ValueError(
             f"{path} is no checkpoint of fairseq: it contains no 'model' with tensors; "
             "fairseq's contain 'model' and 'args' or 'cfg'"
         )
     settings = settings_of(checkpoint)
-    languages = [_language(settings, options, side) for side in ("source", "target")]
-    dictionaries = [read_dictionary(path.parent / f"dict.{name}.txt") for name in languages]
+    if faults := wrong_types(settings):
+        raise ValueError(f"{path} has settings of a wrong type: {'; '.join(faults)}")
+    languages, pieces = _text_files(settings, options, path)
+    folder = Path(options.dictionaries or path.parent)
+    dictionaries = [read_dictionary(folder / f"dict.{name}.txt") for name in languages]
     model = _model(weights, settings, dictionaries, path)
-    pieces = Path(options.pieces) if options.pieces else _pieces_in(path.parent)
     is_bpe = pieces.suffix != SENTENCEPIECE_SUFFIX
     source, target = dictionaries
     tokenizer = build_tokenizer(
@@ -173,23 +194,40 @@ def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
         tokenizer.save_pretrained(output)
 
 
-def _language(settings: Mapping[str, Any], options: FairseqOptions, side: str) -> str:
-    language = getattr(options, f"{side}_lang") or settings.get(f"{side}_lang")
-    if not language:
-        raise ValueError(f"the checkpoint does not name its {side} language: add --{side}_lang")
-    return str(language)
+def _text_files(
+    settings: Mapping[str, Any], options: FairseqOptions, checkpoint: Path
+) -> tuple[list[str], Path]:
+    """Both languages, and the file of BPE codes or SentencePiece.
+
+    Raises:
+        ValueError: something is missing; the message names all of it.
+    """
+    folder, missing, languages = Path(options.dictionaries or checkpoint.parent), [], []
+    for side in ("source", "target"):
+        language = getattr(options, f"{side}_lang") or settings.get(f"{side}_lang")
+        if not language:
+            missing.append(f"the checkpoint does not name its {side} language: add --{side}_lang")
+        elif not (folder / f"dict.{language}.txt").is_file():
+            missing.append(f"{folder} has no dict.{language}.txt: add --dictionaries FOLDER")
+        languages.append(str(language))
+    pieces = [Path(options.pieces)] if options.pieces else _pieces_in(folder, checkpoint.parent)
+    if len(pieces) != 1:
+        names = ", ".join(path.name for path in pieces) or "none"
+        missing.append(
+            f"{folder} must contain BPE codes ({', '.join(CODES_NAMES)}) or one SentencePiece "
+            f".model, but has {names}: name the file with --pieces"
+        )
+    if missing:
+        raise ValueError(f"{checkpoint}: {'; '.join(missing)}")
+    return languages, pieces[0]
 
 
-def _pieces_in(folder: Path) -> Path:
-    found = [folder / name for name in CODES_NAMES if (folder / name).is_file()]
-    found += sorted(folder.glob(f"*{SENTENCEPIECE_SUFFIX}"))
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(path.name for path in found) or "none"
-    raise ValueError(
-        f"{folder} must contain BPE codes ({', '.join(CODES_NAMES)}) or one SentencePiece .model, "
-        f"but has {names}: name the file with --pieces"
-    )
+def _pieces_in(*folders: Path) -> list[Path]:
+    found: list[Path] = []
+    for folder in dict.fromkeys(folders):
+        found += [folder / name for name in CODES_NAMES if (folder / name).is_file()]
+        found += sorted(folder.glob(f"*{SENTENCEPIECE_SUFFIX}"))
+    return found
 
 
 def _model(

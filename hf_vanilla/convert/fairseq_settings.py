@@ -22,6 +22,14 @@ SIZES = {
     "decoder_attention_heads": "decoder_attention_heads",
     "decoder_ffn_embed_dim": "decoder_ffn_dim",
 }
+TYPES: dict[str, tuple[tuple[str, ...], type | tuple[type, ...]]] = {
+    "an integer": ((*SIZES, "max_source_positions", "max_target_positions"), int),
+    "a number": (
+        ("dropout", "attention_dropout", "activation_dropout", "relu_dropout", "label_smoothing"),
+        (int, float),
+    ),
+    "a string": (("activation_fn", "source_lang", "target_lang", "arch", "task"), str),
+}
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -97,6 +105,17 @@ def settings_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         if name is not None:
             flat["arch" if part == "model" else part] = name
     return flat
+
+
+def wrong_types(settings: Mapping[str, Any]) -> list[str]:
+    """Descriptions of settings whose value has not the type that fairseq gives them."""
+    return [
+        f"{name}={settings[name]!r} is not {kind}"
+        for kind, (names, types) in TYPES.items()
+        for name in names
+        if settings.get(name) is not None
+        and (isinstance(settings[name], bool) or not isinstance(settings[name], types))
+    ]
 
 
 def refusals(settings: Mapping[str, Any]) -> list[str]:

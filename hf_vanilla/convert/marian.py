@@ -26,6 +26,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
+from .other_toolkits import toolkit_of_path
 from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
@@ -233,6 +234,8 @@ def _check_frequencies(frequencies: str) -> None:
 
 def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
     """The model in float32, its loading info, and flags that our model cannot express."""
+    if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))):
+        raise ValueError(f"{name} is {toolkit}")
     try:
         settings, _ = PreTrainedConfig.get_config_dict(name)
     except OSError as error:

@@ -25,6 +25,7 @@ from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .checkpoint_files import read_checkpoint
+from .other_toolkits import toolkit_of_content
 from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
@@ -155,6 +156,8 @@ def _dotted(name: str) -> str:
 
 def _state_dict(content: Any, options: TorchOptions) -> dict[str, Tensor]:
     path, entry = options.input, options.entry
+    if toolkit := toolkit_of_content(content):
+        raise ValueError(f"{path} is {toolkit}")
     if entry:
         if not isinstance(content, Mapping) or entry not in content:
             raise ValueError(f"{path} has no entry {entry!r}; it contains {_described(content)}")

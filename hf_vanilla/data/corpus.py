@@ -262,17 +262,9 @@ def _check_columns(names: Collection[str], source_column: str, target_column: st
 
 
 def number_words(number: int) -> dict[str, str]:
-    """A number in English and in German words: "forty-two", "zweiundvierzig".
+    """A number in English and in German words: "forty-two", "zweiundvierzig"."""
+    from num2words import num2words  # here, because its import takes long
 
-    Raises:
-        ImportError: `num2words` is not installed.
-    """
-    try:
-        from num2words import num2words
-    except ImportError:
-        raise ImportError(
-            "the built-in corpus needs num2words: pip install 'hf-vanilla[demo]'"
-        ) from None
     english = num2words(number, lang="en").replace(" and ", " ").replace(",", "")
     return {"source": english, "target": num2words(number, lang="de")}
 

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.convert.fairseq import FairseqOptions, convert_fairseq
+from hf_vanilla.convert.torch_transformer import TorchOptions, convert_torch
 from hf_vanilla.translation.translator import translate
 
 PAIRS = [(theirs.ENGLISH, "en"), (theirs.GERMAN, "de")]
@@ -250,6 +251,37 @@ def test_the_input_may_be_one_checkpoint_file(ensemble, tmp_path):
     assert torch.equal(first_weight(model), members[1]["encoder.layers.0.fc1.weight"])
 
 
+def test_checkpoints_of_one_run_are_no_ensemble(tmp_path):
+    said, found, folder = archive(tmp_path / "a")
+    (folder / "model.pt").unlink()
+    for name in ("checkpoint1.pt", "checkpoint2.pt", "checkpoint_best.pt", "checkpoint_last.pt"):
+        theirs.write_archive(folder, said, found, {}, name=name)
+    error = refused(folder, tmp_path)
+    assert "has 4 checkpoints of one run, which are no ensemble: give one file, such as " in error
+    assert error.endswith("a/checkpoint_best.pt")
+    assert first_weight(converted(folder / "checkpoint_best.pt", tmp_path / "b")).numel()
+
+
+def test_dictionaries_may_be_in_another_folder(tmp_path):
+    _, found, folder = archive(tmp_path / "a")
+    (tmp_path / "bin").mkdir()
+    for name in ("dict.en.txt", "dict.de.txt", "bpecodes"):
+        (folder / name).rename(tmp_path / "bin" / name)
+    model = converted(folder, tmp_path / "b", dictionaries=str(tmp_path / "bin"))
+    assert torch.equal(first_weight(model), found["encoder.layers.0.fc1.weight"])
+
+
+def test_all_missing_files_and_languages_are_in_one_message(tmp_path):
+    said, found, folder = archive(tmp_path / "a")
+    for name in ("dict.en.txt", "dict.de.txt", "bpecodes"):
+        (folder / name).unlink()
+    theirs.write_archive(folder, {**said, "target_lang": None}, found, {})
+    error = refused(folder, tmp_path)
+    assert "has no dict.en.txt: add --dictionaries FOLDER" in error
+    assert "does not name its target language: add --target_lang" in error
+    assert "name the file with --pieces" in error
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -332,6 +364,69 @@ def test_a_truncated_checkpoint_is_an_error(tmp_path):
     whole = (folder / "model.pt").read_bytes()
     (folder / "model.pt").write_bytes(whole[: len(whole) // 2])
     assert "is incomplete" in refused(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"model": {"encoder.transformer.0.self_attn.linear_keys.weight": 1}}, "OpenNMT-py"),
+        ({"steps": 3, "model_state": {}}, "a JoeyNMT checkpoint"),
+        ({"encoder.layers.0.sublayer.0.norm.a_2": torch.ones(2)}, "the Annotated Transformer"),
+    ],
+)
+def test_a_checkpoint_of_another_toolkit_is_named(tmp_path, content, message):
+    _, _, folder = archive(tmp_path / "a")
+    torch.save(content, folder / "model.pt")
+    error = refused(folder, tmp_path)
+    assert "model.pt is a" in error
+    assert message in error
+    assert "pre-norm" in error
+    with pytest.raises(ValueError, match=message):
+        convert_torch(
+            TorchOptions(
+                input=str(folder / "model.pt"),
+                output=str(tmp_path / "never"),
+                heads=3,
+                pad_token_id=0,
+                decoder_start_token_id=1,
+                eos_token_id=1,
+            )
+        )
+
+
+def test_a_pickled_class_of_another_toolkit_is_named_and_never_trusted(tmp_path, monkeypatch):
+    _, _, folder = archive(tmp_path / "a")
+    module = types.ModuleType("onmt")
+    module.Vocab = type("Vocab", (), {"__module__": "onmt"})
+    monkeypatch.setitem(sys.modules, "onmt", module)
+    torch.save({"model": {}, "vocab": module.Vocab()}, folder / "model.pt")
+    error = refused(folder, tmp_path)
+    assert "model.pt is an OpenNMT-py checkpoint; its layers are pre-norm" in error
+    assert "trust_pickle" not in error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.npz", "", "a checkpoint of Marian itself"),
+        ("model.ckpt-250000.index", "", "a tensor2tensor or other TensorFlow checkpoint"),
+        ("config.json", '{"model_type": "fsmt"}', "an FSMT model of transformers"),
+    ],
+)
+def test_a_folder_of_another_toolkit_is_named(tmp_path, name, content, message):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_text(content)
+    assert f"a is {message}" in refused(tmp_path / "a", tmp_path)
+
+
+def test_settings_of_a_wrong_type_are_named_together(tmp_path):
+    said, found, folder = archive(tmp_path / "a")
+    wrong = {"encoder_layers": "six", "dropout": [0.1], "activation_fn": {"relu": 1}}
+    theirs.write_archive(folder, {**said, **wrong}, found, {})
+    error = refused(folder, tmp_path)
+    assert "model.pt has settings of a wrong type: encoder_layers='six' is not an integer" in error
+    assert "dropout=[0.1] is not a number" in error
+    assert "activation_fn={'relu': 1} is not a string" in error
 
 
 def test_an_archive_must_be_extracted_first(tmp_path):

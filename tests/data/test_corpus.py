@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import sys
 import threading
 
 import pytest
@@ -313,12 +312,6 @@ def test_a_dataset_without_train_is_an_error_with_its_splits(tmp_path, read):
 )
 def test_numbers_are_words_in_both_languages(number, english, german):
     assert number_words(number) == {"source": english, "target": german}
-
-
-def test_without_num2words_the_message_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "num2words", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[demo\]'"):
-        number_words(3)
 
 
 @pytest.fixture(scope="module")

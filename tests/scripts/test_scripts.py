@@ -185,6 +185,6 @@ def test_the_demo_shows_ten_translations_a_score_and_a_picture(script, tmp_path)
     assert done.stdout.count("\n    -> ") == 10
     assert "All 1,000 unseen numbers:\nBLEU " in done.stdout
     assert "tok:char" in done.stdout
-    assert "The model folder: demo\n" in done.stdout
+    assert "model folder: demo\n" in done.stdout
     with Image.open(tmp_path / "demo" / "attention.png") as picture:
         picture.verify()
