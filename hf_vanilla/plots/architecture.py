@@ -46,15 +46,13 @@ class Box:
     Attributes:
         name: first line, as in the paper.
         size: second line, its widths; empty for none.
-        colour: place of its colour in the theme.
-        is_residual: whether a residual connection goes around it.
+        colour: index of its colour in the theme.
         reads_encoder: whether keys and values come from the encoder.
     """
 
     name: str
     size: str
     colour: int
-    is_residual: bool = False
     reads_encoder: bool = False
 
 
@@ -100,8 +98,8 @@ def encoder_boxes(config: VanillaConfig) -> list[Box]:
     """Sublayers of one encoder layer, from the bottom."""
     heads = config.encoder_attention_heads
     return [
-        Box("Multi-head attention", _heads(config, heads), 0, is_residual=True),
-        Box("Feed forward", _feed_forward(config, config.encoder_ffn_dim), 2, is_residual=True),
+        Box("Multi-head attention", _heads(config, heads), 0),
+        Box("Feed forward", _feed_forward(config, config.encoder_ffn_dim), 2),
     ]
 
 
@@ -110,9 +108,9 @@ def decoder_boxes(config: VanillaConfig) -> list[Box]:
     heads = _heads(config, config.decoder_attention_heads)
     ffn = _feed_forward(config, config.decoder_ffn_dim)
     return [
-        Box("Masked multi-head attention", heads, 0, is_residual=True),
-        Box("Multi-head attention", heads, 0, is_residual=True, reads_encoder=True),
-        Box("Feed forward", ffn, 2, is_residual=True),
+        Box("Masked multi-head attention", heads, 0),
+        Box("Multi-head attention", heads, 0, reads_encoder=True),
+        Box("Feed forward", ffn, 2),
     ]
 
 
@@ -138,7 +136,7 @@ def save_architecture(config: VanillaConfig, path: Path, *, theme: str = "light"
     target = config.target_vocab_size
     tied = "tied to the embedding" if config.tie_word_embeddings else "a matrix of its own"
     with figure_style(theme) as colours:
-        figure = new_figure((7.2, 7.6))
+        figure = new_figure((7.2, 6.9))
         axes = figure.subplots()
         drawing = _Drawing(axes, colours)
         top = drawing.stack(LEFT, "Inputs", config.vocab_size, config, encoder_boxes(config))
@@ -226,8 +224,9 @@ class _Drawing:
         height = TALL if box.size else NARROW
         middle, edge = left + WIDTH / 2, self.theme.lines[box.colour]
         corner = (left + (WIDTH - BOX) / 2, bottom)
-        style = {"boxstyle": "round,pad=0,rounding_size=5", "facecolor": f"{edge}33"}
-        self.axes.add_patch(FancyBboxPatch(corner, BOX, height, edgecolor=edge, **style))
+        patch = FancyBboxPatch(corner, BOX, height, boxstyle="round,pad=0,rounding_size=5")
+        patch.set(edgecolor=edge, facecolor=f"{edge}33")
+        self.axes.add_patch(patch)
         text = f"{box.name}\n{box.size}" if box.size else box.name
         self.axes.text(middle, bottom + height / 2, text, ha="center", va="center", fontsize=8.5)
         if arrow:
@@ -239,10 +238,11 @@ class _Drawing:
         """The frame around one layer."""
         from matplotlib.patches import FancyBboxPatch
 
-        style = {"boxstyle": "round,pad=0,rounding_size=8", "facecolor": "none", "zorder": 0}
-        frame = FancyBboxPatch((left, bottom), WIDTH, top - bottom, **style)
-        frame.set_edgecolor(self.theme.faint)
-        self.axes.add_patch(frame)
+        patch = FancyBboxPatch(
+            (left, bottom), WIDTH, top - bottom, boxstyle="round,pad=0,rounding_size=8"
+        )
+        patch.set(edgecolor=self.theme.faint, facecolor="none", zorder=0)
+        self.axes.add_patch(patch)
 
     def count(self, edge: float, layers: int, *, ha: str) -> None:
         """How many times the framed layer is repeated."""

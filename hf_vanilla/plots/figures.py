@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.files import check_output_file, whole_file
+from hf_vanilla.options import install_hint
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ def figure_style(theme: str = "light") -> Iterator[Theme]:
         from matplotlib import rc_context
         from matplotlib.rcsetup import cycler
     except ImportError:
-        raise ImportError("figures need matplotlib: pip install 'hf-vanilla[plot]'") from None
+        raise ImportError(f"figures need matplotlib: {install_hint('plot')}") from None
     kinds = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
     with rc_context(
         {

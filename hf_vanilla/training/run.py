@@ -21,7 +21,7 @@ from hf_vanilla.files import read_json_lines, write_files
 from hf_vanilla.hub.card import CardFacts, model_card
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.plots.curves import save_curves
+from hf_vanilla.plots.curves import save_curves, smoothing_floor
 from hf_vanilla.recipes.recipe import MEASURES, Recipe
 from hf_vanilla.translation.evaluation import Scores, check_bleu_tokenizer
 
@@ -371,9 +371,9 @@ class TrainingRun:
                     self.data.tokenizer.save_pretrained(folder)
                 model_card(facts).save(folder / "README.md")
                 with suppress(ImportError):  # pictures are an extra
-                    save_curves(
-                        {self.output_dir.name: read_json_lines(self.log.path)}, folder / CURVES_FILE
-                    )
+                    entries, name = read_json_lines(self.log.path), self.output_dir.name
+                    floors = {name: smoothing_floor(self.model.config)}
+                    save_curves({name: entries}, folder / CURVES_FILE, floors=floors)
 
             write_files(self.output_dir, write)
             steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in chosen)
