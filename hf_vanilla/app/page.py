@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from hf_vanilla.options import install_hint
+
 from .attention_view import CROSS, KINDS, MEAN, attention_figure, weights_of
 from .service import Result, Service
 
@@ -27,7 +29,7 @@ def import_gradio() -> ModuleType:
     try:
         import gradio
     except ImportError:
-        raise ImportError("the app needs gradio: pip install 'hf-vanilla[app]'") from None
+        raise ImportError(f"the app needs gradio: {install_hint('app')}") from None
     return gradio
 
 

@@ -14,6 +14,8 @@ from typing import Any
 from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
+from hf_vanilla.options import install_hint
+
 BUILT_IN_CORPUS = "numbers"
 # the built-in corpus has all numbers below DENSE, and SPARSE larger ones
 DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
@@ -270,9 +272,7 @@ def number_words(number: int) -> dict[str, str]:
     try:
         from num2words import num2words
     except ImportError:
-        raise ImportError(
-            "the built-in corpus needs num2words: pip install 'hf-vanilla[demo]'"
-        ) from None
+        raise ImportError(f"the built-in corpus needs num2words: {install_hint('demo')}") from None
     english = num2words(number, lang="en").replace(" and ", " ").replace(",", "")
     return {"source": english, "target": num2words(number, lang="de")}
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from hf_vanilla.options import install_hint
+
 from .decoding_options import DecodingOptions
 from .shards import (
     Plan,
@@ -210,6 +212,6 @@ def _import_ray() -> ModuleType:
         import ray.data
     except ImportError:
         raise ImportError(
-            "several workers need Ray: pip install 'hf-vanilla[ray]', or --workers 1"
+            f"several workers need Ray: {install_hint('ray')}, or --workers 1"
         ) from None
     return ray

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import padded
+from hf_vanilla.options import install_hint
 
 ENGINES = ("torch", "ctranslate2")
 # fields of a generation config that CTranslate2 supports, or that do not concern the search
@@ -194,7 +195,7 @@ def import_ctranslate2() -> ModuleType:
     try:
         import ctranslate2
     except ImportError:
-        raise ImportError("this needs CTranslate2: pip install 'hf-vanilla[ctranslate2]'") from None
+        raise ImportError(f"this needs CTranslate2: {install_hint('ctranslate2')}") from None
     return ctranslate2
 
 

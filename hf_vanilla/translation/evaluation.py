@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_vanilla.data.corpus import read_pairs
+from hf_vanilla.options import install_hint
 
 from .decoding_options import DecodingOptions
 from .translator import check_sentences
@@ -92,7 +93,7 @@ def check_bleu_tokenizer(name: str) -> None:
     try:
         from sacrebleu.metrics import BLEU
     except ImportError:
-        raise ImportError("scores need sacrebleu: pip install 'hf-vanilla[eval]'") from None
+        raise ImportError(f"scores need sacrebleu: {install_hint('eval')}") from None
     if name not in BLEU.TOKENIZERS:
         names = ", ".join(sorted(BLEU.TOKENIZERS))
         raise ValueError(f"tokenize={name!r}: choose one of {names}")

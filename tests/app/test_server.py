@@ -78,7 +78,7 @@ def test_an_address_in_use_is_refused_before_a_model_is_loaded():
 
 def test_a_missing_gradio_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[app\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[app\]'"):
         open_app(AppOptions(), None)
 
 

@@ -317,7 +317,7 @@ def test_numbers_are_words_in_both_languages(number, english, german):
 
 def test_without_num2words_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "num2words", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[demo\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[demo\]'"):
         number_words(3)
 
 

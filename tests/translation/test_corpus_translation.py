@@ -118,7 +118,7 @@ def test_a_changed_model_is_refused_in_an_output_that_was_begun(options, trained
 
 def test_several_workers_without_ray_are_refused_with_a_remedy(options, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[ray\]', or --workers 1"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[ray\]', or --workers 1"):
         translate_corpus(options(workers=2))
 
 

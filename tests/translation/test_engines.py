@@ -189,5 +189,5 @@ def test_the_exported_vocabulary_has_the_tokens_in_the_order_of_their_ids(export
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ctranslate2", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[ctranslate2\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[ctranslate2\]'"):
         import_ctranslate2()

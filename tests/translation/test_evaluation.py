@@ -91,7 +91,7 @@ def test_an_unknown_tokenizer_is_refused_and_the_known_ones_are_listed():
 
 def test_a_missing_sacrebleu_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-vanilla\[eval\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[eval\]'"):
         score_translations(TRANSLATIONS, REFERENCES)
 
 
