@@ -278,6 +278,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs an extra of this package, here or in a clone of it.
+
+    Args:
+        extra: a name of `[project.optional-dependencies]`.
+    """
+    is_clone = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
+    return f"pip install -e '.[{extra}]'" if is_clone else f"pip install 'hf-vanilla[{extra}]'"
+
+
 def check_names(
     section: str, given: Any, known: Collection[str], *, error: type[ValueError] = ValueError
 ) -> None:

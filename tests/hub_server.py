@@ -77,6 +77,7 @@ class Hub:
         self.repositories, self.uploads = {}, {}
         self.lock = threading.Lock()
         self.endpoint = ""
+        self.takes_large_files = True
 
     def files(self, repo_id, revision="main"):
         """Path to content, for a test to look at."""
@@ -167,6 +168,8 @@ class Hub:
         return {"transfer": "basic", "objects": objects}
 
     def upload(self, request, oid):
+        if not self.takes_large_files:
+            raise HubError(403, message="no room for large files")
         if hashlib.sha256(request.body).hexdigest() != oid:
             raise HubError(400, message="the content does not have the promised hash")
         self.uploads[oid] = request.body

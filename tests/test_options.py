@@ -1,12 +1,17 @@
 """Command lines and YAML files to options."""
 
+import re
+import tomllib
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from hf_vanilla import options
 from hf_vanilla.options import (
     check_names,
     given_options,
+    install_hint,
     parse_options,
     pop_option,
     read_yaml,
@@ -102,3 +107,21 @@ def test_an_unknown_name_suggests_the_one_that_was_meant():
         check_names("recipe", {"xyz": 1}, ["seed", "max_steps"])
     with pytest.raises(ValueError, match="recipe must hold keys and values"):
         check_names("recipe", ["seed"], ["seed"])
+
+
+# --- installation hints --------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_an_installation_hint_fits_a_clone_and_an_installed_package(monkeypatch, tmp_path):
+    assert install_hint("plot") == "pip install -e '.[plot]'"
+    monkeypatch.setattr(options, "__file__", str(tmp_path / "hf_vanilla" / "options.py"))
+    assert install_hint("plot") == "pip install 'hf-vanilla[plot]'"
+
+
+def test_every_installation_hint_names_an_extra_that_exists():
+    text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "hf_vanilla").rglob("*.py"))
+    named = set(re.findall(r"install_hint\([\"'](\w+)[\"']\)", text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {"plot", "eval", "app"} <= named <= set(project["optional-dependencies"])

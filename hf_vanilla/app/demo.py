@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hf_vanilla.data.corpus import built_in_corpus
-from hf_vanilla.extras import install_hint
+from hf_vanilla.options import install_hint
 from hf_vanilla.plots.attention import PlotAttentionOptions, plot_attention
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train

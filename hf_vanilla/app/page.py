@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hf_vanilla.extras import install_hint
+from hf_vanilla.options import install_hint
 
 from .attention_view import CROSS, KINDS, MEAN, attention_figure, weights_of
 from .service import Result, Service

@@ -17,6 +17,7 @@ from tokenizers import (
 
 from hf_vanilla.data.corpus import read_lines
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+from hf_vanilla.options import install_hint
 
 # ids 0 to 3 of every dictionary, not listed in its file
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
@@ -269,9 +270,7 @@ def _read_proto(path: str | Path) -> Any:
         from google.protobuf.message import DecodeError
         from sentencepiece import sentencepiece_model_pb2 as protocol
     except ImportError:
-        raise ImportError(
-            f"{path} is a SentencePiece model: pip install sentencepiece protobuf"
-        ) from None
+        raise ImportError(f"{path} is a SentencePiece model: {install_hint('convert')}") from None
     proto = protocol.ModelProto()
     try:
         proto.ParseFromString(Path(path).read_bytes())

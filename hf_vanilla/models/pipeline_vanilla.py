@@ -203,8 +203,8 @@ def lengths_until_end(
     """
     index = torch.arange(sequences.shape[-1], device=sequences.device)
     is_new = index >= prompt_length
-    ends = [] if end_ids is None else end_ids
-    ends = torch.as_tensor(ends, dtype=sequences.dtype, device=sequences.device)
+    known = [] if end_ids is None else end_ids
+    ends = torch.as_tensor(known, dtype=sequences.dtype, device=sequences.device)
     is_end = torch.isin(sequences, ends) & is_new
     is_real = sequences.ne(-1 if pad_token_id is None else pad_token_id) & is_new
     last_real = torch.where(is_real, index, prompt_length - 1).amax(dim=-1)

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.extras import install_hint
 from hf_vanilla.files import check_output_file, whole_file
+from hf_vanilla.options import install_hint
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hf_vanilla.options import UsageError, check_names, parse_options
 
+from .architecture import PlotArchitectureOptions, plot_architecture
 from .attention import PlotAttentionOptions, plot_attention
 from .curves import PlotCurvesOptions, plot_curves
 from .formulas import (
@@ -20,6 +21,7 @@ from .length_bleu import PlotLengthBleuOptions, plot_length_bleu
 
 # the function that draws it, and its options
 FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
+    "architecture": (plot_architecture, PlotArchitectureOptions),
     "attention": (plot_attention, PlotAttentionOptions),
     "positions": (plot_positions, PlotPositionsOptions),
     "schedule": (plot_schedule, PlotScheduleOptions),

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.files import read_json_lines, write_files
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.plots.curves import save_curves
+from hf_vanilla.plots.curves import floor_of_run, save_curves
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
 from hf_vanilla.recipes.tasks import validation_measures
 
@@ -315,7 +315,9 @@ def _write_model(
             task.save(folder)
         task.card(facts, validation).save(folder / "README.md")
         with suppress(ImportError):  # figures are an extra
-            save_curves({run.output_dir.name: entries}, folder / CURVES_FILE, task.measures)
+            name, floor = run.output_dir.name, floor_of_run(run.output_dir)
+            figure = folder / CURVES_FILE
+            save_curves({name: entries}, figure, task.measures, floors={name: floor})
 
     write_files(run.output_dir, write)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from hf_vanilla.extras import install_hint
+from hf_vanilla.options import install_hint
 
 from .decoding_options import DecodingOptions
 from .shards import (

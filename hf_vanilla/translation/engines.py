@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import padded
-from hf_vanilla.extras import install_hint
+from hf_vanilla.options import install_hint
 
 ENGINES = ("torch", "ctranslate2")
 # fields of a generation config that CTranslate2 supports, or that do not concern the search

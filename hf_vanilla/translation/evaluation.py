@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hf_vanilla.data.corpus import read_pairs
-from hf_vanilla.extras import install_hint
+from hf_vanilla.options import install_hint
 
 from .decoding_options import DecodingOptions
 from .translator import check_sentences

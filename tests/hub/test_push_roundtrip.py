@@ -209,6 +209,29 @@ def test_when_no_hub_answers_the_script_says_so_in_one_line(script):
     assert told.count("\n") == 1
 
 
+def test_a_push_is_one_commit_on_top_of_the_new_repository(hub, by_script):
+    repository = hub.repositories[PRIVATE]
+    assert len(repository.commits) == 2  # the empty one of create_repo, and the model
+
+
+def test_a_failed_upload_leaves_no_half_of_a_model(hub, script):
+    repo_id = f"{hub_server.USER}/half"
+    hub.takes_large_files = False
+    try:
+        told = script(repo_id, status=1).stderr
+    finally:
+        hub.takes_large_files = True
+    assert told.startswith(f"error: cannot push to {repo_id}: ")
+    assert "no room for large files" in told
+    assert set(hub.files(repo_id)) <= {".gitattributes"}
+
+
+def test_the_card_of_a_repository_with_code_loads_that_code(hub, visitor):
+    card = hub.files(SCRIPTED, "v1")["README.md"].decode()
+    assert f'from_pretrained("{SCRIPTED}", trust_remote_code=True)' in card
+    assert "import hf_vanilla" not in card
+
+
 # --- without the package -------------------------------------------------------------------------
 
 

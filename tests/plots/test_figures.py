@@ -68,7 +68,7 @@ def test_an_existing_file_is_refused_without_overwrite(tmp_path):
 
 def test_without_matplotlib_the_message_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[plot\]'"):
+    with pytest.raises(ImportError, match=r"matplotlib: pip install -e '\.\[plot\]'"):
         check_output(tmp_path / "a.png")
 
 

@@ -8,6 +8,7 @@ from hf_vanilla.plots.attention import PlotAttentionOptions
 from hf_vanilla.plots.plot import FIGURES, plot, read_plot
 
 OPTIONS = {
+    "architecture": "model recipe output theme overwrite",
     "attention": "model sentence translation output kind layer head theme overwrite",
     "positions": "model d_model layout frequencies offset length output theme overwrite",
     "schedule": "recipe d_model warmup_steps steps output theme overwrite",
@@ -48,7 +49,7 @@ def test_what_was_read_is_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "missing: which figure; first comes one of attention, positions, schedule"),
+        ([], "missing: which figure; first comes one of architecture, attention, positions"),
         (["--model", "m"], "missing: which figure"),
         (["atention"], "unknown key 'atention'; did you mean 'attention'"),
         (["attention", "--model", "m"], "missing: --sentence"),
