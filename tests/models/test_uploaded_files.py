@@ -56,7 +56,8 @@ def test_an_uploaded_file_imports_only_siblings_and_what_every_user_has(path):
 @FILE
 def test_an_uploaded_file_states_its_licence_in_the_first_line(path):
     first = path.read_text(encoding="utf-8").partition("\n")[0]
-    assert first.startswith("# Copyright") and "SPDX-License-Identifier: Apache-2.0" in first
+    assert first.startswith("# Copyright")
+    assert "SPDX-License-Identifier: Apache-2.0" in first
 
 
 @pytest.mark.parametrize(
