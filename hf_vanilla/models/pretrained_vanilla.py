@@ -33,7 +33,8 @@ class VanillaPreTrainedModel(PreTrainedModel):
     def post_init(self) -> None:
         """Drop the rules of the tensor-parallel and FSDP plans whose modules this model lacks."""
         super().post_init()
-        names = {re.sub(r"\d+", "*", name) for name, _ in self.named_modules()}
+        # a plan writes `layers.*.fc1` for the layer's number, not for the digit of `fc1`
+        names = {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in self.named_modules()}
         for plan in ("_tp_plan", "_fsdp_plan"):
             rules = getattr(self, plan, None) or {}
             setattr(self, plan, {name: style for name, style in rules.items() if name in names})

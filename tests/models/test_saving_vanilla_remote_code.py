@@ -88,7 +88,7 @@ def both_sides(tmp_path_factory):
 
 def test_only_files_named_for_travel_lie_beside_the_weights_and_unchanged(both_sides):
     folder, _ = both_sides
-    home = Path(hf_vanilla.__file__).parent
+    home = Path(hf_vanilla.__file__).parent / "models"
     travelers = {path.name for path in folder.glob("*.py")}
     assert {
         "configuration_vanilla.py",
@@ -96,7 +96,7 @@ def test_only_files_named_for_travel_lie_beside_the_weights_and_unchanged(both_s
         "tokenization_vanilla.py",
     } <= travelers
     for name in travelers:
-        assert name.endswith("_vanilla.py")
+        assert "_vanilla" in name
         assert (folder / name).read_bytes() == (home / name).read_bytes()
 
 
