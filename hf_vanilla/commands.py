@@ -70,6 +70,11 @@ COMMANDS = {
         "hf_vanilla.translation.evaluation:evaluate_files",
         ("hf_vanilla.translation.evaluation:EvaluateOptions",),
     ),
+    "score": Command(
+        "log-probabilities of given translations",
+        "hf_vanilla.translation.scoring:score_files",
+        ("hf_vanilla.translation.scoring:ScoreOptions",),
+    ),
     "convert": Command(
         "convert models of OPUS-MT, fairseq and torch.nn.Transformer",
         "hf_vanilla.convert.formats:convert",

@@ -77,7 +77,7 @@ def attentions(
     if translation is None:
         written = model.generate(**inputs)[0].tolist()
     else:
-        written = [_start_token_id(model), *_target_ids(tokenizer, translation)]
+        written = [start_token_id(model), *_target_ids(tokenizer, translation)]
     eager = _eager_copy(model)
     with torch.inference_mode():
         read = torch.tensor([written[:-1]], device=model.device)
@@ -93,7 +93,8 @@ def attentions(
     )
 
 
-def _start_token_id(model: PreTrainedModel) -> int:
+def start_token_id(model: PreTrainedModel) -> int:
+    """The id that the decoder reads first."""
     start = model.generation_config.decoder_start_token_id
     return model.config.decoder_start_token_id if start is None else start
 

@@ -55,7 +55,7 @@ def translate_file(options: TranslateOptions) -> Path | None:
         for _ in translations:
             pass
         return None
-    with _open_output(options.output) as file:
+    with open_output(options.output) as file:
         write_lines(translations, file)
     options.check_failures(translator.failed)
     return None if options.output == STANDARD_STREAM else Path(options.output)
@@ -82,7 +82,7 @@ def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
 
 
 @contextmanager
-def _open_output(name: str) -> Iterator[TextIO]:
+def open_output(name: str) -> Iterator[TextIO]:
     """Open the output in UTF-8, whatever the locale is; a file appears when it is complete."""
     if name != STANDARD_STREAM:
         with whole_file(Path(name)) as unfinished, unfinished.open("w", encoding="utf-8") as file:
