@@ -94,6 +94,8 @@ class Command(socketserver.BaseRequestHandler):
         _, streams, *_ = socket.recv_fds(self.request, 1, 3)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
+        # new objects: those of the parent remember whether its own streams can seek
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         with self.request.makefile("rw") as stream:
             request = json.loads(stream.readline())
             os.chdir(request["folder"])
@@ -108,6 +110,7 @@ class Command(socketserver.BaseRequestHandler):
                 status = 1
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.flush()
+                sys.stderr.flush()
             stream.write(f"{status}\n")
 
 
