@@ -31,12 +31,11 @@ SMALLER = {"train": TINY, "demo": TINY, "finetune": FINETUNE}
 
 
 def only_read_options(words):
-    """Read the options as the command does, and stop there."""
-    commands = importlib.import_module("hf_vanilla.commands")
-    run = commands.run
-    commands.run = lambda _action, *readers: run(lambda *_: None, *readers)
-    with contextlib.redirect_stdout(None):
-        run_program(words)
+    """Read the options as the command does, and end there."""
+    options = importlib.import_module("hf_vanilla.options")
+    parse = options.parse_options
+    options.parse_options = lambda *given, **named: sys.exit(parse(*given, **named) and 0)
+    run_program(words)
 
 
 def only_launch_one(words):
