@@ -31,12 +31,11 @@ SMALLER = {"train": TINY, "demo": TINY, "finetune": FINETUNE}
 
 
 def only_read_options(words):
-    """Read the options as the command does, and stop there."""
-    commands = importlib.import_module("hf_vanilla.commands")
-    run = commands.run
-    commands.run = lambda _action, *readers: run(lambda *_: None, *readers)
-    with contextlib.redirect_stdout(None):
-        run_program(words)
+    """Read the options as the command does, and end there."""
+    options = importlib.import_module("hf_vanilla.options")
+    parse = options.parse_options
+    options.parse_options = lambda *given, **named: sys.exit(parse(*given, **named) and 0)
+    run_program(words)
 
 
 def only_launch_one(words):
@@ -94,6 +93,8 @@ class Command(socketserver.BaseRequestHandler):
         _, streams, *_ = socket.recv_fds(self.request, 1, 3)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
+        # new objects: those of the parent remember whether its own streams can seek
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         with self.request.makefile("rw") as stream:
             request = json.loads(stream.readline())
             os.chdir(request["folder"])
@@ -108,6 +109,7 @@ class Command(socketserver.BaseRequestHandler):
                 status = 1
             with contextlib.suppress(BrokenPipeError):
                 sys.stdout.flush()
+                sys.stderr.flush()
             stream.write(f"{status}\n")
 
 

@@ -180,7 +180,7 @@ def clone(shell, trained_run, tmp_path, monkeypatch):
     programs = Path(shell["PATH"].split(":")[0])
     shutil.copytree(programs, tmp_path / ".venv" / "bin")
     (tmp_path / ".venv" / "bin" / "activate").touch()
-    for ready in re.findall(r"\$\(VENV\)/(\.\w+)", (ROOT / "Makefile").read_text("utf-8")):
+    for ready in re.findall(r"\$\(VENV\)/(\.[\w-]+)", (ROOT / "Makefile").read_text("utf-8")):
         (tmp_path / ".venv" / ready).touch()
     write_text_files(tmp_path)
     write_wmt(tmp_path / "wmt" / "wmt14")

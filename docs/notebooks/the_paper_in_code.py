@@ -27,15 +27,20 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import DataCollatorForSeq2Seq
 
-from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
+from hf_vanilla import (
+    VanillaConfig,
+    VanillaForConditionalGeneration,
+    inverse_sqrt_schedule,
+    paper_adam,
+    train_tokenizer,
+    translate,
+)
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.models.attention_vanilla import VanillaAttention, eager_attention
 from hf_vanilla.models.kernels_vanilla import VanillaDropout
 from hf_vanilla.models.layers_vanilla import VanillaEncoderLayer
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid
-from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
-from hf_vanilla.translation.translator import translate
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
