@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig
 
 from hf_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import length_penalty, paper_decoding
