@@ -1,0 +1,153 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Every number that shapes the weights or the function of the trajectory forecasters."""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from .sizes_vanilla import LAYER_TP_PLAN
+
+
+@strict
+class VanillaTracksConfig(PreTrainedConfig):
+    r"""Configuration of `VanillaForTrajectoryPrediction` and its form with several modes.
+
+    Args:
+        observed_steps (`int`, defaults to 8): steps an agent is observed.
+        predicted_steps (`int`, defaults to 12): steps to predict.
+        step_seconds (`float`, defaults to 0.4): time between two steps; data of another rate is
+            refused.
+        unit (`str`, defaults to `"m"`): unit of the coordinates.
+        velocity_std (`float`, defaults to 1.0): standard deviation of the training data's
+            displacements, in units per step; inputs are divided by it.
+        follows_heading (`bool`, defaults to `True`): turn each agent so that its last displacement
+            points along x.
+        num_modes (`int`, defaults to 20): futures of the form with several modes.
+        score_loss_weight (`float`, defaults to 1.0): weight of the modes' classification.
+        rollout_loss_weight (`float`, defaults to 0.0): weight of the distance of the model's own
+            rollout, beside that of the next steps, in the form with one future.
+        d_model (`int`, defaults to 64): width of every hidden state.
+        encoder_layers (`int`, defaults to 2): layers of the encoder.
+        encoder_attention_heads (`int`, defaults to 4): heads of an encoder layer.
+        encoder_ffn_dim (`int`, defaults to 256): width inside its feed-forward network.
+        decoder_layers (`int`, defaults to 2): layers of the decoder.
+        decoder_attention_heads (`int`, defaults to 4): heads of a decoder layer.
+        decoder_ffn_dim (`int`, defaults to 256): width inside its feed-forward network.
+        dropout (`float`, defaults to 0.1): on every sublayer's output and on the inputs.
+        attention_dropout (`float`, defaults to 0.0): on the attention weights.
+        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network.
+        activation_function (`str`, defaults to `"relu"`): a name of
+            `transformers.activations.ACT2FN`.
+        attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
+        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
+            the message names the value and the remedy.
+
+    Examples:
+        >>> from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+        >>> VanillaTracksConfig(predicted_steps=30).predicted_steps
+        30
+    """
+
+    model_type = "vanilla_tracks"
+    attribute_map = {  # noqa: RUF012 - transformers' form
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+    base_model_tp_plan = LAYER_TP_PLAN
+
+    observed_steps: int = 8
+    predicted_steps: int = 12
+    step_seconds: float | int = 0.4
+    unit: str = "m"
+    velocity_std: float | int = 1.0
+    follows_heading: bool = True
+    num_modes: int = 20
+    score_loss_weight: float | int = 1.0
+    rollout_loss_weight: float | int = 0.0
+    d_model: int = 64
+    encoder_layers: int = 2
+    encoder_attention_heads: int = 4
+    encoder_ffn_dim: int = 256
+    decoder_layers: int = 2
+    decoder_attention_heads: int = 4
+    decoder_ffn_dim: int = 256
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    attention_bias: bool = False
+    layer_norm_eps: float = 1e-6
+    is_encoder_decoder: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one encoder head's queries, keys and values."""
+        return self.d_model // self.encoder_attention_heads
+
+    @property
+    def v_head_dim(self) -> int:
+        """Width of one head's values: `head_dim`."""
+        return self.head_dim
+
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """Widths of keys and of values in an attention with `num_heads` heads."""
+        return self.d_model // num_heads, self.d_model // num_heads
+
+    def validate_sizes(self) -> None:
+        """Sizes, counts and units are positive; velocities need two observed steps."""
+        for name in (
+            *("predicted_steps", "num_modes", "d_model", "encoder_layers", "decoder_layers"),
+            *("encoder_attention_heads", "decoder_attention_heads"),
+            *("encoder_ffn_dim", "decoder_ffn_dim", "step_seconds", "velocity_std"),
+            "layer_norm_eps",
+        ):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        if self.observed_steps < 2:
+            raise ValueError(f"observed_steps={self.observed_steps}: a velocity needs 2 or more")
+
+    def validate_head_split(self) -> None:
+        """Heads divide d_model, which sinusoids need even."""
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name)
+            if heads > 0 and self.d_model % heads:
+                raise ValueError(
+                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
+                )
+        if self.d_model % 2:
+            raise ValueError(f"d_model={self.d_model} is odd, and sinusoids come in pairs")
+
+    def validate_rates(self) -> None:
+        """Dropouts are probabilities below 1; weights are not negative."""
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            rate = getattr(self, name)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+        for name in ("score_loss_weight", "rollout_loss_weight"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
+
+    def validate_names(self) -> None:
+        """An unknown name never becomes a default."""
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function={self.activation_function!r}: choose one of "
+                f"{', '.join(sorted(ACT2FN))}"
+            )
+
+    def forget_code(self) -> None:
+        """Leave out what points at source files beside the weights."""
+        for name in ("auto_map", "custom_pipelines"):
+            self.__dict__.pop(name, None)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as every config; without its code, it does not point at any."""
+        if self._auto_class is None:
+            self.forget_code()
+        super().save_pretrained(save_directory, *args, **kwargs)

@@ -1,0 +1,92 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Each agent's own frame of coordinates: its last observed position, its heading, its speed.
+
+Only observed steps enter the frame, so the future never changes an input. Shapes: B agents,
+T observed steps, P predicted steps, M modes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AgentFrame:
+    """From the world's coordinates to an agent's own and back.
+
+    Attributes:
+        origin: `(B, 2)` last observed position.
+        rotation: `(B, 2, 2)` a row vector times it is turned into the agent's frame.
+        scale: units of the world per unit of the frame.
+    """
+
+    origin: Tensor
+    rotation: Tensor
+    scale: float
+
+    def enter(self, displacements: Tensor) -> Tensor:
+        """Displacements `(B, L, 2)` of the world in the agent's frame."""
+        return displacements @ self.rotation / self.scale
+
+    def leave(self, displacements: Tensor) -> Tensor:
+        """Displacements `(B, ..., 2)` of the agent's frame in the world."""
+        back = self.rotation.transpose(1, 2)
+        shape = displacements.shape
+        return (displacements.reshape(shape[0], -1, 2) @ back * self.scale).view(shape)
+
+    def positions(self, displacements: Tensor) -> Tensor:
+        """World positions `(B, ..., P, 2)` after displacements `(B, ..., P, 2)` of the frame."""
+        steps = self.leave(displacements).cumsum(dim=-2)
+        return steps + self.origin.view(-1, *(1,) * (steps.dim() - 2), 2)
+
+
+def observed_velocities(past_values: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor]:
+    """Displacements `(B, T - 1, 2)` per step, and which of them lie between two observed steps.
+
+    Args:
+        past_values: `(B, T, 2)` positions; anything where they are not observed.
+        is_observed: `(B, T)` bool.
+
+    Returns:
+        The displacements, 0 where unknown, and `(B, T - 1)` bool.
+    """
+    is_known = is_observed[:, 1:] & is_observed[:, :-1]
+    displacements = past_values[:, 1:] - past_values[:, :-1]
+    return torch.where(is_known.unsqueeze(-1), displacements, 0), is_known
+
+
+def agent_frame(
+    past_values: Tensor,
+    velocities: Tensor,
+    is_known: Tensor,
+    *,
+    follows_heading: bool,
+    scale: float,
+) -> AgentFrame:
+    """The frame of each agent from its observed steps.
+
+    The heading is that of the last displacement that is not zero; an agent that never moves keeps
+    the world's axes.
+
+    Args:
+        past_values: `(B, T, 2)`; the last step is observed.
+        velocities: `(B, T - 1, 2)` of `observed_velocities`.
+        is_known: `(B, T - 1)` of `observed_velocities`.
+        follows_heading: turn the heading along x.
+        scale: units of the world per unit of the frame.
+    """
+    origin = past_values[:, -1]
+    cosine, sine = torch.ones_like(origin[:, 0]), torch.zeros_like(origin[:, 0])
+    if follows_heading:
+        moves = is_known & velocities.abs().sum(dim=-1).gt(1e-6 * scale)  # (B, T - 1)
+        steps = torch.arange(1, moves.shape[1] + 1, device=moves.device)
+        last = (moves * steps).argmax(dim=1)  # 0 where nothing moves
+        heading = velocities[torch.arange(len(last), device=last.device), last]  # (B, 2)
+        length = heading.norm(dim=-1)
+        has_moved = moves.any(dim=1)
+        safe = torch.where(has_moved, length, 1)
+        cosine = torch.where(has_moved, heading[:, 0] / safe, cosine)
+        sine = torch.where(has_moved, heading[:, 1] / safe, sine)
+    rows = torch.stack((cosine, -sine, sine, cosine), dim=-1)
+    return AgentFrame(origin, rows.view(-1, 2, 2), scale)

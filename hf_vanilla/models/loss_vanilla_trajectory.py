@@ -1,0 +1,68 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Losses of trajectory forecasting, in units of the world.
+
+Shapes: B agents, P predicted steps, M modes.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+
+def mean_distance(
+    predicted: Tensor,
+    future_values: Tensor,
+    is_observed: Tensor,
+    *,
+    num_items_in_batch: "Tensor | float | None" = None,
+) -> Tensor:
+    """Distance per observed future step, not squared.
+
+    Args:
+        predicted: `(B, P, 2)`.
+        future_values: `(B, P, 2)`; anything where they are not observed.
+        is_observed: `(B, P)` bool.
+        num_items_in_batch: observed future steps of the optimizer step; None: of this call.
+    """
+    total = (distances(predicted, future_values) * is_observed).sum()
+    count = is_observed.sum() if num_items_in_batch is None else num_items_in_batch
+    return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def closest_mode_loss(
+    trajectories: Tensor,
+    mode_logits: Tensor,
+    future_values: Tensor,
+    is_observed: Tensor,
+    *,
+    score_weight: float,
+    num_items_in_batch: "Tensor | float | None" = None,
+) -> Tensor:
+    """Distance of the closest mode, and the cross-entropy of its score.
+
+    Both are sums over observed future steps, divided by their number: an agent counts by the steps
+    of its future that are known, and one without any counts nothing.
+
+    Args:
+        trajectories: `(B, M, P, 2)`.
+        mode_logits: `(B, M)`.
+        future_values: `(B, P, 2)`; anything where they are not observed.
+        is_observed: `(B, P)` bool.
+        score_weight: of the cross-entropy.
+        num_items_in_batch: observed future steps of the optimizer step; None: of this call.
+    """
+    per_step = distances(trajectories, future_values.unsqueeze(1))  # (B, M, P)
+    per_mode = (per_step * is_observed.unsqueeze(1)).sum(dim=-1)  # (B, M)
+    closest = per_mode.detach().argmin(dim=1)
+    steps = is_observed.sum(dim=1)
+    scores = cross_entropy(mode_logits.float(), closest, reduction="none") * steps
+    total = per_mode.gather(1, closest.unsqueeze(1)).sum() + score_weight * scores.sum()
+    count = steps.sum() if num_items_in_batch is None else num_items_in_batch
+    return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def distances(predicted: Tensor, future_values: Tensor) -> Tensor:
+    """Euclidean distances `(...,)` of positions `(..., 2)`; the gradient at 0 is 0, not NaN."""
+    squares = (predicted - torch.nan_to_num(future_values)).square().sum(dim=-1)
+    is_zero = squares.eq(0)
+    return torch.where(is_zero, 0, torch.where(is_zero, 1, squares).sqrt())

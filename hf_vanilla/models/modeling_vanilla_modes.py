@@ -1,0 +1,111 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Several futures at once: learned queries become whole tracks, each with a score.
+
+Shapes: B agents, T observed steps, P predicted steps, M modes, D `d_model`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.utils import can_return_tuple
+
+from .configuration_vanilla_trajectory import VanillaTracksConfig
+from .layers_vanilla import VanillaDecoderLayer
+from .loss_vanilla_trajectory import closest_mode_loss
+from .modeling_vanilla_trajectory import (
+    VanillaTracksEncoder,
+    VanillaTracksPreTrainedModel,
+    VanillaTrajectoryOutput,
+    check_future,
+)
+
+
+class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
+    """M futures per agent in one pass; the closest is regressed, its score is classified.
+
+    The queries are the decoder's input. As positions over zeros, as in DETR, the modes collapse.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+        >>> from hf_vanilla.models.modeling_vanilla_modes import (
+        ...     VanillaForMultimodalTrajectoryPrediction)
+        >>> config = VanillaTracksConfig(d_model=16, num_modes=5)
+        >>> model = VanillaForMultimodalTrajectoryPrediction(config).eval()
+        >>> out = model(past_values=torch.randn(3, 8, 2))
+        >>> out.trajectories.shape, out.mode_logits.shape
+        (torch.Size([3, 5, 12, 2]), torch.Size([3, 5]))
+    """
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.encoder = VanillaTracksEncoder(config)
+        self.queries = nn.Embedding(config.num_modes, config.d_model)
+        self.layers = nn.ModuleList(
+            VanillaDecoderLayer(config, index, is_causal=False)
+            for index in range(config.decoder_layers)
+        )
+        self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.track_head = nn.Linear(config.d_model, 2 * config.predicted_steps)
+        self.score_head = nn.Linear(config.d_model, 1)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Queries N(0, 1), so that modes differ from the start; the rest as in every family."""
+        if isinstance(module, nn.Embedding):
+            init.normal_(module.weight)
+        else:
+            super()._init_weights(module)
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> VanillaTrajectoryOutput:
+        """The futures of each agent and their scores; with `future_values` the loss.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            future_values: `(B, P, 2)` positions to predict.
+            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step.
+
+        Raises:
+            ValueError: an input does not fit; the message says which and how.
+        """
+        encoded, attention_mask, frame, _ = self.encoder(past_values, past_observed_mask)
+        hidden_states = self.queries.weight.expand(len(encoded), -1, -1)  # (B, M, D)
+        mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            encoder_hidden_states=encoded,
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, None, encoded, mask)
+        hidden_states = self.layer_norm(hidden_states)
+        steps = self.track_head(hidden_states).unflatten(-1, (-1, 2))  # (B, M, P, 2)
+        logits = self.score_head(hidden_states).squeeze(-1)  # (B, M)
+        trajectories = frame.positions(steps)
+        loss = None
+        if future_values is not None:
+            is_observed = check_future(self.config, future_values, future_observed_mask)
+            loss = closest_mode_loss(
+                trajectories,
+                logits,
+                future_values,
+                is_observed,
+                score_weight=self.config.score_loss_weight,
+                num_items_in_batch=kwargs.pop("num_items_in_batch", None),
+            )
+        return VanillaTrajectoryOutput(loss=loss, trajectories=trajectories, mode_logits=logits)

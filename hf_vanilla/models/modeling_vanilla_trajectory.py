@@ -1,0 +1,297 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""TF (2003.08111): the 2017 Transformer over velocities, one future step after the other.
+
+Shapes: B agents, T observed steps, P predicted steps, L any length, D `d_model`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.utils import ModelOutput, can_return_tuple
+
+from .configuration_vanilla_trajectory import VanillaTracksConfig
+from .frame_vanilla_trajectory import AgentFrame, agent_frame, observed_velocities
+from .kernels_vanilla import VanillaDropout
+from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
+from .loss_vanilla_trajectory import mean_distance
+from .positions_vanilla import sinusoid
+from .pretrained_vanilla import VanillaPreTrainedModel
+
+
+@dataclass
+class VanillaTrajectoryOutput(ModelOutput):
+    """What a forecaster returns.
+
+    Attributes:
+        loss: in units of the world per observed future step.
+        trajectories: `(B, M, P, 2)` positions in the world; one mode for TF.
+        mode_logits: `(B, M)` scores of the modes before the softmax.
+    """
+
+    loss: Tensor | None = None
+    trajectories: Tensor | None = None
+    mode_logits: Tensor | None = None
+
+
+class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
+    """The base of the forecasters."""
+
+    config_class = VanillaTracksConfig
+    main_input_name = "past_values"
+
+
+class VelocityEmbedding(nn.Module):
+    """Steps as tokens: `Dropout(sqrt(d) Linear(velocity) + sinusoid)` (3.4, 3.5).
+
+    Args:
+        config: read for `d_model` and `dropout`.
+    """
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__()
+        self.projection = nn.Linear(2, config.d_model)
+        self.scale = math.sqrt(config.d_model)
+        self.dropout = VanillaDropout(config.dropout)
+
+    def forward(self, velocities: Tensor, first: int = 0) -> Tensor:
+        """Vectors `(B, L, D)` of velocities `(B, L, 2)`, whose positions count from `first`."""
+        vectors = self.projection(velocities) * self.scale
+        steps = torch.arange(first, first + velocities.shape[1], device=vectors.device)
+        return self.dropout(vectors + sinusoid(steps, vectors.shape[-1]).to(vectors.dtype))
+
+
+class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
+    """An agent's observed velocities as one vector per step."""
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.embedding = VelocityEmbedding(config)
+        layers = [VanillaEncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self, past_values: Tensor, past_observed_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, AgentFrame, Tensor]:
+        """Encode what was observed.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+
+        Returns:
+            `(B, T - 1, D)`; the mask `(B, T - 1)` of its real positions, int64; the frame; the last
+            known velocity in the frame, `(B, 2)`.
+
+        Raises:
+            ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
+        """
+        is_observed = check_past(self.config, past_values, past_observed_mask)
+        past_values = torch.where(is_observed.unsqueeze(-1), past_values, 0)
+        velocities, is_known = observed_velocities(past_values, is_observed)
+        frame = agent_frame(
+            past_values,
+            velocities,
+            is_known,
+            follows_heading=self.config.follows_heading,
+            scale=self.config.velocity_std,
+        )
+        inputs = frame.enter(velocities)
+        hidden_states = self.embedding(inputs)
+        attention_mask = is_known.long()
+        mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
+        )
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask)
+        return hidden_states, attention_mask, frame, inputs[:, -1]
+
+
+class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
+    """One future per agent, autoregressively, each step from the observed and the predicted ones.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+        >>> from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
+        >>> model = VanillaForTrajectoryPrediction(VanillaTracksConfig(d_model=16)).eval()
+        >>> model(past_values=torch.randn(3, 8, 2)).trajectories.shape
+        torch.Size([3, 1, 12, 2])
+    """
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.encoder = VanillaTracksEncoder(config)
+        self.embedding = VelocityEmbedding(config)
+        self.layers = nn.ModuleList(
+            VanillaDecoderLayer(config, index) for index in range(config.decoder_layers)
+        )
+        self.head = nn.Linear(config.d_model, 2)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> VanillaTrajectoryOutput:
+        """The future of each agent; with `future_values` the loss.
+
+        In training mode with `future_values`, the trajectories are those of teacher forcing;
+        otherwise the model's own rollout.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            future_values: `(B, P, 2)` positions to predict.
+            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step.
+
+        Raises:
+            ValueError: an input does not fit; the message says which and how.
+        """
+        hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
+        loss = None
+        if future_values is None:
+            steps = self.rollout(hidden, mask, last)
+            return VanillaTrajectoryOutput(
+                trajectories=frame.positions(steps).unsqueeze(1),
+                mode_logits=steps.new_zeros(len(steps), 1),
+            )
+        is_observed = check_future(self.config, future_values, future_observed_mask)
+        wanted = torch.where(is_observed.unsqueeze(-1), future_values, 0)
+        forced, is_known = self._teacher_forcing(hidden, mask, last, frame, wanted, is_observed)
+        divisor = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
+        loss = mean_distance(frame.leave(forced), _steps(wanted, frame), is_known, **divisor)
+        steps = forced
+        weight = self.config.rollout_loss_weight
+        if weight or not self.training:
+            steps = self.rollout(hidden, mask, last)
+        if weight:
+            distance = mean_distance(frame.positions(steps), wanted, is_observed, **divisor)
+            loss = loss + weight * distance
+        return VanillaTrajectoryOutput(
+            loss=loss,
+            trajectories=frame.positions(steps).unsqueeze(1),
+            mode_logits=steps.new_zeros(len(steps), 1),
+        )
+
+    def rollout(self, hidden_states: Tensor, attention_mask: Tensor, last: Tensor) -> Tensor:
+        """The model's own future, `(B, P, 2)` velocities in the frame, by a growing cache.
+
+        Args:
+            hidden_states: `(B, T - 1, D)` of the encoder.
+            attention_mask: `(B, T - 1)`, 1 = real position.
+            last: `(B, 2)` last observed velocity in the frame.
+        """
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        steps = [last]
+        for number in range(self.config.predicted_steps):
+            inputs = self.embedding(steps[-1].unsqueeze(1), number)
+            decoded = self._decode(inputs, hidden_states, attention_mask, cache)
+            steps.append(self.head(decoded[:, 0]))
+        return torch.stack(steps[1:], dim=1)
+
+    def _teacher_forcing(
+        self,
+        hidden: Tensor,
+        mask: Tensor,
+        last: Tensor,
+        frame: AgentFrame,
+        wanted: Tensor,
+        is_observed: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Predicted velocities `(B, P, 2)` after the true ones, and which true steps are known."""
+        true = frame.enter(_steps(wanted, frame))
+        before = torch.cat((torch.ones_like(is_observed[:, :1]), is_observed[:, :-1]), dim=1)
+        is_known = is_observed & before
+        true = torch.where(is_known.unsqueeze(-1), true, 0)
+        inputs = self.embedding(torch.cat((last.unsqueeze(1), true[:, :-1]), dim=1))
+        return self.head(self._decode(inputs, hidden, mask, None)), is_known
+
+    def _decode(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor,
+        cache: EncoderDecoderCache | None,
+    ) -> Tensor:
+        source_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states, None, encoder_hidden_states, source_mask, past_key_values=cache
+            )
+        return hidden_states
+
+
+def check_past(
+    config: VanillaTracksConfig, past_values: Tensor, past_observed_mask: Tensor | None
+) -> Tensor:
+    """Which observed steps are real, `(B, T)` bool.
+
+    Raises:
+        ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
+    """
+    wanted = (config.observed_steps, 2)
+    is_observed = _observed("past", past_values, past_observed_mask, wanted)
+    if not torch.compiler.is_compiling() and not is_observed[:, -1].all():
+        agent = int(is_observed[:, -1].logical_not().nonzero()[0])
+        raise ValueError(
+            f"the last observed step of agent {agent} is missing, and predictions start there: "
+            "leave such agents out"
+        )
+    return is_observed
+
+
+def check_future(
+    config: VanillaTracksConfig, future_values: Tensor, future_observed_mask: Tensor | None
+) -> Tensor:
+    """Which future steps are known, `(B, P)` bool.
+
+    Raises:
+        ValueError: a shape does not fit, or a value is not finite.
+    """
+    return _observed("future", future_values, future_observed_mask, (config.predicted_steps, 2))
+
+
+def _observed(name: str, values: Tensor, mask: Tensor | None, wanted: tuple[int, int]) -> Tensor:
+    if values.dim() != 3 or tuple(values.shape[1:]) != wanted:
+        raise ValueError(
+            f"{name}_values has shape {tuple(values.shape)}, but the model has {wanted[0]} such "
+            f"steps: give (B, {wanted[0]}, {wanted[1]})"
+        )
+    if mask is None:
+        is_observed = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    elif mask.shape != values.shape[:2]:
+        raise ValueError(
+            f"{name}_observed_mask has shape {tuple(mask.shape)}, but {name}_values needs "
+            f"{tuple(values.shape[:2])}"
+        )
+    else:
+        is_observed = mask.bool()
+    if not torch.compiler.is_compiling() and not values[is_observed].isfinite().all():
+        raise ValueError(
+            f"{name}_values has NaN or infinite positions: mark missing steps by "
+            f"{name}_observed_mask"
+        )
+    return is_observed
+
+
+def _steps(positions: Tensor, frame: AgentFrame) -> Tensor:
+    """Displacements `(B, P, 2)` in the world between future positions, first from the origin."""
+    return torch.diff(positions, dim=1, prepend=frame.origin.unsqueeze(1))
