@@ -76,6 +76,20 @@ FAMILIES = {
             ),
         ),
     ),
+    "vanilla_vit": Family(
+        config="configuration_vanilla_vit.VanillaVitConfig",
+        models={
+            "AutoModel": "modeling_vanilla_vit.VanillaVitModel",
+            "AutoModelForImageClassification": "modeling_vanilla_vit.VanillaForImageClassification",
+        },
+        processors=(
+            (
+                "AutoImageProcessor",
+                "image_processor_classes",
+                {"pil": "transformers.ViTImageProcessorPil"},
+            ),
+        ),
+    ),
 }
 
 
