@@ -37,8 +37,8 @@ class VanillaVitConfig(PreTrainedConfig):
         layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
         position_start (`str`, defaults to `"sinusoid_2d"`): initial value of the learned positions:
             sines and cosines of row and column, or `"normal"`: N(0, 0.02), as in the authors' code.
-        has_pooler (`bool`, defaults to `False`): a Linear and a tanh on the class token of
-            `VanillaVitModel` (`pooler_output`), as `ViTModel` of transformers has it.
+        has_pooler (`bool`, defaults to `False`): a Linear and a tanh on the class token
+            (`pooler_output`), which a classifier then reads: the paper's head during pre-training.
         label_smoothing (`float`, defaults to 0.0): share of the target probability that is spread
             over all labels; in training mode and for single labels only.
 

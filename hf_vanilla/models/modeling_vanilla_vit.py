@@ -254,7 +254,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
 
 
 class VanillaForImageClassification(VanillaVitPreTrainedModel):
-    """The Vision Transformer and a linear layer on its class token.
+    """The Vision Transformer and a linear layer on its class token, or on its pooler if it has one.
 
     The kind of loss follows `config.problem_type`, or the labels, as everywhere in transformers.
 
@@ -302,7 +302,8 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
             class_token_only=not self._records_states(kwargs),
             **kwargs,
         )
-        logits = self.classifier(outputs.last_hidden_state[:, 0])
+        pooled = outputs.pooler_output  # None without a pooler
+        logits = self.classifier(outputs.last_hidden_state[:, 0] if pooled is None else pooled)
         loss = None
         if labels is not None:
             smoothing = self.config.label_smoothing if self.training else 0.0
