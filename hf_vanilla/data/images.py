@@ -4,14 +4,14 @@ Images are decoded when a batch is read, always as three channels of 8 bits. Sha
 B batch, H x W pixels.
 """
 
+import io
 import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -64,7 +64,7 @@ class LabelledImages:
             labels=self.labels[chosen],
             label_names=self.label_names,
             names=[self.names[row] for row in chosen],
-            open=lambda row: self.open(int(chosen[row])),
+            open=_Subset(self.open, chosen),
             origin=self.origin,
             fingerprints=self.fingerprints[chosen],
         )
@@ -134,7 +134,7 @@ def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) ->
         labels=np.asarray(labels, dtype=np.int64),
         label_names=classes,
         names=files,
-        open=lambda row: open_image(folder / files[row]),
+        open=_Files(folder, files),
         origin=str(folder),
         fingerprints=np.asarray(prints, dtype=np.uint64),
     )
@@ -160,8 +160,6 @@ def read_digit_file(path: Path) -> LabelledImages:
 
 def digit_images(pixels: np.ndarray, labels: np.ndarray, *, origin: str) -> LabelledImages:
     """Digits from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` classes."""
-    from PIL import Image
-
     grey = np.rint(pixels * (255 / DIGIT_LEVELS)).astype(np.uint8)
     prints = [
         zlib.crc32(image.tobytes()) << 32 | int(n) for image, n in zip(grey, labels, strict=True)
@@ -170,33 +168,40 @@ def digit_images(pixels: np.ndarray, labels: np.ndarray, *, origin: str) -> Labe
         labels=np.asarray(labels, dtype=np.int64),
         label_names=tuple(str(digit) for digit in range(10)),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
-        open=lambda row: Image.fromarray(grey[row]).convert("RGB"),
+        open=_Arrays(grey),
         origin=origin,
         fingerprints=np.asarray(prints, dtype=np.uint64),
     )
 
 
-def open_image(path: str | Path) -> "Image":
+def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "Image":
     """The first frame of an image file in three channels of 8 bits, turned as its EXIF data says.
 
     16 bits a pixel are scaled to 8; an alpha channel is dropped, as by transformers' pipelines.
 
+    Args:
+        source: a path, or a file opened for reading bytes.
+        name: for messages; None: the path.
+
     Raises:
         ImageError: it is empty, cut off, no image, or larger than Pillow opens.
+        FileNotFoundError: there is no such file.
     """
     from PIL import Image
 
+    told = str(source) if name is None else name
     try:
-        with Image.open(path) as image:
+        with Image.open(source) as image:
             return as_rgb(image)
     except FileNotFoundError:
         raise
     except Image.DecompressionBombError:
         limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise ImageError(f"{path} has more than {limit:,} pixels: make it smaller") from None
+        raise ImageError(f"{told} has more than {limit:,} pixels: make it smaller") from None
     except Exception as error:  # a damaged file fails in many ways
-        reason = "is empty" if _is_empty(path) else f"is no image or damaged ({error})"
-        raise ImageError(f"{path} {reason}: replace or remove it") from None
+        is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
+        reason = "is empty" if is_empty else f"is damaged or no image ({error})"
+        raise ImageError(f"{told} {reason}: replace or remove it") from None
 
 
 def as_rgb(image: "Image") -> "Image":
@@ -236,7 +241,6 @@ class ImageReader:
         self.unreadable: dict[int, str] = {}
         is_small = len(images) * 3 * size[0] * size[1] <= CACHE_BYTES
         self._cache: dict[int, Tensor] | None = {} if is_small else None
-        self._pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
 
     def read(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """A batch.
@@ -248,7 +252,7 @@ class ImageReader:
         Raises:
             ImageError: an image is unreadable and `stop_at_errors` is on.
         """
-        pixels = list(self._pool.map(self._pixels, rows)) if len(rows) else []
+        pixels = [self._pixels(row) for row in rows]
         labels = torch.from_numpy(self.images.labels[np.asarray(rows, dtype=np.int64)])
         missing = [place for place, row in enumerate(rows) if row in self.unreadable]
         labels[missing] = IGNORED_LABEL
@@ -400,10 +404,6 @@ def _image_files(folder: Path) -> list[tuple[str, int]]:
     return files
 
 
-def _is_empty(path: str | Path) -> bool:
-    return os.path.isfile(path) and not os.path.getsize(path)
-
-
 def _built_in_digits() -> LabelledImages:
     try:
         from sklearn.datasets import load_digits
@@ -439,7 +439,7 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
         labels=np.asarray(numbers, dtype=np.int64),
         label_names=tuple(names),
         names=[f"{name}[{row}]" for row in range(len(rows))],
-        open=lambda row: _open_cell(pictures[row][image_column], f"{name}[{row}]"),
+        open=_Cells(pictures, image_column, name),
         origin=name,
         fingerprints=np.asarray(
             [zlib.crc32(rows._fingerprint.encode()) << 32 | row for row in range(len(rows))],
@@ -448,11 +448,46 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
     )
 
 
-def _open_cell(cell: dict[str, Any], name: str) -> "Image":
-    """An image of a Hub dataset, which holds the bytes of a file or its path."""
-    import io
+# An image source is called with a row; it is a class, since worker processes need to pickle it.
 
-    try:
-        return open_image(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))  # type: ignore[arg-type]
-    except ImageError as error:
-        raise ImageError(f"{name}: {error}") from None
+
+@dataclass(frozen=True)
+class _Files:
+    folder: Path
+    names: Sequence[str]
+
+    def __call__(self, row: int) -> "Image":
+        return open_image(self.folder / self.names[row])
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    grey: np.ndarray  # (N, H, W) uint8
+
+    def __call__(self, row: int) -> "Image":
+        from PIL import Image
+
+        return Image.fromarray(self.grey[row]).convert("RGB")
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A column of a Hub dataset, whose cells hold the bytes of a file or its path."""
+
+    rows: Any
+    column: str
+    origin: str
+
+    def __call__(self, row: int) -> "Image":
+        cell = self.rows[row][self.column]
+        content = cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
+        return open_image(content, name=f"{self.origin}[{row}]")
+
+
+@dataclass(frozen=True)
+class _Subset:
+    whole: Callable[[int], "Image"]
+    rows: np.ndarray
+
+    def __call__(self, row: int) -> "Image":
+        return self.whole(int(self.rows[row]))

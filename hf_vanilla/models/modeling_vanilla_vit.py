@@ -141,6 +141,29 @@ class VanillaVitPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _input_embed_layer = "patch_projection"
 
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers does; weights of another size are named in the error.
+
+        Raises:
+            ValueError: a weight has another shape than the config says.
+        """
+        try:
+            return super().from_pretrained(name, *args, **kwargs)
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+        options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        _, report = super().from_pretrained(name, *args, **kwargs, **options)
+        faults = (
+            f"{weight} has shape {tuple(found)}, expected {tuple(expected)}"
+            for weight, found, expected in sorted(report["mismatched_keys"])
+        )
+        raise ValueError(
+            f"{name}: {'; '.join(faults)}. For another image_size load the model as it was saved "
+            "and call resize_positions(height, width); for a new head ignore_mismatched_sizes=True"
+        )
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Glorot for Linear, fan-in for patches, zeros for the class token, sines for positions."""
