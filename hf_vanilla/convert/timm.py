@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import save_file
@@ -20,7 +19,7 @@ from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
 from .reading import read_archive
 from .renaming import Names, fill, rename_to_ours, rename_to_theirs
-from .vit import authors_processor, read_image_model, save_image_model
+from .vit import add_zero_biases, authors_processor, read_image_model, save_image_model
 
 _LAYER = "model.layers.{n}"
 NAMES: Names = {
@@ -146,9 +145,7 @@ def from_timm(
     ours = VanillaForImageClassification(config)
     renamed = rename_to_ours(weights, names)
     if "blocks.0.attn.qkv.bias" not in weights:
-        for name, weight in ours.state_dict().items():
-            if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
-                renamed.weights.setdefault(name, torch.zeros_like(weight))
+        add_zero_biases(renamed, ours)
     fill(ours, renamed, origin=origin, reasons=FOREIGN)
     return ours.eval()
 

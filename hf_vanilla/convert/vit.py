@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import (
     AutoImageProcessor,
     PreTrainedConfig,
@@ -23,7 +22,7 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .renaming import Names, fill, rename_to_ours, rename_to_theirs
+from .renaming import Names, Renamed, fill, rename_to_ours, rename_to_theirs
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ def from_vit(
     weights = theirs.state_dict()
     renamed = rename_to_ours(weights, MODEL_NAMES if is_body else CLASSIFIER_NAMES)
     if not config.qkv_bias:
-        _add_zero_biases(renamed.weights, ours)
+        add_zero_biases(renamed, ours)
     if is_body and (config.pooler_act != "tanh" or config.pooler_output_size != config.hidden_size):
         renamed.problems.append(
             f"pooler_act={config.pooler_act!r}, pooler_output_size={config.pooler_output_size} "
@@ -249,6 +248,14 @@ def save_image_model(
     processor.save_pretrained(folder)
 
 
+def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
+    """Zeros for biases on queries, keys and values that the other model does not have."""
+    for name, weight in ours.state_dict().items():
+        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
+            renamed.weights.setdefault(name, torch.zeros_like(weight))
+            renamed.origins.setdefault(name, name)
+
+
 # --- inside ------------------------------------------------------------------------------------
 
 
@@ -292,12 +299,6 @@ def _read_vit(name: str) -> tuple[ViTForImageClassification | ViTModel, dict[str
 def _our_name(name: str, is_body: bool) -> str:
     names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
     return next(iter(rename_to_ours({name: torch.zeros(1)}, names).weights), "")
-
-
-def _add_zero_biases(weights: dict[str, Tensor], ours: PreTrainedModel) -> None:
-    for name, weight in ours.state_dict().items():
-        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
-            weights.setdefault(name, torch.zeros_like(weight))
 
 
 def _foreign_to_vit(config: VanillaVitConfig, *, is_body: bool) -> list[str]:
