@@ -82,7 +82,8 @@ def load_images(
     Args:
         source: `"digits"` (scikit-learn's 1,797); a folder, whose subfolder `split` is taken where
             it exists; a file of comma-separated pixels and label, as optdigits has it; or a Hub id.
-        split: of a folder or dataset.
+        split: of a folder or dataset; of the digits `"train"` (all), `"first_half"` or
+            `"second_half"`, as in scikit-learn's example.
         image_column: of a Hub dataset.
         label_column: likewise.
 
@@ -92,7 +93,7 @@ def load_images(
         OSError: nothing is found under that name.
     """
     if source == BUILT_IN_DIGITS:
-        return _built_in_digits()
+        return _built_in_digits(split)
     path = Path(source)
     if path.is_file():
         return read_digit_file(path)
@@ -404,7 +405,7 @@ def _image_files(folder: Path) -> list[tuple[str, int]]:
     return files
 
 
-def _built_in_digits() -> LabelledImages:
+def _built_in_digits(split: str) -> LabelledImages:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -412,7 +413,13 @@ def _built_in_digits() -> LabelledImages:
             "the built-in digits come with scikit-learn: pip install 'hf-vanilla[demo]'"
         ) from None
     digits = load_digits()
-    return digit_images(digits.images, digits.target, origin=BUILT_IN_DIGITS)
+    images = digit_images(digits.images, digits.target, origin=BUILT_IN_DIGITS)
+    half = len(images) // 2
+    parts = {"train": range(len(images)), "first_half": range(half)}
+    parts["second_half"] = range(half, len(images))
+    if split not in parts:
+        raise ValueError(f"split={split!r}: the digits have {', '.join(parts)}")
+    return images.subset(parts[split])
 
 
 def _from_hub(name: str, split: str, image_column: str, label_column: str) -> LabelledImages:
