@@ -41,8 +41,8 @@ class ImageData:
     )
     validation_split: str | None = option(
         None,
-        "split to validate on; default: of a folder validation, valid, val or test where it exists, "
-        "of the built-in digits second_half",
+        "split to validate on; default: validation, valid, val or test of a folder, second_half of "
+        "the built-in digits",
         of_data=True,
     )
     validation_share: float = option(
