@@ -17,9 +17,9 @@ from hf_vanilla.files import whole_folder, write_text
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
-from .reading import read_archive
-from .renaming import Names, fill, rename_to_ours, rename_to_theirs
+from .checkpoint_files import read_checkpoint
 from .vit import add_zero_biases, authors_processor, read_image_model, save_image_model
+from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
 
 _LAYER = "model.layers.{n}"
 NAMES: Names = {
@@ -146,7 +146,7 @@ def from_timm(
     renamed = rename_to_ours(weights, names)
     if "blocks.0.attn.qkv.bias" not in weights:
         add_zero_biases(renamed, ours)
-    fill(ours, renamed, origin=origin, reasons=FOREIGN)
+    load_renamed(ours, renamed, origin=origin, reasons=FOREIGN)
     return ours.eval()
 
 
@@ -197,7 +197,7 @@ def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and `config.json`, empty where a lone file of weights was given."""
     path = Path(name)
     if path.is_file():
-        return read_archive(path), {}
+        return read_checkpoint(path), {}
     if path.is_dir():
         weights, settings = path / "model.safetensors", path / "config.json"
     else:
@@ -211,7 +211,7 @@ def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         told = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     except ValueError as error:
         raise ValueError(f"{settings} is not JSON: {error}") from None
-    return read_archive(weights), told
+    return read_checkpoint(weights), told
 
 
 def _config(

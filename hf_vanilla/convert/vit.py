@@ -22,7 +22,7 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .renaming import Names, Renamed, fill, rename_to_ours, rename_to_theirs
+from .weight_names import Names, Renamed, load_renamed, rename_to_ours, rename_to_theirs
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def from_vit(
             f"{name} (shape {tuple(found)}, expected {tuple(expected)})"
             for name, found, expected in sorted(loading["mismatched_keys"])
         )
-    fill(ours, renamed, origin=origin)
+    load_renamed(ours, renamed, origin=origin)
     return ours.eval()
 
 
@@ -199,7 +199,7 @@ def to_vit(
     else:
         theirs = ViTForImageClassification(settings)
     names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
-    fill(theirs, rename_to_theirs(ours.state_dict(), names), origin="our model")
+    load_renamed(theirs, rename_to_theirs(ours.state_dict(), names), origin="our model")
     return theirs.eval()
 
 

@@ -16,8 +16,8 @@ from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
-from .renaming import Names, fill, rename_to_ours, rename_to_theirs
 from .vit import authors_processor, read_image_model, save_image_model
+from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
 
 _BLOCK = "Transformer.encoderblock_{n}"
 _ATTENTION = f"{_BLOCK}.MultiHeadDotProductAttention_1"
@@ -103,7 +103,7 @@ def convert_to_google_vit(options: ToGoogleVitOptions) -> Path:
         raise ValueError(f"{options.input} has no classifier, which the layout asks for")
     arrays = to_google(ours)
     with whole_file(output) as unfinished, open(unfinished, "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # any name is an array's
     return output
 
 
@@ -144,7 +144,7 @@ def from_google(
         for name, array in arrays.items()
     }
     ours = VanillaForImageClassification(config)
-    fill(ours, rename_to_ours(weights, NAMES), origin=origin, reasons=FOREIGN)
+    load_renamed(ours, rename_to_ours(weights, NAMES), origin=origin, reasons=FOREIGN)
     return ours.eval()
 
 

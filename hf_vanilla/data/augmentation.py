@@ -63,7 +63,8 @@ def augment(images: Tensor, changes: Augmentation, generator: torch.Generator) -
         `(B, C, H, W)` float in [0, 1]; the same tensor where nothing changes.
     """
     if changes.moves_pixels:
-        transforms = affine_transforms(len(images), images.shape[-2:], changes, generator)
+        height, width = images.shape[-2:]
+        transforms = affine_transforms(len(images), (height, width), changes, generator)
         grid = functional.affine_grid(transforms, list(images.shape), align_corners=False)
         images = functional.grid_sample(images, grid.to(images.dtype), align_corners=False)
     if changes.brightness:

@@ -57,7 +57,7 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def subset(self, rows: Sequence[int]) -> "LabelledImages":
+    def subset(self, rows: "Sequence[int] | np.ndarray") -> "LabelledImages":
         """The images of `rows`, in that order."""
         chosen = np.asarray(rows, dtype=np.int64)
         return LabelledImages(

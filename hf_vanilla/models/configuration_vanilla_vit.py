@@ -10,6 +10,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from .sizes_vanilla import LAYER_TP_PLAN
+
 POSITION_STARTS = ("sinusoid_2d", "normal")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
@@ -59,15 +61,7 @@ class VanillaVitConfig(PreTrainedConfig):
         "num_hidden_layers": "encoder_layers",
         "intermediate_size": "encoder_ffn_dim",
     }
-    # how several GPUs share one layer
-    base_model_tp_plan = {  # noqa: RUF012 - transformers' form
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.out_proj": "rowwise",
-        "layers.*.fc1": "colwise",
-        "layers.*.fc2": "rowwise",
-    }
+    base_model_tp_plan = LAYER_TP_PLAN
 
     image_size: int | list[int] | tuple[int, int] = 224
     patch_size: int | list[int] | tuple[int, int] = 16

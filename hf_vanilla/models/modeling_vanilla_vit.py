@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,7 +22,8 @@ from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_vit import VanillaVitConfig
 from .dropout_vanilla import VanillaDropout
 from .loss_vanilla_vit import classification_loss
-from .positions_vanilla import sinusoid
+from .positions_vanilla import sinusoid_2d
+from .pretrained_vanilla import VanillaPreTrainedModel
 
 
 class VanillaPreNormEncoderLayer(GradientCheckpointingLayer):
@@ -94,7 +94,7 @@ class VanillaVitEmbedding(nn.Module):
         rows, columns = patches.shape[2:]
         class_token = self.class_token.expand(patches.shape[0], -1, -1)
         tokens = torch.cat((class_token, patches.flatten(2).transpose(1, 2)), dim=1)
-        positions = self.positions
+        positions: Tensor = self.positions
         if interpolate_pos_encoding:
             positions = resized(positions, self.config.grid, (rows, columns))
         return self.dropout(tokens + positions)
@@ -125,20 +125,13 @@ class VanillaVitEmbedding(nn.Module):
             )
 
 
-class VanillaVitPreTrainedModel(PreTrainedModel):
-    """What the models of this file share: flags for transformers, and initial values."""
+class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
+    """What the models of this file share: their inputs, initial values, messages."""
 
     config_class = VanillaVitConfig
-    base_model_prefix = "model"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    supports_gradient_checkpointing = True
     _no_split_modules = ["VanillaVitEmbedding", "VanillaPreNormEncoderLayer"]  # noqa: RUF012
-    _supports_sdpa = True
-    _supports_flash_attn = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _can_compile_fullgraph = True
     _input_embed_layer = "patch_projection"
 
     @classmethod
@@ -167,26 +160,19 @@ class VanillaVitPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Glorot for Linear, fan-in for patches, zeros for the class token, sines for positions."""
-        if isinstance(module, nn.Linear):
-            if module is getattr(self, "classifier", None) and self._has_loaded_body():
-                init.zeros_(module.weight)  # a new head on trained weights starts without opinion
-            else:
-                init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+        super()._init_weights(module)
+        if module is getattr(self, "classifier", None) and self._has_loaded_body():
+            init.zeros_(module.weight)  # a new head on trained weights starts without opinion
         elif isinstance(module, nn.Conv2d):
-            fan_in = module.weight[0].numel()
-            init.trunc_normal_(module.weight, std=fan_in**-0.5)
-            init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
+            init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
             init.zeros_(module.bias)
         elif isinstance(module, VanillaVitEmbedding):
             init.zeros_(module.class_token)
             if self.config.position_start == "normal":
                 init.normal_(module.positions, std=0.02)
             else:
-                table = grid_positions(*self.config.grid, self.config.d_model)
+                rows, columns = self.config.grid
+                table = grid_positions(rows, columns, self.config.d_model)
                 init.copy_(module.positions, table.to(module.positions))
 
     def _has_loaded_body(self) -> bool:
@@ -359,9 +345,8 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
 
 def grid_positions(rows: int, columns: int, width: int) -> Tensor:
     """Initial positions `(1, 1 + rows * columns, width)`: zeros for the class token, sines else."""
-    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    table = torch.cat((sinusoid(y.flatten(), width // 2), sinusoid(x.flatten(), width // 2)), -1)
-    return torch.cat((table.new_zeros(1, width), table)).unsqueeze(0)
+    table = sinusoid_2d(torch.ones(1, rows, columns, dtype=torch.bool), width)
+    return torch.cat((table.new_zeros(1, 1, width), table), dim=1)
 
 
 def resized(positions: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:

@@ -15,7 +15,6 @@ MEASURES = {
     "nll": Measure("validation NLL", NATS, better="lower", log_name="validation_nll"),
     "loss": Measure("training loss (smoothed targets)", NATS),
     "train_accuracy": Measure("training accuracy", "% of images", precision=2),
-    "unreadable_images": Measure("unreadable images", "images of a step", precision=0),
 }
 
 

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 from transformers import AutoModel, AutoModelForImageClassification, Trainer, TrainingArguments
 
 from hf_vanilla import VanillaForImageClassification, VanillaVitConfig, VanillaVitModel
-from hf_vanilla.convert.renaming import rename_to_ours
 from hf_vanilla.convert.vit import CLASSIFIER_NAMES, from_vit
+from hf_vanilla.convert.weight_names import rename_to_ours
 from hf_vanilla.models.modeling_vanilla_vit import resized
 
 EXACT = {"rtol": 0, "atol": 0}
