@@ -9,7 +9,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -68,6 +68,11 @@ class LabelledImages:
             origin=self.origin,
             fingerprints=self.fingerprints[chosen],
         )
+
+    def relabelled(self, label_names: Sequence[str]) -> "LabelledImages":
+        """The same images with labels that index other names, which hold all of these."""
+        places = np.asarray([list(label_names).index(name) for name in self.label_names])
+        return replace(self, labels=places[self.labels], label_names=tuple(label_names))
 
 
 def load_images(

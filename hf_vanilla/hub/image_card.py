@@ -35,7 +35,7 @@ print(classify("image.png"))
 
 {summary}
 
-The recipe, for `hf-vanilla train --recipe FILE`:
+The options, for `{command}`:
 
 ```yaml
 {recipe}
@@ -56,6 +56,7 @@ def image_card(  # noqa: PLR0913 - one argument for each line of the card
     label_names: Sequence[str],
     parameters: int,
     recipe: str,
+    command: str,
     training: str,
     scores: Mapping[str, float] | None,
     summary: Mapping[str, str],
@@ -68,9 +69,11 @@ def image_card(  # noqa: PLR0913 - one argument for each line of the card
         dataset: what the model was trained on.
         label_names: its classes.
         parameters: count.
-        recipe: as YAML text.
+        recipe: options of the run, as YAML text.
+        command: that takes them.
         training: one sentence: steps, images, time, device.
-        scores: `accuracy`, `top5_accuracy` in percent and `nll`; None where not measured.
+        scores: `accuracy` and perhaps `top5_accuracy` in percent, and `nll`; None where not
+            measured.
         summary: names and values of the run's measures.
     """
     data = ModelCardData(
@@ -94,10 +97,10 @@ def image_card(  # noqa: PLR0913 - one argument for each line of the card
     )
     told = "not measured"
     if scores:
-        told = (
-            f"accuracy {scores['accuracy']:.2f} %, among the first five "
-            f"{scores['top5_accuracy']:.2f} %, {scores['nll']:.4f} nats per image"
-        )
+        parts = [f"accuracy {scores['accuracy']:.2f} %"]
+        if "top5_accuracy" in scores:
+            parts.append(f"among the first five {scores['top5_accuracy']:.2f} %")
+        told = ", ".join([*parts, f"{scores['nll']:.4f} nats per image"])
     more = len(label_names) - SHOWN_CLASSES
     table = "\n".join(f"| {key} | {value} |" for key, value in summary.items())
     return ModelCard(
@@ -111,6 +114,7 @@ def image_card(  # noqa: PLR0913 - one argument for each line of the card
             training=training,
             summary=f"| measure | value |\n|---|---|\n{table}" if table else "",
             recipe=recipe.strip(),
+            command=command,
             classes=", ".join(label_names[:SHOWN_CLASSES])
             + (f" and {more} more" if more > 0 else ""),
         )

@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from accelerate import Accelerator
-from hf_vanilla.recipes.measures import Measure
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -23,7 +21,9 @@ from hf_vanilla.data.images import IGNORED_LABEL, ImageReader, image_processor, 
 from hf_vanilla.hub.image_card import image_card
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
+from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 
 from .image_classification_options import MEASURES, ImageData
 from .image_data import FINGERPRINT_FILE, Images, image_facts, prepare_images
@@ -232,6 +232,7 @@ class ImageClassificationTask:
             label_names=train.label_names,
             parameters=facts.parameters,
             recipe=facts.recipe,
+            command="hf-vanilla train --recipe FILE",
             training=(
                 f"{steps:,} steps, {facts.counts.get('images', 0):,} images, "
                 f"{seconds / 60:.1f} minutes, {facts.processes} "

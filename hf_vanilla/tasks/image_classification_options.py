@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-from hf_vanilla.recipes.measures import Measure
-
 from hf_vanilla.data.augmentation import Augmentation
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.options import check_options, option
+from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import TrainRecipe
 
 NATS = "nats per image"

@@ -1,0 +1,1 @@
+"""One module per task that implements `training.task.Task`."""
