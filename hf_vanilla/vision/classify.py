@@ -26,7 +26,7 @@ STDIN = "-"
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyOptions:
-    """Classify images: hf-vanilla classify --model M PATHS...; PATHS: files, folders, - for stdin."""
+    """Classify the images of PATHS: files, folders, or - for paths from stdin."""
 
     model: str = field(metadata={"help": "model folder or Hub id"})
     output: str | None = field(default=None, metadata={"help": "file to write; default: stdout"})
