@@ -20,7 +20,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_vit import VanillaVitConfig
-from .dropout_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout
 from .loss_vanilla_vit import classification_loss
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
