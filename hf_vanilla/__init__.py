@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
 from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
 from hf_vanilla.models.modeling_vanilla_detr import VanillaDetrModel, VanillaForObjectDetection
@@ -12,6 +13,7 @@ from hf_vanilla.models.modeling_vanilla_encoder import (
     VanillaEncoderModel,
     VanillaForSequenceClassification,
 )
+from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
 from hf_vanilla.models.pretrained_vanilla import VanillaPreTrainedModel
 from hf_vanilla.models.saving_vanilla import register_families
@@ -38,12 +40,15 @@ __all__ = [
     "VanillaFairseqTokenizer",
     "VanillaForCausalLM",
     "VanillaForConditionalGeneration",
+    "VanillaForImageClassification",
     "VanillaForObjectDetection",
     "VanillaForSequenceClassification",
     "VanillaModel",
     "VanillaPreTrainedModel",
     "VanillaTokenizer",
     "VanillaTranslationPipeline",
+    "VanillaVitConfig",
+    "VanillaVitModel",
     "bleu_metrics",
     "inverse_sqrt_schedule",
     "load_translator",

@@ -51,9 +51,9 @@ COMMANDS = {
         ("hf_vanilla.recipes.recipe:read_recipe",),
     ),
     "finetune": Command(
-        "fine-tune a model on two files, by Seq2SeqTrainer",
-        "hf_vanilla.training.finetuning:finetune",
-        ("hf_vanilla.training.finetuning:FinetuneOptions", "transformers:Seq2SeqTrainingArguments"),
+        "fine-tune a model on two files, or on a folder of images, by Trainer",
+        "hf_vanilla.tasks.dispatch:finetune_model",
+        ("hf_vanilla.tasks.dispatch:read_finetuning",),
     ),
     "translate": Command(
         "translate a file or stdin, one sentence per line",
@@ -65,10 +65,15 @@ COMMANDS = {
         "hf_vanilla.translation.corpus_translation:translate_corpus",
         ("hf_vanilla.translation.corpus_translation:CorpusOptions",),
     ),
+    "classify": Command(
+        "label images: files, folders, or paths from stdin",
+        "hf_vanilla.vision.classify:classify_files",
+        ("hf_vanilla.vision.classify:read_classification",),
+    ),
     "evaluate": Command(
-        "score a model: BLEU and chrF",
-        "hf_vanilla.translation.evaluation:evaluate_files",
-        ("hf_vanilla.translation.evaluation:EvaluateOptions",),
+        "score a model: BLEU and chrF, or accuracy of images",
+        "hf_vanilla.tasks.dispatch:evaluate",
+        ("hf_vanilla.tasks.dispatch:read_evaluation",),
     ),
     "score": Command(
         "log-probabilities of given translations",
@@ -76,7 +81,7 @@ COMMANDS = {
         ("hf_vanilla.translation.scoring:ScoreOptions",),
     ),
     "convert": Command(
-        "convert models of OPUS-MT, fairseq and torch.nn.Transformer",
+        "convert models of OPUS-MT, fairseq, torch.nn.Transformer and ViT",
         "hf_vanilla.convert.formats:convert",
         ("hf_vanilla.convert.formats:read_conversion",),
     ),
@@ -86,7 +91,7 @@ COMMANDS = {
         ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
     ),
     "plot": Command(
-        "draw attention, positions, learning rates, curves, BLEU",
+        "draw attention, positions, learning rates, curves, BLEU, patches",
         "hf_vanilla.plots.plot:plot",
         ("hf_vanilla.plots.plot:read_plot",),
     ),

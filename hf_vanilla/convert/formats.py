@@ -10,16 +10,30 @@ from hf_vanilla.options import parse_options, pop_option
 from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
 from .fairseq import FairseqOptions, convert_fairseq
 from .marian import MarianOptions, convert_marian
+from .timm import TimmOptions, ToTimmOptions, convert_timm, convert_to_timm
 from .to_marian import ToMarianOptions, convert_to_marian
 from .torch_transformer import TorchOptions, convert_torch
+from .vit import ToVitOptions, VitOptions, convert_to_vit, convert_vit
+from .vit_google import (
+    GoogleVitOptions,
+    ToGoogleVitOptions,
+    convert_google_vit,
+    convert_to_google_vit,
+)
 
 FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
     "detr": (DetrOptions, convert_detr),
     "fairseq": (FairseqOptions, convert_fairseq),
     "marian": (MarianOptions, convert_marian),
+    "timm": (TimmOptions, convert_timm),
     "to-detr": (ToDetrOptions, convert_to_detr),
     "to-marian": (ToMarianOptions, convert_to_marian),
+    "to-timm": (ToTimmOptions, convert_to_timm),
+    "to-vit": (ToVitOptions, convert_to_vit),
+    "to-vit-google": (ToGoogleVitOptions, convert_to_google_vit),
     "torch": (TorchOptions, convert_torch),
+    "vit": (VitOptions, convert_vit),
+    "vit-google": (GoogleVitOptions, convert_google_vit),
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 from transformers import PreTrainedModel
 from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.utils import is_vision_available
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,20 @@ FAMILIES = {
             ),
         ),
     ),
+    "vanilla_vit": Family(
+        config="configuration_vanilla_vit.VanillaVitConfig",
+        models={
+            "AutoModel": "modeling_vanilla_vit.VanillaVitModel",
+            "AutoModelForImageClassification": "modeling_vanilla_vit.VanillaForImageClassification",
+        },
+        processors=(
+            (
+                "AutoImageProcessor",
+                "image_processor_classes",
+                {"pil": "transformers.ViTImageProcessorPil"},
+            ),
+        ),
+    ),
 }
 
 
@@ -87,8 +102,10 @@ def register_families() -> None:
         for auto_class, model in family.models.items():
             getattr(transformers, auto_class).register(config, _load(model), exist_ok=True)
         for auto_class, keyword, processor in family.processors:
-            chosen = {keyword: _load(processor)}
-            getattr(transformers, auto_class).register(config, **chosen, exist_ok=True)
+            # without Pillow, transformers has no image processors, and text needs none
+            if auto_class != "AutoImageProcessor" or is_vision_available():
+                chosen = {keyword: _load(processor)}
+                getattr(transformers, auto_class).register(config, **chosen, exist_ok=True)
         for name, (pipeline, auto_class) in family.pipelines.items():
             auto_model = getattr(transformers, auto_class)
             PIPELINE_REGISTRY.register_pipeline(

@@ -18,6 +18,7 @@ from .formulas import (
     plot_schedule,
 )
 from .length_bleu import PlotLengthBleuOptions, plot_length_bleu
+from .patches import PlotPatchesOptions, plot_patches
 
 # the function that draws it, and its options
 FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
@@ -27,6 +28,7 @@ FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
     "schedule": (plot_schedule, PlotScheduleOptions),
     "curves": (plot_curves, PlotCurvesOptions),
     "length_bleu": (plot_length_bleu, PlotLengthBleuOptions),
+    "patches": (plot_patches, PlotPatchesOptions),
 }
 
 

@@ -1,0 +1,252 @@
+"""Checkpoints of timm's `vit_*` models to our model and back, without timm itself."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import ViTImageProcessorPil
+from transformers.image_utils import PILImageResampling
+
+from hf_vanilla.files import whole_folder, write_text
+from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
+from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
+
+from .checkpoint_files import read_checkpoint
+from .vit import add_zero_biases, authors_processor, read_image_model, save_image_model
+from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
+
+_LAYER = "model.layers.{n}"
+NAMES: Names = {
+    "cls_token": "model.embeddings.class_token",
+    "pos_embed": "model.embeddings.positions",
+    "patch_embed.proj.{kind}": "model.embeddings.patch_projection.{kind}",
+    "blocks.{n}.norm1.{kind}": f"{_LAYER}.self_attn_layer_norm.{{kind}}",
+    "blocks.{n}.attn.qkv.{kind}": tuple(
+        f"{_LAYER}.self_attn.{part}_proj.{{kind}}" for part in ("q", "k", "v")
+    ),
+    "blocks.{n}.attn.proj.{kind}": f"{_LAYER}.self_attn.out_proj.{{kind}}",
+    "blocks.{n}.norm2.{kind}": f"{_LAYER}.final_layer_norm.{{kind}}",
+    "blocks.{n}.mlp.fc1.{kind}": f"{_LAYER}.fc1.{{kind}}",
+    "blocks.{n}.mlp.fc2.{kind}": f"{_LAYER}.fc2.{{kind}}",
+    "norm.{kind}": "model.layer_norm.{kind}",
+    "head.{kind}": "classifier.{kind}",
+}
+FOREIGN = {
+    "dist_token": "a distillation token",
+    "head_dist.{kind}": "a distillation token",
+    "reg_token": "register tokens",
+    "blocks.{n}.ls1.gamma": "layer scale",
+    "blocks.{n}.ls2.gamma": "layer scale",
+    "blocks.{n}.gamma_1": "layer scale",
+    "blocks.{n}.gamma_2": "layer scale",
+    "blocks.{n}.attn.rel_pos_h": "windowed attention with relative positions",
+    "blocks.{n}.attn.rel_pos_w": "windowed attention with relative positions",
+    "blocks.{n}.attn.q_norm.{kind}": "norms on queries and keys",
+    "blocks.{n}.attn.k_norm.{kind}": "norms on queries and keys",
+    "norm_pre.{kind}": "a norm below the first layer",
+    "fc_norm.{kind}": "a mean over patches instead of the class token",
+    "attn_pool.{part}.{kind}": "an attention head for pooling",
+}
+HEAD_WIDTH, HUGE = 64, {1280: 16}  # heads are not stored; all sizes but huge have heads of 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmOptions:
+    """Convert a `vit_*` checkpoint of timm."""
+
+    input: str = field(
+        metadata={
+            "help": "folder with model.safetensors and config.json, a .safetensors, or Hub id"
+        }
+    )
+    output: str = field(metadata={"help": "folder for our model"})
+    heads: int | None = field(
+        default=None, metadata={"help": "attention heads; default: of 64 channels, as timm's sizes"}
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToTimmOptions:
+    """Write an image model of ours as a checkpoint of timm."""
+
+    input: str = field(metadata={"help": "folder or Hub id of our model"})
+    output: str = field(metadata={"help": "folder for model.safetensors and config.json"})
+
+
+def convert_timm(options: TimmOptions) -> Path:
+    """Our model folder, image processor and label names included, from timm's files.
+
+    Raises:
+        ValueError: the checkpoint is damaged or another architecture; the message names all that
+            is left over.
+        OSError: nothing is found under that name, or the output is taken.
+    """
+    with whole_folder(options.output) as folder:
+        weights, settings = _read_timm(options.input)
+        ours = from_timm(weights, settings, origin=options.input, heads=options.heads)
+        save_image_model(ours, timm_processor(ours.config, settings), folder)
+    return Path(options.output)
+
+
+def convert_to_timm(options: ToTimmOptions) -> Path:
+    """A folder of timm's form from our model.
+
+    Raises:
+        ValueError: the model has what timm's `vit_*` cannot express.
+        OSError: nothing is found under that name, or the output is taken.
+    """
+    with whole_folder(options.output) as folder:
+        ours = read_image_model(options.input)
+        if not isinstance(ours, VanillaForImageClassification):
+            raise ValueError(f"{options.input} has no classifier, which the layout asks for")
+        weights, settings = to_timm(ours)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        write_text(folder / "config.json", json.dumps(settings, indent=2))
+    return Path(options.output)
+
+
+def from_timm(
+    weights: Mapping[str, Tensor],
+    settings: Mapping[str, Any] | None = None,
+    *,
+    origin: str = "the checkpoint",
+    heads: int | None = None,
+) -> VanillaForImageClassification:
+    """Our model with the weights and the function of a timm checkpoint.
+
+    A final norm of the name `fc_norm` is taken where `global_pool` is `"token"`; with the mean over
+    patches, timm's default beside it, the model is refused.
+
+    Args:
+        weights: by timm's names.
+        settings: `config.json` beside them; None: there is none.
+        origin: for messages.
+        heads: attention heads; None: as timm's models of that width have.
+
+    Raises:
+        ValueError: weights are left over, missing, or of a wrong shape; the message names them all.
+    """
+    settings, names = settings or {}, dict(NAMES)
+    pooling = settings.get("global_pool", "token" if "fc_norm.weight" not in weights else "avg")
+    if pooling != "token":
+        raise ValueError(
+            f"{origin} does not fit this architecture; global_pool={pooling!r}, a mean over "
+            "patches, where ours reads the class token (global_pool='token')"
+        )
+    if "fc_norm.weight" in weights:
+        names["fc_norm.{kind}"] = names.pop("norm.{kind}")
+    config = _config(weights, settings, origin, heads)
+    ours = VanillaForImageClassification(config)
+    renamed = rename_to_ours(weights, names)
+    if "blocks.0.attn.qkv.bias" not in weights:
+        add_zero_biases(renamed, ours)
+    load_renamed(ours, renamed, origin=origin, reasons=FOREIGN)
+    return ours.eval()
+
+
+def to_timm(ours: VanillaForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights by timm's names, and the fields of `config.json` that `from_timm` reads.
+
+    Raises:
+        ValueError: ours has what timm's `vit_*` cannot express.
+    """
+    config = ours.config
+    if config.has_pooler or not config.attention_bias:
+        raise ValueError("timm's vit_* has biases on its attention and no pooler")
+    renamed = rename_to_theirs(ours.state_dict(), NAMES)
+    height, width = config.image_height_width
+    labels = [config.id2label[index] for index in range(config.num_labels)]
+    return renamed.weights, {
+        "num_classes": config.num_labels,
+        "num_features": config.d_model,
+        "global_pool": "token",
+        "label_names": labels,
+        "pretrained_cfg": {"input_size": [config.num_channels, height, width]},
+    }
+
+
+def timm_processor(config: VanillaVitConfig, settings: Mapping[str, Any]) -> ViTImageProcessorPil:
+    """Resize, crop the middle and normalise, as `pretrained_cfg` of `config.json` says."""
+    told = settings.get("pretrained_cfg") or {}
+    if "mean" not in told:
+        return authors_processor(config)
+    height, width = config.image_height_width
+    share = told.get("crop_pct") or 1.0
+    resample = PILImageResampling[told.get("interpolation", "bicubic").upper()]
+    return ViTImageProcessorPil(
+        size={"shortest_edge": int(min(height, width) / share)},
+        do_center_crop=True,
+        crop_size={"height": height, "width": width},
+        resample=resample,
+        do_convert_rgb=True,
+        image_mean=list(told["mean"]),
+        image_std=list(told["std"]),
+    )
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and `config.json`, empty where a lone file of weights was given."""
+    path = Path(name)
+    if path.is_file():
+        return read_checkpoint(path), {}
+    if path.is_dir():
+        weights, settings = path / "model.safetensors", path / "config.json"
+    else:
+        try:
+            weights = Path(hf_hub_download(name, "model.safetensors"))
+            settings = Path(hf_hub_download(name, "config.json"))
+        except (HfHubHTTPError, HFValidationError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+    try:
+        told = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{settings} is not JSON: {error}") from None
+    return read_checkpoint(weights), told
+
+
+def _config(
+    weights: Mapping[str, Tensor], settings: Mapping[str, Any], origin: str, heads: int | None
+) -> VanillaVitConfig:
+    """Every size, from shapes where they tell it."""
+    needed = ("patch_embed.proj.weight", "pos_embed", "blocks.0.mlp.fc1.weight", "head.weight")
+    if missing := [name for name in needed if name not in weights]:
+        raise ValueError(f"{origin} is no vit_* of timm: missing {', '.join(missing)}")
+    patches, positions, fed, head = (weights[name] for name in needed)
+    width, channels, *patch = patches.shape
+    told = settings.get("pretrained_cfg") or {}
+    size = told.get("input_size") or [channels, *_square(positions.shape[1] - 1, patch, origin)]
+    labels = settings.get("label_names") or told.get("label_names") or range(head.shape[0])
+    is_named = settings.get("label_names") or told.get("label_names")
+    names = {index: str(label) for index, label in enumerate(labels)} if is_named else None
+    layers = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
+    return VanillaVitConfig(
+        image_size=list(size[1:]),
+        patch_size=patch,
+        num_channels=channels,
+        d_model=width,
+        encoder_layers=len(layers),
+        encoder_attention_heads=heads or HUGE.get(width) or max(1, width // HEAD_WIDTH),
+        encoder_ffn_dim=fed.shape[0],
+        layer_norm_eps=1e-6,
+        **({"id2label": names} if names else {"num_labels": head.shape[0]}),
+    )
+
+
+def _square(count: int, patch: list[int], origin: str) -> list[int]:
+    side = round(count**0.5)
+    if side * side != count:
+        raise ValueError(
+            f"{origin} has {count} positions, which make no square: put its config.json, with "
+            "pretrained_cfg.input_size, beside the weights"
+        )
+    return [side * patch[0], side * patch[1]]

@@ -1,0 +1,312 @@
+"""Transformers' ViT, `google/vit-base-patch16-224` and its kin, to our model and back."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoImageProcessor,
+    PreTrainedConfig,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    ViTModel,
+)
+
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
+from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
+from hf_vanilla.models.saving_vanilla import code_beside_weights
+
+from .weight_names import Names, Renamed, load_renamed, rename_to_ours, rename_to_theirs
+
+logger = logging.getLogger(__name__)
+
+# of the body, without its prefix
+_BODY = {
+    "embeddings.cls_token": "embeddings.class_token",
+    "embeddings.position_embeddings": "embeddings.positions",
+    "embeddings.patch_embeddings.projection.{kind}": "embeddings.patch_projection.{kind}",
+    **{
+        f"layers.{{n}}.attention.{theirs}.{{kind}}": f"layers.{{n}}.self_attn.{ours}.{{kind}}"
+        for theirs, ours in (
+            *((name, name) for name in ("q_proj", "k_proj", "v_proj")),
+            ("o_proj", "out_proj"),
+        )
+    },
+    "layers.{n}.layernorm_before.{kind}": "layers.{n}.self_attn_layer_norm.{kind}",
+    "layers.{n}.layernorm_after.{kind}": "layers.{n}.final_layer_norm.{kind}",
+    "layers.{n}.mlp.fc1.{kind}": "layers.{n}.fc1.{kind}",
+    "layers.{n}.mlp.fc2.{kind}": "layers.{n}.fc2.{kind}",
+    "layernorm.{kind}": "layer_norm.{kind}",
+    "pooler.dense.{kind}": "pooler.{kind}",
+}
+MODEL_NAMES: Names = _BODY
+CLASSIFIER_NAMES: Names = {
+    **{f"vit.{theirs}": f"model.{ours}" for theirs, ours in _BODY.items()},
+    "classifier.{kind}": "classifier.{kind}",
+}
+# fields that mean the same in both configs
+SAME_FIELDS = {
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "num_channels": "num_channels",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+    "hidden_act": "activation_function",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "layer_norm_eps",
+}
+LABEL_FIELDS = ("id2label", "label2id", "problem_type")
+FOREIGN_TYPES = {
+    "beit": "relative positions and layer scale",
+    "deit": "a distillation token",
+    "dinov2": "layer scale",
+    "dinov2_with_registers": "register tokens and layer scale",
+    "dinov3_vit": "register tokens, rotary positions and layer scale",
+    "swin": "windowed attention",
+    "swinv2": "windowed attention",
+    "vitdet": "windowed attention",
+    "vit_mae": "a decoder of masked patches",
+}
+ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
+    "ViTForImageClassification": ViTForImageClassification,
+    "ViTModel": ViTModel,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VitOptions:
+    """Convert a ViT of transformers to one of ours."""
+
+    input: str = field(metadata={"help": "folder or Hub id of a ViTForImageClassification"})
+    output: str = field(metadata={"help": "folder for our model"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToVitOptions:
+    """Convert an image model of ours to a ViT of transformers."""
+
+    input: str = field(metadata={"help": "folder or Hub id of our model"})
+    output: str = field(metadata={"help": "folder for the ViTForImageClassification"})
+
+
+def convert_vit(options: VitOptions) -> Path:
+    """Our model folder, image processor included, from one of `ViTForImageClassification`.
+
+    Raises:
+        ValueError: it is no such model, is damaged, or has what ours cannot express; the message
+            names all of it.
+        OSError: nothing is found under that name, or the output is taken.
+    """
+    with whole_folder(options.output) as folder:
+        theirs, loading = _read_vit(options.input)
+        ours = from_vit(theirs, origin=options.input, loading=loading)
+        processor = read_image_processor(options.input, ours.config)
+        save_image_model(ours, processor, folder)
+    return Path(options.output)
+
+
+def convert_to_vit(options: ToVitOptions) -> Path:
+    """A `ViTForImageClassification` folder, image processor included, from one of ours.
+
+    Raises:
+        ValueError: the model has what ViT cannot express; the message names all of it.
+        OSError: nothing is found under that name, or the output is taken.
+    """
+    with whole_folder(options.output) as folder:
+        ours = read_image_model(options.input)
+        to_vit(ours).save_pretrained(folder)
+        read_image_processor(options.input, ours.config).save_pretrained(folder)
+    return Path(options.output)
+
+
+def from_vit(
+    theirs: ViTForImageClassification | ViTModel,
+    *,
+    origin: str = "the ViT",
+    loading: Mapping[str, Any] | None = None,
+) -> VanillaForImageClassification | VanillaVitModel:
+    """Our model with the weights and the function of transformers' ViT.
+
+    Where theirs has no biases on queries, keys and values, ours get zeros.
+
+    Args:
+        theirs: in float32.
+        origin: for messages.
+        loading: what `from_pretrained` reported with `output_loading_info=True`.
+
+    Raises:
+        ValueError: it has what ours cannot express; the message names all of it.
+    """
+    config = theirs.config
+    is_body = isinstance(theirs, ViTModel)
+    ours = (VanillaVitModel if is_body else VanillaForImageClassification)(
+        VanillaVitConfig(
+            **{ours: getattr(config, name) for name, ours in SAME_FIELDS.items()},
+            **{name: getattr(config, name) for name in LABEL_FIELDS},
+            has_pooler=is_body and theirs.pooler is not None,
+        )
+    )
+    weights = theirs.state_dict()
+    renamed = rename_to_ours(weights, MODEL_NAMES if is_body else CLASSIFIER_NAMES)
+    if not config.qkv_bias:
+        add_zero_biases(renamed, ours)
+    if is_body and (config.pooler_act != "tanh" or config.pooler_output_size != config.hidden_size):
+        renamed.problems.append(
+            f"pooler_act={config.pooler_act!r}, pooler_output_size={config.pooler_output_size} "
+            "(here: tanh, d_model)"
+        )
+    if loading is not None:
+        for name in loading["missing_keys"]:
+            renamed.weights.pop(_our_name(name, is_body), None)
+        renamed.left_over.extend(loading["unexpected_keys"])
+        renamed.problems.extend(
+            f"{name} (shape {tuple(found)}, expected {tuple(expected)})"
+            for name, found, expected in sorted(loading["mismatched_keys"])
+        )
+    load_renamed(ours, renamed, origin=origin)
+    return ours.eval()
+
+
+def to_vit(
+    ours: VanillaForImageClassification | VanillaVitModel,
+) -> ViTForImageClassification | ViTModel:
+    """Transformers' ViT with the weights and the function of our model.
+
+    Raises:
+        ValueError: ours has what ViT cannot express; the message names all of it.
+    """
+    config = ours.config
+    is_body = isinstance(ours, VanillaVitModel)
+    if reasons := _foreign_to_vit(config, is_body=is_body):
+        raise ValueError(f"ViT cannot express this model: {'; '.join(reasons)}")
+    settings = ViTConfig(
+        **{name: getattr(config, ours) for name, ours in SAME_FIELDS.items()},
+        **{name: getattr(config, name) for name in LABEL_FIELDS},
+        qkv_bias=True,
+    )
+    theirs: PreTrainedModel
+    if is_body:
+        theirs = ViTModel(settings, add_pooling_layer=config.has_pooler)
+    else:
+        theirs = ViTForImageClassification(settings)
+    names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
+    load_renamed(theirs, rename_to_theirs(ours.state_dict(), names), origin="our model")
+    return theirs.eval()
+
+
+def read_image_model(name: str) -> VanillaForImageClassification | VanillaVitModel:
+    """Our image model of a folder or Hub id, in float32.
+
+    Raises:
+        ValueError: it is another kind of model.
+        OSError: nothing is found under that name.
+    """
+    settings = _read_settings(name)
+    if (kind := settings.get("model_type")) != "vanilla_vit":
+        raise ValueError(f"{name} is a model of type {kind!r}: give one of type 'vanilla_vit'")
+    has_head = "VanillaVitModel" not in (settings.get("architectures") or [])
+    model = VanillaForImageClassification if has_head else VanillaVitModel
+    return model.from_pretrained(name, dtype=torch.float32).eval()
+
+
+def read_image_processor(name: str, config: VanillaVitConfig) -> Any:
+    """The image processor of a folder or Hub id; without one, that of the authors' models."""
+    try:
+        return AutoImageProcessor.from_pretrained(name)
+    except OSError:
+        logger.warning("%s has no image processor: values are scaled to -1..1 instead", name)
+        return authors_processor(config)
+
+
+def authors_processor(config: VanillaVitConfig) -> ViTImageProcessorPil:
+    """Resize to the model's size, values from -1 to 1, as the authors' models read images."""
+    height, width = config.image_height_width
+    channels = [0.5] * config.num_channels
+    return ViTImageProcessorPil(
+        size={"height": height, "width": width},
+        do_convert_rgb=True,
+        image_mean=channels,
+        image_std=channels,
+    )
+
+
+def save_image_model(
+    model: VanillaForImageClassification | VanillaVitModel, processor: Any, folder: Path
+) -> None:
+    """A complete model folder: weights, config, their code, and the image processor."""
+    with code_beside_weights(model):
+        model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
+    """Zeros for biases on queries, keys and values that the other model does not have."""
+    for name, weight in ours.state_dict().items():
+        if name.endswith(("q_proj.bias", "k_proj.bias", "v_proj.bias")):
+            renamed.weights.setdefault(name, torch.zeros_like(weight))
+            renamed.origins.setdefault(name, name)
+
+
+# --- inside ------------------------------------------------------------------------------------
+
+
+def _read_settings(name: str) -> dict[str, Any]:
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+    return settings
+
+
+def _read_vit(name: str) -> tuple[ViTForImageClassification | ViTModel, dict[str, Any]]:
+    """The model in float32, and what transformers reports of its tensors."""
+    settings = _read_settings(name)
+    if (kind := settings.get("model_type")) != "vit":
+        why = f" ({FOREIGN_TYPES[kind]})" if kind in FOREIGN_TYPES else ""
+        raise ValueError(f"{name} is a model of type {kind!r}{why}: give one of type 'vit'")
+    architecture = (settings.get("architectures") or ["ViTForImageClassification"])[0]
+    if architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"{name} is a {architecture}: give one of {', '.join(sorted(ARCHITECTURES))}"
+        )
+    report = logging.getLogger("transformers.modeling_utils")  # its table says what we say below
+    level = report.level
+    report.setLevel(logging.ERROR)
+    try:
+        theirs, loading = ARCHITECTURES[architecture].from_pretrained(
+            name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except Exception as error:  # a damaged file fails in many ways, and none of them says so
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{name}: its weights cannot be read ({reason}): download it again"
+        ) from None
+    finally:
+        report.setLevel(level)
+    return theirs.eval(), loading
+
+
+def _our_name(name: str, is_body: bool) -> str:
+    names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
+    return next(iter(rename_to_ours({name: torch.zeros(1)}, names).weights), "")
+
+
+def _foreign_to_vit(config: VanillaVitConfig, *, is_body: bool) -> list[str]:
+    reasons = []
+    if config.has_pooler and not is_body:
+        reasons.append("has_pooler=True (there: no pooler below a classifier)")
+    if config.activation_dropout:
+        reasons.append(f"activation_dropout={config.activation_dropout} (there: 0)")
+    if not config.attention_bias:
+        reasons.append("attention_bias=False (there: a bias on the output projection)")
+    return reasons

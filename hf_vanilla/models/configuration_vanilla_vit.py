@@ -1,0 +1,196 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Every number that shapes the weights or the function of the Vision Transformer (2010.11929).
+
+The defaults are the paper's ViT-B/16 (Table 1).
+"""
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from .sizes_vanilla import LAYER_TP_PLAN
+
+POSITION_STARTS = ("sinusoid_2d", "normal")
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
+
+
+@strict
+class VanillaVitConfig(PreTrainedConfig):
+    r"""Configuration of the Vision Transformer: a pre-norm encoder over image patches.
+
+    Args:
+        image_size (`int` or pair of `int`, defaults to 224): height and width in pixels; one number
+            means both. A multiple of `patch_size`.
+        patch_size (`int` or pair of `int`, defaults to 16): height and width of a patch in pixels.
+        num_channels (`int`, defaults to 3): channels of an image.
+        d_model (`int`, defaults to 768): width of every hidden state.
+        encoder_layers (`int`, defaults to 12): number of layers.
+        encoder_attention_heads (`int`, defaults to 12): attention heads of a layer.
+        encoder_ffn_dim (`int`, defaults to 3072): width inside the feed-forward network.
+        dropout (`float`, defaults to 0.0): on the output of every sublayer and on the sum of patch
+            embedding and position.
+        attention_dropout (`float`, defaults to 0.0): on the attention weights.
+        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network.
+        activation_function (`str`, defaults to `"gelu"`): a name of
+            `transformers.activations.ACT2FN`.
+        attention_bias (`bool`, defaults to `True`): biases on the four projections of attention.
+        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
+        position_start (`str`, defaults to `"sinusoid_2d"`): initial value of the learned positions:
+            sines and cosines of row and column, or `"normal"`: N(0, 0.02), as in the authors' code.
+        has_pooler (`bool`, defaults to `False`): a Linear and a tanh on the class token
+            (`pooler_output`), which a classifier then reads: the paper's head during pre-training.
+        label_smoothing (`float`, defaults to 0.0): share of the target probability that is spread
+            over all labels; in training mode and for single labels only.
+
+    Raises:
+        huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
+            the message names the value and the remedy.
+
+    Examples:
+        >>> from hf_vanilla import VanillaVitConfig
+        >>> VanillaVitConfig(image_size=(32, 48), patch_size=8).grid
+        (4, 6)
+    """
+
+    model_type = "vanilla_vit"
+    attribute_map = {  # noqa: RUF012 - transformers' form
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+        "intermediate_size": "encoder_ffn_dim",
+    }
+    base_model_tp_plan = LAYER_TP_PLAN
+
+    image_size: int | list[int] | tuple[int, int] = 224
+    patch_size: int | list[int] | tuple[int, int] = 16
+    num_channels: int = 3
+    d_model: int = 768
+    encoder_layers: int = 12
+    encoder_attention_heads: int = 12
+    encoder_ffn_dim: int = 3072
+    dropout: float | int = 0.0
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "gelu"
+    attention_bias: bool = True
+    layer_norm_eps: float = 1e-6
+    position_start: str = "sinusoid_2d"
+    has_pooler: bool = False
+    label_smoothing: float | int = 0.0
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head's queries, keys and values."""
+        return self.d_model // self.encoder_attention_heads
+
+    @property
+    def v_head_dim(self) -> int:
+        """Width of one head's values: `head_dim`."""
+        return self.head_dim
+
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """Widths of keys and of values in an attention with `num_heads` heads."""
+        return self.d_model // num_heads, self.d_model // num_heads
+
+    @property
+    def image_height_width(self) -> tuple[int, int]:
+        """Height and width of an image in pixels."""
+        return as_pair(self.image_size)
+
+    @property
+    def patch_height_width(self) -> tuple[int, int]:
+        """Height and width of a patch in pixels."""
+        return as_pair(self.patch_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        (height, width), (patch_height, patch_width) = (
+            self.image_height_width,
+            self.patch_height_width,
+        )
+        return height // patch_height, width // patch_width
+
+    def validate_sizes(self) -> None:
+        """Sizes and counts are positive."""
+        for name in (
+            *("num_channels", "d_model", "encoder_layers"),
+            *("encoder_attention_heads", "encoder_ffn_dim"),
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
+
+    def validate_patches(self) -> None:
+        """An image is cut into whole patches."""
+        for name in ("image_size", "patch_size"):
+            value = getattr(self, name)
+            sides = [value] if isinstance(value, int) else list(value)
+            if len(sides) not in (1, 2) or min(sides) < 1:
+                raise ValueError(f"{name}={value}: give one positive number, or height and width")
+        sizes, patches = self.image_height_width, self.patch_height_width
+        if any(size % patch for size, patch in zip(sizes, patches, strict=True)):
+            raise ValueError(
+                f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}: "
+                f"take {tuple(_multiples(sizes, patches))}"
+            )
+
+    def validate_head_split(self) -> None:
+        """Heads divide d_model."""
+        heads = self.encoder_attention_heads
+        if heads > 0 and self.d_model % heads:
+            raise ValueError(
+                f"d_model={self.d_model} is not a multiple of encoder_attention_heads={heads}: "
+                "change either"
+            )
+
+    def validate_rates(self) -> None:
+        """Dropouts and smoothing are probabilities below 1."""
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            rate = getattr(self, name)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+
+    def validate_names(self) -> None:
+        """An unknown name never becomes a default."""
+        for name, choices in (
+            ("activation_function", sorted(ACT2FN)),
+            ("position_start", POSITION_STARTS),
+            ("problem_type", (*PROBLEM_TYPES, None)),
+        ):
+            if getattr(self, name) not in choices:
+                known = ", ".join(str(choice) for choice in choices)
+                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
+
+    def validate_positions(self) -> None:
+        """Sine and cosine of row and of column need a width that four divides."""
+        if self.position_start == "sinusoid_2d" and self.d_model % 4:
+            raise ValueError(
+                f"d_model={self.d_model} is not a multiple of 4, which position_start="
+                "'sinusoid_2d' needs: change d_model or take position_start='normal'"
+            )
+
+    def forget_code(self) -> None:
+        """Leave out what points at source files beside the weights."""
+        for name in ("auto_map", "custom_pipelines"):
+            self.__dict__.pop(name, None)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as every config; without its code, it does not point at any."""
+        if self._auto_class is None:
+            self.forget_code()
+        super().save_pretrained(save_directory, *args, **kwargs)
+
+
+def as_pair(size: "int | list[int] | tuple[int, ...]") -> tuple[int, int]:
+    """Height and width of a size that may be one number for both."""
+    sides = [size] if isinstance(size, int) else list(size)
+    return sides[0], sides[-1]
+
+
+def _multiples(sizes: tuple[int, int], patches: tuple[int, int]) -> list[int]:
+    """The nearest larger sizes that patches divide."""
+    return [-(-size // patch) * patch for size, patch in zip(sizes, patches, strict=True)]

@@ -1,0 +1,367 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""The Vision Transformer (2010.11929): image patches through a pre-norm encoder, then to labels.
+
+Its attention is the text model's own (3.2); its layer is another, because the norm stands before
+each sublayer. Shapes: B batch, P patches, D `d_model`, C `num_labels`, H x W pixels.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention_vanilla import VanillaAttention
+from .configuration_vanilla_vit import VanillaVitConfig
+from .kernels_vanilla import VanillaDropout
+from .loss_vanilla_vit import classification_loss
+from .positions_vanilla import sinusoid_2d
+from .pretrained_vanilla import VanillaPreTrainedModel
+
+
+class VanillaPreNormEncoderLayer(GradientCheckpointingLayer):
+    """Self-attention, then feed-forward, each on the normed input: `x + Sublayer(LayerNorm(x))`."""
+
+    def __init__(self, config: VanillaVitConfig) -> None:
+        super().__init__()
+        self.self_attn = VanillaAttention(config, config.encoder_attention_heads)
+        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
+        self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
+        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.activation_fn = ACT2FN[config.activation_function]
+        self.activation_dropout = VanillaDropout(config.activation_dropout)
+        self.dropout = VanillaDropout(config.dropout)
+
+    def forward(
+        self, hidden_states: Tensor, num_queries: int | None = None, **kwargs: object
+    ) -> Tensor:
+        """One layer.
+
+        Args:
+            hidden_states: `(B, 1 + P, D)`.
+            num_queries: compute the first `num_queries` tokens alone, which see all; None: all.
+            **kwargs: passed on to attention.
+
+        Returns:
+            `(B, 1 + P, D)`, or `(B, num_queries, D)`.
+        """
+        normed = self.self_attn_layer_norm(hidden_states)
+        attended, _ = self.self_attn(normed[:, :num_queries], normed, normed, **kwargs)
+        hidden_states = hidden_states[:, :num_queries] + self.dropout(attended)
+
+        normed = self.final_layer_norm(hidden_states)
+        fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(normed))))
+        return hidden_states + self.dropout(fed)
+
+
+class VanillaVitEmbedding(nn.Module):
+    """`Dropout([class token; patches of the image] + positions)`, equation 1 of the paper."""
+
+    def __init__(self, config: VanillaVitConfig) -> None:
+        super().__init__()
+        self.config = config
+        rows, columns = config.grid
+        patch = config.patch_height_width
+        self.patch_projection = nn.Conv2d(config.num_channels, config.d_model, patch, stride=patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, config.d_model))
+        self.positions = nn.Parameter(torch.zeros(1, 1 + rows * columns, config.d_model))
+        self.dropout = VanillaDropout(config.dropout)
+
+    def forward(self, pixel_values: Tensor, *, interpolate_pos_encoding: bool = False) -> Tensor:
+        """Patches with their positions.
+
+        Args:
+            pixel_values: `(B, channels, H, W)`.
+            interpolate_pos_encoding: take images of any size that patches divide.
+
+        Returns:
+            `(B, 1 + P, D)`, the class token first, then the patches row by row.
+
+        Raises:
+            ValueError: channels or size of the images do not fit; the message says how.
+        """
+        if not torch.compiler.is_exporting():  # a check would fix the size in the program
+            self._check(pixel_values, interpolate_pos_encoding)
+        patches = self.patch_projection(pixel_values.to(self.patch_projection.weight.dtype))
+        rows, columns = patches.shape[2:]
+        class_token = self.class_token.expand(patches.shape[0], -1, -1)
+        tokens = torch.cat((class_token, patches.flatten(2).transpose(1, 2)), dim=1)
+        positions: Tensor = self.positions
+        if interpolate_pos_encoding:
+            positions = resized(positions, self.config.grid, (rows, columns))
+        return self.dropout(tokens + positions)
+
+    def _check(self, pixel_values: Tensor, interpolate_pos_encoding: bool) -> None:
+        config = self.config
+        if pixel_values.dim() != 4:
+            raise ValueError(
+                f"pixel_values of shape {tuple(pixel_values.shape)}: "
+                "give (batch, channels, height, width), as the image processor returns it"
+            )
+        channels, *size = pixel_values.shape[1:]
+        if channels != config.num_channels:
+            raise ValueError(
+                f"images of {channels} channels, but this model reads num_channels="
+                f"{config.num_channels}: its image processor makes them so"
+            )
+        if not interpolate_pos_encoding and tuple(size) != config.image_height_width:
+            raise ValueError(
+                f"images of {size[0]} x {size[1]} pixels, but image_size={config.image_size}: "
+                "resize them, pass interpolate_pos_encoding=True, or call resize_positions"
+            )
+        patches = config.patch_height_width
+        if any(side < patch or side % patch for side, patch in zip(size, patches, strict=True)):
+            raise ValueError(
+                f"images of {size[0]} x {size[1]} pixels are not cut into whole patches by "
+                f"patch_size={config.patch_size}: resize them to a multiple of it"
+            )
+
+
+class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
+    """What the models of this file share: their inputs, initial values, messages."""
+
+    config_class = VanillaVitConfig
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _no_split_modules = ["VanillaVitEmbedding", "VanillaPreNormEncoderLayer"]  # noqa: RUF012
+    _input_embed_layer = "patch_projection"
+
+    @classmethod
+    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
+        """As transformers does; weights of another size are named in the error.
+
+        Raises:
+            ValueError: a weight has another shape than the config says.
+        """
+        try:
+            return super().from_pretrained(name, *args, **kwargs)
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+        options = {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        _, report = super().from_pretrained(name, *args, **kwargs, **options)
+        faults = (
+            f"{weight} has shape {tuple(found)}, expected {tuple(expected)}"
+            for weight, found, expected in sorted(report["mismatched_keys"])
+        )
+        raise ValueError(
+            f"{name}: {'; '.join(faults)}. For another image_size load the model as it was saved "
+            "and call resize_positions(height, width); for a new head ignore_mismatched_sizes=True"
+        )
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Glorot for Linear, fan-in for patches, zeros for the class token, sines for positions."""
+        super()._init_weights(module)
+        if module is getattr(self, "classifier", None) and self._has_loaded_body():
+            init.zeros_(module.weight)  # a new head on trained weights starts without opinion
+        elif isinstance(module, nn.Conv2d):
+            init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+            init.zeros_(module.bias)
+        elif isinstance(module, VanillaVitEmbedding):
+            init.zeros_(module.class_token)
+            if self.config.position_start == "normal":
+                init.normal_(module.positions, std=0.02)
+            else:
+                rows, columns = self.config.grid
+                table = grid_positions(rows, columns, self.config.d_model)
+                init.copy_(module.positions, table.to(module.positions))
+
+    def _has_loaded_body(self) -> bool:
+        """Whether the weights below the head came from a checkpoint."""
+        return getattr(self.base_model.layer_norm.weight, "_is_hf_initialized", False)
+
+
+class VanillaVitModel(VanillaVitPreTrainedModel):
+    """Images to one vector for the class token and one for each patch.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla import VanillaVitConfig, VanillaVitModel
+        >>> config = VanillaVitConfig(image_size=8, patch_size=2, d_model=16, encoder_layers=1,
+        ...     encoder_attention_heads=2, encoder_ffn_dim=32)
+        >>> model = VanillaVitModel(config)
+        >>> model(torch.zeros(1, 3, 8, 8)).last_hidden_state.shape
+        torch.Size([1, 17, 16])
+    """
+
+    _can_record_outputs = {  # noqa: RUF012 - transformers' form
+        "hidden_states": VanillaPreNormEncoderLayer,
+        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
+    }
+
+    def __init__(self, config: VanillaVitConfig) -> None:
+        super().__init__(config)
+        self.embeddings = VanillaVitEmbedding(config)
+        layers = [VanillaPreNormEncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.pooler = nn.Linear(config.d_model, config.d_model) if config.has_pooler else None
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: Tensor,
+        interpolate_pos_encoding: bool = False,
+        class_token_only: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPooling:
+        """Read images.
+
+        Args:
+            pixel_values: `(B, channels, H, W)`.
+            interpolate_pos_encoding: take images of any size that patches divide.
+            class_token_only: let the last layer compute the class token alone. Its vector stays
+                the same; `last_hidden_state` is then `(B, 1, D)`.
+            **kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+
+        Returns:
+            `last_hidden_state` `(B, 1 + P, D)` after the final norm, and `pooler_output` `(B, D)`
+            where the config has a pooler. `hidden_states` are those before the final norm.
+        """
+        hidden_states = self.embeddings(
+            pixel_values, interpolate_pos_encoding=interpolate_pos_encoding
+        )
+        for layer in self.layers[:-1]:
+            hidden_states = layer(hidden_states, **kwargs)
+        hidden_states = self.layers[-1](hidden_states, 1 if class_token_only else None, **kwargs)
+        hidden_states = self.layer_norm(hidden_states)
+        pooled = None if self.pooler is None else self.pooler(hidden_states[:, 0]).tanh()
+        return BaseModelOutputWithPooling(last_hidden_state=hidden_states, pooler_output=pooled)
+
+    @torch.no_grad()
+    def resize_positions(self, height: int, width: int) -> None:
+        """Make this a model for images of another size, which is then saved with it.
+
+        Args:
+            height: of the images from now on, in pixels.
+            width: likewise.
+
+        Raises:
+            ValueError: patches do not divide the new size.
+        """
+        old_grid, old_size = self.config.grid, self.config.image_size
+        self.config.image_size = height if height == width else [height, width]
+        try:
+            self.config.validate_patches()
+        except ValueError:
+            self.config.image_size = old_size
+            raise
+        table = resized(self.embeddings.positions, old_grid, self.config.grid)
+        self.embeddings.positions = nn.Parameter(table.clone())
+
+
+class VanillaForImageClassification(VanillaVitPreTrainedModel):
+    """The Vision Transformer and a linear layer on its class token, or on its pooler if it has one.
+
+    The kind of loss follows `config.problem_type`, or the labels, as everywhere in transformers.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
+        >>> config = VanillaVitConfig(image_size=8, patch_size=2, d_model=16, encoder_layers=1,
+        ...     encoder_attention_heads=2, encoder_ffn_dim=32, num_labels=10)
+        >>> model = VanillaForImageClassification(config)
+        >>> model(torch.zeros(1, 3, 8, 8), labels=torch.tensor([7])).logits.shape
+        torch.Size([1, 10])
+    """
+
+    def __init__(self, config: VanillaVitConfig) -> None:
+        super().__init__(config)
+        self.model = VanillaVitModel(config)
+        self.classifier = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: Tensor,
+        labels: Tensor | None = None,
+        interpolate_pos_encoding: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> ImageClassifierOutput:
+        """Logits `(B, C)` of each image.
+
+        Args:
+            pixel_values: `(B, channels, H, W)`.
+            labels: `(B,)` int64 classes, -100 = ignore; `(B, C)` float targets in [0, 1] of several
+                labels; or `(B,)` or `(B, C)` float values of a regression.
+            interpolate_pos_encoding: take images of any size that patches divide.
+            **kwargs: `output_attentions`, `output_hidden_states`, `num_items_in_batch` (labels of
+                the whole step, all micro-batches), and what attention takes.
+
+        Raises:
+            ValueError: images or labels do not fit; the message says how.
+        """
+        num_items_in_batch = kwargs.pop("num_items_in_batch", None)
+        outputs = self.model(
+            pixel_values,
+            interpolate_pos_encoding,
+            class_token_only=not self._records_states(kwargs),
+            **kwargs,
+        )
+        pooled = outputs.pooler_output  # None without a pooler
+        logits = self.classifier(outputs.last_hidden_state[:, 0] if pooled is None else pooled)
+        loss = None
+        if labels is not None:
+            smoothing = self.config.label_smoothing if self.training else 0.0
+            loss = classification_loss(
+                logits,
+                labels,
+                problem_type=self.config.problem_type,
+                smoothing=smoothing,
+                num_items_in_batch=num_items_in_batch,
+            )
+        return ImageClassifierOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+    def _records_states(self, options: dict[str, Any]) -> bool:
+        """Whether the caller or the config asks for more than the logits."""
+        for name in ("output_attentions", "output_hidden_states"):
+            asked = options.get(name)
+            if (getattr(self.config, name) if asked is None else asked) is not False:
+                return True
+        return False
+
+    def resize_positions(self, height: int, width: int) -> None:
+        """As `VanillaVitModel.resize_positions`."""
+        self.model.resize_positions(height, width)
+
+
+def grid_positions(rows: int, columns: int, width: int) -> Tensor:
+    """Initial positions `(1, 1 + rows * columns, width)`: zeros for the class token, sines else."""
+    table = sinusoid_2d(torch.ones(1, rows, columns, dtype=torch.bool), width)
+    return torch.cat((table.new_zeros(1, 1, width), table), dim=1)
+
+
+def resized(positions: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
+    """Positions of another number of patches, by bicubic interpolation.
+
+    Args:
+        positions: `(1, 1 + rows * columns, D)` of the old grid; the class token's stays.
+        old_grid: rows and columns of patches.
+        new_grid: likewise.
+
+    Returns:
+        `(1, 1 + rows * columns, D)` of the new grid; the same tensor where nothing changes.
+    """
+    if not torch.compiler.is_exporting() and tuple(new_grid) == tuple(old_grid):
+        return positions
+    table = positions[:, 1:].unflatten(1, old_grid).permute(0, 3, 1, 2)  # (1, D, rows, columns)
+    table = nn.functional.interpolate(table, size=new_grid, mode="bicubic", align_corners=False)
+    return torch.cat((positions[:, :1], table.flatten(2).transpose(1, 2)), dim=1)

@@ -1,0 +1,75 @@
+"""Commands that several tasks have: the model's config decides which task's options are read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig, Seq2SeqTrainingArguments, TrainingArguments
+
+from hf_vanilla.options import parse_options, pop_option
+from hf_vanilla.training.finetuning import FinetuneOptions, finetune
+from hf_vanilla.translation.evaluation import EvaluateOptions, evaluate_files
+
+from .image_evaluation import EvaluateImagesOptions, evaluate_images
+from .image_finetuning import FinetuneImagesOptions, finetune_images
+
+IMAGE_MODEL = "vanilla_vit"
+EPILOG = "These are the options for a translation model; --model M --help shows those for M."
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """Options of a task and of the Trainer."""
+
+    options: FinetuneOptions | FinetuneImagesOptions
+    arguments: Any
+
+
+def read_evaluation(arguments: Sequence[str]) -> EvaluateOptions | EvaluateImagesOptions:
+    """The options of `evaluate` for the model of a command line.
+
+    Raises:
+        UsageError: an option is unknown or missing.
+    """
+    if _is_image_model(arguments):
+        return parse_options(EvaluateImagesOptions, arguments)
+    return parse_options(EvaluateOptions, arguments, epilog=EPILOG)
+
+
+def evaluate(options: EvaluateOptions | EvaluateImagesOptions) -> Any:
+    """Score a model on its task."""
+    if isinstance(options, EvaluateImagesOptions):
+        return evaluate_images(options)
+    return evaluate_files(options)
+
+
+def read_finetuning(arguments: Sequence[str]) -> Finetuning:
+    """The options of `finetune` for the model of a command line.
+
+    Raises:
+        UsageError: an option is unknown or missing.
+    """
+    if _is_image_model(arguments):
+        return Finetuning(*parse_options((FinetuneImagesOptions, TrainingArguments), arguments))
+    kinds = (FinetuneOptions, Seq2SeqTrainingArguments)
+    return Finetuning(*parse_options(kinds, arguments, epilog=EPILOG))
+
+
+def finetune_model(asked: Finetuning) -> Path:
+    """Train a saved model further on its task."""
+    if isinstance(asked.options, FinetuneImagesOptions):
+        return finetune_images(asked.options, asked.arguments)
+    return finetune(asked.options, asked.arguments)
+
+
+def _is_image_model(arguments: Sequence[str]) -> bool:
+    """Whether `--model` names an image model; a model that is not found counts as text."""
+    name = pop_option(list(arguments), "--model")
+    if name is None:
+        return False
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+    except (OSError, ValueError):
+        return False  # the command itself reports it
+    return settings.get("model_type") == IMAGE_MODEL

@@ -1,0 +1,1 @@
+"""Use of a trained image model: labels, scores, attention."""
