@@ -16,7 +16,7 @@ from hf_vanilla.vision.attention import (
 )
 from hf_vanilla.vision.classifier import load_classifier
 
-from .figures import check_picture, new_figure, save_picture
+from .figures import check_output, figure_style, new_figure, save_figure
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,7 +55,7 @@ def plot_patches(options: PlotPatchesOptions) -> Path:
         ValueError: the model is another, the layer does not exist, or the image is unreadable.
         OSError: the figure cannot be written, or it exists and `overwrite` is off.
     """
-    path = check_picture(options.output, overwrite=options.overwrite)
+    path = check_output(options.output, overwrite=options.overwrite)
     classifier = load_classifier(options.model, device="cpu")
     embeddings = classifier.model.model.embeddings
     if options.kind == "positions":
@@ -72,6 +72,7 @@ def plot_patches(options: PlotPatchesOptions) -> Path:
     return path
 
 
+@figure_style()
 def save_patch_attention(
     image: "Image", attention: PatchAttention, path: Path, *, layer: int | None = None
 ) -> None:
@@ -99,9 +100,10 @@ def save_patch_attention(
             panel.set_title(f"layer {number}, head {head}", fontsize=7)
     guess = attention.guesses[0]
     figure.suptitle(f"attention of the class token; {guess.label}: {guess.probability:.2f}")
-    save_picture(figure, path)
+    save_figure(figure, path)
 
 
+@figure_style()
 def save_rollout(image: "Image", attention: PatchAttention, path: Path) -> None:
     """Save the image beside its attention rollout through all layers."""
     figure, panels = _panels(1, 2, inches=3.0)
@@ -109,9 +111,10 @@ def save_rollout(image: "Image", attention: PatchAttention, path: Path) -> None:
     panels[0][0].set_title("image")
     _overlay(panels[0][1], image, attention.rollout)
     panels[0][1].set_title("attention rollout of the class token")
-    save_picture(figure, path)
+    save_figure(figure, path)
 
 
+@figure_style()
 def save_positions(similarity: Tensor, path: Path) -> None:
     """Save the cosine of each position with all others: one panel for each patch."""
     rows, columns = similarity.shape[:2]
@@ -120,9 +123,10 @@ def save_positions(similarity: Tensor, path: Path) -> None:
         for column in range(columns):
             panels[row][column].imshow(similarity[row, column].numpy(), vmin=-1, vmax=1)
     figure.suptitle("cosine of a patch's position with all others")
-    save_picture(figure, path)
+    save_figure(figure, path)
 
 
+@figure_style()
 def save_filters(filters: Tensor, path: Path) -> None:
     """Save the main directions of the patch projection as small images."""
     columns = 8
@@ -130,9 +134,10 @@ def save_filters(filters: Tensor, path: Path) -> None:
     for number, values in enumerate(filters):
         panels[number // columns][number % columns].imshow(values.permute(1, 2, 0).numpy())
     figure.suptitle("main directions of the patch projection")
-    save_picture(figure, path)
+    save_figure(figure, path)
 
 
+@figure_style()
 def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) -> None:
     """Save how often each class was taken for each other.
 
@@ -160,7 +165,7 @@ def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) 
         color = "white" if shares[row, column] > 0.5 else "black"
         text = str(int(confusion[row, column]))
         panel.text(column, row, text, ha="center", va="center", color=color, fontsize=7)
-    save_picture(figure, path)
+    save_figure(figure, path)
 
 
 def _panels(rows: int, columns: int, *, inches: float = 1.4) -> tuple[Any, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hf_vanilla.data.images import LabelledImages, load_images, read_image_folder
-from hf_vanilla.plots.figures import check_picture
+from hf_vanilla.plots.figures import check_output
 from hf_vanilla.plots.patches import save_confusion
 from hf_vanilla.vision.classifier import load_classifier
 from hf_vanilla.vision.scores import ImageScores, score_classifier
@@ -51,7 +51,7 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
     """
     path = None
     if options.confusion is not None:
-        path = check_picture(options.confusion, overwrite=options.overwrite)
+        path = check_output(options.confusion, overwrite=options.overwrite)
     classifier = load_classifier(options.model, device=options.device)
     config = classifier.model.config
     names = [config.id2label[index] for index in range(config.num_labels)]

@@ -12,8 +12,7 @@ from hf_vanilla.convert.marian import MarianOptions
 OPTIONS = {
     "detr": "input output without_masks heads dilation",
     "fairseq": """
-        input output dictionaries member source_lang target_lang pieces use_moses do_lower_case
-        trust_pickle
+        input output member source_lang target_lang pieces use_moses do_lower_case trust_pickle
     """,
     "marian": "input output frequencies check",
     "timm": "input output heads",
@@ -53,9 +52,9 @@ def test_help_without_a_format_lists_the_formats(capsys):
     with pytest.raises(SystemExit) as caught:
         read_conversion(["--help"])
     assert caught.value.code == 0
-    text = capsys.readouterr().out
+    text = "".join(capsys.readouterr().out.split())  # argparse breaks lines at hyphens
     assert all(name in text for name in FORMATS)
-    assert "--format NAME --help" in text
+    assert "--formatNAME--help" in text
 
 
 def test_format_and_options_may_come_in_any_order():
