@@ -1,12 +1,15 @@
-"""Beams read as places of one row say what they say when read alone."""
+"""Beams that share one row of the KV cache get the logits they get when decoded alone."""
 
 import pytest
 import torch
 from lively import PAD, V, lively_model, sources
 from torch.testing import assert_close
 
-from hf_vanilla.models.search_vanilla_decoder import SearchDecoder
+from hf_vanilla.models.search_vanilla_decoder import BeamCache, GrowingLayer, SearchDecoder
 
+B, H, K, W = 3, 2, 5, 7
+ROOM = 32
+EXACT = {"rtol": 0, "atol": 0}
 # the same double-precision sums in another order
 DOUBLE = {"rtol": 0, "atol": 1e-9}
 
@@ -14,7 +17,7 @@ DOUBLE = {"rtol": 0, "atol": 1e-9}
 @pytest.mark.parametrize("prompt", [1, 3])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @torch.no_grad()
-def test_every_beam_reads_its_own_past_and_no_others(implementation, prompt):
+def test_every_beam_attends_to_its_own_past_only(implementation, prompt):
     model = lively_model(attn_implementation=implementation)
     batch, beams = sources(5, 3, 7), 2
     states = model.get_encoder()(**batch).last_hidden_state
@@ -28,7 +31,7 @@ def test_every_beam_reads_its_own_past_and_no_others(implementation, prompt):
             decoder_input_ids=past.flatten(0, 1),
         ).logits[:, -1]
         assert_close(logits, expected, **DOUBLE)
-        if step == 2:  # the first sentence leaves, the last takes its place
+        if step == 2:  # drop the first sentence; the last takes its row
             rows = torch.tensor([2, 1])
             decoder.select(rows)
             past, batch = past[rows], {name: tensor[rows] for name, tensor in batch.items()}
@@ -51,3 +54,57 @@ def test_the_source_is_projected_once_for_all_beams():
     decoder.read(torch.full((2, beams), 5))
     assert decoder.cache.cross_attention_cache.layers[0].keys is kept
     assert kept.shape[:3] == (2, 2, 5)
+
+
+# --- the cache ---------------------------------------------------------------------------------
+
+
+def slots(count, rows=B):
+    return torch.randn(rows, H, count, K), torch.randn(rows, H, count, W)
+
+
+def test_a_cache_layer_returns_all_slots_also_after_it_has_grown():
+    layer, appended = GrowingLayer(ROOM), []
+    for count in (4, 1, ROOM, 3, 5 * ROOM, 1):
+        appended.append(slots(count))
+        found = layer.update(*appended[-1])
+        for half in (0, 1):
+            expected = torch.cat([each[half] for each in appended], dim=2)
+            assert_close(found[half], expected, **EXACT)
+    assert layer.get_seq_length() == 4 + 1 + 3 + 1 + 6 * ROOM
+
+
+def test_appending_copies_nothing_while_there_is_room():
+    layer = GrowingLayer(ROOM)
+    first, _ = layer.update(*slots(3))
+    second, _ = layer.update(*slots(2))
+    assert first.data_ptr() == second.data_ptr()
+
+
+def test_a_cache_without_its_dropped_sentences_goes_on_growing():
+    cache, own, of_source = BeamCache(3), slots(3, 5), slots(4, 5)
+    cache.self_attention_cache.update(*own, 0)
+    cache.cross_attention_cache.update(*of_source, 0)
+    cache.select(torch.tensor([0, 4, 2]))
+    for half, before in (
+        (cache.self_attention_cache, own),
+        (cache.cross_attention_cache, of_source),
+    ):
+        assert_close(half.layers[0].keys, before[0][[0, 4, 2]], **EXACT)
+        assert_close(half.layers[0].values, before[1][[0, 4, 2]], **EXACT)
+    new = slots(2, 3)
+    keys, _ = cache.self_attention_cache.update(*new, 0)
+    assert_close(keys, torch.cat((own[0][[0, 4, 2]], new[0]), dim=2), **EXACT)
+
+
+def test_the_cache_per_beam_holds_the_slots_of_each_beams_own_past():
+    cache, (keys, values) = BeamCache(3), slots(4, 1)
+    cache.self_attention_cache.update(keys, values, 0)
+    cache.cross_attention_cache.update(*slots(6, 1), 0)
+    # one token of prompt, then one of three beams; the second beam continues the third
+    past = torch.tensor([[[1, 1, 0, 0], [1, 0, 0, 1], [1, 0, 1, 0]]]).bool()
+    found = cache.per_beam(past).self_attention_cache.layers[0]
+    assert found.keys.shape == (3, H, 2, K)
+    for beam, second in enumerate((1, 3, 2)):
+        assert_close(found.keys[beam], keys[0][:, [0, second]], **EXACT)
+        assert_close(found.values[beam], values[0][:, [0, second]], **EXACT)

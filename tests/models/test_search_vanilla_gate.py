@@ -1,4 +1,4 @@
-"""The fast search finds what transformers' own search finds, and steps aside where it must."""
+"""Our search finds what transformers' finds; calls it does not serve go to transformers'."""
 
 import copy
 import sys
