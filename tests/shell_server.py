@@ -94,7 +94,9 @@ class Command(socketserver.BaseRequestHandler):
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         # new objects: those of the parent remember whether its own streams can seek
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, mode, closefd=False) for number, mode in enumerate("rww")
+        )
         with self.request.makefile("rw") as stream:
             request = json.loads(stream.readline())
             os.chdir(request["folder"])
