@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
-.PHONY: demo app test docs lint format types
+.PHONY: demo demo-images app test docs lint format types
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig, Seq2SeqTrainingArguments, TrainingArguments
 
@@ -11,8 +11,9 @@ from hf_vanilla.options import parse_options, pop_option
 from hf_vanilla.training.finetuning import FinetuneOptions, finetune
 from hf_vanilla.translation.evaluation import EvaluateOptions, evaluate_files
 
-from .image_evaluation import EvaluateImagesOptions, evaluate_images
-from .image_finetuning import FinetuneImagesOptions, finetune_images
+if TYPE_CHECKING:
+    from .image_evaluation import EvaluateImagesOptions
+    from .image_finetuning import FinetuneImagesOptions
 
 IMAGE_MODEL = "vanilla_vit"
 EPILOG = "These are the options for a translation model; --model M --help shows those for M."
@@ -22,26 +23,30 @@ EPILOG = "These are the options for a translation model; --model M --help shows 
 class Finetuning:
     """Options of a task and of the Trainer."""
 
-    options: FinetuneOptions | FinetuneImagesOptions
+    options: "FinetuneOptions | FinetuneImagesOptions"
     arguments: Any
 
 
-def read_evaluation(arguments: Sequence[str]) -> EvaluateOptions | EvaluateImagesOptions:
+def read_evaluation(arguments: Sequence[str]) -> "EvaluateOptions | EvaluateImagesOptions":
     """The options of `evaluate` for the model of a command line.
 
     Raises:
         UsageError: an option is unknown or missing.
     """
     if _is_image_model(arguments):
+        from .image_evaluation import EvaluateImagesOptions
+
         return parse_options(EvaluateImagesOptions, arguments)
     return parse_options(EvaluateOptions, arguments, epilog=EPILOG)
 
 
-def evaluate(options: EvaluateOptions | EvaluateImagesOptions) -> Any:
+def evaluate(options: "EvaluateOptions | EvaluateImagesOptions") -> Any:
     """Score a model on its task."""
-    if isinstance(options, EvaluateImagesOptions):
-        return evaluate_images(options)
-    return evaluate_files(options)
+    if isinstance(options, EvaluateOptions):
+        return evaluate_files(options)
+    from .image_evaluation import evaluate_images
+
+    return evaluate_images(options)
 
 
 def read_finetuning(arguments: Sequence[str]) -> Finetuning:
@@ -51,6 +56,8 @@ def read_finetuning(arguments: Sequence[str]) -> Finetuning:
         UsageError: an option is unknown or missing.
     """
     if _is_image_model(arguments):
+        from .image_finetuning import FinetuneImagesOptions
+
         return Finetuning(*parse_options((FinetuneImagesOptions, TrainingArguments), arguments))
     kinds = (FinetuneOptions, Seq2SeqTrainingArguments)
     return Finetuning(*parse_options(kinds, arguments, epilog=EPILOG))
@@ -58,9 +65,11 @@ def read_finetuning(arguments: Sequence[str]) -> Finetuning:
 
 def finetune_model(asked: Finetuning) -> Path:
     """Train a saved model further on its task."""
-    if isinstance(asked.options, FinetuneImagesOptions):
-        return finetune_images(asked.options, asked.arguments)
-    return finetune(asked.options, asked.arguments)
+    if isinstance(asked.options, FinetuneOptions):
+        return finetune(asked.options, asked.arguments)
+    from .image_finetuning import finetune_images
+
+    return finetune_images(asked.options, asked.arguments)
 
 
 def _is_image_model(arguments: Sequence[str]) -> bool:
