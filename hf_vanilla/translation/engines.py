@@ -14,6 +14,8 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 from hf_vanilla.data.batching import padded
 from hf_vanilla.options import install_hint
 
+from .n_best import Hypothesis, n_best_of_rows
+
 ENGINES = ("torch", "ctranslate2")
 # fields of a generation config that CTranslate2 supports, or that do not concern the search
 CTRANSLATE2_DECODING = frozenset(
@@ -80,6 +82,22 @@ class TorchEngine:
         )
         # without the start token, which some tokenizers do not count as special
         return self.tokenizer.batch_decode(generated[:, 1:], skip_special_tokens=True)
+
+    def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:
+        """The n best hypotheses per row of input ids, by beam search."""
+        return n_best_of_rows(self.model, self.tokenizer, rows, n, **self.generate_kwargs)
+
+    def check_n_best(self, n: int) -> None:
+        """Refuse an n-best list that the search cannot give.
+
+        Raises:
+            ValueError: `n` is above the number of beams, or there is no beam search.
+        """
+        saved = self.model.generation_config
+        beams = self.generate_kwargs.get("num_beams", saved.num_beams) or 1
+        if n > beams or beams == 1:
+            wanted = max(n, 2)
+            raise ValueError(f"n_best={n}, but num_beams={beams}: add --num_beams {wanted}")
 
 
 def store_by_columns(model: nn.Module) -> None:

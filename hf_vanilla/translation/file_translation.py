@@ -1,6 +1,7 @@
 """Translate a file or stdin into a file or stdout, line by line."""
 
 import io
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,11 @@ from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 
 from .decoding_options import DecodingOptions
+from .n_best import Hypothesis
+from .translator import Translator
 
 STANDARD_STREAM = "-"
+N_BEST_FORMATS = ("tsv", "jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +32,19 @@ class TranslateOptions(DecodingOptions):
     )
     output: str = field(default="-", metadata={"help": "file for the translations; -: stdout"})
     overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
+    n_best: int | None = field(
+        default=None, metadata={"help": "write this many hypotheses per line, with scores"}
+    )
+    format: str = field(
+        default="tsv", metadata={"help": "of n-best lists: tsv (line, score, text) or jsonl"}
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.n_best is not None and self.n_best < 1:
+            raise ValueError(f"n_best={self.n_best}: give a positive number")
+        if self.format not in N_BEST_FORMATS:
+            raise ValueError(f"format={self.format!r}: choose one of {', '.join(N_BEST_FORMATS)}")
 
 
 def translate_file(options: TranslateOptions) -> Path | None:
@@ -50,15 +67,42 @@ def translate_file(options: TranslateOptions) -> Path | None:
     translator = options.open_translator(processes if processes.num_processes > 1 else None)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     shows_progress = is_terminal or options.output != STANDARD_STREAM
-    translations = translator.translate(_lines(options.input), progress=shows_progress)
+    translations = _translations(options, translator, shows_progress)
     if not processes.is_main_process:
         for _ in translations:
             pass
         return None
     with open_output(options.output) as file:
-        write_lines(translations, file)
+        for text in translations:
+            file.write(text)
+            file.flush()
     options.check_failures(translator.failed)
     return None if options.output == STANDARD_STREAM else Path(options.output)
+
+
+def _translations(
+    options: TranslateOptions, translator: Translator, shows_progress: bool
+) -> Iterator[str]:
+    """The texts to write, each for one input line."""
+    lines = _lines(options.input)
+    if options.n_best is None:
+        return map(_line, translator.translate(lines, progress=shows_progress))
+    lists = translator.n_best(lines, options.n_best, progress=shows_progress)
+    write = _tsv if options.format == "tsv" else _json_line
+    return (write(number, hypotheses) for number, hypotheses in enumerate(lists, start=1))
+
+
+def _tsv(number: int, hypotheses: list[Hypothesis]) -> str:
+    """One row per hypothesis: line number, score, text without tabs and line feeds."""
+    return "".join(
+        f"{number}\t{one.score:.4f}\t{' '.join(one.text.split())}\n" for one in hypotheses
+    )
+
+
+def _json_line(number: int, hypotheses: list[Hypothesis]) -> str:
+    """The hypotheses of one line as one JSON object."""
+    found = [{"text": one.text, "score": one.score} for one in hypotheses]
+    return json.dumps({"line": number, "hypotheses": found}, ensure_ascii=False) + "\n"
 
 
 def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
@@ -104,11 +148,15 @@ def write_lines(texts: Iterable[str], file: TextIO) -> int:
     """Write each text on its own line as soon as it is there; returns the number of lines."""
     count = 0
     for text in texts:
-        # a line feed in a translation must not start a new line of the file
-        file.write(text.replace("\n", " ") + "\n")
+        file.write(_line(text))
         file.flush()
         count += 1
     return count
+
+
+def _line(text: str) -> str:
+    """A text as one line: a line feed in a translation must not start a new line of the file."""
+    return text.replace("\n", " ") + "\n"
 
 
 def _lines(name: str) -> Iterator[str]:

@@ -1,10 +1,13 @@
 """The n-best list of one sentence: translations with the scores of the search (6.1)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_vanilla.data.batching import padded
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 
@@ -53,14 +56,7 @@ def best_translations(
         return_dict_in_generate=True,
         output_scores=True,
     )
-    lengths = lengths_until_end(
-        found.sequences,
-        prompt_length=1,
-        end_ids=model.generation_config.eos_token_id,
-        pad_token_id=model.generation_config.pad_token_id,
-    )
-    pairs = zip(found.sequences.tolist(), lengths.tolist(), strict=True)
-    rows = [row[1:length] for row, length in pairs]
+    rows = _rows_until_end(found.sequences, model)
     if found.get("sequences_scores") is None:  # greedy search computes no score
         logits = torch.stack(found.scores)[:, 0]  # (T, V)
         chosen = found.sequences[0, 1:, None]
@@ -72,3 +68,51 @@ def best_translations(
         scores = found.sequences_scores.tolist()
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     return [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
+
+
+@torch.inference_mode()
+def n_best_of_rows(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[list[int]],
+    n: int,
+    **generate_kwargs: Any,
+) -> list[list[Hypothesis]]:
+    """The n best hypotheses of each sentence of a batch, by beam search.
+
+    Args:
+        model: an encoder-decoder in evaluation mode.
+        tokenizer: its tokenizer.
+        rows: input ids of each sentence.
+        n: hypotheses per sentence; at most the number of beams.
+        **generate_kwargs: changes to the model's generation config.
+    """
+    input_ids = padded(rows, tokenizer.pad_token_id)
+    lengths = torch.tensor([len(row) for row in rows])
+    attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
+    returned = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True}
+    found = model.generate(
+        input_ids=input_ids.to(model.device),
+        attention_mask=attention_mask.to(model.device),
+        **{**generate_kwargs, **returned},
+    )
+    ids = _rows_until_end(found.sequences, model)
+    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    hypotheses = [
+        Hypothesis(*values)
+        for values in zip(texts, ids, found.sequences_scores.tolist(), strict=True)
+    ]
+    return [hypotheses[i : i + n] for i in range(0, len(hypotheses), n)]
+
+
+def _rows_until_end(sequences: Tensor, model: PreTrainedModel) -> list[list[int]]:
+    """Token ids of each sequence, without the start token, up to its end token."""
+    settings = model.generation_config
+    lengths = lengths_until_end(
+        sequences,
+        prompt_length=1,
+        end_ids=settings.eos_token_id,
+        pad_token_id=settings.pad_token_id,
+    )
+    pairs = zip(sequences.tolist(), lengths.tolist(), strict=True)
+    return [row[1:length] for row, length in pairs]

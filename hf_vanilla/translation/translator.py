@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from transformers import (
 from hf_vanilla.data.batching import batch_bounds
 
 from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
+from .n_best import Hypothesis
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Translator:
         self.window = window
         self.processes = processes
         self.failed: list[int] = []
+        self._decode_rows: Callable[[list[list[int]]], list[Any]] = self.engine.translate_rows
         self._has_translated = False
         self._error: Exception | None = None  # the engine's latest
 
@@ -109,28 +111,57 @@ class Translator:
         """
         check_sentences(sentences)
         self.failed = []
-        return self._translations(sentences, progress, first_line)
+        return self._results(sentences, progress, first_line, self.engine.translate_rows, "")
 
-    def _translations(
-        self, sentences: Iterable[str], progress: bool, first_line: int
-    ) -> Iterator[str]:
+    def n_best(
+        self, sentences: Iterable[str], n: int, *, progress: bool = False, first_line: int = 1
+    ) -> Iterator[list[Hypothesis]]:
+        """Yield the n best hypotheses of each sentence, best first; see `translate`.
+
+        A sentence that is blank or fails has an empty list.
+
+        Raises:
+            ValueError: as `translate`; or the engine is not a `TorchEngine` with at least n beams.
+        """
+        check_sentences(sentences)
+        engine = self.engine
+        if not isinstance(engine, TorchEngine):
+            raise ValueError(f"n_best={n} needs --engine torch")
+        engine.check_n_best(n)
+        self.failed = []
+        return self._results(
+            sentences, progress, first_line, lambda rows: engine.n_best_rows(rows, n), []
+        )
+
+    def _results(
+        self,
+        sentences: Iterable[str],
+        progress: bool,
+        first_line: int,
+        decode: Callable[[list[list[int]]], list[Any]],
+        blank: Any,
+    ) -> Iterator[Any]:
+        """What `decode` returns for each sentence, in order; `blank` for blank and failed ones."""
+        self._decode_rows = decode
         total = len(sentences) if isinstance(sentences, Sized) else None
         is_main = self.processes is None or self.processes.is_main_process
         is_hidden = not progress or not is_main or sys.stderr is None
         sentences = iter(sentences)
         with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
             while window := list(islice(sentences, self.window)):
-                yield from self._translate_window(window, first_line, bar)
+                yield from self._translate_window(window, first_line, bar, blank)
                 first_line += len(window)
 
-    def _translate_window(self, window: list[str], first_line: int, bar: tqdm) -> list[str]:
+    def _translate_window(
+        self, window: list[str], first_line: int, bar: tqdm, blank: Any
+    ) -> list[Any]:
         rows = self._tokenize(window, first_line)
         bar.update(len(window) - len(rows))
         batches = self._batches(rows)
         if self.processes is not None:
             # the batches are sorted by length; every process gets long and short ones
             batches = batches[self.processes.process_index :: self.processes.num_processes]
-        found: list[tuple[int, str]] = []
+        found: list[tuple[int, Any]] = []
         for batch in batches:
             found += self._translate_batch(rows, batch, first_line)
             bar.update(len(batch))
@@ -138,12 +169,12 @@ class Translator:
             found = gather_object(found)
             self.failed = sorted(set(gather_object(self.failed)))
         self._check_progress(rows, found)
-        translations = [""] * len(window)
-        for index, text in found:
-            translations[index] = text
-        return translations
+        results = [blank] * len(window)
+        for index, result in found:
+            results[index] = result
+        return results
 
-    def _check_progress(self, rows: dict[int, list[int]], found: list[tuple[int, str]]) -> None:
+    def _check_progress(self, rows: dict[int, list[int]], found: list[tuple[int, Any]]) -> None:
         """Raise the engine's error if it has failed at every sentence up to now."""
         self._has_translated |= bool(found)
         if rows and not self._has_translated:
@@ -184,8 +215,8 @@ class Translator:
 
     def _translate_batch(
         self, rows: dict[int, list[int]], batch: list[int], first_line: int
-    ) -> list[tuple[int, str]]:
-        """Indices and texts; a batch that fails is halved until the sentence at fault is alone."""
+    ) -> list[tuple[int, Any]]:
+        """Indices and results; a batch that fails is halved until one sentence is left."""
         try:
             return list(zip(batch, self._decode([rows[i] for i in batch]), strict=True))
         except Exception as error:  # of any kind, out of memory included
@@ -202,11 +233,11 @@ class Translator:
             for pair in self._translate_batch(rows, part, first_line)
         ]
 
-    def _decode(self, rows: list[list[int]]) -> list[str]:
-        texts = self.engine.translate_rows(rows)
-        if len(texts) != len(rows):
-            raise ValueError(f"the engine returned {len(texts)} texts for {len(rows)} sentences")
-        return texts
+    def _decode(self, rows: list[list[int]]) -> list[Any]:
+        found = self._decode_rows(rows)
+        if len(found) != len(rows):
+            raise ValueError(f"the engine returned {len(found)} texts for {len(rows)} sentences")
+        return found
 
     def _works(self, row: list[int]) -> bool:
         """Whether the engine can translate a sentence that is only an end token."""

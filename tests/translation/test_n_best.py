@@ -1,9 +1,14 @@
 """The n-best list: the hypotheses of the search, with scores computed a second way."""
 
+import json
+
 import pytest
 import torch
 
+from hf_vanilla.translation.engines import TorchEngine
+from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
 from hf_vanilla.translation.n_best import best_translations
+from hf_vanilla.translation.translator import Translator
 
 SENTENCE = "three one four"
 
@@ -56,3 +61,56 @@ def test_do_sample_in_the_generation_config_does_not_change_the_list(trained, mo
     expected = best_translations(*trained, SENTENCE, num_beams=3)
     monkeypatch.setattr(model.generation_config, "do_sample", True)
     assert best_translations(*trained, SENTENCE, num_beams=3) == expected
+
+
+def test_the_lists_of_a_batch_equal_those_of_single_sentences(trained):
+    sentences = [SENTENCE, "", "two", "five six"]
+    engine = TorchEngine(*trained, num_beams=3)
+    found = list(Translator(engine).n_best(sentences, 3))
+    assert found[1] == []
+    for sentence, hypotheses in zip(sentences, found, strict=True):
+        if sentence:
+            expected = best_translations(*trained, sentence, num_beams=3)
+            assert [one.ids for one in hypotheses] == [one.ids for one in expected]
+            scores = [one.score for one in expected]
+            # a padded batch against one sentence: float32 sums of other orders
+            assert [one.score for one in hypotheses] == pytest.approx(scores, abs=1e-4)
+
+
+@pytest.mark.parametrize(("beams", "n"), [(3, 4), (1, 1)])
+def test_more_hypotheses_than_beams_are_refused(trained, beams, n):
+    translator = Translator(TorchEngine(*trained, num_beams=beams))
+    with pytest.raises(ValueError, match=f"n_best={n}, but num_beams={beams}: add --num_beams"):
+        translator.n_best([SENTENCE], n)
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl"])
+def test_translate_writes_n_best_lists_with_scores(trained, trained_run, tmp_path, form):
+    (tmp_path / "in").write_text(f"{SENTENCE}\n\ntwo\n", encoding="utf-8")
+    paths = {"input": str(tmp_path / "in"), "output": str(tmp_path / "out")}
+    options = TranslateOptions(model=str(trained_run), num_beams=3, n_best=2, format=form, **paths)
+    lines = translate_file(options).read_text(encoding="utf-8").splitlines()
+    found = {number: [] for number in (1, 2, 3)}
+    for line in lines:
+        if form == "tsv":
+            number, score, text = line.split("\t")
+            found[int(number)].append((text, float(score)))
+        else:
+            record = json.loads(line)
+            found[record["line"]] = [(one["text"], one["score"]) for one in record["hypotheses"]]
+    assert found[2] == []
+    for number, sentence in ((1, SENTENCE), (3, "two")):
+        expected = best_translations(*trained, sentence, num_beams=3)[:2]
+        assert [text for text, _ in found[number]] == [one.text for one in expected]
+        scores = [one.score for one in expected]
+        assert [score for _, score in found[number]] == pytest.approx(scores, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"n_best": 0}, "n_best=0: give a positive"), ({"format": "xml"}, "format='xml': choose one")],
+    ids=str,
+)
+def test_bad_n_best_options_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        TranslateOptions(model="m", **changes)
