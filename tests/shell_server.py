@@ -94,9 +94,8 @@ class Command(socketserver.BaseRequestHandler):
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         # new objects: those of the parent remember whether its own streams can seek
-        sys.stdin, sys.stdout, sys.stderr = (
-            open(number, mode, closefd=False) for number, mode in enumerate("rww")
-        )
+        modes = enumerate("rww")
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode, closefd=False) for n, mode in modes)
         with self.request.makefile("rw") as stream:
             request = json.loads(stream.readline())
             os.chdir(request["folder"])

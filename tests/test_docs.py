@@ -48,8 +48,6 @@ PROGRAMS = (
 REPLACED = {"USER/NAME": "ada/name", "max_steps=1000": "max_steps=2"}
 OPTIONAL_LIBRARIES = ("bertviz", "onnx")  # without them, a block that needs them is only compiled
 
-# --- the files of a reader -----------------------------------------------------------------------
-
 
 def sentence_pairs(count, seed):
     draw = random.Random(seed)
@@ -126,9 +124,6 @@ def add_opus_model(hub, folder):
         for path in folder.iterdir()
     }
     repository.commit("main", files)
-
-
-# --- the session of a page -----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -266,9 +261,6 @@ def test_the_code_blocks_of_a_page_run(page, shell, clone, trained_run, fresh_ac
 def test_a_block_that_does_not_work_fails(block, message, shell, clone):
     with pytest.raises(Exception, match=message):
         run_page(f"# A page\n\n{block}\n", clone / "page.md", shell)
-
-
-# --- names in the text ---------------------------------------------------------------------------
 
 
 def mentions(pattern):
