@@ -57,6 +57,16 @@ TASKS = {
         decoding="hf_vanilla.tasks.translation_options:generation_config",
         set_by_data=("pad_token_id", "eos_token_id", "decoder_start_token_id"),
     ),
+    "image_classification": TaskEntry(
+        model_types=("vanilla_vit",),
+        data="hf_vanilla.tasks.image_classification_options:ImageDataOptions",
+        measures="hf_vanilla.tasks.image_classification_options:MEASURES",
+        prepare="hf_vanilla.tasks.image_classification:prepare",
+        config="hf_vanilla.models.configuration_vanilla_vit:VanillaVitConfig",
+        model="hf_vanilla.models.modeling_vanilla_vit:VanillaForImageClassification",
+        processor="transformers:AutoImageProcessor",
+        set_by_data=("id2label", "label2id"),
+    ),
 }
 
 

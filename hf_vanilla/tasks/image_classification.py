@@ -25,7 +25,7 @@ from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 
-from .image_classification_options import MEASURES, ImageData
+from .image_classification_options import MEASURES, ImageDataOptions
 from .image_data import FINGERPRINT_FILE, Images, image_facts, prepare_images
 
 
@@ -85,7 +85,7 @@ class ImageClassificationTask:
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
 
     @property
-    def options(self) -> ImageData:
+    def options(self) -> ImageDataOptions:
         """The recipe's data options."""
         return self.recipe.data
 

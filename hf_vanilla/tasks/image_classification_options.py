@@ -18,7 +18,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageData:
+class ImageDataOptions:
     """Images to train on, how they are changed at random, and how they become batches."""
 
     _argument_group_name = "options of task image_classification"

@@ -20,7 +20,7 @@ from hf_vanilla.data.images import (
 )
 from hf_vanilla.recipes.recipe import Recipe
 
-from .image_classification_options import ImageData
+from .image_classification_options import ImageDataOptions
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def prepare_images(recipe: Recipe) -> Images:
         ValueError: the images do not match the recipe, or an earlier run in its folder.
         OSError: nothing is found under a name.
     """
-    options: ImageData = recipe.data
+    options: ImageDataOptions = recipe.data
     config = recipe.config()
     if config.num_channels != 3:
         raise ValueError(
@@ -79,7 +79,9 @@ def prepare_images(recipe: Recipe) -> Images:
     )
 
 
-def training_and_validation(options: ImageData) -> tuple[LabelledImages, LabelledImages | None]:
+def training_and_validation(
+    options: ImageDataOptions,
+) -> tuple[LabelledImages, LabelledImages | None]:
     """The two parts of the data.
 
     Raises:

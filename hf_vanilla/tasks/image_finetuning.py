@@ -16,7 +16,7 @@ from hf_vanilla.hub.image_card import image_card
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .image_classification_options import ImageData
+from .image_classification_options import ImageDataOptions
 from .image_data import training_and_validation
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def finetune_images(options: FinetuneImagesOptions, arguments: TrainingArguments
         ValueError: the images do not fit the options, or their classes cannot be trained on.
         OSError: nothing is found under a name, or the folder cannot be written.
     """
-    data = ImageData(dataset=options.dataset, validation=options.validation)
+    data = ImageDataOptions(dataset=options.dataset, validation=options.validation)
     train, validation = training_and_validation(data)
     check_classes(train)
     processor = AutoImageProcessor.from_pretrained(options.model)

@@ -1,0 +1,73 @@
+"""A saved image model works in transformers' pipeline where this package is not installed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from image_files import coloured
+from image_models import vit
+
+from hf_vanilla.data.images import image_processor
+from hf_vanilla.models.saving_vanilla import code_beside_weights
+
+pytestmark = pytest.mark.slow
+
+# the same lines for both: once with the package, once where importing it fails
+USE = """
+import json, sys, warnings
+folder, image, has_package = sys.argv[1], sys.argv[2], sys.argv[3] == "with"
+if not has_package:
+    sys.modules["hf_vanilla"] = None
+sys.modules["torchvision"] = None
+import torch
+torch.set_num_threads(1)
+from transformers import AutoImageProcessor, pipeline
+trust = {} if has_package else {"trust_remote_code": True}
+if has_package:
+    import hf_vanilla
+    warnings.simplefilter("error")
+classify = pipeline("image-classification", model=folder, **trust)
+processor = AutoImageProcessor.from_pretrained(folder, **trust)
+found = {
+    "guesses": classify(image),
+    "module": type(classify.model).__module__,
+    "processor": type(processor).__name__,
+}
+with open(sys.argv[4], "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_the_pipeline_gives_the_same_labels_with_and_without_the_package(tmp_path):
+    model = vit(id2label={index: f"kind {index}" for index in range(7)})
+    with code_beside_weights(model):
+        model.save_pretrained(tmp_path / "model")
+    processor = image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1])
+    processor.save_pretrained(tmp_path / "model")
+    coloured(tmp_path / "image.png", (200, 30, 90), size=(33, 21))
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "OMP_NUM_THREADS": "1",
+    }
+    found = {}
+    for side in ("with", "without"):
+        arguments = [tmp_path / "model", tmp_path / "image.png", side, tmp_path / f"{side}.json"]
+        done = subprocess.run(
+            [sys.executable, "-c", USE, *map(str, arguments)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found[side] = json.loads((tmp_path / f"{side}.json").read_text())
+        if side == "with":
+            assert "warn" not in done.stderr.lower()
+    assert found["with"]["guesses"] == found["without"]["guesses"]
+    assert found["with"]["module"].startswith("hf_vanilla.")
+    assert found["without"]["module"].startswith("transformers_modules.")
+    assert found["with"]["processor"] == found["without"]["processor"] == "ViTImageProcessorPil"
