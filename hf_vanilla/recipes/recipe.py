@@ -6,6 +6,7 @@ options of the task.
 """
 
 import difflib
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -38,6 +39,8 @@ from .tasks import (
     task_of_option,
     validation_measures,
 )
+
+logger = logging.getLogger(__name__)
 
 RECIPE_HELP = (
     "Options override --recipe FILE, a YAML file of the same names, or the name of a recipe that "
@@ -305,6 +308,7 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         _check_task(name, names, task)
     check_names("recipe", values, names)
     _drop_replaced_data(values, arguments, data_class)
+    _lower_rate(values, arguments)
     if isinstance(values.get("trackers"), list):
         values["trackers"] = ",".join(map(str, values["trackers"])) or "none"
     if isinstance(values.get("learning_rate_of"), dict):
@@ -319,6 +323,28 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         elsewhere=_section_options(entry),
     )
     return Recipe(train=train, data=data, task=task, **sections)
+
+
+def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:
+    """Lower a file's peak rate where the command line shortens its warmup.
+
+    The peak is multiplied by the same factor as the warmup, so the rate rises as steeply as in the
+    file, and no step has a higher rate than there. Fewer steps alone need no change: they follow
+    the first part of the same curve.
+    """
+    options = [argument.replace("--warmup-steps", "--warmup_steps") for argument in arguments]
+    warmup_steps = pop_option(options, "--warmup_steps") or ""
+    rate, before = values.get("learning_rate"), values.get("warmup_steps")
+    if rate is None or before is None or not warmup_steps.isdecimal():
+        return
+    share = int(warmup_steps) / before
+    if 0 < share < 1 and "learning_rate" not in given_options(arguments):
+        values["learning_rate"] = rate * share
+        logger.warning(
+            "learning_rate is %.3g instead of the recipe's %.3g, since warmup_steps is %s instead "
+            "of %d; --learning_rate chooses another",
+            *(values["learning_rate"], rate, warmup_steps, before),
+        )
 
 
 def _read_sections(values: dict[str, Any], arguments: list[str]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Checkpoints of a run: safetensors and JSON, written to a temporary folder and renamed."""
 
 import json
+import logging
 import shutil
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +19,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from hf_vanilla.files import PARTIAL, flush_to_disk
+from hf_vanilla.files import PARTIAL, finish_folder, flush_to_disk
 from hf_vanilla.recipes.measures import Measure
+
+logger = logging.getLogger(__name__)
 
 STATE_FILE = "training_state.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -127,10 +131,10 @@ def save_checkpoint(
             unfinished.mkdir(parents=True)
             save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
             save_file(tensors, unfinished / OPTIMIZER_FILE)
+            state["files"] = {path.name: _checksum(path) for path in unfinished.iterdir()}
             text = json.dumps(state, indent=2)
             (unfinished / STATE_FILE).write_text(text, encoding="utf-8")
-            for path in unfinished.iterdir():
-                flush_to_disk(path)
+            finish_folder(unfinished)
         except (OSError, SafetensorError) as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise OSError(
@@ -184,19 +188,62 @@ def remove_leftovers(output_dir: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def resume(parts: TrainingParts, output_dir: Path) -> dict[str, Any] | None:
-    """Load the newest checkpoint and return its state; None where there is none.
+def usable_checkpoint(output_dir: Path) -> Path | None:
+    """The newest checkpoint that is not damaged; None where there is no checkpoint.
 
-    Call it on every process.
+    A damaged one is renamed to `checkpoint-N.damaged`, with a warning that names the file, so that
+    it is neither resumed from nor averaged. Call it on the main process first.
+
+    Raises:
+        ValueError: all checkpoints are damaged.
     """
-    if parts.accelerator.is_main_process:
-        remove_leftovers(output_dir)
-    parts.accelerator.wait_for_everyone()
     folders = all_checkpoints(output_dir)
-    if not folders:
-        return None
-    load_checkpoint(parts, folders[-1])
-    return checkpoint_state(folders[-1])
+    for folder in reversed(folders):
+        problem = damage(folder)
+        if problem is None:
+            return folder
+        aside = folder.with_name(f"{folder.name}.damaged")
+        logger.warning("DAMAGED CHECKPOINT: %s; moved to %s", problem, aside.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+    if folders:
+        raise ValueError(
+            f"every checkpoint in {output_dir} is damaged: restore one from a copy, or delete the "
+            "folder to start anew"
+        )
+    return None
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, naming the file; None where nothing is.
+
+    Sizes and checksums are compared with those that were noted when it was written. Checkpoints of
+    earlier versions have none; of them only the list of files is checked.
+    """
+    path = folder / STATE_FILE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        files = state.get("files") or dict.fromkeys((WEIGHTS_FILE, OLD_OPTIMIZER_FILE))
+        files, step = dict(files), int(state["step"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{path} cannot be read ({error})"
+    if folder.name != f"checkpoint-{step}":
+        return f"{path} is of step {step}"
+    for name, noted in files.items():
+        if not (folder / name).is_file():
+            return f"{folder / name} is missing"
+        if noted is not None and _checksum(folder / name) != noted:
+            return f"{folder / name} has changed since it was written"
+    return None
+
+
+def _checksum(path: Path) -> list[int]:
+    """Size and CRC-32 of a file."""
+    checksum, size = 0, 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            checksum, size = zlib.crc32(block, checksum), size + len(block)
+    return [size, checksum]
 
 
 def load_checkpoint(parts: TrainingParts, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Metrics of a run: throughput, padding, losses; on a bar, in a log, to trackers."""
 
 import json
+import logging
 import math
 import sys
 import time
@@ -23,6 +24,10 @@ from hf_vanilla.recipes.recipe import Recipe
 from .processes import peak_flops
 from .task import Task, Work
 from .train_step import StepResult, unusable_step
+
+logger = logging.getLogger(__name__)
+
+WAITING_FACTOR = 20  # wall time over processor time from which the user is warned
 
 
 @dataclass
@@ -78,14 +83,16 @@ class MetricsLog:
         )
         self._work = Work(0, 0, 0)
         self._results: list[StepResult] = []
-        self._since = time.monotonic()
+        self._since, self._cpu_since = time.monotonic(), time.process_time()
+        self._has_warned = accelerator.device.type != "cpu"
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave the time spent in this context, for validation or saving, out of throughput."""
-        begin = time.monotonic()
+        begin, cpu_begin = time.monotonic(), time.process_time()
         yield
         self._since += time.monotonic() - begin
+        self._cpu_since += time.process_time() - cpu_begin
 
     def add(self, result: StepResult) -> None:
         """Keep the result of a step until `read`: reading at each step would make a GPU wait."""
@@ -149,8 +156,21 @@ class MetricsLog:
         shown = bar_text(entry, self.task.items, self.task.derived(values))
         self.bar.set_postfix_str(shown, refresh=False)
         self._work = Work(0, 0, 0)
-        self._since = time.monotonic()
+        self._warn_of_waiting(seconds)
+        self._since, self._cpu_since = time.monotonic(), time.process_time()
         return entry
+
+    def _warn_of_waiting(self, seconds: float) -> None:
+        """Say once that the process hardly gets the processor."""
+        used = time.process_time() - self._cpu_since
+        if not self._has_warned and seconds > WAITING_FACTOR * max(used, 1e-3):
+            self._has_warned = True
+            logger.warning(
+                "the last steps took %.0f s, of which this process computed %.1f s: other "
+                "processes use the cores, or there is a CPU quota; stop them, or set "
+                "OMP_NUM_THREADS=1",
+                *(seconds, used),
+            )
 
     def _total_work(self) -> Work:
         """Work of all processes since the last line."""

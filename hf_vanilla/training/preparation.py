@@ -20,7 +20,7 @@ from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.recipes.tasks import load_part
 
-from .checkpointing import all_checkpoints, checkpoint_state
+from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
 from .processes import keep_freed_memory, make_accelerator
 from .task import Order, StreamOrder, Task
@@ -41,6 +41,7 @@ class PreparedRun:
         order: rows of each micro-batch.
         per_step: micro-batches of one step, over all processes.
         facts: what a resumed run must find unchanged.
+        checkpoint: from which it resumes; None for a new run.
         model: the model without wrappers.
         parallel: the same, wrapped for parallelism, compiling and mixed precision.
         optimizer: over the trained weights.
@@ -53,6 +54,7 @@ class PreparedRun:
     order: Order
     per_step: int
     facts: dict[str, Any]
+    checkpoint: Path | None
     model: PreTrainedModel
     parallel: torch.nn.Module
     optimizer: Optimizer
@@ -99,8 +101,12 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
         set_seed(options.seed)
         model = task.model()
         facts = run_facts(task, model)
-        for folder in all_checkpoints(output_dir)[-1:]:
-            check_facts(checkpoint_state(folder).get("facts", {}), facts, folder)
+        if accelerator.is_main_process:
+            remove_leftovers(output_dir)
+        checkpoint = usable_checkpoint(output_dir)
+        if checkpoint is not None:
+            before = current_facts(checkpoint_state(checkpoint).get("facts", {}), model.config)
+            check_facts(before, facts, checkpoint)
         if accelerator.is_main_process:  # from here on the checkpoints of any moment are usable
             _write_settings(recipe, task, model, output_dir)
     per_step = math.ceil(task.micro_batches / accelerator.num_processes) * accelerator.num_processes
@@ -115,7 +121,14 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
     if accelerator.device.type == "cpu":  # only now: memory of the preparation is given back
         keep_freed_memory()
     return PreparedRun(
-        recipe, accelerator, task, order, per_step, facts, *_on_device(accelerator, model, options)
+        recipe,
+        accelerator,
+        task,
+        order,
+        per_step,
+        facts,
+        checkpoint,
+        *_on_device(accelerator, model, options),
     )
 
 
@@ -212,6 +225,17 @@ def config_facts(config: Any) -> dict[str, Any]:
     passing = {"transformers_version", "architectures", "dtype"}
     known = type(config)().to_dict().keys() - passing
     return {name: value for name, value in config.to_dict().items() if name in known}
+
+
+def current_facts(facts: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Facts of a checkpoint with its config as this version of the package reads it."""
+    if "config" not in facts:
+        return facts
+    known = {
+        name: facts["config"][name] for name in config_facts(config) if name in facts["config"]
+    }
+    read = config_facts(type(config)(**known))
+    return {**facts, "config": json.loads(json.dumps({**facts["config"], **read}))}
 
 
 def check_facts(before: dict[str, Any], now: dict[str, Any], checkpoint: Path) -> None:

@@ -23,11 +23,13 @@ from .checkpointing import (
     TrainingParts,
     all_checkpoints,
     best_checkpoints,
+    checkpoint_state,
+    load_checkpoint,
     load_weights,
-    resume,
     save_checkpoint,
     whole_model,
 )
+from .folder_lock import locked
 from .metrics_log import MetricsLog, Progress, log_entry, run_summary
 from .preparation import PreparedRun, prepare_run
 from .task import RunFacts, StreamOrder, Validation
@@ -46,6 +48,7 @@ from .train_step import (
 logger = logging.getLogger(__name__)
 
 CURVES_FILE = "curves.png"
+STALE_WARNING = 2  # validations without a better one after which the user is warned
 
 
 def train(recipe: Recipe) -> Path:
@@ -59,6 +62,11 @@ def train(recipe: Recipe) -> Path:
         OSError: data cannot be read, or a checkpoint cannot be written.
         ImportError: something that the recipe names is not installed.
     """
+    with locked(Path(recipe.train.output_dir)):
+        return _train(recipe)
+
+
+def _train(recipe: Recipe) -> Path:
     run, options = prepare_run(recipe), recipe.train
     progress = load_progress(run)
     log = MetricsLog(run.accelerator, recipe, run.task, progress)
@@ -104,9 +112,15 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[No
     except KeyboardInterrupt:
         log.close()
         if run.is_main:
-            logger.info(
-                "after step %d: the same command resumes from the last checkpoint", progress.step
+            folders = all_checkpoints(run.output_dir)
+            what = (
+                f"resumes after step {folders[-1].name.rpartition('-')[2]}"
+                if folders
+                else (
+                    f"starts anew; the first checkpoint comes after step {run.options.save_steps}"
+                )
             )
+            logger.info("stopped after step %d: the same command %s", progress.step, what)
         raise
     finally:
         log.close()
@@ -132,9 +146,10 @@ def _is_read(run: PreparedRun, step: int) -> bool:
 
 def load_progress(run: PreparedRun) -> Progress:
     """Load the newest checkpoint into the run; returns how far it is."""
-    state = resume(_parts(run), run.output_dir)
-    if state is None:
+    if run.checkpoint is None:
         return Progress()
+    load_checkpoint(_parts(run), run.checkpoint)
+    state = checkpoint_state(run.checkpoint)
     known = {name: state[name] for name in asdict(Progress()) if name in state}
     # earlier versions saved the counts beside the step
     counts = {name: state[name] for name in run.task.counted if name in state}
@@ -160,6 +175,13 @@ def load_progress(run: PreparedRun) -> Progress:
                 "epoch, some rows are seen twice and others not",
                 before,
                 run.per_step,
+            )
+        threads = state.get("threads", torch.get_num_threads())
+        if threads != torch.get_num_threads():
+            logger.warning(
+                "the run used %d threads and resumes with %d, so rounding may differ: set "
+                "OMP_NUM_THREADS=%d for identical weights",
+                *(threads, torch.get_num_threads(), threads),
             )
     return progress
 
@@ -194,6 +216,12 @@ def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
         progress.best, progress.stale = value, 0
     else:
         progress.stale += 1
+    if progress.stale == STALE_WARNING and run.is_main:
+        logger.warning(
+            "step %d: %s is %.4f, and was %.4f at its best %d validations before: if training "
+            "diverges, lower learning_rate or lengthen warmup_steps; the best checkpoint is kept",
+            *(progress.step, measure.label, value, progress.best, progress.stale),
+        )
     if 0 < run.options.patience <= progress.stale and run.is_main:
         logger.info(
             "step %d: %s has not improved on %.4f for %d validations, so training ends",
@@ -248,13 +276,14 @@ def save(
     options = run.options
     keep = Keeping(
         options.save_total_limit,
-        best=options.average_checkpoints if options.average_best else 0,
+        best=options.average_checkpoints if options.average_best else 1,
         measures=run.task.measures,
         by=run.recipe.best_by,
     )
     state: dict[str, Any] = {
         **asdict(progress),
         "micro_batches": run.per_step,
+        "threads": torch.get_num_threads(),
         "scores": scores,
         "facts": run.facts,
     }
@@ -284,6 +313,7 @@ def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
         logger.info("wrote the mean of checkpoints %s to %s", steps, run.output_dir)
         if validation is not None:
             _warn_of_a_bad_mean(run, log, progress, validation)
+            _warn_of_no_success(run, validation)
     run.accelerator.wait_for_everyone()
     return run.output_dir
 
@@ -320,6 +350,18 @@ def _write_model(
             save_curves({name: entries}, figure, task.measures, floors={name: floor})
 
     write_files(run.output_dir, write)
+
+
+def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
+    """Say so where the finished model has nothing right."""
+    for name, measure in validation_measures(run.recipe.task).items():
+        if measure.better == "higher" and validation.values.get(name) == 0:
+            logger.warning(
+                "%s of the finished model is 0: train longer, or lower learning_rate if the loss "
+                "rose",
+                measure.label,
+            )
+            return
 
 
 def _warn_of_a_bad_mean(

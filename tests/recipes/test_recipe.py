@@ -2,13 +2,15 @@
 
 import re
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
+from hf_vanilla.options import option
+from hf_vanilla.recipes import tasks
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe, shipped_recipes
 from hf_vanilla.tasks.translation_options import TranslationDataOptions
 
@@ -171,6 +173,73 @@ def test_an_empty_value_leaves_the_default(write):
     assert (recipe.model, recipe.decoding) == ({}, {})
 
 
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherData:
+    """Data options of another task."""
+
+    image_size: int = option(8, "pixels", at_least=1)
+
+
+@pytest.fixture
+def other_task(monkeypatch):
+    entry = replace(tasks.TASKS["translation"], data=f"{__name__}:OtherData")
+    monkeypatch.setitem(tasks.TASKS, "other", entry)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[OtherData.__module__])
+
+
+def test_an_option_of_another_task_is_refused_by_naming_that_task(other_task, write):
+    told = "image_size is an option of task other, and this recipe's task is translation"
+    for arguments in (["--image_size", "9"], write("image_size: 9\n")):
+        with pytest.raises(ValueError, match=told):
+            read_recipe(arguments)
+    with pytest.raises(ValueError, match="tokens_per_step is an option of task translation"):
+        read_recipe(["--task", "other", "--tokens_per_step", "9"])
+
+
+def test_help_shows_the_options_of_the_chosen_task_alone(other_task, capsys):
+    with pytest.raises(SystemExit):
+        read_recipe(["--task", "other", "--help"])
+    text = capsys.readouterr().out
+    assert "--image_size" in text
+    assert "--tokens_per_step" not in text
+    assert "options of every task:" in text
+
+
+def test_an_unknown_task_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="task='translat': choose one of translation"):
+        read_recipe(["--task", "translat"])
+
+
+def test_the_task_of_a_model_is_read_from_its_config(trained_run, tmp_path):
+    assert tasks.task_of_model(str(trained_run)) == "translation"
+    (tmp_path / "config.json").write_text('{"model_type": "marian"}')
+    with pytest.raises(ValueError, match="model_type='marian'; this package has tasks for vanilla"):
+        tasks.task_of_model(str(tmp_path))
+
+
+# --- a shorter warmup ----------------------------------------------------------------------------
+
+
+def test_a_shorter_warmup_lowers_the_files_rate_in_proportion_and_says_so(write, caplog):
+    text = "learning_rate: 0.005\nwarmup_steps: 400\n"
+    recipe = read_recipe([*write(text), "--warmup_steps", "60"])
+    assert recipe.train.learning_rate == pytest.approx(0.00075)
+    assert "learning_rate is 0.00075 instead of the recipe's 0.005" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--warmup_steps=800"], ["--max_steps=9"], ["--warmup_steps=60", "--learning_rate=0.005"]],
+    ids=str,
+)
+def test_a_rate_stays_where_the_warmup_is_not_shorter_or_the_rate_is_chosen(write, arguments):
+    recipe = read_recipe([*write("learning_rate: 0.005\nwarmup_steps: 400\n"), *arguments])
+    assert recipe.train.learning_rate == 0.005
+
+
 # --- data --------------------------------------------------------------------------------------
 
 
@@ -226,8 +295,9 @@ def test_another_option_leaves_the_files_data_alone(write):
         ("decoding:\n  num_beam: 5\n", "decoding: unknown key 'num_beam'; did you mean"),
         ("zzz: 5\n", "recipe: unknown key 'zzz'; known: adam_beta1"),
         ("model:\n  num_beams: 5\n", "model: unknown key 'num_beams'"),
+        ("model:\n  pad_token_id: 3\n", "model.pad_token_id=3: it follows from the data"),
     ],
-    ids=["recipe", "model", "decoding", "unlike any", "another section's"],
+    ids=["recipe", "model", "decoding", "unlike any", "another section's", "of the data"],
 )
 def test_a_misspelled_key_is_named_with_the_right_one(write, text, message):
     with pytest.raises(ValueError, match=message):
@@ -269,6 +339,11 @@ def test_an_option_without_its_value_is_named(option):
         ("- max_steps\n", "must hold keys and values"),
         ("", "must hold keys and values"),
         ("a: [\n", "is not a YAML file"),
+        ("learning_rate: .inf\n", "learning_rate=inf: give a finite number"),
+        ("max_grad_norm: .nan\n", "max_grad_norm=nan: give a finite number"),
+        ("model: {dropout: .nan}\n", "model.dropout=nan: give a finite number"),
+        ("seed: 3\nmax_steps: 5\nseed: 7\n", r"'seed' has two values \(the second in line 3\)"),
+        ("model: {d_model: 8, d_model: 9}\n", "'d_model' has two values"),
         ("decoding: {length_penalty_form: wu}\n", "'wu': choose one of gnmt, power"),
     ],
 )

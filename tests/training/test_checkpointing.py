@@ -1,6 +1,10 @@
 """Checkpoints are complete or not there, and come back to the last bit."""
 
+import contextlib
 import json
+import shutil
+from pathlib import Path
+from pickle import UnpicklingError
 
 import pytest
 import small_run
@@ -18,10 +22,13 @@ from hf_vanilla.training.checkpointing import (
     all_checkpoints,
     best_checkpoints,
     checkpoint_folder,
+    checkpoint_state,
+    load_checkpoint,
     load_weights,
-    resume,
     save_checkpoint,
+    usable_checkpoint,
 )
+from hf_vanilla.training.run import train
 
 # --- weights into a model ----------------------------------------------------------------------
 
@@ -90,14 +97,16 @@ def test_the_newest_checkpoint_comes_back_with_its_state(run):
         save_checkpoint(parts, folder, {"step": step, "tokens": 70 * step}, keep=Keeping(5))
     with torch.no_grad():
         model.weight.fill_(-1)
-    state = resume(parts, folder)
+    newest = usable_checkpoint(folder)
+    load_checkpoint(parts, newest)
+    state = checkpoint_state(newest)
     assert (state["step"], state["tokens"]) == (10, 700)
     assert model.weight.eq(10).all()
 
 
 def test_there_is_nothing_to_resume_in_a_new_folder(run):
-    parts, _, folder = run
-    assert resume(parts, folder) is None
+    _, _, folder = run
+    assert usable_checkpoint(folder) is None
 
 
 def test_a_leftover_of_an_earlier_crash_does_not_reach_the_checkpoint(run):
@@ -178,3 +187,73 @@ def test_files_are_whole_or_as_before(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_files(tmp_path, cut_off)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a", "old")]
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(bytes(content))
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+FILES = ["model.safetensors", "optimizer.safetensors", "training_state.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("harm", [flip_a_bit, cut, Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, caplog, name, harm):
+    parts, _, folder = run
+    for step in (2, 4):
+        save_checkpoint(parts, folder, {"step": step, "note": "x" * 999}, keep=Keeping(5))
+    harm(folder / "checkpoint-4" / name)
+    if name == "training_state.json" and harm is flip_a_bit:
+        (folder / "checkpoint-4" / name).write_bytes(b"{\xff}")  # a flipped x stays JSON
+    assert usable_checkpoint(folder) == folder / "checkpoint-2"
+    assert f"DAMAGED CHECKPOINT: {folder / 'checkpoint-4' / name}" in caplog.text
+    assert [path.name for path in all_checkpoints(folder)] == ["checkpoint-2"]
+
+
+def test_a_folder_of_damaged_checkpoints_is_an_error_and_does_not_start_anew(run):
+    parts, _, folder = run
+    save_checkpoint(parts, folder, {"step": 2}, keep=Keeping(5))
+    (folder / "checkpoint-2" / "training_state.json").unlink()
+    with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged: restore one"):
+        usable_checkpoint(folder)
+
+
+class Planted:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_a_pickle_planted_in_any_file_of_a_checkpoint_runs_no_code(corpus_files, tmp_path):
+    done = train(small_run.recipe(tmp_path / "run", corpus_files, max_steps=2))
+    old = ["optimizer.bin", "custom_checkpoint_0.pkl", "random_states_0.pkl", "scheduler.bin"]
+    for number, name in enumerate([*FILES, *old, "scaler.pt", "pytorch_model.bin"]):
+        folder = tmp_path / str(number)
+        shutil.copytree(done, folder)
+        checkpoint, ran = folder / "checkpoint-2", tmp_path / f"ran-{number}"
+        if name in old:  # as an earlier version left it
+            (checkpoint / "optimizer.safetensors").unlink()
+            state = json.loads((checkpoint / "training_state.json").read_text())
+            del state["files"]
+            (checkpoint / "training_state.json").write_text(json.dumps(state))
+            torch.save({"state": {}, "param_groups": []}, checkpoint / "optimizer.bin")
+        torch.save(Planted(ran), checkpoint / name)
+        with contextlib.suppress(ValueError, UnpicklingError):
+            train(small_run.recipe(folder, corpus_files, max_steps=3))
+        assert not ran.exists()
+        with contextlib.suppress(Exception):
+            torch.load(checkpoint / name, weights_only=False)
+        assert ran.exists() or not checkpoint.exists() or name in FILES
