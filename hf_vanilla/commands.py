@@ -51,7 +51,7 @@ COMMANDS = {
         ("hf_vanilla.recipes.recipe:read_recipe",),
     ),
     "finetune": Command(
-        "fine-tune a model on two files, or on a folder of images, by Trainer",
+        "fine-tune a model on two files or a folder of images",
         "hf_vanilla.tasks.dispatch:finetune_model",
         ("hf_vanilla.tasks.dispatch:read_finetuning",),
     ),
@@ -81,7 +81,7 @@ COMMANDS = {
         ("hf_vanilla.translation.scoring:ScoreOptions",),
     ),
     "convert": Command(
-        "convert models of OPUS-MT, fairseq, torch.nn.Transformer and ViT",
+        "convert models of OPUS-MT, fairseq, torch.nn, ViT, ...",
         "hf_vanilla.convert.formats:convert",
         ("hf_vanilla.convert.formats:read_conversion",),
     ),
@@ -91,7 +91,7 @@ COMMANDS = {
         ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
     ),
     "plot": Command(
-        "draw attention, positions, learning rates, curves, BLEU, patches",
+        "draw attention, positions, rates, curves, BLEU, patches",
         "hf_vanilla.plots.plot:plot",
         ("hf_vanilla.plots.plot:read_plot",),
     ),

@@ -1,6 +1,8 @@
 """Score given translations: scripts/score.py --model FOLDER --source FILE --target FILE."""
 
-from hf_vanilla.commands import run_command
+import sys
+
+from hf_vanilla_command import main
 
 if __name__ == "__main__":
-    run_command("score")
+    sys.exit(main("score"))
