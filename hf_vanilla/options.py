@@ -17,6 +17,9 @@ class UsageError(ValueError):
     """A command line that cannot be read: an option is unknown, missing, or not of its type."""
 
 
+# metadata that HfArgumentParser understands
+ARGUMENT_KEYS = {"help", "choices", "aliases", "nargs", "const"}
+
 # --- one option ----------------------------------------------------------------------------------
 
 
@@ -165,7 +168,7 @@ def _without_notes(kind: type) -> type:
 
     Other libraries' classes, which have no notes of ours, stay as they are.
     """
-    if all(declared.metadata.keys() <= {"help", "choices"} for declared in fields(kind)):
+    if all(declared.metadata.keys() <= ARGUMENT_KEYS for declared in fields(kind)):
         return kind
     types = get_type_hints(kind)
     columns = [
