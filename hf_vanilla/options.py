@@ -159,7 +159,10 @@ def parse_options(
     if unknown:
         hint = _meant(unknown[0].split("=")[0].removeprefix("--"), known, elsewhere)
         raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
-    made = [kind(**vars(values)) for kind, values in zip(classes, parsed, strict=True)]
+    made = [
+        values if type(values) is kind else kind(**vars(values))
+        for kind, values in zip(classes, parsed, strict=True)
+    ]
     return made[0] if isinstance(options, type) else tuple(made)
 
 
