@@ -120,9 +120,9 @@ def test_several_runs_share_a_panel_for_each_measure(panels):
     drawn = panels(mine=ENTRIES, yours=OTHER)
     titles = [axes.get_title(loc="left") for axes in drawn]
     assert titles == [
-        "training loss, smoothed targets",
-        "training, plain",
-        "validation, plain",
+        "training loss (smoothed targets)",
+        "training NLL",
+        "validation NLL",
         "validation BLEU",
         "learning rate",
     ]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import small_run
+import torch
+from safetensors.torch import load_file
 
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.preparation import prepare_run
@@ -85,10 +87,19 @@ def test_a_run_of_the_time_before_checkpoints_held_facts_goes_on(corpus_files, t
     for checkpoint in all_checkpoints(folder):
         path = checkpoint / "training_state.json"
         state = json.loads(path.read_text())
-        old = {name: state[name] for name in ("step", "target_tokens", "seconds")}
-        path.write_text(json.dumps(old))
+        counts = {"target_tokens": state["counts"]["target_tokens"]}
+        path.write_text(json.dumps({"step": state["step"], "seconds": 5.0, **counts}))
+        entries = {}
+        for name, tensor in load_file(checkpoint / "optimizer.safetensors").items():
+            entries.setdefault(int(name.split(".")[0]), {})[name.split(".")[1]] = tensor
+        old = {"state": entries, "param_groups": state["optimizer"]}
+        torch.save(old, checkpoint / "optimizer.bin")
+        (checkpoint / "optimizer.safetensors").unlink()
     train(small_run.recipe(folder, corpus_files, **LONGER))
     assert all_checkpoints(folder)[-1].name == "checkpoint-8"
+    whole = train(small_run.recipe(tmp_path / "whole", corpus_files, **LONGER))
+    first, second = (small_run.weights(run / "checkpoint-8") for run in (folder, whole))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_a_run_made_by_other_free_options_goes_on(corpus_files, tmp_path):

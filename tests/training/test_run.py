@@ -60,9 +60,11 @@ def test_the_folder_loads_by_the_auto_classes_and_has_learned(trained_run, corpu
     tokenizer = AutoTokenizer.from_pretrained(trained_run)
     assert model.config.vocab_size == len(tokenizer)
     assert tokenizer.model_max_length == small_run.MODEL["max_position_embeddings"]
-    source, target = small_run.digit_pairs()[0]
-    ids = model.generate(**tokenizer(source, return_tensors="pt"))
-    assert tokenizer.decode(ids[0], skip_special_tokens=True) == target
+    pairs = small_run.digit_pairs()[:9]
+    batch = tokenizer([source for source, _ in pairs], return_tensors="pt", padding=True)
+    texts = tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+    right = [text == target for text, (_, target) in zip(texts, pairs, strict=True)]
+    assert sum(right) >= 5
 
 
 def test_the_saved_decoding_is_the_recipes(corpus_files, tmp_path):

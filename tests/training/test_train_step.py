@@ -1,10 +1,12 @@
 """One update: what compiling and recomputing may not change, and what stops a run."""
 
+import contextlib
 from itertools import islice
 
 import pytest
 import small_run
 import torch
+from accelerate import Accelerator
 
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.training import run as training
@@ -66,6 +68,46 @@ def test_a_bf16_run_learns_as_a_float32_one(corpus_files, tmp_path, fresh_accele
     wide = losses_of(train(small_run.recipe(tmp_path / "wide", corpus_files, **options)))
     assert narrow != wide
     assert narrow == pytest.approx(wide, rel=0.02)  # 8 bits of mantissa
+
+
+def test_processes_exchange_gradients_at_the_last_micro_batch_of_a_step_only(
+    corpus_files, tmp_path, monkeypatch
+):
+    apart, backward = [], []
+    real_no_sync, real_backward = Accelerator.no_sync, Accelerator.backward
+
+    @contextlib.contextmanager
+    def no_sync(self, model):
+        apart.append(True)
+        with real_no_sync(self, model):
+            yield
+        apart.pop()
+
+    def noting(self, loss, **options):
+        backward.append(bool(apart))
+        return real_backward(self, loss, **options)
+
+    monkeypatch.setattr(Accelerator, "no_sync", no_sync)
+    monkeypatch.setattr(Accelerator, "backward", noting)
+    options = {"max_steps": 2, "tokens_per_batch": 80}  # three micro-batches a step
+    train(small_run.recipe(tmp_path / "run", corpus_files, average_checkpoints=1, **options))
+    assert backward == [True, True, False] * 2
+
+
+def test_batches_made_by_worker_processes_give_the_same_weights(corpus_files, tmp_path):
+    folders = [
+        train(
+            small_run.recipe(
+                tmp_path / str(workers),
+                corpus_files,
+                tokens_per_batch=80,
+                dataloader_workers=workers,
+            )
+        )
+        for workers in (0, 2)
+    ]
+    alone, helped = (small_run.weights(folder) for folder in folders)
+    assert all(torch.equal(alone[name], helped[name]) for name in alone)
 
 
 # --- numbers that are none ---------------------------------------------------------------------
