@@ -20,6 +20,8 @@ from pathlib import Path
 
 import fairseq_by_hand
 import hub_server
+import image_files
+import image_models
 import opus
 import pytest
 import sacrebleu
@@ -32,6 +34,7 @@ from sybil.parsers.markdown import CodeBlockParser
 from torch import nn
 from transformers import Seq2SeqTrainingArguments
 
+from hf_vanilla.data.images import image_processor
 from hf_vanilla.recipes.recipe import read_recipe
 
 TESTS = Path(__file__).resolve().parent
@@ -45,7 +48,11 @@ PROGRAMS = (
     " sacrebleu torchrun uv"
 )
 # what a reader replaces, and numbers that take too long
-REPLACED = {"USER/NAME": "ada/name", "max_steps=1000": "max_steps=2"}
+REPLACED = {
+    "USER/NAME": "ada/name",
+    "max_steps=1000": "max_steps=2",
+    "--warmup_steps 500 --max_steps 5000": "--warmup_steps 1 --max_steps 2",
+}
 OPTIONAL_LIBRARIES = ("bertviz", "onnx")  # without them, a block that needs them is only compiled
 
 
@@ -115,6 +122,17 @@ def write_sacrebleu_set(folder):
         (folder / f"wmt14_full.en-de.{name}").write_text(text, encoding="utf-8")
 
 
+def write_images(folder):
+    """Photographs of two classes, a model of them, and one of digits."""
+    for part in ("photos/train", "photos/validation", "album"):
+        image_files.colour_folder(folder / part, count=3)
+    image_files.coloured(folder / "new.jpg", (20, 20, 230))
+    sizes = {"image_size": 8, "patch_size": 4}
+    for name, labels in (("vit", "ab"), ("runs/demo_images", "0123456789")):
+        image_models.vit(**sizes, id2label=dict(enumerate(labels))).save_pretrained(folder / name)
+        image_processor((8, 8), [0.3] * 3, [0.4] * 3).save_pretrained(folder / name)
+
+
 def add_opus_model(hub, folder):
     opus.write_folder(folder)
     repository = hub_server.Repository(is_private=False)
@@ -180,6 +198,7 @@ def clone(shell, trained_run, tmp_path, monkeypatch):
     write_text_files(tmp_path)
     write_wmt(tmp_path / "wmt" / "wmt14")
     write_tutorial_model(tmp_path / "model.pt")
+    write_images(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

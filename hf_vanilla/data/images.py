@@ -164,15 +164,21 @@ def read_digit_file(path: Path) -> LabelledImages:
     return digit_images(pixels, labels, origin=str(path))
 
 
-def digit_images(pixels: np.ndarray, labels: np.ndarray, *, origin: str) -> LabelledImages:
-    """Digits from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` classes."""
+def digit_images(
+    pixels: np.ndarray,
+    labels: np.ndarray,
+    *,
+    origin: str,
+    label_names: Sequence[str] = tuple("0123456789"),
+) -> LabelledImages:
+    """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` classes, the digits by default."""
     grey = np.rint(pixels * (255 / DIGIT_LEVELS)).astype(np.uint8)
     prints = [
         zlib.crc32(image.tobytes()) << 32 | int(n) for image, n in zip(grey, labels, strict=True)
     ]
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
-        label_names=tuple(str(digit) for digit in range(10)),
+        label_names=tuple(label_names),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
         open=_Arrays(grey),
         origin=origin,

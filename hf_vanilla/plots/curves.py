@@ -76,10 +76,13 @@ def smoothing_floor(config: VanillaConfig) -> float:
 
 
 def floor_of_run(folder: Path) -> float | None:
-    """`smoothing_floor` of the run in a folder; None where its config is not one with smoothing."""
+    """`smoothing_floor` of the text model's run in a folder; None without one or smoothing."""
     if not (folder / CONFIG_FILE).is_file():
         return None
     try:
+        settings, _ = VanillaConfig.get_config_dict(folder)
+        if settings.get("model_type") != VanillaConfig.model_type:
+            return None  # a family whose smoothing is another
         config = VanillaConfig.from_pretrained(folder)
     except (OSError, ValueError):
         return None
