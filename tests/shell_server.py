@@ -26,6 +26,11 @@ TINY = (
     " --tokens_per_step 512 --tokens_per_batch 512 --max_length 128 --eval_steps 3"
     " --eval_sentences 2 --use_cpu True --decoding.num_beams 2 --decoding.max_new_tokens 3"
 )
+TINY_IMAGES = (
+    "--model.image_size 8 --model.patch_size 4 --model.d_model 12 --model.encoder_layers 1"
+    " --model.encoder_ffn_dim 16 --max_steps 2 --warmup_steps 1 --save_steps 1 --use_cpu True"
+    " --images_per_step 4 --images_per_batch 4"
+)
 FINETUNE = "--max_steps 2 --use_cpu True --report_to none"
 SMALLER = {"train": TINY, "demo": TINY, "finetune": FINETUNE}
 
@@ -69,7 +74,8 @@ def run_command(words):
     for start, action in REPLACED.items():
         if f"{name} ".startswith(f"{start} "):
             return action(words)
-    return run_program([*words, *SMALLER.get(name, "").split()])
+    smaller = TINY_IMAGES if "image_classification" in words else SMALLER.get(name, "")
+    return run_program([*words, *smaller.split()])
 
 
 def run_program(words):

@@ -48,11 +48,7 @@ PROGRAMS = (
     " sacrebleu torchrun uv"
 )
 # what a reader replaces, and numbers that take too long
-REPLACED = {
-    "USER/NAME": "ada/name",
-    "max_steps=1000": "max_steps=2",
-    "--warmup_steps 500 --max_steps 5000": "--warmup_steps 1 --max_steps 2",
-}
+REPLACED = {"USER/NAME": "ada/name", "max_steps=1000": "max_steps=2"}
 OPTIONAL_LIBRARIES = ("bertviz", "onnx")  # without them, a block that needs them is only compiled
 
 

@@ -312,9 +312,9 @@ def pixel_statistics(
     total, squares, pixels = torch.zeros(3).double(), torch.zeros(3).double(), 0
     for first in range(0, count, 64):
         batch, labels = reader.read(rows[first : first + 64].tolist())
-        values = batch[labels != IGNORED_LABEL].double() / 255
-        total += values.sum((0, 2, 3))
-        squares += values.square().sum((0, 2, 3))
+        values = batch[labels != IGNORED_LABEL].float() / 255
+        total += values.sum((0, 2, 3)).double()
+        squares += values.square().sum((0, 2, 3)).double()
         pixels += values.numel() // 3
     if not pixels:
         raise ImageError(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig, Seq2SeqTrainingArguments, TrainingArguments
+from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
 from hf_vanilla.options import parse_options, pop_option
 from hf_vanilla.training.finetuning import FinetuneOptions, finetune
@@ -58,9 +58,10 @@ def read_finetuning(arguments: Sequence[str]) -> Finetuning:
     if _is_image_model(arguments):
         from .image_finetuning import FinetuneImagesOptions
 
-        return Finetuning(*parse_options((FinetuneImagesOptions, TrainingArguments), arguments))
-    kinds = (FinetuneOptions, Seq2SeqTrainingArguments)
-    return Finetuning(*parse_options(kinds, arguments, epilog=EPILOG))
+        kinds = (FinetuneImagesOptions, Seq2SeqTrainingArguments)
+        return Finetuning(*parse_options(kinds, arguments))
+    text = (FinetuneOptions, Seq2SeqTrainingArguments)
+    return Finetuning(*parse_options(text, arguments, epilog=EPILOG))
 
 
 def finetune_model(asked: Finetuning) -> Path:
