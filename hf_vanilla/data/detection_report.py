@@ -165,9 +165,8 @@ def _rows(images: DetectionImages, is_so: Callable[[int], bool]) -> list[int]:
 def _outside(images: DetectionImages, row: int) -> np.ndarray:
     height, width = images.sizes[row]
     boxes = images.objects[row].boxes
-    return (boxes < -1).any(axis=1) | (boxes > np.asarray([width, height, width, height]) + 1).any(
-        axis=1
-    )
+    limits = np.asarray([width, height, width, height]) + 1
+    return ((boxes < -1) | (boxes > limits)).any(axis=1)
 
 
 def _without_area(images: DetectionImages, row: int) -> np.ndarray:

@@ -176,7 +176,7 @@ def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations
 
 def coco_content(images: DetectionImages) -> dict[str, Any]:
     """The annotations in the form of a COCO file."""
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for row, objects in enumerate(images.objects):
         for label, box, crowd in zip(objects.labels, objects.boxes, objects.is_crowd, strict=True):
             left, top, right, bottom = box.tolist()
@@ -421,8 +421,8 @@ def _from_cells(
 def _record(told: str, objects: Any) -> tuple[list[Any], list[tuple[float, float, float, float]]]:
     """Categories and boxes of one record: a dict of lists, or a list of dicts."""
     if not isinstance(objects, Mapping):
-        keys = {key for entry in objects for key in entry}
-        objects = {key: [entry.get(key) for entry in objects] for key in keys}
+        fields = {key for entry in objects for key in entry}
+        objects = {key: [entry.get(key) for entry in objects] for key in fields}
     boxes = objects.get("bbox", [])
     keys = [key for key in ("categories", "category", "label") if key in objects]
     categories = list(objects[keys[0]]) if keys else []

@@ -31,13 +31,14 @@ from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
-from hf_vanilla.vision.coco_scores import FIGURES, score_detections
+from hf_vanilla.vision.coco_scores import score_detections
 from hf_vanilla.vision.detector import Found, found_objects
 
 from .image_classification import ImageOrder
 from .object_detection_data import DetectionSets, EndlessOrder, prepare_detection
 from .object_detection_options import MEASURES, DetectionData
 
+LOGGED_FIGURES = ("AP", "AP50", "AP75", "AR_100")
 LOGGED_PARTS = ("loss_ce", "loss_bbox", "loss_giou")
 
 
@@ -169,7 +170,7 @@ class ObjectDetectionTask:
             )
         joined = dict(gather_object(found))
         scores = score_detections([joined[row] for row in range(len(images))], images)
-        values = {name.lower(): scores.figures[name] for name in FIGURES}
+        values = {name.lower(): scores.figures[name] for name in LOGGED_FIGURES}
         return Validation(
             {**values, "duplicates": scores.duplicates, "count_error": scores.count_error}, scores
         )
