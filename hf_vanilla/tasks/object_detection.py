@@ -16,12 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.detection import (
-    IMAGE_DEVIATION,
-    IMAGE_MEAN,
     DetectionCollator,
     detection_processor,
     detection_row,
-    resized_size,
 )
 from hf_vanilla.data.detection_augmentation import augmented
 from hf_vanilla.hub.detection_card import detection_card
@@ -32,7 +29,7 @@ from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 from hf_vanilla.vision.coco_scores import score_detections
-from hf_vanilla.vision.detector import Found, found_objects
+from hf_vanilla.vision.detector import Detector, Found
 
 from .image_classification import ImageOrder
 from .object_detection_data import DetectionSets, EndlessOrder, prepare_detection
@@ -148,7 +145,6 @@ class ObjectDetectionTask:
         mask = batch["pixel_mask"]
         return Work(items=len(mask), real_positions=int(mask.sum()), padded_positions=mask.numel())
 
-    @torch.no_grad()
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
     ) -> Validation:
@@ -157,31 +153,17 @@ class ObjectDetectionTask:
         assert images is not None
         rows = range(accelerator.process_index, len(images), accelerator.num_processes)
         found: list[tuple[int, Found]] = []
+        detector = Detector(model, self.processor)
         for first in range(0, len(rows), self.options.images_per_batch):
             chosen = list(rows[first : first + self.options.images_per_batch])
-            batch = DetectionCollator()([self._validation_row(row) for row in chosen])
-            outputs = model(
-                batch["pixel_values"].to(accelerator.device),
-                batch["pixel_mask"].to(accelerator.device),
-            )
-            sizes = images.sizes[chosen]
-            found += zip(
-                chosen, found_objects(outputs.logits, outputs.pred_boxes, sizes), strict=True
-            )
+            detected = detector.detect([images.open(row) for row in chosen])
+            found += zip(chosen, detected, strict=True)
         joined = dict(gather_object(found))
         scores = score_detections([joined[row] for row in range(len(images))], images)
         values = {name.lower(): scores.figures[name] for name in LOGGED_FIGURES}
         return Validation(
             {**values, "duplicates": scores.duplicates, "count_error": scores.count_error}, scores
         )
-
-    def _validation_row(self, row: int) -> dict[str, Tensor]:
-        images = self.sets.validation
-        assert images is not None
-        image = images.open(row)
-        edges = self.options.shortest_edge, self.options.longest_edge
-        size = resized_size((image.height, image.width), *edges)
-        return detection_row(image, images.objects[row], size, IMAGE_MEAN, IMAGE_DEVIATION)
 
     def save(self, folder: Path) -> None:
         """Write the image processor."""

@@ -112,11 +112,23 @@ class Detector:
 
     @torch.inference_mode()
     def detect(self, images: Sequence["Image"]) -> list[Found]:
-        """All queries' objects of each RGB image, boxes in its own pixels."""
-        inputs = self.processor(list(images), return_tensors="pt").to(self.model.device)
-        outputs = self.model(inputs["pixel_values"], inputs.get("pixel_mask"))
-        sizes = [(image.height, image.width) for image in images]
-        return found_objects(outputs.logits, outputs.pred_boxes, sizes)
+        """All queries' objects of each RGB image, boxes in its own pixels.
+
+        Images of one size after resizing go through the model together. Padding would change the
+        feature map near the border of an image, so what is found would depend on the others.
+        """
+        pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in images]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, values in enumerate(pixels):
+            groups.setdefault(tuple(values.shape), []).append(place)
+        found: dict[int, Found] = {}
+        for places in groups.values():
+            batch = torch.cat([pixels[place] for place in places])  # (B, 3, H, W)
+            outputs = self.model(batch.to(self.model.device))
+            sizes = [(images[place].height, images[place].width) for place in places]
+            of_group = found_objects(outputs.logits, outputs.pred_boxes, sizes)
+            found |= dict(zip(places, of_group, strict=True))
+        return [found[place] for place in range(len(images))]
 
     def detect_files(self, paths: Iterable[str], *, batch_size: int = 8) -> Iterator[Detected]:
         """One result for each path, in their order; an unreadable file gets its error."""
