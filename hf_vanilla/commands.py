@@ -51,7 +51,7 @@ COMMANDS = {
         ("hf_vanilla.recipes.recipe:read_recipe",),
     ),
     "finetune": Command(
-        "fine-tune a model on two files or a folder of images",
+        "fine-tune a model on two files, images or boxes",
         "hf_vanilla.tasks.dispatch:finetune_model",
         ("hf_vanilla.tasks.dispatch:read_finetuning",),
     ),
@@ -70,8 +70,18 @@ COMMANDS = {
         "hf_vanilla.vision.classify:classify_files",
         ("hf_vanilla.vision.classify:read_classification",),
     ),
+    "detect": Command(
+        "find objects in images: files, folders, or paths from stdin",
+        "hf_vanilla.vision.detect:detect_files",
+        ("hf_vanilla.vision.detect:read_detection",),
+    ),
+    "inspect": Command(
+        "report what is in a detection data set, and what is wrong",
+        "hf_vanilla.data.detection_report:inspect_dataset",
+        ("hf_vanilla.data.detection_report:InspectOptions",),
+    ),
     "evaluate": Command(
-        "score a model: BLEU and chrF, or accuracy of images",
+        "score a model: BLEU and chrF, accuracy of images, AP of objects",
         "hf_vanilla.tasks.dispatch:evaluate",
         ("hf_vanilla.tasks.dispatch:read_evaluation",),
     ),
@@ -91,7 +101,7 @@ COMMANDS = {
         ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
     ),
     "plot": Command(
-        "draw attention, positions, rates, curves, BLEU, patches",
+        "draw attention, positions, rates, curves, BLEU, objects",
         "hf_vanilla.plots.plot:plot",
         ("hf_vanilla.plots.plot:read_plot",),
     ),

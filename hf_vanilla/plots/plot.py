@@ -18,6 +18,7 @@ from .formulas import (
     plot_schedule,
 )
 from .length_bleu import PlotLengthBleuOptions, plot_length_bleu
+from .objects import PlotObjectsOptions, plot_objects
 from .patches import PlotPatchesOptions, plot_patches
 
 # the function that draws it, and its options
@@ -28,6 +29,7 @@ FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
     "schedule": (plot_schedule, PlotScheduleOptions),
     "curves": (plot_curves, PlotCurvesOptions),
     "length_bleu": (plot_length_bleu, PlotLengthBleuOptions),
+    "objects": (plot_objects, PlotObjectsOptions),
     "patches": (plot_patches, PlotPatchesOptions),
 }
 

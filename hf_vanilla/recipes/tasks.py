@@ -67,6 +67,16 @@ TASKS = {
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
     ),
+    "object_detection": TaskEntry(
+        model_types=("vanilla_detr",),
+        data="hf_vanilla.tasks.object_detection_options:DetectionData",
+        measures="hf_vanilla.tasks.object_detection_options:MEASURES",
+        prepare="hf_vanilla.tasks.object_detection:prepare",
+        config="hf_vanilla.models.configuration_vanilla_detr:VanillaDetrConfig",
+        model="hf_vanilla.models.modeling_vanilla_detr:VanillaForObjectDetection",
+        processor="transformers:AutoImageProcessor",
+        set_by_data=("id2label", "label2id"),
+    ),
 }
 
 

@@ -3,50 +3,90 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
 from hf_vanilla.options import parse_options, pop_option
-from hf_vanilla.training.finetuning import FinetuneOptions, finetune
-from hf_vanilla.translation.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.recipes.tasks import load_part
+from hf_vanilla.training.finetuning import FinetuneOptions
+from hf_vanilla.translation.evaluation import EvaluateOptions
 
-if TYPE_CHECKING:
-    from .image_evaluation import EvaluateImagesOptions
-    from .image_finetuning import FinetuneImagesOptions
-
-IMAGE_MODEL = "vanilla_vit"
 EPILOG = "These are the options for a translation model; --model M --help shows those for M."
 
 
 @dataclass(frozen=True)
+class ModelCommands:
+    """Where the commands of a kind of model are; import strings, `module:name`.
+
+    Attributes:
+        evaluate: scores a model, and
+        evaluate_options: its options.
+        finetune: trains a model further, and
+        finetune_options: its options, beside those of Trainer.
+    """
+
+    evaluate: str
+    evaluate_options: str
+    finetune: str
+    finetune_options: str
+
+
+TEXT = ModelCommands(
+    "hf_vanilla.translation.evaluation:evaluate_files",
+    "hf_vanilla.translation.evaluation:EvaluateOptions",
+    "hf_vanilla.training.finetuning:finetune",
+    "hf_vanilla.training.finetuning:FinetuneOptions",
+)
+# by `model_type`; any other counts as text
+COMMANDS_OF = {
+    "vanilla_vit": ModelCommands(
+        "hf_vanilla.tasks.image_evaluation:evaluate_images",
+        "hf_vanilla.tasks.image_evaluation:EvaluateImagesOptions",
+        "hf_vanilla.tasks.image_finetuning:finetune_images",
+        "hf_vanilla.tasks.image_finetuning:FinetuneImagesOptions",
+    ),
+    "vanilla_detr": ModelCommands(
+        "hf_vanilla.tasks.object_evaluation:evaluate_objects",
+        "hf_vanilla.tasks.object_evaluation:EvaluateObjectsOptions",
+        "hf_vanilla.tasks.object_finetuning:finetune_objects",
+        "hf_vanilla.tasks.object_finetuning:FinetuneObjectsOptions",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Options of the task, and the import string of what takes them."""
+
+    options: Any
+    action: str
+
+
+@dataclass(frozen=True)
 class Finetuning:
-    """Options of a task and of the Trainer."""
+    """Options of the task and of Trainer, and the import string of what takes them."""
 
-    options: "FinetuneOptions | FinetuneImagesOptions"
+    options: Any
     arguments: Any
+    action: str
 
 
-def read_evaluation(arguments: Sequence[str]) -> "EvaluateOptions | EvaluateImagesOptions":
+def read_evaluation(arguments: Sequence[str]) -> Evaluation:
     """The options of `evaluate` for the model of a command line.
 
     Raises:
         UsageError: an option is unknown or missing.
     """
-    if _is_image_model(arguments):
-        from .image_evaluation import EvaluateImagesOptions
+    commands = _commands(arguments)
+    kind = load_part(commands.evaluate_options)
+    epilog = EPILOG if kind is EvaluateOptions else None
+    return Evaluation(parse_options(kind, arguments, epilog=epilog), commands.evaluate)
 
-        return parse_options(EvaluateImagesOptions, arguments)
-    return parse_options(EvaluateOptions, arguments, epilog=EPILOG)
 
-
-def evaluate(options: "EvaluateOptions | EvaluateImagesOptions") -> Any:
+def evaluate(asked: Evaluation) -> Any:
     """Score a model on its task."""
-    if isinstance(options, EvaluateOptions):
-        return evaluate_files(options)
-    from .image_evaluation import evaluate_images
-
-    return evaluate_images(options)
+    return load_part(asked.action)(asked.options)
 
 
 def read_finetuning(arguments: Sequence[str]) -> Finetuning:
@@ -55,31 +95,25 @@ def read_finetuning(arguments: Sequence[str]) -> Finetuning:
     Raises:
         UsageError: an option is unknown or missing.
     """
-    if _is_image_model(arguments):
-        from .image_finetuning import FinetuneImagesOptions
-
-        kinds = (FinetuneImagesOptions, Seq2SeqTrainingArguments)
-        return Finetuning(*parse_options(kinds, arguments))
-    text = (FinetuneOptions, Seq2SeqTrainingArguments)
-    return Finetuning(*parse_options(text, arguments, epilog=EPILOG))
+    commands = _commands(arguments)
+    kind = load_part(commands.finetune_options)
+    epilog = EPILOG if kind is FinetuneOptions else ""
+    parsed = parse_options((kind, Seq2SeqTrainingArguments), arguments, epilog=epilog)
+    return Finetuning(*parsed, commands.finetune)
 
 
 def finetune_model(asked: Finetuning) -> Path:
     """Train a saved model further on its task."""
-    if isinstance(asked.options, FinetuneOptions):
-        return finetune(asked.options, asked.arguments)
-    from .image_finetuning import finetune_images
-
-    return finetune_images(asked.options, asked.arguments)
+    return load_part(asked.action)(asked.options, asked.arguments)
 
 
-def _is_image_model(arguments: Sequence[str]) -> bool:
-    """Whether `--model` names an image model; a model that is not found counts as text."""
+def _commands(arguments: Sequence[str]) -> ModelCommands:
+    """The commands for the model of `--model`; a model that is not found counts as text."""
     name = pop_option(list(arguments), "--model")
     if name is None:
-        return False
+        return TEXT
     try:
         settings, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError):
-        return False  # the command itself reports it
-    return settings.get("model_type") == IMAGE_MODEL
+        return TEXT  # the command itself reports it
+    return COMMANDS_OF.get(settings.get("model_type", ""), TEXT)

@@ -63,6 +63,15 @@ def read_classification(arguments: Sequence[str]) -> Classification:
     Raises:
         UsageError: an option is unknown or missing, or there is no path.
     """
+    options, paths = options_and_paths(arguments)
+    parsed = parse_options(ClassifyOptions, options)
+    if not paths:
+        raise UsageError("missing: paths of images or folders, or - to read them from stdin")
+    return Classification(parsed, tuple(paths))
+
+
+def options_and_paths(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of a command line with their values, and all other arguments."""
     options, paths, remaining = [], [], iter(arguments)
     for argument in remaining:
         if argument == STDIN or not argument.startswith("-"):
@@ -71,10 +80,7 @@ def read_classification(arguments: Sequence[str]) -> Classification:
         options.append(argument)
         if "=" not in argument and argument not in ("-h", "--help"):
             options.extend([value] if (value := next(remaining, None)) is not None else [])
-    parsed = parse_options(ClassifyOptions, options)
-    if not paths:
-        raise UsageError("missing: paths of images or folders, or - to read them from stdin")
-    return Classification(parsed, tuple(paths))
+    return options, paths
 
 
 def classify_files(asked: Classification) -> None:

@@ -1,0 +1,187 @@
+"""A trained object detector: images to boxes with labels and scores.
+
+Shapes: B batch, Q queries, K classes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoImageProcessor, AutoModelForObjectDetection, PreTrainedConfig
+
+from hf_vanilla.data.images import ImageError, open_image
+from hf_vanilla.models.boxes_vanilla_detr import to_corners
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+
+MODEL_TYPE = "vanilla_detr"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The objects found in one image, the surest first.
+
+    Attributes:
+        labels: `(m,)` int64.
+        scores: `(m,)` float64 in [0, 1].
+        boxes: `(m, 4)` float64, corner form in pixels of the image.
+        queries: `(m,)` int64, the query that found it.
+    """
+
+    labels: np.ndarray
+    scores: np.ndarray
+    boxes: np.ndarray
+    queries: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def above(self, threshold: float) -> "Found":
+        """Those with a score of at least `threshold`."""
+        kept = self.scores >= threshold
+        return Found(self.labels[kept], self.scores[kept], self.boxes[kept], self.queries[kept])
+
+
+@dataclass(frozen=True)
+class Detected:
+    """Result for one image.
+
+    Attributes:
+        name: path of the image.
+        found: its objects; None where it is unreadable.
+        error: why it is unreadable; None where it is not.
+    """
+
+    name: str
+    found: Found | None = None
+    error: str | None = None
+
+
+def found_objects(
+    logits: Tensor, boxes: Tensor, sizes: Sequence[tuple[int, int]] | np.ndarray
+) -> list[Found]:
+    """The objects of each image: for every query its most probable class, as the authors score.
+
+    Args:
+        logits: `(B, Q, K + 1)`; the last class is "no object".
+        boxes: `(B, Q, 4)` center form, in shares of the image.
+        sizes: height and width of each image in pixels.
+    """
+    scores, labels = logits.detach().float().softmax(-1)[..., :-1].max(-1)  # (B, Q)
+    order = scores.argsort(dim=-1, descending=True, stable=True).cpu()
+    corners = to_corners(boxes.detach().double()).cpu()
+    found = []
+    for image, (height, width) in enumerate(np.asarray(sizes).tolist()):
+        queries = order[image]
+        whole = torch.tensor([width, height, width, height], dtype=torch.float64)
+        found.append(
+            Found(
+                labels[image].cpu()[queries].numpy(),
+                scores[image].cpu()[queries].double().numpy(),
+                (corners[image, queries] * whole).numpy(),
+                queries.numpy(),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A model and its image processor.
+
+    Attributes:
+        model: in evaluation mode.
+        processor: makes `pixel_values` and `pixel_mask` of images, as the model was trained.
+    """
+
+    model: "VanillaForObjectDetection"
+    processor: Any
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The model's classes."""
+        config = self.model.config
+        return tuple(config.id2label[index] for index in range(config.num_labels))
+
+    @torch.inference_mode()
+    def detect(self, images: Sequence["Image"]) -> list[Found]:
+        """All queries' objects of each RGB image, boxes in its own pixels.
+
+        Images of one size after resizing go through the model together. Padding would change the
+        feature map near the border of an image, so what is found would depend on the others.
+        """
+        pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in images]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, values in enumerate(pixels):
+            groups.setdefault(tuple(values.shape), []).append(place)
+        found: dict[int, Found] = {}
+        for places in groups.values():
+            batch = torch.cat([pixels[place] for place in places])  # (B, 3, H, W)
+            outputs = self.model(batch.to(self.model.device))
+            sizes = [(images[place].height, images[place].width) for place in places]
+            of_group = found_objects(outputs.logits, outputs.pred_boxes, sizes)
+            found |= dict(zip(places, of_group, strict=True))
+        return [found[place] for place in range(len(images))]
+
+    def detect_files(self, paths: Iterable[str], *, batch_size: int = 8) -> Iterator[Detected]:
+        """One result for each path, in their order; an unreadable file gets its error."""
+        remaining = iter(paths)
+        while batch := list(islice(remaining, batch_size)):
+            opened = [_opened(path) for path in batch]
+            images = [image for image in opened if not isinstance(image, str)]
+            found = iter(self.detect(images) if images else ())
+            for path, image in zip(batch, opened, strict=True):
+                if isinstance(image, str):
+                    yield Detected(path, error=image)
+                else:
+                    yield Detected(path, next(found))
+
+
+def load_detector(name: str, *, device: str | None = None) -> Detector:
+    """The detector of a model folder or Hub id.
+
+    Args:
+        name: folder or Hub id.
+        device: such as `"cpu"`; None: a GPU if there is one.
+
+    Raises:
+        ValueError: it is another kind of model, or has no image processor.
+        OSError: nothing is found under that name.
+    """
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+    if (kind := settings.get("model_type")) != MODEL_TYPE:
+        raise ValueError(
+            f"{name} is a model of type {kind!r}: give a detector of this package; "
+            "hf-vanilla convert makes one of a DETR"
+        )
+    try:
+        processor = AutoImageProcessor.from_pretrained(name)
+    except OSError:
+        raise ValueError(
+            f"{name} has no image processor: put the preprocessor_config.json of its training "
+            "beside it"
+        ) from None
+    model = AutoModelForObjectDetection.from_pretrained(name).eval()
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Detector(model.to(chosen), processor)
+
+
+def _opened(path: str) -> "Image | str":
+    """The image, or why it cannot be read."""
+    try:
+        return open_image(path)
+    except FileNotFoundError:
+        return f"{path}: no such file"
+    except ImageError as error:
+        return str(error)

@@ -1,0 +1,226 @@
+"""Object detection on the engine: it learns, resumes, and micro-batches do not matter."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from detection_files import TINY, tiny_detector
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForObjectDetection,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from hf_vanilla.commands import run
+from hf_vanilla.data.detection import DetectionCollator
+from hf_vanilla.data.detection_sources import read_coco, save_coco
+from hf_vanilla.data.digit_scenes import digit_scenes
+from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.tasks.dispatch import evaluate, finetune_model, read_evaluation, read_finetuning
+from hf_vanilla.tasks.object_detection import prepare
+from hf_vanilla.tasks.object_detection_options import DetectionData
+from hf_vanilla.tasks.object_finetuning import NOT_GATHERED, DetectionRows, ap_metrics
+from hf_vanilla.training.run import train
+from hf_vanilla.vision.coco_scores import score_detector
+from hf_vanilla.vision.detector import Detector, load_detector
+
+
+def recipe(folder, *, model=None, data=None, **training):
+    given = {
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "warmup_steps": 1,
+        "learning_rate": 1e-3,
+        "schedule": "constant",
+        "optimizer": "adamw",
+        "max_grad_norm": 0.1,
+        "eval_steps": 100,
+        "save_steps": 2,
+        "average_checkpoints": 1,
+        "logging_steps": 1,
+        "use_cpu": True,
+        "trackers": "none",
+    }
+    sizes = {"shortest_edge": 64, "longest_edge": 64, "images_per_step": 4, "images_per_batch": 4}
+    return Recipe(
+        task="object_detection",
+        train=TrainRecipe(**given | training),
+        data=DetectionData(**sizes | {"validation_scenes": 5} | (data or {})),
+        model=TINY | (model or {}),
+        decoding={},
+    )
+
+
+def log(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_short_training_learns_and_leaves_a_folder_for_the_auto_classes(tmp_path):
+    folder = train(recipe(tmp_path / "run", max_steps=60, save_steps=60))
+    losses = [entry["loss"] for entry in log(folder) if "loss" in entry]
+    assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:3])
+    assert any("validation_ap50" in entry or "ap50" in entry for entry in log(folder))
+    assert isinstance(
+        AutoModelForObjectDetection.from_pretrained(folder), VanillaForObjectDetection
+    )
+    processor = AutoImageProcessor.from_pretrained(folder)
+    assert dict(processor.size) == {"shortest_edge": 64, "longest_edge": 64}
+    image, _ = digit_scenes(seed=1).scene(0)
+    found = pipeline("object-detection", model=str(folder))(image, threshold=0.0)
+    assert {entry["label"] for entry in found} <= set("0123456789")
+    assert "COCO AP" in (folder / "README.md").read_text()
+
+
+def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
+    whole = train(recipe(tmp_path / "whole"))
+    train(recipe(tmp_path / "parts", max_steps=2))
+    parts = train(recipe(tmp_path / "parts"))
+    ours, theirs = (
+        AutoModelForObjectDetection.from_pretrained(folder).state_dict()
+        for folder in (whole, parts)
+    )
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_another_set_of_classes_cannot_be_resumed(tmp_path):
+    train(recipe(tmp_path / "run", max_steps=2))
+    with pytest.raises(ValueError, match="classes"):
+        train(recipe(tmp_path / "run", data={"digit_classes": "0123"}))
+
+
+def test_micro_batches_give_the_gradient_of_one_batch(tmp_path):
+    """Fixed statistics, so that a BatchNorm does not see the micro-batches."""
+    task = prepare(recipe(tmp_path, model={"backbone_is_pretrained": True}))
+    model = task.model().train()
+    rows, generator = task.order(1)[0], torch.Generator()
+    gradients = []
+    for size in (4, 2, 1):
+        batches = [task.batch(rows[i : i + size], generator) for i in range(0, 4, size)]
+        totals = torch.tensor([task.counts(batch) for batch in batches]).sum(0)
+        model.zero_grad()
+        for batch in batches:
+            task.losses(model, batch, totals, is_logged=False)["loss"].backward()
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+        )
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], atol=2e-5, rtol=1e-4)
+
+
+def test_orders_never_repeat_a_scene_and_cut_a_step(tmp_path):
+    task = prepare(recipe(tmp_path))
+    assert [task.order(2)[number] for number in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="cannot be cut into 3"):
+        task.order(3)
+
+
+def scenes_on_disk(folder, count=7, kept="0123456789", seed=2):
+    return save_coco(digit_scenes(kept=kept, seed=seed).images(count), folder)
+
+
+def test_training_reads_coco_files_and_scores_the_validation(tmp_path):
+    path = scenes_on_disk(tmp_path / "coco", kept="012")
+    data = {"dataset": str(path), "validation": str(path), "flip": 0.5, "crop": 0.5}
+    folder = train(recipe(tmp_path / "run", data=data))
+    config = AutoModelForObjectDetection.from_pretrained(folder).config
+    assert config.id2label == {0: "0", 1: "1", 2: "2"}
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "told"),
+    [
+        ({"num_queries": 1}, {}, "queries: set model.num_queries"),
+        ({}, {"images_per_step": 3, "images_per_batch": 2}, "not a multiple"),
+        ({}, {"shortest_edge": 90}, "longest_edge=64 is smaller"),
+        ({}, {"smallest_scale": 1.5}, "smallest_scale=1.5"),
+    ],
+)
+def test_bad_recipes_end_before_training(tmp_path, model, data, told):
+    path = scenes_on_disk(tmp_path / "coco")
+    with pytest.raises(ValueError, match=told):
+        prepare(recipe(tmp_path / "run", model=model, data={"dataset": str(path)} | data))
+
+
+def test_a_file_of_crowds_alone_cannot_be_trained_on(tmp_path):
+    path = scenes_on_disk(tmp_path / "coco")
+    content = json.loads(path.read_text())
+    for entry in content["annotations"]:
+        entry["iscrowd"] = 1
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="no object to train on"):
+        prepare(recipe(tmp_path / "run", data={"dataset": str(path)}))
+
+
+def test_evaluation_by_trainer_equals_our_own_on_seven_images_in_batches_of_four(tmp_path):
+    tiny_detector(tmp_path / "model", names=tuple("0123456789"))
+    images = read_coco(scenes_on_disk(tmp_path / "coco"))
+    detector = load_detector(str(tmp_path / "model"), device="cpu")
+    model = detector.model
+    with torch.no_grad():  # surer, so that the order of scores is not decided by rounding
+        model.class_labels_classifier.weight.mul_(3)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        per_device_eval_batch_size=4,
+        remove_unused_columns=False,
+        label_names=["labels", "boxes"],
+        use_cpu=True,
+        report_to=[],
+    )
+    trainer = Trainer(
+        model,
+        arguments,
+        data_collator=DetectionCollator(),
+        eval_dataset=DetectionRows(images, detector.processor),
+        compute_metrics=ap_metrics(images),
+    )
+    theirs = trainer.evaluate(ignore_keys=list(NOT_GATHERED))
+    ours = score_detector(Detector(model.eval(), detector.processor), images).figures
+    assert theirs["eval_ap"] == pytest.approx(ours["AP"], abs=1e-9)
+    assert theirs["eval_ap50"] == pytest.approx(ours["AP50"], abs=1e-9)
+
+
+def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_path):
+    start = tiny_detector(tmp_path / "model")
+    path = scenes_on_disk(tmp_path / "coco", kept="89")
+    asked = ["--model", str(tmp_path / "model"), "--train_coco", str(path)]
+    asked += ["--validation_coco", str(path), "--output_dir", str(tmp_path / "out")]
+    asked += ["--max_steps", "2", "--learning_rate", "1e-9", "--use_cpu", "True"]
+    asked += ["--report_to", "none", "--per_device_train_batch_size", "2"]
+    asked += ["--gradient_accumulation_steps", "2", "--eval_strategy", "epoch"]
+    folder = finetune_model(read_finetuning(asked))
+    model = AutoModelForObjectDetection.from_pretrained(folder)
+    assert model.config.id2label == {0: "8", 1: "9"}
+    before, after = (m.model.query_positions.weight for m in (start, model))
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=0)
+    scores = evaluate(
+        read_evaluation(
+            [
+                *("--model", str(folder), "--dataset", str(path), "--device", "cpu"),
+                *("--figures", str(tmp_path / "f.json"), "--curve", str(tmp_path / "c.png")),
+            ]
+        )
+    )
+    assert json.loads((tmp_path / "f.json").read_text())["AP"] == scores.figures["AP"]
+    assert (tmp_path / "c.png").stat().st_size > 1000
+
+
+def test_the_shipped_recipe_is_valid_and_small(tmp_path):
+    read = read_recipe(["--recipe", "digit_scenes", "--digits", "digits"])
+    model = VanillaForObjectDetection(read.config(num_labels=10))
+    assert 300_000 < model.num_parameters() < 450_000
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_report_is_a_command(tmp_path, monkeypatch, capsys):
+    from hf_vanilla.data.detection_report import InspectOptions, inspect_dataset
+
+    path = scenes_on_disk(tmp_path / "coco", count=2)
+    monkeypatch.setattr("sys.argv", ["inspect", "--dataset", str(path), "--num_queries", "1"])
+    told = str(run(inspect_dataset, InspectOptions))
+    assert told.startswith(f"{path}: 2 images")
+    assert "raise num_queries" in told
