@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
+IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
 
 def batch_bounds(longest: Sequence[int] | np.ndarray, tokens_per_batch: int) -> np.ndarray:

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.translator import load_translator
 
-from .card import CARD_FILE, CardFacts, bare_card, model_card, pushed_card
+from .card import CARD_FILE, bare_card, pushed_card
 
-__all__ = ["CardFacts", "PushOptions", "Repository", "model_card", "push_folder", "push_model"]
+__all__ = ["PushOptions", "Repository", "push_folder", "push_model"]
 
 
 @dataclass(frozen=True, kw_only=True)

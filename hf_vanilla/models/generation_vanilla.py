@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
-
-from .configuration_vanilla import VanillaConfig
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedConfig, StoppingCriteria
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
 # transformers' own default; `Seq2SeqTrainer` writes it into a model's generation config
 DEFAULT_MAX_LENGTH = 20
 
 
-def paper_decoding(config: VanillaConfig) -> GenerationConfig:
-    """Beam 4, GNMT penalty with alpha 0.6, at most source length + 50 tokens (6.1)."""
+def paper_decoding(config: PreTrainedConfig) -> GenerationConfig:
+    """Beam 4, GNMT penalty with alpha 0.6, at most source length + 50 tokens (6.1).
+
+    Args:
+        config: of the model; read for its special tokens.
+    """
     return GenerationConfig(
         num_beams=4,
         length_penalty=0.6,
@@ -141,6 +143,15 @@ def has_source_limit(settings: GenerationConfig) -> bool:
     """Whether the paper's limit holds: it is set, and no `max_new_tokens` replaces it."""
     beyond = getattr(settings, "max_tokens_beyond_source", None)
     return beyond is not None and settings.max_new_tokens is None
+
+
+def filling_ids(config: GenerationConfig) -> tuple[list[int], int]:
+    """The end tokens, and the token behind a finished hypothesis; -1 where neither is set."""
+    ends = config.eos_token_id
+    end_ids = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
+    if config.pad_token_id is not None:
+        return end_ids, int(config.pad_token_id)
+    return end_ids, end_ids[0] if end_ids else -1
 
 
 def source_lengths(arguments: dict[str, Any]) -> Tensor:

@@ -4,11 +4,10 @@
 Two things differ. Finished sentences are dropped from the batch, and the beams of a sentence share
 one row of the KV cache. `generate()` calls `beam_search` and `greedy_search` by `custom_generate=`.
 
-Shapes: B sentences at the start, b of them still active, n beams, c candidates of a sentence in a
-step, P prompt, L longest target, V vocabulary.
+Shapes: B sentences at the start, b of them still active, n beams, P prompt, L longest target,
+V vocabulary.
 """
 
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -20,16 +19,17 @@ from transformers.generation.utils import (
     GenerateEncoderDecoderOutput,
 )
 
-from .generation_vanilla import (
-    SourceLengthCriteria,
-    SourceLengthEnd,
-    length_penalty,
-    penalty_form,
+from .generation_vanilla import SourceLengthCriteria, SourceLengthEnd, filling_ids
+from .search_vanilla_beams import (
+    BeamState,
+    advance,
+    best_candidates,
+    initial_state,
+    is_searched,
+    with_finished,
 )
 from .search_vanilla_decoder import OutputBuffer, SearchDecoder
 from .stacks_vanilla import VanillaPreTrainedModel
-
-LOWEST = -1.0e9  # transformers' score of a hypothesis that does not exist
 
 # each looks at one hypothesis at a time and keeps no state, so sentences may be dropped and moved;
 # every other kind is called with the whole batch in its order, to the end
@@ -79,15 +79,6 @@ def rows_to_keep(is_active: list[bool]) -> list[int]:
     count = sum(is_active)
     behind = [row for row in range(count, len(is_active)) if is_active[row]]
     return [row if is_active[row] else behind.pop() for row in range(count)]
-
-
-def filling_ids(config: GenerationConfig) -> tuple[list[int], int]:
-    """The end tokens, and the token behind a finished hypothesis; -1 where neither is set."""
-    ends = config.eos_token_id
-    end_ids = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
-    if config.pad_token_id is not None:
-        return end_ids, int(config.pad_token_id)
-    return end_ids, end_ids[0] if end_ids else -1
 
 
 def refuse_nan(has_nan: bool, step: int) -> None:
@@ -241,40 +232,6 @@ def _recorded(record: Any, step: Tensor) -> Any:
 # --- beam search -------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class BeamState:
-    """The hypotheses of the sentences that are still searched; each field has a row per sentence.
-
-    `beam_indices` are transformers': for each generated token the row, of all B * n, that the
-    hypothesis continued; -1 behind its end.
-    """
-
-    sentences: Tensor  # (b,) int64, row of the sentence in the batch
-    active: Tensor  # (b, n, L) int64 ids
-    active_scores: Tensor  # (b, n) summed log-probabilities
-    active_beam_indices: Tensor  # (b, n, L - P) int32
-    finished: Tensor  # (b, n, L) int64 ids
-    finished_scores: Tensor  # (b, n) log-probabilities over the length penalty
-    finished_beam_indices: Tensor  # (b, n, L - P) int32
-    is_finished: Tensor  # (b, n) bool, whether a finished hypothesis exists
-    may_improve: Tensor  # (b, 1) bool, whether an active beam can still get a better score
-
-    def rows(self, rows: Tensor) -> "BeamState":
-        """The state of the sentences `rows`, in that order."""
-        return BeamState(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
-
-
-@dataclass(kw_only=True)
-class Candidates:
-    """The best continuations of each sentence in one step, best first."""
-
-    scores: Tensor  # (b, c) summed log-probabilities
-    parents: Tensor  # (b, c) int64, the beam that each continues
-    sequences: Tensor  # (b, c, L) int64 ids
-    beam_indices: Tensor  # (b, c, L - P) int32
-    is_end: Tensor  # (b, c) bool, whether a stopping criterion ends it
-
-
 def beam_search(
     model: VanillaPreTrainedModel,
     input_ids: Tensor,
@@ -327,181 +284,18 @@ def beam_search(
         if not may_go_on or not any(active):
             break
         if can_drop and not all(active):
-            results = _with_finished(results, state)
+            results = with_finished(results, state)
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             state = state.rows(rows)
             _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
         step_logits = decoder.read(state.active[:, :, length - 1])
-    return _beam_output(_with_finished(results, state), config, decoder, scores, logits)
-
-
-def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
-    """Only the first beam of each sentence counts, since all begin with the same prompt.
-
-    Args:
-        prompts: `(B, n, P)` int64.
-        config: settings of this call.
-    """
-    rows, beams, prompt = prompts.shape
-    end_ids, filling = filling_ids(config)
-    if not end_ids:
-        filling = -1
-    elif filling == 0:  # transformers' beam search takes a padding token 0 for none
-        filling = end_ids[0]
-    active = prompts.new_full((rows, beams, config.max_length), filling)
-    active[:, :, :prompt] = prompts
-    lowest = torch.full((rows, beams), LOWEST, dtype=torch.float, device=prompts.device)
-    active_scores = lowest.clone()
-    active_scores[:, 0] = 0.0
-    indices = active.new_full((rows, beams, config.max_length - prompt), -1, dtype=torch.int32)
-    return BeamState(
-        sentences=torch.arange(rows, device=prompts.device),
-        active=active,
-        active_scores=active_scores,
-        active_beam_indices=indices,
-        finished=active,
-        finished_scores=lowest,
-        finished_beam_indices=indices,
-        is_finished=torch.zeros_like(lowest, dtype=torch.bool),
-        may_improve=torch.ones((rows, 1), dtype=torch.bool, device=prompts.device),
-    )
-
-
-def best_candidates(
-    state: BeamState, log_probs: Tensor, length: int, config: GenerationConfig
-) -> Candidates:
-    """The best continuations of each sentence, over all its beams; `is_end` is not known yet.
-
-    Args:
-        state: before the step.
-        log_probs: `(b * n, V)` of the next token; the sums may be written into it.
-        length: tokens of an active hypothesis.
-        config: settings of this call.
-    """
-    beams, vocabulary = config.num_beams, log_probs.shape[-1]
-    end_ids, _ = filling_ids(config)
-    # enough candidates that n can go on even if each beam ends in every possible way
-    count = max(2, 1 + len(end_ids)) * beams
-    sums = log_probs.view(-1, beams, vocabulary) + state.active_scores.unsqueeze(-1)
-    # over all beams at once: among equal scores, topk chooses by position
-    scores, index = sums.flatten(1).topk(count)
-    parents = index // vocabulary
-    sequences = _of_beams(state.active, parents)
-    sequences[:, :, length] = index % vocabulary
-    beam_indices = _of_beams(state.active_beam_indices, parents)
-    first_rows = beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
-    generated = length - state.active.shape[2] + beam_indices.shape[2]
-    beam_indices[:, :, generated] = (parents + first_rows).int()
-    return Candidates(
-        scores=scores,
-        parents=parents,
-        sequences=sequences,
-        beam_indices=beam_indices,
-        is_end=torch.zeros_like(parents, dtype=torch.bool),
-    )
-
-
-def advance(
-    state: BeamState, candidates: Candidates, length: int, config: GenerationConfig
-) -> Tensor:
-    """Take the candidates into the state: those that end as finished, the best others as active.
-
-    Args:
-        state: changed in place.
-        candidates: of this step.
-        length: tokens of an active hypothesis before the step.
-        config: settings of this call.
-
-    Returns:
-        The beam that each active beam continues, `(b, n)` int64.
-    """
-    finish(state, candidates, length, config)
-    scores = candidates.scores + candidates.is_end.to(torch.float32) * LOWEST
-    state.active_scores, best = torch.topk(scores, k=config.num_beams)
-    state.active = _of_beams(candidates.sequences, best)
-    state.active_beam_indices = _of_beams(candidates.beam_indices, best)
-    state.may_improve = state.may_improve & can_improve(state, length + 1, config)
-    return candidates.parents.gather(1, best)
-
-
-def finish(state: BeamState, candidates: Candidates, length: int, config: GenerationConfig) -> None:
-    """Put candidates that end among the finished hypotheses, where their score suffices.
-
-    Args:
-        state: changed in place.
-        candidates: of this step.
-        length: tokens of an active hypothesis before the step.
-        config: settings of this call.
-    """
-    is_top = torch.arange(candidates.is_end.shape[1], device=candidates.is_end.device)
-    is_end = candidates.is_end & (is_top < config.num_beams)
-    is_closed = ~state.may_improve
-    if config.early_stopping is True:
-        is_closed = is_closed | state.is_finished.all(dim=1, keepdim=True)
-    prompt = state.active.shape[2] - state.active_beam_indices.shape[2]
-    scores = candidates.scores / _penalty(length + 1 - prompt, config)
-    scores = scores + is_closed.to(torch.float32) * LOWEST + (~is_end).to(torch.float32) * LOWEST
-    merged = torch.cat((state.finished_scores, scores), dim=1)
-    state.finished_scores, best = torch.topk(merged, k=config.num_beams)
-    is_same = torch.arange(config.num_beams, device=best.device).eq(best)
-    if best.device.type == "cpu" and is_same.all():
-        return  # as in most steps; a GPU would have to wait for the answer
-    state.finished = _of_beams(torch.cat((state.finished, candidates.sequences), dim=1), best)
-    beam_indices = torch.cat((state.finished_beam_indices, candidates.beam_indices), dim=1)
-    state.finished_beam_indices = _of_beams(beam_indices, best)
-    state.is_finished = torch.cat((state.is_finished, is_end), dim=1).gather(1, best)
-
-
-def can_improve(state: BeamState, length: int, config: GenerationConfig) -> Tensor:
-    """Whether the best active beam can still get a better score than a finished one, `(b, 1)` bool.
-
-    With `early_stopping="never"` and a positive alpha, the bound is the penalty of the longest
-    hypothesis, as in the paper; otherwise transformers takes the present length.
-
-    Args:
-        state: after the step.
-        length: tokens of an active hypothesis after the step.
-        config: settings of this call.
-    """
-    longest = state.active.shape[2]
-    prompt = longest - state.active_beam_indices.shape[2]
-    is_bound = config.early_stopping == "never" and config.length_penalty > 0.0
-    penalty = _penalty((longest if is_bound else length) - prompt, config)
-    best = state.active_scores[:, :1] / penalty
-    worst = torch.where(state.is_finished, state.finished_scores.amin(dim=1, keepdim=True), LOWEST)
-    return (best > worst).any(dim=1, keepdim=True)
-
-
-def is_searched(state: BeamState, config: GenerationConfig) -> Tensor:
-    """Which sentences can still get another result, `(b,)` bool; once False, it stays False."""
-    may_improve = state.may_improve.squeeze(1)
-    if config.early_stopping is True:
-        return may_improve & ~state.is_finished.all(dim=1)
-    return may_improve
-
-
-def _penalty(length: int, config: GenerationConfig) -> float:
-    return length_penalty(length, config.length_penalty, penalty_form(config))
+    return _beam_output(with_finished(results, state), config, decoder, scores, logits)
 
 
 def _log_probs(logits: Tensor, buffer: OutputBuffer | None) -> Tensor:
     """Log-probabilities of `(b * n, V)` float32 logits."""
     out = None if buffer is None else buffer.like((logits.shape[0], logits.shape[1]), logits)
     return torch.log_softmax(logits, dim=-1, out=out)
-
-
-def _of_beams(tensor: Tensor, index: Tensor) -> Tensor:
-    """Of each sentence the hypotheses `index` `(b, m)` of `(b, n, L)`: `(b, m, L)`."""
-    return tensor.gather(1, index.unsqueeze(-1).expand(-1, -1, tensor.shape[-1]))
-
-
-def _with_finished(results: BeamState | None, state: BeamState) -> BeamState:
-    """The results of all sentences, with the finished hypotheses of those still in `state`."""
-    if results is None:
-        return state
-    for name in ("finished", "finished_scores", "finished_beam_indices"):
-        getattr(results, name)[state.sentences] = getattr(state, name)
-    return results
 
 
 def _beam_output(
