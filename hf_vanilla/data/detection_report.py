@@ -166,7 +166,7 @@ def _outside(images: DetectionImages, row: int) -> np.ndarray:
     height, width = images.sizes[row]
     boxes = images.objects[row].boxes
     limits = np.asarray([width, height, width, height]) + 1
-    return ((boxes < -1) | (boxes > limits)).any(axis=1)
+    return np.any((boxes < -1) | (boxes > limits), axis=1)
 
 
 def _without_area(images: DetectionImages, row: int) -> np.ndarray:

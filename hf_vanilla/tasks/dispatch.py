@@ -97,9 +97,9 @@ def read_finetuning(arguments: Sequence[str]) -> Finetuning:
     """
     commands = _commands(arguments)
     kind = load_part(commands.finetune_options)
-    epilog = EPILOG if kind is FinetuneOptions else ""
-    parsed = parse_options((kind, Seq2SeqTrainingArguments), arguments, epilog=epilog)
-    return Finetuning(*parsed, commands.finetune)
+    epilog = EPILOG if kind is FinetuneOptions else None
+    options, trainer = parse_options((kind, Seq2SeqTrainingArguments), arguments, epilog=epilog)
+    return Finetuning(options, trainer, commands.finetune)
 
 
 def finetune_model(asked: Finetuning) -> Path:

@@ -176,8 +176,9 @@ def two_rates(
     backbone = [p for n, p in model.named_parameters() if "backbone" in n and p.requires_grad]
     others = [p for n, p in model.named_parameters() if "backbone" not in n and p.requires_grad]
     slow = BACKBONE_SHARE * rate if backbone_rate is None else backbone_rate
+    groups: list[dict[str, Any]] = [{"params": others}, {"params": backbone, "lr": slow}]
     return torch.optim.AdamW(
-        [{"params": others}, {"params": backbone, "lr": slow}],
+        groups,
         lr=rate,
         betas=(arguments.adam_beta1, arguments.adam_beta2),
         eps=arguments.adam_epsilon,
