@@ -16,7 +16,8 @@ app: $(VENV)/.ready-app  ## translate in a browser and see attention weights; tr
 	$(BIN)/python scripts/app.py
 
 test: lint types  ## all checks and tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest  # tensors are small: more threads are slower
+	# tensors are small: one thread each; the tests of a file share what they train
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 docs: build/the_paper_in_code.ipynb  ## the site, in build/site
 	$(BIN)/mkdocs build --strict
