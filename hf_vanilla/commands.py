@@ -1,11 +1,13 @@
 """The commands of this package: one table for `hf-vanilla`, `python -m hf_vanilla` and `scripts/`.
 
 This file imports only the standard library. `hf-vanilla --help` reads it by its path, without the
-package around it, so that help does not wait for torch.
+package around it, so that help does not wait for torch; so does the help of a command, from
+`command_help.py` beside it.
 """
 
 import difflib
 import importlib
+import importlib.util
 import io
 import logging
 import math
@@ -15,9 +17,10 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-PROGRAM = "hf-vanilla"
+PROGRAM, COMPLETION = "hf-vanilla", "completion"
 USAGE_STATUS, INTERRUPTED_STATUS, CLOSED_PIPE_STATUS = 2, 130, 141
 
 logger = logging.getLogger("hf_vanilla.commands")
@@ -142,6 +145,7 @@ def overview() -> str:
             *lines,
             "",
             f"{PROGRAM} COMMAND --help   lists the options of a command",
+            f"{PROGRAM} completion SHELL prints completions for bash, zsh or fish",
             f"{PROGRAM} --version        prints the version",
             "",
             "exit status: 0 done, 1 failed, 2 mistyped command, 130 interrupted",
@@ -174,6 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(overview(), file=sys.stderr)  # noqa: T201
             return USAGE_STATUS
         name, *options = arguments
+        if name == COMPLETION:
+            helps = {name: command.help for name, command in COMMANDS.items()}
+            return _command_help().print_completion(options, helps)
         if name not in COMMANDS:
             print(f"error: {_unknown_command(name)}", file=sys.stderr)  # noqa: T201
             return USAGE_STATUS
@@ -197,6 +204,10 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> None:
     sys.argv = [f"{PROGRAM} {name}", *rest]  # argparse takes the program's name from argv[0]
     command = COMMANDS[name]
     with _exit_without_traceback():
+        parser = _command_help().fast_help(name, rest)
+        if parser is not None:
+            parser.print_help()
+            parser.exit()
         result = run(command.action, *command.options)
         if result is not None and os.environ.get("RANK", "0") == "0":
             print(result, flush=True)  # noqa: T201
@@ -238,6 +249,20 @@ def run(
         except (ValueError, OSError, ImportError, StrictDataclassError) as error:
             logger.debug("traceback", exc_info=True)
             sys.exit(f"error: {_one_line(error)}")
+
+
+def _command_help() -> ModuleType:
+    """The module `command_help`, loaded by its path: an import would import the package."""
+    name = "hf_vanilla_command_help"
+    if name not in sys.modules:
+        path = Path(__file__).with_name("command_help.py")
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{path}: cannot be loaded")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
 
 
 def limit_threads(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
@@ -340,7 +365,7 @@ def _exit_without_traceback() -> Iterator[None]:
 def _unknown_command(name: str) -> str:
     if name.startswith("-"):
         return f"the command comes first: {PROGRAM} COMMAND {name}"
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    close = difflib.get_close_matches(name, [*COMMANDS, COMPLETION], n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(COMMANDS)}"
     return f"no command {name!r}; {hint}"
 

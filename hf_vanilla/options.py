@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentError
+from argparse import ArgumentError
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import Any, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
+
+from hf_vanilla.command_help import OptionFormatter
 
 
 class UsageError(ValueError):
@@ -99,13 +101,6 @@ def noted(options: Any, note: str) -> set[str]:
 # --- command lines -------------------------------------------------------------------------------
 
 
-class _HelpFormatter(ArgumentDefaultsHelpFormatter):
-    """Show the default where it is a value; the help itself says what None stands for."""
-
-    def _get_help_string(self, action: Action) -> str | None:
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
-
-
 def parse_options(
     options: type | Sequence[type],
     arguments: Sequence[str],
@@ -141,8 +136,9 @@ def parse_options(
         exit_on_error=False,
         description=(classes[0].__doc__ or "").splitlines()[0],
         epilog=epilog,
-        formatter_class=_HelpFormatter,
+        formatter_class=OptionFormatter,
     )
+    _set_apart_foreign_options(parser, classes)
     given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
     missing = sorted(required - given)
     misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
@@ -164,6 +160,14 @@ def parse_options(
         for kind, values in zip(classes, parsed, strict=True)
     ]
     return made[0] if isinstance(options, type) else tuple(made)
+
+
+def _set_apart_foreign_options(parser: HfArgumentParser, classes: Sequence[type]) -> None:
+    """Show the options of other libraries' classes last, under a heading of their own."""
+    foreign = [kind.__name__ for kind in classes if kind.__module__.startswith("transformers.")]
+    if foreign:
+        parser._optionals.title = f"options of transformers: {', '.join(foreign)}"
+        parser._action_groups.sort(key=lambda group: group is parser._optionals)
 
 
 def _without_notes(kind: type) -> type:

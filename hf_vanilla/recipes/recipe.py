@@ -33,6 +33,7 @@ from hf_vanilla.options import (
 from .schedules import SCHEDULES, check_schedule
 from .tasks import (
     DEFAULT_TASK,
+    TASKS,
     TaskEntry,
     load_part,
     task_entry,
@@ -43,15 +44,28 @@ from .tasks import (
 logger = logging.getLogger(__name__)
 
 RECIPE_HELP = (
-    "Options override --recipe FILE, a YAML file of the same names, or the name of a recipe that "
-    "came with the package, such as numbers. Its sections are set by "
-    "--model.KEY VALUE (fields of the model's config) and --decoding.KEY VALUE (generation "
-    "config). --task NAME chooses another task; this help shows the options of the chosen task."
+    "The other options override those of the recipe. Its sections are set by --model.KEY VALUE "
+    "(fields of the model's config) and --decoding.KEY VALUE (generation config). This help shows "
+    "the options of the chosen task."
 )
 SECTIONS = ("model", "decoding")
 OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeChoice:
+    """Train a model by a recipe, or resume a run. The defaults train the paper's way."""
+
+    _argument_group_name = "recipe"
+
+    recipe: str | None = option(
+        None, "YAML file of options, or the name of a shipped recipe, such as numbers"
+    )
+    task: str | None = option(
+        None, f"one of {', '.join(TASKS)}; default: the recipe's, else {DEFAULT_TASK}"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,8 +330,8 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         values["learning_rate_of"] = ",".join(f"{prefix}={rate}" for prefix, rate in rates)
     # file and command line are read by one parser, and the later value wins
     written = [f"--{key}={value}" for key, value in values.items() if value is not None]
-    train, data = parse_options(
-        (TrainRecipe, data_class),
+    _, train, data = parse_options(
+        (RecipeChoice, TrainRecipe, data_class),
         [*written, *arguments],
         epilog=RECIPE_HELP,
         elsewhere=_section_options(entry),
@@ -362,10 +376,10 @@ def _read_sections(values: dict[str, Any], arguments: list[str]) -> dict[str, di
 
 
 def _section_options(entry: TaskEntry) -> list[str]:
-    """Options of the sections, and those that choose recipe and task, for suggestions."""
+    """Options of the sections, for suggestions."""
     model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
     decoding = GenerationConfig().to_dict() if entry.decoding else ()
-    return ["recipe", "task", *model, *(f"decoding.{name}" for name in decoding)]
+    return [*model, *(f"decoding.{name}" for name in decoding)]
 
 
 def _check_task(name: str, known: Sequence[str], task: str) -> None:

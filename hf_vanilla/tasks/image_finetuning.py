@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 class FinetuneImagesOptions:
     """Which image model to fine-tune on which folder; `TrainingArguments` say how."""
 
+    _argument_group_name = "images and model"
+
     model: str = field(metadata={"help": "model folder or Hub id to start from"})
     dataset: str = field(metadata={"help": "folder of class folders, or Hub id"})
     validation: str | None = field(

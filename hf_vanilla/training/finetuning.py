@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 class FinetuneOptions:
     """Which model to fine-tune on which files; `Seq2SeqTrainingArguments` say how."""
 
+    _argument_group_name = "files and model"
+
     model: str = field(metadata={"help": "model folder or Hub id to start from"})
     train_source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
     train_target: str = field(metadata={"help": "file of their translations, line by line"})

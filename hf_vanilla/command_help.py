@@ -1,0 +1,193 @@
+"""Help and shell completion of the commands from one file of options, without importing torch.
+
+The options are declared by dataclasses in modules that import torch and transformers, which takes
+seconds. `scripts/list_options.py` writes what `--help` shows of them to `command_options.json`, and
+a test compares the two. This file imports only the standard library, and is loaded by its path.
+"""
+
+import importlib.metadata
+import json
+import sys
+from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser, HelpFormatter
+from argparse import RawDescriptionHelpFormatter as RawFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+OPTIONS_FILE = Path(__file__).with_name("command_options.json")
+HELP_OPTIONS = ("-h", "--help")
+
+
+class OptionFormatter(ArgumentDefaultsHelpFormatter):
+    """One spelling of each option, and the default where it is a value.
+
+    The help itself says what None stands for. `--max-steps` is read as `--max_steps`.
+    """
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default in (None, []) else super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        shown, spellings = one_spelling(action.option_strings), action.option_strings
+        action.option_strings = shown
+        try:
+            return super()._format_action_invocation(action)
+        finally:
+            action.option_strings = spellings
+
+
+def one_spelling(names: Sequence[str]) -> list[str]:
+    """The names of an option without those that have dashes for underscores."""
+    dashed = {f"--{name[2:].replace('_', '-')}" for name in names if "_" in name}
+    return [name for name in names if name not in dashed]
+
+
+# --- the file of options ------------------------------------------------------------------------
+
+
+def described(parser: ArgumentParser) -> dict[str, Any]:
+    """What the help of a parser shows, as values of JSON."""
+    groups = [
+        {"title": group.title, "options": [_described_option(a) for a in group._group_actions]}
+        for group in parser._action_groups
+        if group._group_actions
+    ]
+    return {
+        "usage": parser.usage,
+        "description": parser.description,
+        "epilog": parser.epilog,
+        "is_raw": parser.formatter_class is RawFormatter,
+        "groups": groups,
+    }
+
+
+def _described_option(action: Action) -> dict[str, Any]:
+    facts = {
+        "names": one_spelling(action.option_strings),
+        "dest": action.dest,
+        "help": action.help,
+        "default": None if action.default in (None, []) else str(action.default),
+        "nargs": action.nargs,
+        "choices": None if action.choices is None else [str(choice) for choice in action.choices],
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def described_parser(facts: dict[str, Any], program: str) -> ArgumentParser:
+    """A parser with the help of the one that `described` read; it converts no value.
+
+    Args:
+        facts: from `described`.
+        program: how the command is called.
+    """
+    formatter: type[HelpFormatter] = RawFormatter if facts["is_raw"] else OptionFormatter
+    parser = ArgumentParser(
+        program,
+        facts["usage"],
+        facts["description"],
+        facts["epilog"],
+        formatter_class=formatter,
+        add_help=False,
+    )
+    for described_group in facts["groups"]:
+        group = parser.add_argument_group(described_group["title"])
+        for option in described_group["options"]:
+            add_option(group, option)
+    return parser
+
+
+def add_option(group: Any, option: dict[str, Any]) -> Action:
+    """Add an option of the file to a parser or to a group of it."""
+    given = {name: value for name, value in option.items() if name != "names"}
+    if option["dest"] == "help":
+        del given["default"], given["nargs"]
+        return group.add_argument(*option["names"], action="help", **given)
+    if given.get("nargs") == 0:
+        del given["nargs"]
+        return group.add_argument(*option["names"], action="store_false", **given)
+    return group.add_argument(*option["names"], **given)
+
+
+def listed_options() -> dict[str, Any]:
+    """The file of options: by command, then by the arguments that choose among its helps.
+
+    Returns:
+        `{"convert": {"": ..., "--format marian": ...}, ...}` of `described` parsers. A help that
+        has options of transformers has the `transformers` version they belong to.
+    """
+    return json.loads(OPTIONS_FILE.read_text(encoding="utf-8"))
+
+
+def fast_help(name: str, arguments: Sequence[str]) -> ArgumentParser | None:
+    """The parser whose help a command line asks for.
+
+    Args:
+        name: a command.
+        arguments: what follows the name.
+
+    Returns:
+        None where no help is asked for, or where it depends on more than the arguments, such as
+        on a recipe, on a model, or on another version of transformers than the file's.
+    """
+    if not set(HELP_OPTIONS) & set(arguments):
+        return None
+    chosen = " ".join(a for a in arguments if a not in HELP_OPTIONS).replace("=", " ")
+    facts = listed_options().get(name, {}).get(chosen)
+    if facts is None or not _is_current(facts):
+        return None
+    return described_parser(facts, f"hf-vanilla {name}")
+
+
+def _is_current(facts: dict[str, Any]) -> bool:
+    version = facts.get("transformers")
+    return version is None or importlib.metadata.version("transformers") == version
+
+
+# --- completion ---------------------------------------------------------------------------------
+
+
+def completion_script(shell: str, commands: dict[str, str]) -> str:
+    """The script that completes commands and their options in a shell.
+
+    Args:
+        shell: one of `shtab.SUPPORTED_SHELLS`, such as bash, zsh or fish.
+        commands: help lines by name.
+
+    Raises:
+        ValueError: there is no completion for this shell.
+    """
+    import shtab
+
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise ValueError(f"no shell {shell!r}; choose one of {', '.join(shtab.SUPPORTED_SHELLS)}")
+    parser = ArgumentParser("hf-vanilla", description="The original Transformer")
+    subparsers = parser.add_subparsers()
+    for name, variants in listed_options().items():
+        options = {
+            option["names"][0]: option
+            for facts in variants.values()
+            for group in facts["groups"]
+            for option in group["options"]
+            if option["dest"] != "help"
+        }
+        command = subparsers.add_parser(name, help=commands[name], description=commands[name])
+        first_words = [key for key in variants if key and not key.startswith("-")]
+        if first_words:
+            command.add_argument("kind", choices=first_words)
+        for option in options.values():
+            action = add_option(command, {k: v for k, v in option.items() if k != "default"})
+            if option["dest"].endswith(("model", "input", "output", "source", "target", "_dir")):
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return shtab.complete(parser, shell=shell)
+
+
+def print_completion(arguments: Sequence[str], commands: dict[str, str]) -> int:
+    """`hf-vanilla completion SHELL`; returns the exit status."""
+    try:
+        if len(arguments) != 1:
+            raise ValueError("give a shell: hf-vanilla completion bash, zsh or fish")
+        print(completion_script(arguments[0], commands))  # noqa: T201
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
