@@ -144,9 +144,9 @@ def overview() -> str:
             "commands:",
             *lines,
             "",
-            f"{PROGRAM} COMMAND --help   lists the options of a command",
-            f"{PROGRAM} completion SHELL prints completions for bash, zsh or fish",
-            f"{PROGRAM} --version        prints the version",
+            f"{PROGRAM} COMMAND --help    lists the options of a command",
+            f"{PROGRAM} completion SHELL  prints completions for bash, zsh or fish",
+            f"{PROGRAM} --version         prints the version",
             "",
             "exit status: 0 done, 1 failed, 2 mistyped command, 130 interrupted",
         ]

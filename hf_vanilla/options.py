@@ -166,7 +166,7 @@ def _set_apart_foreign_options(parser: HfArgumentParser, classes: Sequence[type]
     """Show the options of other libraries' classes last, under a heading of their own."""
     foreign = [kind.__name__ for kind in classes if kind.__module__.startswith("transformers.")]
     if foreign:
-        parser._optionals.title = f"options of transformers: {', '.join(foreign)}"
+        parser._optionals.title = f"{', '.join(foreign)} of transformers"
         parser._action_groups.sort(key=lambda group: group is parser._optionals)
 
 

@@ -1,0 +1,116 @@
+"""What a run says when something is wrong: after Ctrl-C, in divergence, on a busy machine."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import small_run
+import torch
+
+from hf_vanilla.training import metrics_log
+from hf_vanilla.training import run as training
+from hf_vanilla.training.checkpointing import all_checkpoints
+from hf_vanilla.training.metrics_log import Progress
+from hf_vanilla.training.preparation import prepare_run
+from hf_vanilla.training.run import compare, train
+from hf_vanilla.training.task import Validation
+
+
+@pytest.fixture(autouse=True)
+def _all_messages(caplog):
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        yield
+
+
+@pytest.fixture
+def prepared(corpus_files, tmp_path):
+    options = {"best_by": "bleu", "eval_sentences": 3, "eval_steps": 1}
+    return prepare_run(small_run.recipe(tmp_path / "run", corpus_files, **options))
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (1, "after step 1: the same command starts anew; the first checkpoint comes after step 2"),
+        (3, "after step 3: the same command resumes after step 2"),
+    ],
+)
+def test_ctrl_c_promises_a_checkpoint_only_where_there_is_one(
+    corpus_files, tmp_path, monkeypatch, caplog, after, message
+):
+    small_run.interrupt(monkeypatch, after=after)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_run.recipe(tmp_path / "run", corpus_files))
+    assert f"stopped {message}" in caplog.text
+    assert bool(all_checkpoints(tmp_path / "run")) == ("resumes" in message)
+
+
+def test_a_validation_that_becomes_worse_twice_is_reported_once_with_the_remedy(prepared, caplog):
+    progress = Progress()
+    for step, (value, warnings) in enumerate([(9.0, 0), (8.5, 0), (8.0, 1), (7.0, 1)]):
+        progress.step = step
+        compare(prepared, progress, value)
+        assert caplog.text.count("if training diverges, lower learning_rate") == warnings
+    assert "step 2: validation BLEU is 8.0000, and was 9.0000 at its best 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("values", "is_reported"),
+    [({"nll": 9.0, "bleu": 0.0}, True), ({"nll": 9.0, "bleu": 0.1}, False), ({"nll": 9.0}, False)],
+    ids=str,
+)
+def test_a_bleu_of_0_at_the_end_is_reported(prepared, caplog, values, is_reported):
+    training._warn_of_no_success(prepared, Validation(values))
+    assert ("validation BLEU of the finished model is 0: train" in caplog.text) == is_reported
+
+
+@pytest.mark.parametrize(("factor", "count"), [(0.0, 1), (1e9, 0)])
+def test_steps_that_wait_for_the_processor_are_reported_once(
+    corpus_files, tmp_path, monkeypatch, caplog, factor, count
+):
+    monkeypatch.setattr(metrics_log, "WAITING_FACTOR", factor)
+    train(small_run.recipe(tmp_path / "run", corpus_files))
+    assert caplog.text.count("other processes use the cores") == count
+
+
+def test_a_checkpoint_records_the_threads_and_a_run_resumed_with_others_says_so(
+    corpus_files, tmp_path, caplog
+):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files))
+    path = folder / "checkpoint-6" / "training_state.json"
+    state = json.loads(path.read_text())
+    assert state["threads"] == torch.get_num_threads()
+    path.write_text(json.dumps({**state, "threads": 61}))
+    train(small_run.recipe(folder, corpus_files, max_steps=7))
+    assert "the run used 61 threads and resumes with" in caplog.text
+
+
+STREAMED = {"streaming": True, "window_pairs": 17, "tokens_per_batch": 120}
+
+
+@pytest.mark.parametrize("budget", [60, 240], ids=["more micro-batches", "fewer"])
+def test_a_streamed_run_resumes_in_other_micro_batches(corpus_files, tmp_path, budget):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **STREAMED))
+    # as another number of processes does: the recipe stays, and a step has other micro-batches
+    recipe = folder / "recipe.yaml"
+    text = recipe.read_text(encoding="utf-8")
+    assert "tokens_per_batch: 120" in text
+    recipe.write_text(text.replace("tokens_per_batch: 120", f"tokens_per_batch: {budget}"))
+    longer = {**STREAMED, "tokens_per_batch": budget, "max_steps": 9}
+    train(small_run.recipe(folder, corpus_files, **longer))
+    assert all_checkpoints(folder)[-1].name == "checkpoint-9"
+
+
+def test_a_file_changed_under_its_name_is_noticed_in_a_stream(corpus_files, tmp_path):
+    files = {}
+    for name, path in corpus_files.items():
+        files[name] = str(tmp_path / name)
+        Path(files[name]).write_bytes(Path(path).read_bytes())
+    folder = train(small_run.recipe(tmp_path / "run", files, **STREAMED))
+    before = os.stat(files["train_target"]).st_mtime_ns
+    text = Path(files["train_target"]).read_text(encoding="utf-8")
+    Path(files["train_target"]).write_text(text[::-1].strip() + "\n", encoding="utf-8")
+    os.utime(files["train_target"], ns=(before, before))
+    with pytest.raises(ValueError, match=r"made with other training data \(stream, "):
+        train(small_run.recipe(folder, files, **STREAMED, max_steps=9))
