@@ -18,18 +18,8 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
-    *(
-        "inspect",
-        "evaluate",
-        "score",
-        "convert",
-        "export",
-        "plot",
-        "push",
-        "app",
-        "train-tokenizer",
-        "average",
-    ),
+    *("inspect-data", "evaluate", "score", "convert", "export", "plot", "push", "app"),
+    *("train-tokenizer", "average"),
 ]
 
 
