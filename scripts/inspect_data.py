@@ -1,4 +1,4 @@
-"""Report on a detection data set: scripts/inspect_data.py --dataset FILE"""
+"""Report on a detection data set: scripts/inspect_data.py --dataset FILE..."""
 
 import sys
 
