@@ -5,12 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
-.PHONY: demo demo-images app test docs lint format types
+.PHONY: demo demo-images demo-objects app test docs lint format types
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw
 	@test ! -d runs/demo || echo "runs/demo exists and is used: delete it to train again"
 	$(BIN)/python scripts/demo.py
+
+demo-objects: $(VENV)/.ready-demo  ## train a detector on generated scenes, score, draw
+	$(BIN)/python scripts/demo_objects.py
 
 app: $(VENV)/.ready-app  ## translate in a browser and see attention weights; trains the demo model first
 	$(BIN)/python scripts/app.py

@@ -78,13 +78,13 @@ COMMANDS = {
         "hf_vanilla.vision.detect:detect_files",
         ("hf_vanilla.vision.detect:read_detection",),
     ),
-    "inspect": Command(
+    "inspect-data": Command(
         "report what is in a detection data set, and what is wrong",
         "hf_vanilla.data.detection_report:inspect_dataset",
         ("hf_vanilla.data.detection_report:InspectOptions",),
     ),
     "evaluate": Command(
-        "score a model: BLEU and chrF, accuracy of images, AP of objects",
+        "score a model: BLEU and chrF, image accuracy, or AP",
         "hf_vanilla.tasks.dispatch:evaluate",
         ("hf_vanilla.tasks.dispatch:read_evaluation",),
     ),

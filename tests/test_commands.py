@@ -17,8 +17,9 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
-    *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "evaluate"),
-    *("score", "convert", "export", "plot", "push", "app", "train-tokenizer", "average"),
+    *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
+    *("inspect-data", "evaluate", "score", "convert", "export", "plot", "push", "app"),
+    *("train-tokenizer", "average"),
 ]
 
 

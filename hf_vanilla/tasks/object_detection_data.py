@@ -133,7 +133,7 @@ def check_trainable(images: DetectionImages, num_queries: int) -> None:
     if not sum(counts):
         raise ValueError(
             f"{images.origin} has no object to train on (crowds and boxes without area do not "
-            "count): check the annotations with hf-vanilla inspect"
+            "count): check the annotations with hf-vanilla inspect-data"
         )
     if max(counts) > num_queries:
         row = counts.index(max(counts))

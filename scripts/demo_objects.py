@@ -1,0 +1,40 @@
+"""Train a detector on generated digit scenes, score unseen writers, draw: `make demo-objects`."""
+
+from hf_vanilla.commands import run
+from hf_vanilla.data.digit_scenes import digit_scenes
+from hf_vanilla.plots.objects import save_query_attention
+from hf_vanilla.recipes.recipe import Recipe, read_recipe
+from hf_vanilla.training.run import train
+from hf_vanilla.vision.coco_scores import score_detector
+from hf_vanilla.vision.detector import load_detector
+from hf_vanilla.vision.drawing import drawn_objects, gallery
+from hf_vanilla.vision.object_attention import object_attention
+
+RECIPE = "digit_scenes_halves"
+SEED, SCENES, DRAWN = 7, 200, 12  # scenes that neither training nor its validation saw
+
+
+def demo(recipe: Recipe) -> None:
+    """Show the whole way once, from pixels to boxes and to where the queries look."""
+    folder = train(recipe)
+    detector = load_detector(str(folder))
+    scenes = digit_scenes(split="second_half", seed=SEED)
+    print(f"\n{score_detector(detector, scenes.images(SCENES))}")
+
+    images = [scenes.scene(number)[0] for number in range(DRAWN)]
+    found = [entry.above(0.5) for entry in detector.detect(images)]
+    drawn = [
+        drawn_objects(image, entry, detector.label_names)
+        for image, entry in zip(images, found, strict=True)
+    ]
+    gallery(drawn).save(folder / "gallery.png")
+    print(f"\nThe model folder: {folder}\nBoxes:            {folder / 'gallery.png'}")
+    if len(found[0]):
+        figure = folder / "queries.png"
+        attention = object_attention(detector, images[0])
+        save_query_attention(images[0], attention, detector.label_names, figure)
+        print(f"Attention:        {figure}")
+
+
+if __name__ == "__main__":
+    run(demo, lambda arguments: read_recipe(["--recipe", RECIPE, *arguments]))
