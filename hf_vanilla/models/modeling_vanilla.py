@@ -176,7 +176,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         logits_to_keep: int | Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Logits of the next target token at every place, and the loss where `labels` are given.
+        """Logits of the next token at every position, and the loss where `labels` are given.
 
         Args:
             input_ids: `(B, S)` int64 source.
@@ -189,7 +189,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             decoder_inputs_embeds: `(B, T, D)` instead of `decoder_input_ids`.
             labels: `(B, T)` int64 ids to predict; -100 and `pad_token_id` do not count.
             use_cache: return `past_key_values`; None: as the config says, never with labels.
-            logits_to_keep: compute only the last so many places; 0: all. A tensor: those places.
+            logits_to_keep: compute only the last so many positions; 0: all. A tensor: those.
             **kwargs: `num_items_in_batch` (real target tokens of the optimizer step, the divisor
                 of the loss), `output_attentions`, `output_hidden_states`, what attention takes.
 

@@ -94,8 +94,8 @@ class VanillaTranslationPipeline(Pipeline):
             "clean_up_tokenization_spaces": clean_up_tokenization_spaces,
         }
         after = {name: value for name, value in after.items() if value is not None}
-        told = {**getattr(self, "_postprocess_params", {}), **after}
-        if told.get("return_text") is False and not told.get("return_tensors"):
+        options = {**getattr(self, "_postprocess_params", {}), **after}
+        if options.get("return_text") is False and not options.get("return_tensors"):
             raise ValueError(
                 "return_text=False leaves nothing to return: add return_tensors=True, or drop it"
             )

@@ -74,7 +74,7 @@ class BenchmarkOptions:
 
 
 def prepare(options: BenchmarkOptions, folder: Path) -> None:
-    """Write the model, as told to decode, for every engine that is installed."""
+    """Save the model with its decoding settings for every engine that is installed."""
     model, tokenizer = load_translator(options.model)
     model.generation_config.update(
         num_beams=options.num_beams,

@@ -99,16 +99,16 @@ class TorchTransformer(nn.Module):
             DROPOUT,
             batch_first=True,
         )
-        self.words, self.places = nn.Embedding(vocab_size, width), nn.Embedding(1024, width)
-        nn.init.normal_(self.words.weight, std=width**-0.5)
+        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(1024, width)
+        nn.init.normal_(self.tokens.weight, std=width**-0.5)
         self.dropout, self.dtype = nn.Dropout(DROPOUT), dtype
         self.model = self.train()
         self.optimizer = torch.optim.Adam(self.parameters(), lr=LEARNING_RATE)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Words and places, `(B, L, D)`."""
-        words = self.words(ids) * self.words.embedding_dim**0.5
-        return self.dropout(words + self.places.weight[: ids.shape[1]])
+        """Embeddings plus positions, `(B, L, D)`."""
+        vectors = self.tokens(ids) * self.tokens.embedding_dim**0.5
+        return self.dropout(vectors + self.positions.weight[: ids.shape[1]])
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor:
         """Of one batch; masks in torch's way, True where nobody may look."""
@@ -123,7 +123,7 @@ class TorchTransformer(nn.Module):
                 memory_key_padding_mask=hidden,
                 tgt_is_causal=True,
             )
-            logits = nn.functional.linear(states, self.words.weight)
+            logits = nn.functional.linear(states, self.tokens.weight)
         return torch_loss(logits, batch["labels"])
 
 

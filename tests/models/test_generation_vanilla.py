@@ -99,7 +99,7 @@ def greedy_by_hand(model, batch, steps):
 
 
 @pytest.mark.parametrize("length", [1, 3, 11])
-def test_one_beam_takes_the_likeliest_word_each_time(model, length):
+def test_one_beam_takes_the_most_probable_token_in_each_step(model, length):
     batch = sources(length)
     found = model.generate(**batch, num_beams=1, max_new_tokens=13)
     assert found[0].tolist() == greedy_by_hand(model, batch, 13)
@@ -135,7 +135,7 @@ def test_a_padded_batch_decodes_as_its_sentences_do_alone_when_none_ends(model):
 
 
 @GREEDY_AND_BEAM
-def test_a_missing_mask_is_read_off_the_padding_tokens(model, num_beams):
+def test_a_missing_mask_is_made_from_the_padding_tokens(model, num_beams):
     batch = sources(7, 2, 5)
     settings = {"num_beams": num_beams, "output_logits": True}
     expected = decode(model, batch, **settings)
@@ -169,7 +169,7 @@ def real_words(sequences):
 
 @GREEDY_AND_BEAM
 @pytest.mark.parametrize("has_mask", [True, False], ids=["mask", "no mask"])
-def test_an_endless_sentence_stops_fifty_words_beyond_its_own_source(model, num_beams, has_mask):
+def test_an_endless_sentence_stops_fifty_tokens_beyond_its_own_source(model, num_beams, has_mask):
     batch = sources(3, 11, 1)
     batch = batch if has_mask else {"input_ids": batch["input_ids"]}
     found = model.generate(**batch, num_beams=num_beams, suppress_tokens=[PAD, EOS])
@@ -260,7 +260,7 @@ def test_the_constant_beyond_the_source_can_be_changed(model):
     assert real_words(found) == [8, 12]
 
 
-def test_a_prompt_is_not_counted_as_new_words(model):
+def test_a_prompt_does_not_count_as_new_tokens(model):
     prompt = torch.tensor([[PAD, 5, 6], [PAD, 7, 8]])
     found = model.generate(
         **sources(3, 7), decoder_input_ids=prompt, num_beams=2, suppress_tokens=[PAD, EOS]
@@ -282,7 +282,7 @@ def test_sinusoids_carry_a_sentence_beyond_the_longest_of_training():
     assert real_words(found) == [53]
 
 
-def test_nothing_of_one_call_stays_for_the_next(model):
+def test_a_call_leaves_no_state_for_the_next(model):
     short, long = sources(3), sources(11)
     before = model.generation_config.to_dict()
     first = model.generate(**short, suppress_tokens=[PAD, EOS])

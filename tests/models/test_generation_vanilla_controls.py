@@ -156,7 +156,7 @@ def test_greedy_search_under_a_rule_is_the_one_worked_out_step_by_step(model, na
 
 
 @pytest.mark.parametrize("name", sorted(RULES.keys() - ONLY_WEIGHING))
-def test_what_a_rule_forbids_is_said_by_no_beam_of_a_padded_batch(model, name):
+def test_no_beam_of_a_padded_batch_has_a_token_that_a_rule_forbids(model, name):
     settings, rule = RULES[name]
     batch = sources(3, 7)
     found = model.generate(
@@ -202,7 +202,7 @@ class Listener(BaseStreamer):
         self.ends += 1
 
 
-def test_a_streamer_hears_the_prompt_and_then_each_word_as_it_comes(model):
+def test_a_streamer_gets_the_prompt_and_then_each_token(model):
     source, listener = sources(5), Listener()
     prompt = torch.tensor([[PAD, 5]])
     found = greedy(model, source, streamer=listener, decoder_input_ids=prompt)
@@ -341,7 +341,7 @@ class Shy(LogitsProcessor):
     ],
     ids=str,
 )
-def test_a_least_length_holds_back_the_end(model, limits, words):
+def test_a_min_length_delays_the_end_token(model, limits, words):
     prompt = torch.tensor([[PAD, 5]])
     found = greedy(model, sources(5), decoder_input_ids=prompt, **limits, logits_processor=[Shy()])
     said = spoken(found[0], 2)
@@ -349,14 +349,14 @@ def test_a_least_length_holds_back_the_end(model, limits, words):
     assert len(said) == words
 
 
-def test_a_least_length_above_the_greatest_is_told_and_the_greatest_holds(model):
+def test_a_min_length_above_max_length_is_warned_about_and_max_length_holds(model):
     with pytest.warns(UserWarning, match="Unfeasible length constraints"):
         found = greedy(model, sources(5), max_new_tokens=3, min_new_tokens=5)
     assert found.shape == (1, 4)
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_no_new_word_at_all_is_refused(model, limit):
+def test_max_new_tokens_of_zero_is_refused(model, limit):
     with pytest.raises(ValueError, match=f"must be greater than 0, but is {limit}"):
         greedy(model, sources(5), max_new_tokens=limit)
 

@@ -83,7 +83,7 @@ WARPERS = [
 
 
 @pytest.mark.parametrize(("settings", "expected"), WARPERS, ids=lambda value: str(value)[:20])
-def test_words_are_drawn_as_often_as_their_warped_probability_says(model, settings, expected):
+def test_tokens_are_drawn_as_often_as_their_warped_probability_says(model, settings, expected):
     source, draws = sources(5), 4000
     logits = model(**source, decoder_input_ids=torch.tensor([[PAD]])).logits[0, 0]
     probabilities = expected(logits)
@@ -104,7 +104,7 @@ def test_words_are_drawn_as_often_as_their_warped_probability_says(model, settin
 @pytest.mark.parametrize(
     "settings", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-4}], ids=str
 )
-def test_sampling_that_leaves_one_word_is_greedy(model, settings):
+def test_sampling_with_one_token_left_is_greedy(model, settings):
     batch = sources(3, 7, 5)
     greedy = decode(model, batch, num_beams=1).sequences
     sampled = decode(model, batch, num_beams=1, do_sample=True, **settings).sequences
@@ -122,7 +122,7 @@ def test_one_seed_draws_one_sample_and_another_seed_another(model, num_beams):
     assert not torch.equal(samples[0], samples[2])
 
 
-def test_a_sampled_beam_has_the_score_of_its_words(model):
+def test_a_sampled_beam_has_the_score_of_its_tokens(model):
     with torch.no_grad():
         model.lm_head.weight.div_(3)  # so undecided that chance has a say
     source = sources(5)
@@ -173,7 +173,7 @@ def test_a_static_cache_decodes_a_padded_batch_greedily_as_its_sentences_alone(m
         assert_same_sentence(together[row], alone[0])
 
 
-def test_greedy_transition_scores_are_the_log_probabilities_of_the_words(model):
+def test_greedy_transition_scores_are_the_log_probabilities_of_the_tokens(model):
     batch = sources(3, 7, 5)
     found = decode(model, batch, num_beams=1)
     scores = model.compute_transition_scores(found.sequences, found.scores, normalize_logits=True)
@@ -182,7 +182,7 @@ def test_greedy_transition_scores_are_the_log_probabilities_of_the_words(model):
         assert_close(scores[row, : len(expected)].double(), expected, **SCORES)
 
 
-def test_transition_scores_of_a_beam_are_its_words_log_probabilities_and_make_its_score(model):
+def test_transition_scores_of_a_beam_are_its_tokens_log_probabilities_and_make_its_score(model):
     batch = sources(3, 7)
     found = decode(model, batch, num_beams=3, num_return_sequences=2)
     scores = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
@@ -309,7 +309,7 @@ def decoder_calls(model):
 
 @pytest.mark.parametrize("length", [2, 5, 11])
 @pytest.mark.parametrize("helper", ["smaller", "equal", "lookup"])
-def test_assisted_decoding_says_what_greedy_decoding_says(model, length, helper):
+def test_assisted_decoding_equals_greedy_decoding(model, length, helper):
     source = sources(length)
     settings = {"num_beams": 1, "max_new_tokens": 17}
     expected = decode(model, source, **settings).sequences
@@ -338,7 +338,7 @@ def test_the_source_of_an_assisted_search_may_be_padded(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_each_greedy_word_in_half_precision_is_the_likeliest_up_to_rounding(model, dtype):
+def test_each_greedy_token_in_half_precision_is_the_most_probable_up_to_rounding(model, dtype):
     model = model.to(dtype)
     source = sources(5)
     found = decode(model, source, num_beams=1).sequences

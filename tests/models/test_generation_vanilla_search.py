@@ -138,9 +138,7 @@ def test_a_beam_as_wide_as_all_sentences_finds_the_best_of_them(form, alpha, see
 
 @FORMS
 @pytest.mark.parametrize("num_beams", [2, 4])
-def test_the_score_of_a_beam_is_the_likelihood_of_its_words_over_the_penalty(
-    model, form, num_beams
-):
+def test_the_score_of_a_beam_is_its_log_probability_over_the_penalty(model, form, num_beams):
     source = torch.randint(2, V, (1, 3))
     found = search(model, source, form, num_beams=num_beams, num_return_sequences=num_beams)
     for sequence, score in zip(found.sequences.tolist(), found.sequences_scores, strict=True):

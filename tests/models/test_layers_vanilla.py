@@ -192,7 +192,7 @@ def test_a_layer_reads_no_more_of_its_config_than_widths_counts_and_rates(implem
 
 
 @pytest.mark.parametrize("has_source", [True, False], ids=["two caches", "one cache"])
-def test_word_by_word_with_a_cache_equals_all_at_once(has_source):
+def test_token_by_token_with_a_cache_equals_all_at_once(has_source):
     layer = shaken(VanillaDecoderLayer(config_with(), 0).double())
     states = torch.randn(B, T, D, dtype=torch.float64)
     source = torch.randn(B, S, D, dtype=torch.float64) if has_source else None
@@ -206,7 +206,7 @@ def test_word_by_word_with_a_cache_equals_all_at_once(has_source):
     assert_close(torch.cat(words, dim=1), at_once, rtol=0, atol=1e-12)
 
 
-def test_the_cache_keeps_keys_and_values_of_the_source_from_the_first_word():
+def test_the_cache_keeps_keys_and_values_of_the_source_from_the_first_token():
     layer = shaken(VanillaDecoderLayer(config_with(), 0))
     word, source = torch.randn(B, 1, D), torch.randn(B, S, D)
     projections = []

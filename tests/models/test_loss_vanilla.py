@@ -103,7 +103,7 @@ def test_the_loss_is_the_same_whether_or_not_a_gradient_is_wanted(form, dtype):
 
 
 @FORMS
-def test_ignored_places_have_no_say_and_no_gradient(form):
+def test_ignored_positions_change_no_loss_and_have_no_gradient(form):
     logits, labels = batch()
     arguments = {"smoothing": 0.1, "smoothing_type": form, "pad_token_id": 0}
     loss = label_smoothed_loss(logits, labels, **arguments)
@@ -115,7 +115,7 @@ def test_ignored_places_have_no_say_and_no_gradient(form):
     assert torch.equal(label_smoothed_loss(changed, labels, **arguments), loss)
 
 
-def test_the_loss_is_a_mean_over_the_real_words():
+def test_the_loss_is_a_mean_over_the_real_tokens():
     logits, labels = batch()
     log_probs = logits.log_softmax(dim=-1)
     chosen = [
@@ -129,7 +129,7 @@ def test_the_loss_is_a_mean_over_the_real_words():
 
 
 @FORMS
-def test_a_batch_without_a_real_word_costs_nothing_and_moves_nothing(form):
+def test_a_batch_without_a_real_token_has_zero_loss_and_zero_gradient(form):
     logits, labels = batch()
     labels = torch.full_like(labels, -100)
     loss = label_smoothed_loss(logits, labels, smoothing=0.1, smoothing_type=form, pad_token_id=0)
@@ -159,7 +159,7 @@ def test_eight_sentences_at_once_have_the_gradient_of_four_times_two(form):
 
 
 @pytest.mark.parametrize("count", [7, torch.tensor(7)], ids=["int", "tensor"])
-def test_the_number_of_words_may_be_a_tensor(count):
+def test_the_number_of_tokens_may_be_a_tensor(count):
     logits, labels = batch()  # nine real words
     loss = label_smoothed_loss(logits, labels, smoothing=0.0, num_items_in_batch=count)
     assert_close(7 * loss, 9 * label_smoothed_loss(logits, labels, smoothing=0.0))
@@ -187,7 +187,7 @@ def test_an_unknown_form_is_refused_with_the_known_ones():
         label_smoothed_loss(WORKED_LOGITS, WORKED_LABEL, smoothing=0.1, smoothing_type="flat")
 
 
-def test_the_form_that_spares_padding_asks_which_word_that_is():
+def test_the_form_without_padding_needs_a_pad_token_id():
     with pytest.raises(ValueError, match="'non_target_non_pad' needs a pad_token_id"):
         label_smoothed_loss(
             WORKED_LOGITS, WORKED_LABEL, smoothing=0.1, smoothing_type="non_target_non_pad"

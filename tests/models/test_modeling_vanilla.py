@@ -106,7 +106,7 @@ def test_target_padding_never_changes_a_real_position(tiny_model, side, implemen
     assert_close(padded[:, real], alone, **PADDING)
 
 
-def test_what_stands_under_the_padding_is_never_read(tiny_model):
+def test_token_ids_under_the_padding_change_nothing(tiny_model):
     source_ids, mask = with_lengths(words(B, S), (7, 4, 2))
     target_ids = words(B, T)
     other_ids = torch.where(mask == 1, source_ids, words(B, S))
@@ -127,7 +127,7 @@ def test_a_later_target_never_changes_an_earlier_logit(tiny_model, implementatio
     assert (after[:, 3:] - before[:, 3:]).abs().amin(dim=(0, 1)).max() > 0
 
 
-def test_every_source_word_reaches_every_logit(tiny_model):
+def test_every_source_token_reaches_every_logit(tiny_model):
     source_ids, target_ids = words(1, S), words(1, T)
     vectors = tiny_model.model.encoder.embed_tokens(source_ids).detach().requires_grad_()
     logits = tiny_model(inputs_embeds=vectors, decoder_input_ids=target_ids).logits
@@ -136,7 +136,7 @@ def test_every_source_word_reaches_every_logit(tiny_model):
         assert gradient.abs().sum(dim=-1).min() > 0
 
 
-def test_a_missing_mask_is_read_off_the_padding_tokens(tiny_model):
+def test_a_missing_mask_is_made_from_the_padding_tokens(tiny_model):
     source_ids, mask = with_lengths(words(B, S), (7, 4, 2))
     arguments = {"input_ids": source_ids, "decoder_input_ids": words(B, T)}
     without, given_mask = tiny_model(**arguments), tiny_model(attention_mask=mask, **arguments)
@@ -176,7 +176,7 @@ def test_a_row_of_only_padding_trains_in_half_precision(tiny_model, dtype, imple
 
 
 @BOTH
-def test_a_row_of_only_padding_may_also_stand_on_the_target_side(tiny_model, implementation):
+def test_a_target_row_of_only_padding_stays_finite(tiny_model, implementation):
     tiny_model.set_attn_implementation(implementation)
     target_ids, mask = with_lengths(words(B, T), (5, 0, 3))
     logits = tiny_model(

@@ -79,7 +79,7 @@ def encodings(model, prefix, ids, mask):
 
 @BOTH
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_the_encoder_half_is_the_papers_encoder_for_each_sentence(side, implementation):
+def test_the_encoder_only_model_is_the_papers_encoder_for_each_sentence(side, implementation):
     model = half_with(VanillaEncoderModel)
     model.set_attn_implementation(implementation)
     ids, mask = padded([7, 2, 5], side=side)
@@ -89,7 +89,7 @@ def test_the_encoder_half_is_the_papers_encoder_for_each_sentence(side, implemen
 
 
 @EACH_HALF
-def test_a_missing_mask_of_a_reader_is_read_off_the_padding(half):
+def test_a_missing_mask_of_an_encoder_is_made_from_the_padding(half):
     model = half_with(half)
     ids, mask = padded([7, 2, 5])
     without, given = model(input_ids=ids), model(input_ids=ids, attention_mask=mask)
@@ -276,7 +276,7 @@ def test_reading_with_a_cache_equals_reading_at_once(has_source, chunks):
 
 
 @BOTH
-def test_padding_on_the_left_moves_nothing(implementation):
+def test_padding_on_the_left_changes_nothing(implementation):
     model = half_with(VanillaForCausalLM)
     model.set_attn_implementation(implementation)
     ids, mask = padded([7, 2, 5], side="left")
@@ -320,7 +320,7 @@ def test_the_loss_looks_one_token_ahead(training, smoothing):
     assert_close(sum(halves), outputs.loss, **DOUBLE)
 
 
-def test_labels_padded_with_the_padding_token_cost_the_language_model_nothing():
+def test_labels_padded_with_the_padding_token_do_not_count_for_the_language_model():
     model, ids = half_with(VanillaForCausalLM), words(B, L)
     labels = labels_with_gaps(ids)
     losses = [
@@ -410,7 +410,7 @@ def test_trainer_takes_the_same_step_with_one_batch_of_eight_and_four_of_two(
 @EACH_SHARING
 @EACH_HALF
 @pytest.mark.parametrize("size", [53, 31])
-def test_the_vocabulary_of_a_half_can_be_resized(half, sharing, size, tmp_path):
+def test_the_vocabulary_of_a_one_sided_model_can_be_resized(half, sharing, size, tmp_path):
     model = half_with(half, **sharing)
     ids = torch.randint(2, 31, (B, L))
     before = model(input_ids=ids)[0]
@@ -439,7 +439,7 @@ def test_the_vocabulary_of_a_half_can_be_resized(half, sharing, size, tmp_path):
     ],
     ids=lambda value: value.__name__,
 )
-def test_auto_classes_make_and_load_the_half_that_they_name(auto, half, tmp_path):
+def test_auto_classes_make_and_load_the_one_sided_model_that_they_name(auto, half, tmp_path):
     assert type(auto.from_config(VanillaConfig(**SIZES))) is half
     model = half_with(half)
     model.save_pretrained(tmp_path)

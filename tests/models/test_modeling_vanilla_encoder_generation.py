@@ -37,7 +37,7 @@ def greedy_by_hand(model, prompt, **source):
 
 
 @pytest.mark.parametrize("length", [1, 3, 7])
-def test_greedy_search_takes_the_likeliest_word_each_time(model, length):
+def test_greedy_search_takes_the_most_probable_token_in_each_step(model, length):
     prompt = sources(length)
     found = decode(model, prompt, num_beams=1).sequences[0].tolist()
     assert found == greedy_by_hand(model, prompt)
@@ -59,7 +59,7 @@ def test_prompts_padded_on_the_left_go_on_as_they_do_alone(model, num_beams, cac
             assert_same_sentence(in_batch, alone[beam, length:])
 
 
-def test_a_missing_mask_is_read_off_the_padding(model):
+def test_a_missing_mask_is_made_from_the_padding(model):
     batch = sources(2, 7, 5, side="left")
     expected = decode(model, batch, num_beams=3).sequences
     assert torch.equal(
@@ -67,7 +67,7 @@ def test_a_missing_mask_is_read_off_the_padding(model):
     )
 
 
-def test_sampling_that_leaves_one_word_is_greedy_and_a_seed_decides_the_rest(model):
+def test_sampling_with_one_token_left_is_greedy_and_otherwise_a_seed_decides(model):
     batch = sources(2, 7, 5, side="left")
     greedy = decode(model, batch, num_beams=1).sequences
     sampled = decode(model, batch, num_beams=1, do_sample=True, top_k=1).sequences
@@ -80,7 +80,7 @@ def test_sampling_that_leaves_one_word_is_greedy_and_a_seed_decides_the_rest(mod
     assert not torch.equal(samples[0], samples[2])
 
 
-def test_the_score_of_a_beam_is_the_mean_log_probability_of_its_words(model):
+def test_the_score_of_a_beam_is_the_mean_log_probability_of_its_tokens(model):
     prompt = sources(5)
     found = decode(model, prompt, num_beams=3, num_return_sequences=3)
     assert len({tuple(row) for row in found.sequences.tolist()}) == 3
@@ -93,7 +93,7 @@ def test_the_score_of_a_beam_is_the_mean_log_probability_of_its_words(model):
         assert_close(score.double(), expected, **SCORES)
 
 
-def test_greedy_transition_scores_are_the_log_probabilities_of_the_words(model):
+def test_greedy_transition_scores_are_the_log_probabilities_of_the_tokens(model):
     prompt = sources(5)
     found = decode(model, prompt, num_beams=1, suppress_tokens=[PAD, EOS])
     scores = model.compute_transition_scores(found.sequences, found.scores, normalize_logits=True)
@@ -112,7 +112,7 @@ def test_vectors_of_a_prompt_are_followed_by_what_follows_its_ids(model):
 
 
 @pytest.mark.parametrize("helper", ["smaller", "lookup"])
-def test_assisted_decoding_says_what_greedy_decoding_says(model, helper):
+def test_assisted_decoding_equals_greedy_decoding(model, helper):
     prompt = sources(5)
     expected = decode(model, prompt, num_beams=1).sequences
     if helper == "smaller":

@@ -66,7 +66,7 @@ def load_in_silence(half, folder, caplog, **settings):
 
 @EACH_SHARING
 @EACH_POSITION
-def test_the_encoder_half_of_a_translation_model_loads_exactly_and_in_silence(
+def test_the_encoder_of_a_translation_model_loads_exactly_without_a_warning(
     tmp_path, caplog, sharing, positions
 ):
     whole = translation_model(tmp_path, sharing, position_embedding_type=positions)
@@ -79,7 +79,7 @@ def test_the_encoder_half_of_a_translation_model_loads_exactly_and_in_silence(
 
 @EACH_SHARING
 @EACH_POSITION
-def test_the_decoder_half_of_a_translation_model_loads_exactly_and_in_silence(
+def test_the_decoder_of_a_translation_model_loads_exactly_without_a_warning(
     tmp_path, caplog, sharing, positions
 ):
     whole = translation_model(tmp_path, sharing, position_embedding_type=positions)
@@ -93,7 +93,9 @@ def test_the_decoder_half_of_a_translation_model_loads_exactly_and_in_silence(
 
 
 @EACH_SHARING
-def test_a_decoder_half_with_its_source_gives_the_logits_of_the_whole(tmp_path, caplog, sharing):
+def test_a_decoder_only_model_with_a_source_gives_the_logits_of_the_whole_model(
+    tmp_path, caplog, sharing
+):
     whole = translation_model(tmp_path, sharing)
     half = load_in_silence(VanillaForCausalLM, tmp_path, caplog, add_cross_attention=True)
     source, target = torch.randint(2, 43, (B, S)), words()
@@ -128,7 +130,9 @@ def test_only_the_classifier_is_new_in_a_translation_models_classifier(tmp_path,
 @EACH_SHARING
 @EACH_HALF
 @pytest.mark.parametrize("shards", ["1GB", "5KB"])
-def test_a_half_comes_back_from_its_own_checkpoint(tmp_path, caplog, half, sharing, shards):
+def test_a_one_sided_model_loads_exactly_from_its_own_checkpoint(
+    tmp_path, caplog, half, sharing, shards
+):
     model = filled(half(VanillaConfig(**SIZES, **SHARINGS[sharing])))
     model.save_pretrained(tmp_path, max_shard_size=shards)
     loaded = load_in_silence(half, tmp_path, caplog)
@@ -140,7 +144,7 @@ def test_a_half_comes_back_from_its_own_checkpoint(tmp_path, caplog, half, shari
 
 
 @EACH_HALF
-def test_a_half_loads_in_half_precision(tmp_path, half):
+def test_a_one_sided_model_loads_in_half_precision(tmp_path, half):
     model = filled(half(VanillaConfig(**SIZES)))
     model.save_pretrained(tmp_path)
     ids = words()
@@ -150,7 +154,7 @@ def test_a_half_loads_in_half_precision(tmp_path, half):
 
 
 @EACH_HALF
-def test_a_half_is_built_without_memory_and_filled_later(half):
+def test_a_one_sided_model_is_built_without_memory_and_filled_later(half):
     config = VanillaConfig(**SIZES)
     model = filled(half(config))
     with torch.device("meta"):
@@ -162,7 +166,7 @@ def test_a_half_is_built_without_memory_and_filled_later(half):
     assert torch.equal(empty(input_ids=ids)[0], model(input_ids=ids)[0])
 
 
-def test_a_missing_weight_of_a_half_is_still_reported(tmp_path, caplog):
+def test_a_missing_weight_of_a_one_sided_model_is_reported(tmp_path, caplog):
     whole = VanillaForConditionalGeneration(VanillaConfig(**SIZES))
     weights = whole.state_dict()
     del weights["model.encoder.layers.1.fc2.weight"]
@@ -172,7 +176,7 @@ def test_a_missing_weight_of_a_half_is_still_reported(tmp_path, caplog):
     assert "encoder.layers.1.fc2.weight" in caplog.text
 
 
-def test_a_stranger_beside_a_half_is_still_reported(tmp_path, caplog):
+def test_an_unknown_weight_beside_a_one_sided_model_is_reported(tmp_path, caplog):
     whole = VanillaForConditionalGeneration(VanillaConfig(**SIZES))
     weights = {**whole.state_dict(), "model.encoder.layers.7.fc1.bias": torch.ones(3)}
     whole.save_pretrained(tmp_path, state_dict=weights)

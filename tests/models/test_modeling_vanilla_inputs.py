@@ -119,7 +119,7 @@ def test_generation_refuses_an_id_outside_the_vocabulary_too(reader):
         model_with(reader).generate(with_id(words(B, S), 43), max_new_tokens=2)
 
 
-def test_the_message_about_ids_tells_range_limit_and_remedy():
+def test_the_message_about_ids_names_range_limit_and_remedy():
     with pytest.raises(ValueError, match="token ids") as error:
         VanillaEmbedding(43, D, None)(torch.tensor([[3, -7], [91, 4]]))
     assert str(error.value) == (
@@ -199,7 +199,7 @@ def test_a_language_model_names_the_mask_of_its_source_as_its_caller_does(shape)
         model(input_ids=words(B, T), **source, encoder_attention_mask=torch.ones(shape))
 
 
-def test_behind_a_cache_the_mask_speaks_of_what_came_before_too():
+def test_with_a_cache_the_mask_includes_the_cached_tokens():
     model = model_with(VanillaForCausalLM)
     first = model(input_ids=words(B, S), use_cache=True)
     cached = {"past_key_values": first.past_key_values}
@@ -228,7 +228,7 @@ def test_a_length_that_a_static_cache_counts_is_not_read_back():
         check_mask("attention_mask", torch.ones(B + 1, S), B, torch.tensor(97))
 
 
-def test_a_mask_is_read_off_the_padding_where_there_is_any():
+def test_a_mask_is_made_from_the_padding_where_there_is_any():
     config = VanillaConfig(**SIZES, pad_token_id=7)
     ids = torch.tensor([[7, 5, 0], [1, 7, 7]])
     assert real_tokens(config, ids, None).tolist() == [[0, 1, 1], [1, 0, 0]]

@@ -404,7 +404,7 @@ def test_a_folder_without_a_config_is_refused(saved):
         AutoModelForSeq2SeqLM.from_pretrained(saved)
 
 
-def test_the_config_of_another_architecture_is_told(saved, caplog):
+def test_the_config_of_another_architecture_is_reported(saved, caplog):
     edit_config(saved, model_type="bart")
     load(saved)
     assert "a model of type `bart` to instantiate a model of type `vanilla`" in caplog.text

@@ -101,7 +101,7 @@ def test_labels_padded_with_the_padding_token_do_not_count(tiny_model):
     assert padded[1, 1:].eq(0).all()  # the caller's own tensor is left alone
 
 
-def test_labels_that_are_all_ignored_cost_nothing_and_move_nothing(tiny_model):
+def test_labels_that_are_all_ignored_have_zero_loss_and_zero_gradient(tiny_model):
     model = tiny_model.train()
     loss = model(input_ids=words(B, S), labels=torch.full((B, T), -100)).loss
     loss.backward()

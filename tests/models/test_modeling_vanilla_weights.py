@@ -158,7 +158,7 @@ def trained(model, steps=3):
 
 
 @EACH_SHARING
-def test_the_decoder_starts_from_place_zero_and_nothing_else_after_training_too(sharing):
+def test_the_decoder_starts_from_position_zero_alone_after_training_too(sharing):
     model = trained(model_with(**SHARINGS[sharing]))
     seen = []
     model.model.decoder.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
@@ -178,7 +178,7 @@ def test_another_start_token_begins_with_its_own_vector():
     assert_close(first[0, 0], expected)
 
 
-def test_the_row_of_padding_says_nothing_but_how_likely_padding_is():
+def test_the_padding_row_changes_only_the_logit_of_padding():
     model = model_with(vocab_size=43)
     arguments = batch()
     arguments["input_ids"][0, 4:] = 0
@@ -283,7 +283,7 @@ def test_biases_start_at_zero_and_norms_at_one(wide_model):
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
 @pytest.mark.parametrize("is_shared", [True, False])
-def test_word_vectors_start_normal_with_unit_length_and_padding_at_zero(side, is_shared):
+def test_embeddings_start_normal_with_unit_length_and_padding_at_zero(side, is_shared):
     own = {} if is_shared else {**OWN_TABLES, "vocab_size": 997, "decoder_vocab_size": 991}
     model = VanillaForConditionalGeneration(VanillaConfig(**{**WIDE, **own}))
     weight = getattr(model.model, side).embed_tokens.weight.detach()
@@ -297,7 +297,7 @@ def test_word_vectors_start_normal_with_unit_length_and_padding_at_zero(side, is
     assert beyond.item() == pytest.approx(0.0455, abs=0.005)
 
 
-def test_learned_positions_start_like_words_with_no_row_at_zero():
+def test_learned_positions_start_like_embeddings_with_no_row_at_zero():
     model = VanillaForConditionalGeneration(
         VanillaConfig(**WIDE, position_embedding_type="learned")
     )

@@ -216,7 +216,7 @@ def test_a_model_that_does_not_translate_is_refused(trained, tiny_config, half):
         VanillaTranslationPipeline(half(tiny_config), trained[1])
 
 
-def test_a_name_in_place_of_a_model_and_a_missing_tokenizer_are_told(trained):
+def test_a_name_instead_of_a_model_and_a_missing_tokenizer_are_reported(trained):
     with pytest.raises(ValueError, match="give a loaded model"):
         VanillaTranslationPipeline("runs/demo")
     with pytest.raises(ValueError, match="needs a tokenizer"):

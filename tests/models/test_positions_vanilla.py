@@ -55,7 +55,7 @@ def test_every_channel_equals_the_formula_written_number_by_number(layout, frequ
     assert_close(table, torch.stack(by_hand), rtol=0, atol=1e-13)
 
 
-def test_the_first_place_is_zeros_and_ones_in_turn():
+def test_the_first_position_is_zeros_and_ones_in_turn():
     assert sinusoid(torch.tensor(0), 6).tolist() == [0, 1, 0, 1, 0, 1]
 
 
@@ -68,7 +68,7 @@ def test_the_concatenated_layout_holds_the_same_channels_in_another_order():
     assert not torch.equal(concatenated, interleaved)
 
 
-def test_a_place_may_be_a_fraction_and_have_any_shape():
+def test_a_position_may_be_a_fraction_and_have_any_shape():
     places = torch.tensor([[0.5, 1.25, -2.0], [3.0, 0.0, 7.75]])
     table = sinusoid(places, 4)
     assert table.shape == (2, 3, 4)
@@ -99,7 +99,7 @@ def test_what_has_no_sinusoid_is_refused_with_a_remedy(changes, message):
         sinusoid(torch.arange(3), width, **changes)
 
 
-def test_the_offset_moves_every_place():
+def test_the_offset_shifts_every_position():
     like = torch.zeros(1)
     plain = SinusoidalPositions(VanillaConfig(d_model=16))
     moved = SinusoidalPositions(VanillaConfig(d_model=16, position_offset=2))
@@ -159,7 +159,7 @@ def test_positions_come_back_from_disk_as_they_were(tmp_path):
     assert not any("position" in name for name in loaded.state_dict())
 
 
-def test_learned_positions_are_looked_up_by_place():
+def test_learned_positions_are_looked_up_by_index():
     positions = LearnedPositions(VanillaConfig(d_model=16, max_position_embeddings=11))
     assert torch.equal(positions(3, 5, torch.zeros(1)), positions.weight[5:8])
     assert torch.equal(positions(11, 0, torch.zeros(1)), positions.weight)
@@ -193,7 +193,7 @@ def test_learned_positions_say_where_they_end_and_what_to_do(source_length, targ
         )
 
 
-def test_learned_positions_end_at_the_same_place_when_decoding_with_a_cache():
+def test_learned_positions_end_at_the_same_position_with_a_cache():
     model = model_with(position_embedding_type="learned", max_position_embeddings=7)
     ids = torch.full((1, 7), 5)
     so_far = model(input_ids=ids, decoder_input_ids=ids, use_cache=True)

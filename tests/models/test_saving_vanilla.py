@@ -35,7 +35,7 @@ def test_code_is_written_only_while_it_is_asked_for(tiny_model, coded, tmp_path)
     assert written == config_in(tmp_path / "plain")
 
 
-def test_every_file_that_is_named_lies_there(coded):
+def test_every_file_that_is_named_exists(coded):
     written = config_in(coded)
     impls = [told["impl"] for told in written["custom_pipelines"].values()]
     for name in [*written["auto_map"].values(), *impls]:
@@ -50,12 +50,12 @@ def test_a_model_read_from_there_and_saved_without_code_points_at_none(coded, tm
     assert not POINTERS & config_in(tmp_path / "plain").keys()
 
 
-def test_the_package_is_preferred_to_the_code_that_lies_there(coded):
+def test_the_package_is_preferred_to_the_saved_code(coded):
     model = AutoModelForSeq2SeqLM.from_pretrained(coded)
     assert type(model) is VanillaForConditionalGeneration
 
 
-def test_an_error_on_the_way_leaves_no_trace(tiny_model):
+def test_an_error_while_saving_restores_the_classes(tiny_model):
     with pytest.raises(OSError, match="full"), code_beside_weights(tiny_model):
         raise OSError("the disk is full")
     assert type(tiny_model)._auto_class is type(tiny_model.config)._auto_class is None

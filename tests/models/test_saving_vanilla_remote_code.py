@@ -86,7 +86,7 @@ def both_sides(tmp_path_factory):
     return folder / "model", results
 
 
-def test_only_files_named_for_travel_lie_beside_the_weights_and_unchanged(both_sides):
+def test_only_named_files_are_saved_beside_the_weights_and_unchanged(both_sides):
     folder, _ = both_sides
     home = Path(hf_vanilla.__file__).parent / "models"
     travelers = {path.name for path in folder.glob("*.py")}

@@ -131,7 +131,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)), ids=SETTINGS)
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_both_ways_find_the_same(ways, number, side):
+def test_our_search_equals_transformers_search(ways, number, side):
     kind = KINDS[(number + (side == "left")) % len(KINDS)]
     model = lively_model(**{"attn_implementation": "sdpa", **kind})
     batch = sources(*torch.randint(1, 12, (5,)).tolist(), side=side)
@@ -144,7 +144,7 @@ def test_both_ways_find_the_same(ways, number, side):
     assert ways == [True, False, True, False]
 
 
-def test_float32_scores_of_both_ways_differ_by_rounding_alone(ways):
+def test_float32_scores_of_both_searches_differ_by_rounding_alone(ways):
     model = lively_model().float()
     batch = sources(3, 11, 7, 5)
     fast, plain = both(model, ways, batch, **RECORDS)
@@ -153,7 +153,7 @@ def test_float32_scores_of_both_ways_differ_by_rounding_alone(ways):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_goes_the_fast_way_too(model, ways, dtype):
+def test_our_search_runs_in_half_precision_too(model, ways, dtype):
     found = model.to(dtype).generate(**sources(3, 7, 5), num_beams=3, max_new_tokens=11)
     assert ways == [True]
     assert ((found >= 0) & (found < V)).all()
@@ -169,7 +169,7 @@ class OneWordOften(nn.Linear):
 
 
 @GREEDY_AND_BEAM
-def test_a_layer_of_ones_own_is_asked(model, ways, num_beams):
+def test_a_replaced_linear_layer_is_called(model, ways, num_beams):
     usual = model.generate(**sources(3, 7, 5), num_beams=num_beams)
     model.lm_head.__class__ = OneWordOften
     fast, plain = both(model, ways, sources(3, 7, 5), num_beams=num_beams)
@@ -207,7 +207,7 @@ def rows_read(model, batch, **settings):
 
 
 @GREEDY_AND_BEAM
-def test_sentences_that_are_done_leave_the_batch(model, num_beams):
+def test_finished_sentences_are_dropped_from_the_batch(model, num_beams):
     rows = rows_read(model, sources(3, 11, 7, 5, 2, 9), num_beams=num_beams)
     assert rows[0] == 6
     assert rows == sorted(rows, reverse=True)
@@ -243,14 +243,14 @@ OWN_RULES = {
 
 @GREEDY_AND_BEAM
 @pytest.mark.parametrize("name", OWN_RULES)
-def test_nobody_leaves_where_somebody_looks_at_the_whole_batch(model, name, num_beams):
+def test_no_sentence_is_dropped_where_a_rule_reads_the_whole_batch(model, name, num_beams):
     settings = {**OWN_RULES[name](), "num_beams": num_beams, "max_new_tokens": 9}
     assert set(rows_read(model, sources(3, 11, 7, 5, 2, 9), **settings)) == {6}
 
 
 @GREEDY_AND_BEAM
 @pytest.mark.parametrize("name", ["processor", "criterion"])
-def test_a_rule_of_ones_own_sees_what_it_sees_in_transformers_search(model, ways, name, num_beams):
+def test_a_rule_of_the_caller_gets_the_inputs_of_transformers_search(model, ways, name, num_beams):
     settings = {**OWN_RULES[name](), "num_beams": num_beams}
     fast, plain = both(model, ways, sources(3, 11, 7, 5), **settings)
     assert torch.equal(fast, plain)
@@ -284,7 +284,7 @@ ASIDE = {
 
 @GREEDY_AND_BEAM
 @pytest.mark.parametrize("name", ASIDE)
-def test_what_the_fast_way_cannot_do_goes_the_other(model, ways, name, num_beams):
+def test_what_our_search_cannot_do_runs_in_transformers_search(model, ways, name, num_beams):
     model.set_attn_implementation("eager")
     settings = {"max_new_tokens": 5, "num_beams": num_beams, **ASIDE[name]}
     fast, plain = both(model, ways, sources(3, 7, 5), **settings)
@@ -364,7 +364,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_model_that_is_not_as_built_goes_the_other_way(model, ways, change):
+def test_a_changed_model_runs_in_transformers_search(model, ways, change):
     batch = sources(3, 7, 5)
     expected = model.generate(**batch, max_new_tokens=5)
     change(model)
@@ -413,7 +413,7 @@ def test_learned_positions_refuse_a_source_beyond_their_last():
 
 
 @pytest.mark.parametrize("num_beams", [V + 1, 5 * V])
-def test_more_beams_than_words_find_distinct_sentences(model, ways, num_beams):
+def test_more_beams_than_tokens_find_distinct_sentences(model, ways, num_beams):
     settings = {"num_beams": num_beams, "num_return_sequences": num_beams, "max_new_tokens": 3}
     fast, plain = both(model, ways, sources(5), **settings)
     assert torch.equal(fast, plain)

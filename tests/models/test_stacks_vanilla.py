@@ -22,34 +22,34 @@ def stack(request, tiny_config):
     return request.param(tiny_config).eval()
 
 
-def test_the_bottom_is_the_scaled_word_and_its_place(stack, tiny_config):
+def test_the_input_is_the_scaled_embedding_plus_its_position(stack, tiny_config):
     ids = torch.tensor([[5, 7, 11], [13, 17, 19]])
     words = stack.embed_tokens.weight[ids] * math.sqrt(12)
     table = SinusoidalPositions(tiny_config)(3, 0, words)
     torch.testing.assert_close(stack.embed(ids, None, None), words + table, rtol=0, atol=0)
 
 
-def test_vectors_enter_as_the_words_they_replace(stack):
+def test_inputs_embeds_equal_the_ids_they_replace(stack):
     ids = torch.tensor([[5, 7, 11]])
     vectors = stack.embed_tokens(ids)
     assert torch.equal(stack.embed(None, vectors, None), stack.embed(ids, None, None))
 
 
-def test_places_count_real_tokens_only(stack):
+def test_positions_count_real_tokens_only(stack):
     ids = torch.tensor([[5, 7, 11, 13]])
     padded = torch.tensor([[PAD, PAD, 5, 7, 11, 13]])
     mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
     assert torch.equal(stack.embed(padded, None, mask)[:, 2:], stack.embed(ids, None, None))
 
 
-def test_places_go_on_behind_the_cache(stack):
+def test_positions_continue_after_the_cache(stack):
     ids = torch.tensor([[5, 7, 11, 13, 17]])
     whole = stack.embed(ids, None, None)
     assert torch.equal(stack.embed(ids[:, 3:], None, None, 3), whole[:, 3:])
     assert torch.equal(stack.embed(ids[:, 3:], None, torch.ones(1, 5), 3), whole[:, 3:])
 
 
-def test_the_sum_is_dropped_out_in_training(tiny_config):
+def test_dropout_acts_on_the_sum_in_training(tiny_config):
     tiny_config.dropout = 0.5
     ids = torch.full((1, 61), 5)
     dropped = VanillaEncoder(tiny_config).train().embed(ids, None, None) == 0
@@ -98,7 +98,7 @@ def test_padding_is_looked_up_as_zeros_whatever_its_row_has_become():
     assert VanillaEmbedding(7, 3, None)(torch.tensor([PAD])).abs().sum() > 0
 
 
-def test_a_mask_that_is_missing_is_read_off_the_padding(tiny_config):
+def test_a_missing_mask_is_made_from_the_padding(tiny_config):
     ids = torch.tensor([[5, 7, PAD], [PAD, 11, 13]])
     assert real_tokens(tiny_config, ids, None).tolist() == [[1, 1, 0], [0, 1, 1]]
     mask = torch.ones(2, 3)

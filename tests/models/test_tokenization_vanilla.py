@@ -92,7 +92,7 @@ def test_a_sentence_is_cut_at_the_length_set_in_training(tiny_tokenizer, from_di
         assert cut[-1] == EOS
 
 
-def test_a_batch_is_padded_on_the_right_and_its_mask_says_so(tiny_tokenizer):
+def test_a_batch_is_padded_on_the_right_and_masked_there(tiny_tokenizer):
     rows = tiny_tokenizer(["See", "a house by the lake"], padding=True)
     assert set(rows) == {"input_ids", "attention_mask"}
     short, long = rows["input_ids"]

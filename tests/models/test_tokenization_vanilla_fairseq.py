@@ -49,7 +49,7 @@ def test_each_side_has_its_own_ids(make):
     assert batch.labels == [5, 6, 7, 3, 2]
 
 
-def test_ids_are_read_as_target_words(make):
+def test_ids_decode_as_target_tokens(make):
     tokenizer = make()
     assert tokenizer.batch_decode([[5, 6], [4]]) == ["dasHaus", "See"]
     assert tokenizer.decode(6) == "Haus"
@@ -71,7 +71,7 @@ def test_its_length_is_that_of_the_source_dictionary(make):
     assert len(make()) == make().vocab_size == len(SOURCE)
 
 
-def test_it_comes_back_from_a_folder_with_all_it_knows(make, tmp_path):
+def test_it_loads_from_a_folder_with_all_its_settings(make, tmp_path):
     make(use_moses=True, source_lang="en", target_lang="de").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vanilla"}))
     again = AutoTokenizer.from_pretrained(tmp_path)
@@ -99,13 +99,13 @@ def test_a_text_that_is_too_long_keeps_its_end(make):
     assert ids == [4, 5, 2]
 
 
-def test_moses_splits_and_lowercases_as_it_is_told(make):
+def test_moses_splits_and_lowercases_by_its_options(make):
     languages = {"source_lang": "en", "target_lang": "de"}
     assert make(use_moses=True, **languages)("the,house").input_ids == [4, 3, 5, 2]
     assert make(use_moses=False, do_lower_case=True)("THE HOUSE").input_ids == [4, 5, 2]
 
 
-def test_without_sacremoses_the_remedy_is_told(make, monkeypatch):
+def test_without_sacremoses_the_error_names_the_remedy(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     with pytest.raises(ImportError, match="pip install sacremoses"):
         make(use_moses=True, source_lang="en", target_lang="de")("the house")
@@ -128,7 +128,7 @@ print(json.dumps([batch.input_ids, batch.labels, tokenizer.decode(batch.labels[:
 
 
 @pytest.mark.slow
-def test_it_travels_to_where_the_package_is_not_installed(make, tmp_path, monkeypatch):
+def test_it_loads_where_the_package_is_not_installed(make, tmp_path, monkeypatch):
     monkeypatch.setattr(VanillaFairseqTokenizer, "_auto_class", "AutoTokenizer")
     make().save_pretrained(tmp_path / "saved")
     (tmp_path / "saved" / "config.json").write_text(json.dumps({"model_type": "marian"}))
