@@ -194,19 +194,21 @@ class SearchDecoder:
             source_mask = source_mask.expand(-1, -1, self.length, -1)
         hidden_states = self._layers(hidden_states, None, source_mask)[:, -1:]
         if self.beams > 1:
-            self.mask = hidden_states.new_zeros((len(input_ids), self.beams, self.length))
+            shape = (len(input_ids), self.beams, self.beams)
+            self.mask = hidden_states.new_zeros((*shape[:2], self.length))
+            # of its step's n slots, each beam attends to its own
+            itself = torch.eye(self.beams, dtype=torch.bool, device=hidden_states.device)
+            self.newest_mask = self.mask.new_zeros(shape).masked_fill_(~itself, float("-inf"))
         logits = self.lm_head(self.decoder.layer_norm(hidden_states))
         return logits.expand(-1, self.beams, -1).flatten(0, 1)
 
     def read(self, input_ids: Tensor) -> Tensor:
         """Logits `(b * n, V)` after one more token of each beam, `(b, n)`."""
-        rows, beams = input_ids.shape
         vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
         hidden_states = vectors + self._next_position(vectors)  # (b, n, D)
         mask = None
         if self.mask is not None:
-            itself = self.mask.new_full((beams, beams), float("-inf")).fill_diagonal_(0)
-            self.mask = torch.cat((self.mask, itself.expand(rows, -1, -1)), dim=2)
+            self.mask = torch.cat((self.mask, self.newest_mask[: len(input_ids)]), dim=2)
             mask = self.mask.unsqueeze(1)  # (b, 1, n, slots)
         hidden_states = self._layers(hidden_states, mask, self.source_masks[1])
         self.length += 1
