@@ -289,7 +289,8 @@ class VanillaDetrModel(VanillaDetrPreTrainedModel):
             positions=positions,
             **kwargs,
         )
-        queries = self.query_positions.weight.expand(len(pixel_values), -1, -1)  # (B, Q, D)
+        batch = pixel_values.shape[0]  # an exported program would take len() as a constant
+        queries = self.query_positions.weight.expand(batch, -1, -1)  # (B, Q, D)
         decoded = self.decoder(
             query_positions=queries,
             encoder_hidden_states=encoded.last_hidden_state,
