@@ -63,7 +63,7 @@ def _forks(draw: np.random.Generator, agents: int) -> tuple[np.ndarray, np.ndarr
 
 
 def _walkers(draw: np.random.Generator, agents: int) -> np.ndarray:
-    """Four kinds in turn: straight, turning, stopping, meeting; a pair that meets has two agents."""
+    """Straight, turning and stopping agents, and pairs that meet."""
     number, steps = np.arange(agents), np.arange(WALK_STEPS)
     kind = np.array((0, 1, 2, 0, 3, 3))[number % PEOPLE]
     speed = np.broadcast_to(draw.uniform(0.3, 0.6, (agents, 1)), (agents, WALK_STEPS)).copy()

@@ -1,4 +1,4 @@
-"""Readers of track files: each is a function of a path that returns the rows as they stand there."""
+"""Readers of track files: each is a function of a path that returns its rows in their order."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class TrackSource:
     unit: str = "m"
 
 
-def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes:  # noqa: B008
+def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes:
     """All scenes of a file, or of the files in a folder sorted by name.
 
     Raises:
@@ -134,7 +134,7 @@ def read_eth_ucy(path: Path, columns: Columns) -> Rows:
 
 
 def read_agentformer(path: Path, columns: Columns) -> Rows:
-    """AgentFormer's 17 columns: frame, id, kind, ..., width at 11, length at 12, x, z, y, heading."""
+    """AgentFormer's 17 columns: frame, id, kind; from the 12th width, length, x, z, y, heading."""
     del columns
     rows = _text_rows(path, AGENTFORMER_COLUMNS)
     numbers = _numbers(path, rows, (0, 1, 11, 12, 13, 15, 16))
@@ -255,9 +255,7 @@ def _text_rows(path: Path, count: int) -> list[list[str]]:
     return rows
 
 
-def _numbers(
-    path: Path, rows: Sequence[Sequence[str]], indices: Sequence[int]
-) -> list[np.ndarray]:
+def _numbers(path: Path, rows: Sequence[Sequence[str]], indices: Sequence[int]) -> list[np.ndarray]:
     columns = []
     for index in indices:
         texts = [row[index] for row in rows]
@@ -305,8 +303,7 @@ def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> 
     for key, name in wanted.items():
         if name not in names:
             raise ValueError(
-                f"{path} has no column {name!r}, only {', '.join(names)}: name it by "
-                f"--{key}_column"
+                f"{path} has no column {name!r}, only {', '.join(names)}: name it by --{key}_column"
             )
 
 

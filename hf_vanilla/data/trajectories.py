@@ -83,7 +83,7 @@ class Scenes:
         return (
             f"{len(self):,} rows, {len(np.unique(self.agent)):,} agents, "
             f"{len(np.unique(self.scene)):,} scenes, steps of {self.step_seconds:g} s; "
-            f"{self.gaps:,} gaps, {jumps:,} jumps of more than {LONGEST_STEP:g} {self.unit} in a step"
+            f"{self.gaps:,} gaps, {jumps:,} steps of more than {LONGEST_STEP:g} {self.unit}"
         )
 
 
@@ -346,9 +346,7 @@ def cut_windows(
     return Windows(scenes, observed, predicted, grid, first)
 
 
-def pasts_of_rows(
-    scenes: Scenes, rows: np.ndarray, observed: int
-) -> tuple[np.ndarray, np.ndarray]:
+def pasts_of_rows(scenes: Scenes, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:
     """The observed steps that end at some rows.
 
     Args:
@@ -451,10 +449,11 @@ def _step_seconds(rows: Rows, per_step: np.ndarray, frame_seconds: float | None)
         return rows.step_seconds
     if not frame_seconds > 0:
         raise ValueError(f"frame_seconds={frame_seconds}: give a positive number")
-    if len(set(per_step.tolist())) > 1:
+    rates = sorted(set(per_step.tolist()))
+    if len(rates) > 1:
         raise ValueError(
-            f"{rows.source}: frame numbers of its scenes advance by {sorted(set(per_step.tolist()))}"
-            " in a step: frames must have one rate"
+            f"{rows.source}: frame numbers of its scenes advance by {rates} in a step: frames "
+            "must have one rate"
         )
     return float(per_step[0]) * frame_seconds
 

@@ -135,7 +135,7 @@ class TrajectoryTask:
         return WindowOrder(len(self.tracks.train), size, self.recipe.train.seed)
 
     def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
-        """Windows as the model's inputs, changed at random; positions from the last observed one."""
+        """Windows as the model's inputs, changed at random."""
         inputs = model_inputs(self.tracks.train, rows)
         change = self._random_change(len(rows), generator)  # (B, 2, 2)
         for name in ("past_values", "future_values"):

@@ -21,7 +21,7 @@ MEASURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the command line
-    """Tracks to train on, how windows are cut and changed at random, and how they become batches."""
+    """Tracks to train on, how windows are cut and changed, and how they become batches."""
 
     _argument_group_name = "options of task trajectories"
 
@@ -58,7 +58,9 @@ class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the com
     windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
     windows_per_batch: int = option(256, "windows of a process and micro-batch", at_least=1)
     mirror: float = option(0.5, "probability of a mirror image", at_least=0)
-    speed_change: float = option(0.0, "largest random relative change of speed", at_least=0, below=1)
+    speed_change: float = option(
+        0.0, "largest random relative change of speed", at_least=0, below=1
+    )
     rotate: bool = option(default=False, text="turn each window by a random angle")
 
     def __post_init__(self) -> None:
