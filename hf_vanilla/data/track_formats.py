@@ -1,7 +1,7 @@
 """Readers of track files: each is a function of a path that returns its rows in their order."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -269,7 +269,7 @@ def _numbers(path: Path, rows: Sequence[Sequence[str]], indices: Sequence[int]) 
     return columns
 
 
-def _first_text(values: Sequence[Any]) -> int:
+def _first_text(values: Iterable[Any]) -> int:
     """Index of the first value that is no number."""
     for row, value in enumerate(values):
         try:
@@ -315,6 +315,8 @@ def _rows_of_table(
 
     def number(key: str) -> np.ndarray:
         values = column(key)
+        if not len(values):
+            return np.zeros(0)  # the column has no type
         if values.dtype.kind not in "iuf":
             row = _first_text(values)
             raise ValueError(
