@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
-.PHONY: demo demo-images demo-objects app test docs lint format types
+.PHONY: demo demo-images demo-objects demo-tracks app test docs lint format types
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw
@@ -14,6 +14,9 @@ demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw
 
 demo-objects: $(VENV)/.ready-demo  ## train a detector on generated scenes, score, draw
 	$(BIN)/python scripts/demo_objects.py
+
+demo-tracks: $(VENV)/.ready-demo  ## train on generated walkers, compare, draw their futures
+	$(BIN)/python scripts/demo_tracks.py
 
 app: $(VENV)/.ready-app  ## translate in a browser and see attention weights; trains the demo model first
 	$(BIN)/python scripts/app.py

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
 from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
@@ -13,6 +14,8 @@ from hf_vanilla.models.modeling_vanilla_encoder import (
     VanillaEncoderModel,
     VanillaForSequenceClassification,
 )
+from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
 from hf_vanilla.models.pretrained_vanilla import VanillaPreTrainedModel
@@ -41,11 +44,14 @@ __all__ = [
     "VanillaForCausalLM",
     "VanillaForConditionalGeneration",
     "VanillaForImageClassification",
+    "VanillaForMultimodalTrajectoryPrediction",
     "VanillaForObjectDetection",
     "VanillaForSequenceClassification",
+    "VanillaForTrajectoryPrediction",
     "VanillaModel",
     "VanillaPreTrainedModel",
     "VanillaTokenizer",
+    "VanillaTracksConfig",
     "VanillaTranslationPipeline",
     "VanillaVitConfig",
     "VanillaVitModel",

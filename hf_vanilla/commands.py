@@ -83,8 +83,13 @@ COMMANDS = {
         "hf_vanilla.data.detection_report:inspect_dataset",
         ("hf_vanilla.data.detection_report:InspectOptions",),
     ),
+    "forecast": Command(
+        "predict where the agents of a table of positions go",
+        "hf_vanilla.trajectories.forecast:forecast_file",
+        ("hf_vanilla.trajectories.forecast:ForecastOptions",),
+    ),
     "evaluate": Command(
-        "score a model: BLEU and chrF, image accuracy, or AP",
+        "score a model: BLEU and chrF, image accuracy, AP, tracks",
         "hf_vanilla.tasks.dispatch:evaluate",
         ("hf_vanilla.tasks.dispatch:read_evaluation",),
     ),
@@ -104,7 +109,7 @@ COMMANDS = {
         ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
     ),
     "plot": Command(
-        "draw attention, positions, rates, curves, BLEU, objects",
+        "draw attention, positions, rates, curves, objects, tracks",
         "hf_vanilla.plots.plot:plot",
         ("hf_vanilla.plots.plot:read_plot",),
     ),

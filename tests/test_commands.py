@@ -18,8 +18,8 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
-    *("inspect-data", "evaluate", "score", "convert", "export", "plot", "push", "app"),
-    *("train-tokenizer", "average"),
+    *("inspect-data", "forecast", "evaluate", "score", "convert", "export", "plot", "push"),
+    *("app", "train-tokenizer", "average"),
 ]
 
 

@@ -22,6 +22,8 @@ class VanillaTracksConfig(PreTrainedConfig):
         unit (`str`, defaults to `"m"`): unit of the coordinates.
         velocity_std (`float`, defaults to 1.0): standard deviation of the training data's
             displacements, in units per step; inputs are divided by it.
+        largest_step (`float`, defaults to 0.0): farthest displacement in a step of the training
+            data; predicted ones beyond it count as off-speed. 0: unknown.
         follows_heading (`bool`, defaults to `True`): turn each agent so that its last displacement
             points along x.
         num_modes (`int`, defaults to 20): futures of the form with several modes.
@@ -66,6 +68,7 @@ class VanillaTracksConfig(PreTrainedConfig):
     step_seconds: float | int = 0.4
     unit: str = "m"
     velocity_std: float | int = 1.0
+    largest_step: float | int = 0.0
     follows_heading: bool = True
     num_modes: int = 20
     score_loss_weight: float | int = 1.0
@@ -129,7 +132,7 @@ class VanillaTracksConfig(PreTrainedConfig):
             rate = getattr(self, name)
             if not 0 <= rate < 1:
                 raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
-        for name in ("score_loss_weight", "rollout_loss_weight"):
+        for name in ("score_loss_weight", "rollout_loss_weight", "largest_step"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
 

@@ -19,7 +19,8 @@ class Family:
 
     Attributes:
         config: the config class.
-        models: name of an Auto class -> model class.
+        models: name of an Auto class -> model class, or several, of which the config's
+            `architectures` choose and the first is the default.
         processors: what goes with the model: name of an Auto class and the keyword of its
             `register`, with the class or classes. The last one of an Auto class is the default.
             A name that starts with `transformers.` is a class of transformers.
@@ -28,10 +29,15 @@ class Family:
     """
 
     config: str
-    models: Mapping[str, str]
+    models: Mapping[str, str | tuple[str, ...]]
     processors: tuple[tuple[str, str, Any], ...] = ()
     with_code: Mapping[str, str] = field(default_factory=dict)
     pipelines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def homes(self, auto_class: str) -> tuple[str, ...]:
+        """Names of the model classes that belong to an Auto class."""
+        names = self.models[auto_class]
+        return names if isinstance(names, tuple) else (names,)
 
 
 FAMILIES = {
@@ -77,6 +83,15 @@ FAMILIES = {
             ),
         ),
     ),
+    "vanilla_tracks": Family(
+        config="configuration_vanilla_trajectory.VanillaTracksConfig",
+        models={
+            "AutoModelForTimeSeriesPrediction": (
+                "modeling_vanilla_modes.VanillaForMultimodalTrajectoryPrediction",
+                "modeling_vanilla_trajectory.VanillaForTrajectoryPrediction",
+            ),
+        },
+    ),
     "vanilla_vit": Family(
         config="configuration_vanilla_vit.VanillaVitConfig",
         models={
@@ -114,7 +129,9 @@ def register_families() -> None:
 
 
 def _load(name: Any) -> Any:
-    """The class of that name; of a mapping of names, a mapping of classes."""
+    """The class of that name; of a mapping or a tuple of names, the same of classes."""
+    if isinstance(name, tuple):
+        return tuple(_load(part) for part in name)
     if isinstance(name, Mapping):
         return {key: _load(value) for key, value in name.items()}
     module, class_name = name.rsplit(".", 1)
@@ -139,7 +156,7 @@ def code_beside_weights(model: PreTrainedModel, processor: Any = None) -> Iterat
         return
     auto_classes: dict[Any, str] = {type(model.config): "AutoConfig"}
     name = _short_name(type(model))
-    auto_classes |= {type(model): auto for auto, home in family.models.items() if home == name}
+    auto_classes |= {type(model): auto for auto in family.models if name in family.homes(auto)}
     name = _short_name(type(processor))
     if name in family.with_code:
         auto_classes[type(processor)] = family.with_code[name]
@@ -147,7 +164,8 @@ def code_beside_weights(model: PreTrainedModel, processor: Any = None) -> Iterat
     for kind, auto_class in auto_classes.items():
         kind.register_for_auto_class(auto_class)
     # transformers itself adds only the class that is saved
-    model.config.auto_map = {"AutoModel": family.models["AutoModel"]}
+    if "AutoModel" in family.models:
+        model.config.auto_map = {"AutoModel": family.models["AutoModel"]}
     try:
         yield
     finally:

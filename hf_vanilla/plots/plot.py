@@ -20,6 +20,7 @@ from .formulas import (
 from .length_bleu import PlotLengthBleuOptions, plot_length_bleu
 from .objects import PlotObjectsOptions, plot_objects
 from .patches import PlotPatchesOptions, plot_patches
+from .tracks import PlotTracksOptions, plot_tracks
 
 # the function that draws it, and its options
 FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
@@ -31,6 +32,7 @@ FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
     "length_bleu": (plot_length_bleu, PlotLengthBleuOptions),
     "objects": (plot_objects, PlotObjectsOptions),
     "patches": (plot_patches, PlotPatchesOptions),
+    "tracks": (plot_tracks, PlotTracksOptions),
 }
 
 

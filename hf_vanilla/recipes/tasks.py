@@ -77,6 +77,15 @@ TASKS = {
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
     ),
+    "trajectories": TaskEntry(
+        model_types=("vanilla_tracks",),
+        data="hf_vanilla.tasks.trajectory_options:TrackDataOptions",
+        measures="hf_vanilla.tasks.trajectory_options:MEASURES",
+        prepare="hf_vanilla.tasks.trajectories:prepare",
+        config="hf_vanilla.models.configuration_vanilla_trajectory:VanillaTracksConfig",
+        model="hf_vanilla.trajectories.loading:new_forecaster",
+        set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
+    ),
 }
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
-from hf_vanilla.options import parse_options, pop_option
+from hf_vanilla.options import UsageError, parse_options, pop_option
 from hf_vanilla.recipes.tasks import load_part
 from hf_vanilla.training.finetuning import FinetuneOptions
+from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.translation.evaluation import EvaluateOptions
 
 EPILOG = "These are the options for a translation model; --model M --help shows those for M."
@@ -22,14 +23,14 @@ class ModelCommands:
     Attributes:
         evaluate: scores a model, and
         evaluate_options: its options.
-        finetune: trains a model further, and
+        finetune: trains a model further; empty: `train` does, and
         finetune_options: its options, beside those of Trainer.
     """
 
     evaluate: str
     evaluate_options: str
-    finetune: str
-    finetune_options: str
+    finetune: str = ""
+    finetune_options: str = ""
 
 
 TEXT = ModelCommands(
@@ -51,6 +52,10 @@ COMMANDS_OF = {
         "hf_vanilla.tasks.object_evaluation:EvaluateObjectsOptions",
         "hf_vanilla.tasks.object_finetuning:finetune_objects",
         "hf_vanilla.tasks.object_finetuning:FinetuneObjectsOptions",
+    ),
+    "vanilla_tracks": ModelCommands(
+        "hf_vanilla.tasks.track_evaluation:evaluate_tracks",
+        "hf_vanilla.tasks.track_evaluation:EvaluateTracksOptions",
     ),
 }
 
@@ -96,6 +101,8 @@ def read_finetuning(arguments: Sequence[str]) -> Finetuning:
         UsageError: an option is unknown or missing.
     """
     commands = _commands(arguments)
+    if not commands.finetune:
+        raise UsageError("this kind of model has no finetune: use train, or Trainer in Python")
     kind = load_part(commands.finetune_options)
     epilog = EPILOG if kind is FinetuneOptions else None
     options, trainer = parse_options((kind, Seq2SeqTrainingArguments), arguments, epilog=epilog)
@@ -112,6 +119,8 @@ def _commands(arguments: Sequence[str]) -> ModelCommands:
     name = pop_option(list(arguments), "--model")
     if name is None:
         return TEXT
+    if name in SIMPLE_MODELS:
+        return COMMANDS_OF["vanilla_tracks"]
     try:
         settings, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError):

@@ -1,0 +1,477 @@
+"""Positions of moving agents in memory, and windows of observed and future steps cut from them.
+
+Shapes: N rows of a table, W windows, T observed steps, P predicted steps.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
+SHORTEST_MOVE = 1e-3  # where nothing moves farther in a step, positions may be in degrees
+NUMBERS = ("scene", "agent", "frame", "positions")
+
+
+@dataclass(frozen=True, eq=False)
+class Scenes:
+    """A table of positions, sorted by agent, then frame; agents are numbered as they first appear.
+
+    Attributes:
+        frame: `(N,)` int64 numbers of frames.
+        agent: `(N,)` int64 index into `agent_names`; agents of different scenes differ.
+        scene: `(N,)` int64 index into `scene_names`.
+        positions: `(N, 2)` float64 x and y.
+        agent_names: name of each agent as in its file, text or number.
+        scene_names: name of each scene.
+        frames_per_step: `(S,)` int64 how far frame numbers advance in a step of each scene.
+        step_seconds: time of a step.
+        unit: of the positions.
+        kind: `(N,)` such as "Pedestrian", where the file says so.
+        size: `(N, 2)` length and width, likewise.
+        heading: `(N,)` radians, likewise.
+    """
+
+    frame: np.ndarray
+    agent: np.ndarray
+    scene: np.ndarray
+    positions: np.ndarray
+    agent_names: np.ndarray
+    scene_names: tuple[str, ...]
+    frames_per_step: np.ndarray
+    step_seconds: float
+    unit: str = "m"
+    kind: np.ndarray | None = None
+    size: np.ndarray | None = None
+    heading: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def rows(self, chosen: np.ndarray) -> "Scenes":
+        """The table of these rows, bool `(N,)` or rising numbers; names and numbers stay."""
+        columns = {
+            declared.name: getattr(self, declared.name)[chosen]
+            for declared in fields(self)
+            if declared.name in (*NUMBERS, "kind", "size", "heading")
+            and getattr(self, declared.name) is not None
+        }
+        return replace(self, **columns)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """`(N - 1,)` steps from each row to the next one of the same agent; 0 at another agent."""
+        is_same = self.agent[1:] == self.agent[:-1]
+        return np.diff(self.frame) // self.frames_per_step[self.scene[1:]] * is_same
+
+    @property
+    def gaps(self) -> int:
+        """How often an agent is missing between two of its rows."""
+        return int((self.steps > 1).sum())
+
+    @property
+    def displacements(self) -> np.ndarray:
+        """Lengths of all displacements within one step, in units."""
+        return np.linalg.norm(np.diff(self.positions, axis=0)[self.steps == 1], axis=1)
+
+    def describe(self) -> str:
+        """Rows, agents, scenes, rate, gaps and jumps in one line."""
+        jumps = int((self.displacements > LONGEST_STEP).sum())
+        return (
+            f"{len(self):,} rows, {len(np.unique(self.agent)):,} agents, "
+            f"{len(np.unique(self.scene)):,} scenes, steps of {self.step_seconds:g} s; "
+            f"{self.gaps:,} gaps, {jumps:,} steps of more than {LONGEST_STEP:g} {self.unit}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """What a reader found in one file, in the order of the file.
+
+    Attributes:
+        source: name of the file for messages.
+        frame: `(N,)` numbers.
+        agent: `(N,)` names.
+        positions: `(N, 2)`.
+        first_line: number of the line of the first row.
+        scene: `(N,)` names where one file holds several scenes.
+        step_seconds: where the file states it.
+        columns: `kind`, `size` and `heading`, where there are.
+    """
+
+    source: str
+    frame: np.ndarray
+    agent: np.ndarray
+    positions: np.ndarray
+    first_line: int = 1
+    scene: np.ndarray | None = None
+    step_seconds: float | None = None
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def line(self, row: int) -> str:
+        """Where a row is, for messages."""
+        return f"{self.source}, line {row + self.first_line}"
+
+
+def scenes_of_rows(
+    rows: Rows, *, name: str, frame_seconds: float | None = None, unit: str = "m"
+) -> Scenes:
+    """Check, number and sort the rows of a file.
+
+    Args:
+        rows: as read.
+        name: of the scene, where the file has no names of its own.
+        frame_seconds: time between two frame numbers that follow each other; None where the file
+            states its rate.
+        unit: of the positions.
+
+    Raises:
+        ValueError: there is no row, a number is not finite, a frame is no whole number, an agent
+            is twice in a frame, frames have two rates, or no rate is known.
+    """
+    _check_numbers(rows)
+    frame = rows.frame.astype(np.int64)
+    scene, scene_names = np.zeros(len(frame), np.int64), np.array([name])
+    if rows.scene is not None:
+        scene, scene_names = _numbered(rows.scene)
+    agent, agent_names = _numbered(rows.agent)
+    if len(scene_names) > 1:
+        pair, pairs = _numbered(scene * (agent.max() + 1) + agent)
+        agent, agent_names = pair, agent_names[pairs % (agent.max() + 1)]
+    order = np.lexsort((frame, agent))
+    frame, agent, scene = frame[order], agent[order], scene[order]
+    is_twice = (np.diff(frame) == 0) & (np.diff(agent) == 0)
+    if is_twice.any():
+        row = int(np.flatnonzero(is_twice)[0])
+        raise ValueError(
+            f"{rows.line(int(order[row + 1]))}: agent {agent_names[agent[row]]} is twice in frame "
+            f"{frame[row]}: keep one row"
+        )
+    per_step = _frames_per_step(rows, order, frame, agent, scene)
+    scenes = Scenes(
+        frame=frame,
+        agent=agent,
+        scene=scene,
+        positions=rows.positions[order],
+        agent_names=agent_names,
+        scene_names=tuple(map(str, scene_names)),
+        frames_per_step=per_step,
+        step_seconds=_step_seconds(rows, per_step, frame_seconds),
+        unit=unit,
+        **{key: values[order] for key, values in rows.columns.items()},
+    )
+    _warn_of_units(rows.source, scenes)
+    return scenes
+
+
+def join_scenes(parts: Sequence[Scenes]) -> Scenes:
+    """One table of several.
+
+    Raises:
+        ValueError: there is none, or rates or units differ.
+    """
+    if not parts:
+        raise ValueError("no scene was given")
+    first = parts[0]
+    for part in parts[1:]:
+        if not np.isclose(part.step_seconds, first.step_seconds) or part.unit != first.unit:
+            raise ValueError(
+                f"{part.scene_names[0]} has steps of {part.step_seconds:g} s in {part.unit}, "
+                f"{first.scene_names[0]} of {first.step_seconds:g} s in {first.unit}: read all "
+                "with one --step_seconds"
+            )
+    agents = np.cumsum([0, *(len(part.agent_names) for part in parts)])
+    scenes = np.cumsum([0, *(len(part.scene_names) for part in parts)])
+    join = np.concatenate
+    columns = {
+        name: join([getattr(part, name) for part in parts])
+        for name in ("kind", "size", "heading")
+        if all(getattr(part, name) is not None for part in parts)
+    }
+    return Scenes(
+        frame=join([part.frame for part in parts]),
+        agent=join([part.agent + shift for part, shift in zip(parts, agents, strict=False)]),
+        scene=join([part.scene + shift for part, shift in zip(parts, scenes, strict=False)]),
+        positions=join([part.positions for part in parts]),
+        agent_names=join([part.agent_names.astype(object) for part in parts]),
+        scene_names=tuple(name for part in parts for name in part.scene_names),
+        frames_per_step=join([part.frames_per_step for part in parts]),
+        step_seconds=first.step_seconds,
+        unit=first.unit,
+        **columns,
+    )
+
+
+def resample(scenes: Scenes, step_seconds: float) -> Scenes:
+    """Positions at another rate, by linear interpolation; gaps stay gaps.
+
+    New frame numbers count the new steps from the scene's frame 0, so agents stay aligned. A point
+    in time without observed rows on both sides, or exactly on it, has no position.
+
+    Args:
+        scenes: the table.
+        step_seconds: wanted time of a step.
+
+    Raises:
+        ValueError: `step_seconds` is not positive.
+    """
+    if not step_seconds > 0:
+        raise ValueError(f"step_seconds={step_seconds}: give a positive number")
+    ratio = step_seconds / scenes.step_seconds
+    if np.isclose(ratio, 1):
+        return scenes
+    time = scenes.frame / scenes.frames_per_step[scenes.scene] / ratio  # in new steps
+    is_end = np.append(scenes.steps != 1, True)
+    segment = np.concatenate(([0], np.cumsum(is_end[:-1])))
+    starts = np.flatnonzero(np.concatenate(([True], is_end[:-1])))
+    first = np.ceil(np.round(time[starts], 6)).astype(np.int64)
+    last = np.floor(np.round(time[np.flatnonzero(is_end)], 6)).astype(np.int64)
+    count = np.maximum(last - first + 1, 0)
+    of_point = np.repeat(np.arange(len(starts)), count)
+    frame = first[of_point] + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    # one rising axis for all segments: each has room of its own
+    room = time.max() - time.min() + 2
+    axis, wanted = time - time.min() + segment * room, frame - time.min() + of_point * room
+    positions = np.stack([np.interp(wanted, axis, column) for column in scenes.positions.T], 1)
+    before = np.clip(np.searchsorted(axis, wanted + 1e-6, side="right") - 1, 0, len(axis) - 1)
+    return replace(
+        scenes.rows(before),
+        frame=frame,
+        positions=positions,
+        frames_per_step=np.ones_like(scenes.frames_per_step),
+        step_seconds=step_seconds,
+    )
+
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows of observed and future steps of one agent each, as row numbers into a table.
+
+    Attributes:
+        scenes: the table.
+        observed: steps T.
+        predicted: steps P.
+        grid: rows of the table at equal steps, agent after agent; -1 where a step is missing.
+        first: `(W,)` place of each window's first step in `grid`.
+    """
+
+    scenes: Scenes
+    observed: int
+    predicted: int
+    grid: np.ndarray
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, chosen: np.ndarray) -> "Windows":
+        return replace(self, first=self.first[chosen])
+
+    @property
+    def last_rows(self) -> np.ndarray:
+        """`(W,)` row of each window's last observed step, which is never missing."""
+        return self.grid[self.first + self.observed - 1]
+
+    @property
+    def groups(self) -> np.ndarray:
+        """`(W,)` equal numbers for windows of one scene at one frame, from 0."""
+        rows = self.last_rows
+        keys = np.stack((self.scenes.scene[rows], self.scenes.frame[rows]), 1)
+        return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+    def with_company(self, at_least: int = 2) -> "Windows":
+        """Only windows of scenes with so many agents in the window (Social-GAN's rule)."""
+        groups = self.groups
+        return self[np.bincount(groups)[groups] >= at_least] if len(self) else self
+
+    def positions(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions of some windows, relative to each one's last observed position.
+
+        Args:
+            chosen: numbers of windows.
+
+        Returns:
+            `(B, T + P, 2)` float32, 0 where missing; `(B, T + P)` bool, True where observed;
+            `(B, 2)` float64 last observed positions.
+        """
+        places = self.first[chosen, None] + np.arange(self.observed + self.predicted)
+        rows = self.grid[places]
+        is_known = rows >= 0
+        origin = self.scenes.positions[rows[:, self.observed - 1]]
+        relative = self.scenes.positions[rows] - origin[:, None]
+        return np.where(is_known[..., None], relative, 0).astype(np.float32), is_known, origin
+
+
+def cut_windows(
+    scenes: Scenes,
+    *,
+    observed: int,
+    predicted: int,
+    stride: int = 1,
+    allow_missing: bool = False,
+) -> Windows:
+    """All windows of each agent.
+
+    Args:
+        scenes: the table.
+        observed: steps T.
+        predicted: steps P.
+        stride: steps from one window to the next.
+        allow_missing: mask missing steps, where the last observed step and a later one are there;
+            otherwise no window crosses a gap.
+
+    Raises:
+        ValueError: a number is too small.
+    """
+    for name, value in {"observed": observed, "predicted": predicted, "stride": stride}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: give a positive number")
+    length = observed + predicted
+    grid, segment = _grid(scenes, most_steps=length if allow_missing else 1)
+    first = np.arange(max(0, len(grid) - length + 1))
+    first = first[segment[first] == segment[first + length - 1]]
+    if stride > 1:
+        starts = np.flatnonzero(np.diff(segment, prepend=-1))
+        first = first[(first - starts[segment[first]]) % stride == 0]
+    if allow_missing:
+        known = np.concatenate(([0], np.cumsum(grid >= 0)))
+        has_future = known[first + length] > known[first + observed]
+        first = first[(grid[first + observed - 1] >= 0) & has_future]
+    return Windows(scenes, observed, predicted, grid, first)
+
+
+def pasts_of_rows(scenes: Scenes, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The observed steps that end at some rows.
+
+    Args:
+        scenes: the table.
+        rows: `(B,)` row numbers.
+        observed: steps T.
+
+    Returns:
+        `(B, T, 2)` float64 positions, 0 where missing; `(B, T)` bool, True where observed.
+    """
+    grid, segment = _grid(scenes, most_steps=observed)
+    place_of_row = np.flatnonzero(grid >= 0)
+    ends = place_of_row[rows]
+    places = ends[:, None] + np.arange(1 - observed, 1)
+    inside = np.maximum(places, 0)
+    is_known = (places >= 0) & (segment[inside] == segment[ends][:, None]) & (grid[inside] >= 0)
+    positions = scenes.positions[grid[inside]]
+    return np.where(is_known[..., None], positions, 0), is_known
+
+
+def _grid(scenes: Scenes, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows at equal steps, -1 where missing, and the segment of each place.
+
+    A segment ends with its agent, and before a gap of more than `most_steps` steps.
+    """
+    if not len(scenes):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    steps = scenes.steps
+    is_new = (steps < 1) | (steps > most_steps)
+    places = np.concatenate(([0], np.cumsum(np.where(is_new, 1, steps))))
+    grid = np.full(places[-1] + 1, -1, np.int64)
+    grid[places] = np.arange(len(scenes))
+    is_start = np.zeros(len(grid), np.int64)
+    is_start[places[1:][is_new]] = 1
+    return grid, np.cumsum(is_start)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _numbered(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of names in the order of their first appearance, and the names in that order."""
+    values, first, inverse = np.unique(names, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return rank[inverse.reshape(-1)], values[order]
+
+
+def _check_numbers(rows: Rows) -> None:
+    if not len(rows.frame):
+        raise ValueError(f"{rows.source} has no rows: give a file with positions")
+    is_bad = ~np.isfinite(rows.positions).all(axis=1)
+    if is_bad.any():
+        row = int(np.flatnonzero(is_bad)[0])
+        raise ValueError(
+            f"{rows.line(row)}: position {tuple(rows.positions[row].tolist())} is not finite: "
+            "leave the row out, and the step counts as missing"
+        )
+    if rows.frame.dtype.kind == "f":
+        is_bad = rows.frame != np.round(rows.frame)  # also NaN
+        if is_bad.any():
+            row = int(np.flatnonzero(is_bad)[0])
+            raise ValueError(
+                f"{rows.line(row)}: frame {rows.frame[row]} is not a whole number: number the "
+                "frames, and give --frame_seconds"
+            )
+
+
+def _frames_per_step(
+    rows: Rows, order: np.ndarray, frame: np.ndarray, agent: np.ndarray, scene: np.ndarray
+) -> np.ndarray:
+    """`(S,)` most frequent advance of each scene's agents; all others must be its multiples."""
+    advance, of_scene = np.diff(frame), scene[1:]
+    is_same = agent[1:] == agent[:-1]
+    found = np.ones(scene.max() + 1, np.int64)
+    for number in range(len(found)):
+        chosen = np.flatnonzero(is_same & (of_scene == number))
+        if not len(chosen):
+            continue  # every agent is there once
+        values, counts = np.unique(advance[chosen], return_counts=True)
+        found[number] = step = values[counts.argmax()]
+        odd = chosen[advance[chosen] % step != 0]
+        if len(odd):
+            row = int(odd[0]) + 1
+            raise ValueError(
+                f"{rows.line(int(order[row]))}: an agent's frames advance by {advance[row - 1]}, "
+                f"but mostly by {step}: frames must have one rate"
+            )
+    return found
+
+
+def _step_seconds(rows: Rows, per_step: np.ndarray, frame_seconds: float | None) -> float:
+    if frame_seconds is None:
+        if rows.step_seconds is None:
+            raise ValueError(
+                f"{rows.source} does not state its rate: give --frame_seconds, the time between "
+                "two frame numbers that follow each other"
+            )
+        return rows.step_seconds
+    if not frame_seconds > 0:
+        raise ValueError(f"frame_seconds={frame_seconds}: give a positive number")
+    rates = sorted(set(per_step.tolist()))
+    if len(rates) > 1:
+        raise ValueError(
+            f"{rows.source}: frame numbers of its scenes advance by {rates} in a step: frames "
+            "must have one rate"
+        )
+    return float(per_step[0]) * frame_seconds
+
+
+def _warn_of_units(source: str, scenes: Scenes) -> None:
+    lengths = scenes.displacements
+    if not len(lengths):
+        return
+    jumps = int((lengths > LONGEST_STEP).sum())
+    if jumps:
+        logger.warning(
+            "%s: %d displacements of more than %g %s in a step, up to %.4g; they are kept",
+            *(source, jumps, LONGEST_STEP, scenes.unit, lengths.max()),
+        )
+    limit = np.array([180.0, 90.0])
+    if 0 < lengths.max() < SHORTEST_MOVE and (np.abs(scenes.positions) <= limit).all():
+        logger.warning(
+            "%s: nothing moves by more than %.2g in a step: are these degrees? Positions must be "
+            "in %s",
+            *(source, lengths.max(), scenes.unit),
+        )

@@ -1,0 +1,170 @@
+"""Figures of forecasts: past, truth, and futures by their probability."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_vanilla.data.track_formats import on_plane
+from hf_vanilla.data.track_options import TrackFileOptions
+from hf_vanilla.data.trajectories import Scenes, pasts_of_rows
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.options import option
+from hf_vanilla.trajectories.forecaster import check_rate, predict
+from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
+
+from .figures import check_output, figure_style, new_figure, save_figure, theme_of
+
+MOST_AGENTS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Past, truth and predicted futures of the agents of one frame, on a plane or a picture."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    input: str = option(text="file of tracks, walkers or forks (built in)")
+    output: str = option("tracks.png", "figure file, .png or .svg")
+    scene: str | None = option(None, "name of the scene; default: the first")
+    frame: int | None = option(
+        None, "last observed frame; default: the one with most agents that have a future"
+    )
+    picture: str | None = option(
+        None, "picture of the place; --homography maps its pixels to the plane"
+    )
+    theme: str = option("light", "light or dark")
+    overwrite: bool = option(default=False, text="replace an existing figure")
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What a figure shows of one agent.
+
+    Attributes:
+        past: `(T, 2)` observed positions, NaN where missing.
+        future: `(F, 2)` true positions after it, as far as there are any.
+        tracks: `(M, P, 2)` futures, the most probable first.
+        probabilities: `(M,)`.
+    """
+
+    past: np.ndarray
+    future: np.ndarray
+    tracks: np.ndarray
+    probabilities: np.ndarray
+
+
+def plot_tracks(options: PlotTracksOptions) -> Path:
+    """Draw the agents of one frame and save the figure; returns the file.
+
+    Raises:
+        ValueError: the frame or the scene has no agent, or the tracks do not match the model.
+        OSError: a file is missing, or the figure exists and `overwrite` is off.
+    """
+    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
+    scenes = options.read(options.input, seed=2)
+    simple = VanillaTracksConfig(step_seconds=scenes.step_seconds, unit=scenes.unit)
+    model = load_forecaster(options.model, device="cpu", config=simple)
+    check_rate(scenes, model.config, options.input)
+    number = 0 if options.scene is None else _scene_number(scenes, options.scene)
+    scenes = scenes.rows(scenes.scene == number)
+    frame = _fullest_frame(scenes, model.config) if options.frame is None else options.frame
+    agents = drawn_agents(model, scenes, frame)
+    save_tracks(agents, path, options, title=f"{scenes.scene_names[number]}, frame {frame}")
+    return path
+
+
+def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
+    """Futures of the agents of a frame, with what really came.
+
+    Raises:
+        ValueError: no agent with two observed steps is in the frame.
+    """
+    config = model.config
+    rows = np.flatnonzero(scenes.frame == frame)
+    past, mask = pasts_of_rows(scenes, rows, config.observed_steps)
+    is_enough = mask.sum(1) >= 2
+    rows, past, mask = rows[is_enough], past[is_enough], mask[is_enough]
+    if not len(rows):
+        raise ValueError(f"frame={frame}: no agent has two observed steps there")
+    tracks, probabilities = predict(model, past, mask)
+    found = []
+    for number, row in enumerate(rows[:MOST_AGENTS]):
+        per_step = scenes.frames_per_step[scenes.scene[row]]
+        last = frame + config.predicted_steps * per_step
+        is_next = (scenes.agent == scenes.agent[row]) & (scenes.frame >= frame)
+        future = scenes.positions[is_next & (scenes.frame <= last)]
+        seen = np.where(mask[number][:, None], past[number], np.nan)
+        found.append(Drawn(seen, future, tracks[number], probabilities[number]))
+    return found
+
+
+def save_tracks(agents: list[Drawn], path: Path, options: PlotTracksOptions, *, title: str) -> None:
+    """Save a figure: a future is the more opaque, the more probable it is.
+
+    Args:
+        agents: what to draw.
+        path: figure file.
+        options: theme, picture and homography.
+        title: above the figure.
+    """
+    plane = options.source.homography
+    back = None if options.picture is None or plane is None else np.linalg.inv(plane)
+    with figure_style(options.theme):
+        colors = theme_of(options.theme)
+        figure = new_figure((6.4, 6.0))
+        panel = figure.subplots()
+        if options.picture is not None:
+            panel.imshow(_picture(options.picture))
+
+        def line(points: np.ndarray, **style: Any) -> None:
+            points = points if back is None else on_plane(points, back)
+            panel.plot(points[:, 0], points[:, 1], **style)
+
+        for number, agent in enumerate(agents):
+            # names in the legend once
+            past, truth, modes = ("observed", "truth", "predicted") if not number else [None] * 3
+            start = agent.past[-1:]
+            strongest = agent.probabilities.max()
+            for mode in range(len(agent.tracks))[::-1]:
+                shade = 0.08 + 0.82 * agent.probabilities[mode] / strongest
+                points = np.concatenate((start, agent.tracks[mode]))
+                label = modes if mode == 0 else None
+                line(points, color=colors.lines[1], alpha=shade, linewidth=1, label=label)
+            line(agent.future, color=colors.lines[2], linewidth=1.6, label=truth, linestyle="--")
+            line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label=past)
+        if options.picture is None:
+            panel.set_aspect("equal", adjustable="datalim")
+            panel.set_xlabel(f"x ({options.unit})")
+            panel.set_ylabel(f"y ({options.unit})")
+        panel.set_title(title)
+        panel.legend()
+        save_figure(figure, path)
+
+
+def _picture(path: str) -> np.ndarray:
+    from matplotlib.image import imread
+
+    try:
+        return imread(path)
+    except (SyntaxError, ValueError):
+        raise ValueError(f"picture={path!r} is not a picture") from None
+
+
+def _scene_number(scenes: Scenes, name: str) -> int:
+    if name not in scenes.scene_names:
+        some = ", ".join(scenes.scene_names[:10])
+        raise ValueError(f"scene={name!r}: there are {some}")
+    return scenes.scene_names.index(name)
+
+
+def _fullest_frame(scenes: Scenes, config: VanillaTracksConfig) -> int:
+    """The frame with most agents, among those with enough frames before and after it."""
+    frames, counts = np.unique(scenes.frame, return_counts=True)
+    inner = slice(min(config.observed_steps, len(frames)) - 1, None)
+    frames, counts = frames[inner], counts[inner]
+    has_future = frames <= frames[-1] - config.predicted_steps * scenes.frames_per_step.min()
+    if has_future.any():
+        frames, counts = frames[has_future], counts[has_future]
+    return int(frames[counts.argmax()])

@@ -1,0 +1,136 @@
+"""Score a trajectory forecaster on track files, from the command line."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_vanilla.data.eth_ucy import TEST_FILES, leave_one_out
+from hf_vanilla.data.track_options import TrackFileOptions
+from hf_vanilla.data.trajectories import Scenes, Windows, cut_windows, resample
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.options import option
+from hf_vanilla.trajectories.forecaster import check_rate
+from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
+from hf_vanilla.trajectories.track_scores import (
+    COLLISION_DISTANCE,
+    MISS_DISTANCE,
+    Protocol,
+    TrackScores,
+    TrackSums,
+    collision_share,
+)
+
+from .trajectories import add_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Score a forecaster: minADE, minFDE, misses, Brier, likelihood, collisions, with protocol."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    dataset: str = option(text="file or folder of tracks, walkers or forks (built in)")
+    test_scene: str | None = option(
+        None,
+        f"score the test windows of this scene of ETH and UCY: one of {', '.join(TEST_FILES)}",
+        choices=tuple(TEST_FILES),
+    )
+    stride: int = option(1, "steps from one window to the next", at_least=1)
+    with_company: bool = option(
+        default=False, text="only scenes with two or more agents in the window, as Social-GAN"
+    )
+    allow_missing: bool = option(
+        default=False, text="mask missing steps instead of leaving out windows that have some"
+    )
+    miss_distance: float = option(MISS_DISTANCE, "farther final positions are misses", above=0)
+    collision_distance: float = option(
+        COLLISION_DISTANCE, "tracks that come closer collide", above=0
+    )
+    observed_steps: int = option(8, "of a model without weights", at_least=2)
+    predicted_steps: int = option(12, "of a model without weights", at_least=1)
+    batch_size: int = option(1024, "windows at a time", at_least=1)
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+
+
+def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:
+    """Cut windows, predict and compare.
+
+    Raises:
+        ValueError: the tracks do not match the model, or no window fits.
+        OSError: nothing is found under a name.
+    """
+    scenes, data = scored_scenes(options)
+    simple = VanillaTracksConfig(
+        observed_steps=options.observed_steps,
+        predicted_steps=options.predicted_steps,
+        step_seconds=scenes.step_seconds,
+        unit=scenes.unit,
+    )
+    model = load_forecaster(options.model, device=options.device, config=simple)
+    config = model.config
+    check_rate(scenes, config, options.dataset)
+    windows = cut_windows(
+        scenes,
+        observed=config.observed_steps,
+        predicted=config.predicted_steps,
+        stride=options.stride,
+        allow_missing=options.allow_missing,
+    )
+    windows = windows.with_company() if options.with_company else windows
+    if not len(windows):
+        raise ValueError(
+            f"{options.dataset} has no window of {config.observed_steps} + "
+            f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
+        )
+    protocol = Protocol(
+        data=data,
+        observed=windows.observed,
+        predicted=windows.predicted,
+        step_seconds=scenes.step_seconds,
+        unit=scenes.unit,
+        windows=len(windows),
+        stride=options.stride,
+        with_company=options.with_company,
+    )
+    return score_windows(model, windows, protocol, options)
+
+
+def scored_scenes(options: EvaluateTracksOptions) -> tuple[Scenes, str]:
+    """The tracks of a command line, and their name for the protocol."""
+    if options.test_scene is None:
+        return options.read(options.dataset, seed=2), options.dataset
+    scenes = leave_one_out(options.dataset, options.test_scene).test
+    if options.step_seconds is not None:
+        scenes = resample(scenes, options.step_seconds)
+    return scenes, f"ETH/UCY leave-one-out, {options.test_scene}"
+
+
+def score_windows(
+    model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
+) -> TrackScores:
+    """All scores of a model on windows."""
+    modes = _modes(model, windows)
+    sums = TrackSums(
+        modes, miss_distance=options.miss_distance, largest_step=model.config.largest_step
+    )
+    device = next(model.parameters(), torch.empty(0)).device
+    best = []
+    for first in range(0, len(windows), options.batch_size):
+        rows = np.arange(first, min(first + options.batch_size, len(windows)))
+        best.append(add_windows(sums, model, windows, rows, device).numpy())
+    origin = windows.scenes.positions[windows.last_rows][:, None]
+    collided = collision_share(
+        np.concatenate(best) + origin, windows.groups, distance=options.collision_distance
+    )
+    return TrackScores({**sums.means(), "collision_share": collided}, protocol)
+
+
+@torch.no_grad()
+def _modes(model: Any, windows: Windows) -> int:
+    """How many modes a model has."""
+    device = next(model.parameters(), torch.empty(0)).device
+    past = torch.from_numpy(windows.positions(np.array([0]))[0][:, : windows.observed])
+    mask = torch.from_numpy(windows.positions(np.array([0]))[1][:, : windows.observed])
+    return model(past.to(device), past_observed_mask=mask.to(device)).trajectories.shape[1]

@@ -1,0 +1,263 @@
+"""Trajectory forecasting as a task of the training engine.
+
+Shapes: B windows, T observed steps, P predicted steps.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from huggingface_hub import ModelCard
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_vanilla.data.trajectories import Windows
+from hf_vanilla.hub.track_card import track_card
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.recipes.measures import Measure
+from hf_vanilla.recipes.recipe import Recipe
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.trajectories.loading import FORMS, new_forecaster
+from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSums
+
+from .trajectory_data import TrackData, prepare_tracks, track_facts
+from .trajectory_options import MEASURES, TrackDataOptions
+
+
+def prepare(recipe: Recipe) -> "TrajectoryTask":
+    """Read the tracks of a recipe and measure them.
+
+    Raises:
+        ValueError: the tracks do not match the recipe.
+        OSError: a file cannot be read.
+    """
+    return TrajectoryTask(recipe, prepare_tracks(recipe))
+
+
+@dataclass(frozen=True)
+class WindowOrder:
+    """Micro-batches of equal size, epoch after epoch without a gap.
+
+    Attributes:
+        windows: how many there are.
+        size: windows of a micro-batch.
+        seed: of the order.
+    """
+
+    windows: int
+    size: int
+    seed: int
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        """Window numbers of micro-batch `number` of the run."""
+        places = np.arange(number * self.size, (number + 1) * self.size)
+        epochs, rows = np.divmod(places, self.windows)
+        parts = [
+            _shuffled(self.windows, self.seed, int(epoch))[rows[epochs == epoch]]
+            for epoch in np.unique(epochs)
+        ]
+        return np.concatenate(parts)
+
+    def describe(self) -> str:
+        """The size in words."""
+        return f"{self.size:,} windows"
+
+
+@lru_cache(maxsize=2)
+def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+@dataclass(frozen=True)
+class TrajectoryTask:
+    """A prepared run of trajectory forecasting; see `hf_vanilla.training.task.Task`.
+
+    Attributes:
+        recipe: data, model and training.
+        tracks: training and validation windows with their statistics.
+    """
+
+    recipe: Recipe
+    tracks: TrackData
+    items: ClassVar[str] = "windows"
+    counted: ClassVar[tuple[str, ...]] = ("future_steps",)
+    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+    processor: ClassVar[Any] = None
+
+    @property
+    def options(self) -> TrackDataOptions:
+        """The recipe's data options."""
+        return self.recipe.data
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are validation windows."""
+        return self.tracks.validation is not None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        return self.options.windows_per_step // self.options.windows_per_batch
+
+    def model(self) -> PreTrainedModel:
+        """A new model with rate, unit and displacements of the training tracks."""
+        scenes = self.tracks.train.scenes
+        config = self.recipe.config(
+            step_seconds=scenes.step_seconds,
+            unit=scenes.unit,
+            velocity_std=self.tracks.velocity_std,
+            largest_step=self.tracks.largest_step,
+        )
+        config.architectures = [FORMS[self.options.form].__name__]
+        return new_forecaster(config)
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of the windows."""
+        return track_facts(self.tracks)
+
+    def order(self, per_step: int) -> WindowOrder:
+        """Cut the windows of a step into `per_step` equal micro-batches.
+
+        Raises:
+            ValueError: they cannot be cut so.
+        """
+        size, rest = divmod(self.options.windows_per_step, per_step)
+        if rest or not size:
+            raise ValueError(
+                f"windows_per_step={self.options.windows_per_step} cannot be cut into {per_step} "
+                "equal micro-batches: make it a multiple"
+            )
+        return WindowOrder(len(self.tracks.train), size, self.recipe.train.seed)
+
+    def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
+        """Windows as the model's inputs, changed at random."""
+        inputs = model_inputs(self.tracks.train, rows)
+        change = self._random_change(len(rows), generator)  # (B, 2, 2)
+        for name in ("past_values", "future_values"):
+            inputs[name] = inputs[name] @ change
+        return inputs
+
+    def _random_change(self, count: int, generator: torch.Generator) -> Tensor:
+        """A matrix for each window that mirrors, scales and turns it."""
+        options = self.options
+        mirror, speed, angle = torch.rand(3, count, generator=generator)
+        change = torch.eye(2).repeat(count, 1, 1)
+        change[:, 1, 1] = torch.where(mirror < options.mirror, -1.0, 1.0)
+        change *= (1 + options.speed_change * (2 * speed - 1)).view(-1, 1, 1)
+        if options.rotate:
+            turn = 2 * torch.pi * angle
+            rows = torch.stack((turn.cos(), turn.sin(), -turn.sin(), turn.cos()), -1)
+            change = change @ rows.view(-1, 2, 2)
+        return change
+
+    def counts(self, batch: Batch) -> Sequence[int]:
+        """Observed future steps."""
+        return [int(batch["future_observed_mask"].sum())]
+
+    def losses(
+        self, model: nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
+    ) -> dict[str, Tensor]:
+        """Loss per observed future step of the optimizer step."""
+        return {"loss": model(**batch, num_items_in_batch=totals[0].clamp(min=1)).loss}
+
+    def derived(self, values: dict[str, float]) -> dict[str, float]:
+        """Nothing follows from the logged values."""
+        return {}
+
+    def work(self, config: VanillaTracksConfig, batch: Batch) -> Work:
+        """Windows and their observed and future steps."""
+        steps = int(batch["past_observed_mask"].sum() + batch["future_observed_mask"].sum())
+        size = batch["past_observed_mask"].numel() + batch["future_observed_mask"].numel()
+        return Work(len(batch["past_values"]), steps, size)
+
+    def validate(
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
+    ) -> Validation:
+        """Errors of the closest and of the top-scored track over all validation windows."""
+        windows = self.tracks.validation
+        assert windows is not None
+        config = model.config
+        share = np.arange(accelerator.process_index, len(windows), accelerator.num_processes)
+        modes = 1 if self.options.form == "one" else config.num_modes
+        sums = TrackSums(modes, largest_step=config.largest_step)
+        for first in range(0, len(share), self.options.windows_per_batch):
+            rows = share[first : first + self.options.windows_per_batch]
+            add_windows(sums, model, windows, rows, accelerator.device)
+        kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
+        means = sums.means(accelerator.reduce(sums.sums.to(accelerator.device, kind)))
+        values = {
+            "min_ade": means[f"minADE{modes}"],
+            "min_fde": means[f"minFDE{modes}"],
+            "ade": means["minADE1"],
+            "fde": means["minFDE1"],
+        }
+        return Validation(values, TrackScores(means, self._protocol(windows)))
+
+    def _protocol(self, windows: Windows) -> Protocol:
+        data = "validation part"
+        if self.options.test_scene is not None:
+            data = f"ETH/UCY without {self.options.test_scene}, validation cut"
+        return Protocol(
+            data=data,
+            observed=windows.observed,
+            predicted=windows.predicted,
+            step_seconds=windows.scenes.step_seconds,
+            unit=windows.scenes.unit,
+            windows=len(windows),
+            seed=str(self.recipe.train.seed),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Nothing is needed beside config and weights."""
+
+    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+        """The model card with data, protocol and scores."""
+        scenes = self.tracks.train.scenes
+        return track_card(
+            facts,
+            license=self.recipe.train.model_license,
+            dataset=Path(self.options.dataset).name,
+            data=f"{scenes.describe()}; {len(self.tracks.train):,} windows",
+            scores=None if validation is None else str(validation.details),
+        )
+
+
+def model_inputs(windows: Windows, rows: np.ndarray) -> Batch:
+    """Inputs of the models for some windows, positions relative to the last observed one.
+
+    Args:
+        windows: cut from a table.
+        rows: numbers of windows.
+
+    Returns:
+        `past_values` `(B, T, 2)`, `future_values` `(B, P, 2)` and their masks, bool.
+    """
+    positions, is_known, _ = windows.positions(rows)
+    values, mask = torch.from_numpy(positions), torch.from_numpy(is_known)
+    steps = windows.observed
+    return {
+        "past_values": values[:, :steps],
+        "past_observed_mask": mask[:, :steps],
+        "future_values": values[:, steps:],
+        "future_observed_mask": mask[:, steps:],
+    }
+
+
+@torch.no_grad()
+def add_windows(
+    sums: TrackSums, model: Any, windows: Windows, rows: np.ndarray, device: torch.device
+) -> Tensor:
+    """Predict some windows and add them to the sums; returns the top-scored tracks `(B, P, 2)`."""
+    inputs = model_inputs(windows, rows)
+    outputs = model(
+        inputs["past_values"].to(device),
+        past_observed_mask=inputs["past_observed_mask"].to(device),
+    )
+    tracks, logits = outputs.trajectories.float().cpu(), outputs.mode_logits.float().cpu()
+    sums.add(tracks, logits, inputs["future_values"], inputs["future_observed_mask"])
+    return tracks[torch.arange(len(tracks)), logits.argmax(1)]

@@ -1,0 +1,114 @@
+"""Windows of a training run: training and validation part, statistics, what a resume compares."""
+
+import hashlib
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+
+from hf_vanilla.data.built_in_tracks import BUILT_IN
+from hf_vanilla.data.eth_ucy import leave_one_out
+from hf_vanilla.data.trajectories import Scenes, Windows, cut_windows, resample
+from hf_vanilla.recipes.recipe import Recipe
+
+from .trajectory_options import TrackDataOptions
+
+logger = logging.getLogger(__name__)
+
+VALIDATION_SEED = 5
+
+
+@dataclass(frozen=True)
+class TrackData:
+    """Everything a run reads.
+
+    Attributes:
+        train: windows to train on.
+        validation: windows to validate on; None where there are none.
+        velocity_std: root of the mean square of a component of displacements, training windows.
+        largest_step: their farthest displacement.
+    """
+
+    train: Windows
+    validation: Windows | None
+    velocity_std: float
+    largest_step: float
+
+
+def prepare_tracks(recipe: Recipe) -> TrackData:
+    """Read training and validation tracks, cut windows, measure displacements.
+
+    Raises:
+        ValueError: the tracks do not match the recipe, or no window fits.
+        OSError: a file cannot be read.
+    """
+    options: TrackDataOptions = recipe.data
+    config = recipe.config()
+    tables = training_and_validation(options)
+
+    def cut(scenes: Scenes, *, stride: int) -> Windows:
+        return cut_windows(
+            scenes,
+            observed=config.observed_steps,
+            predicted=config.predicted_steps,
+            stride=stride,
+            allow_missing=options.allow_missing,
+        )
+
+    train = cut(tables[0], stride=options.stride)
+    if not len(train):
+        raise ValueError(
+            f"{options.dataset} has no agent with {config.observed_steps} + "
+            f"{config.predicted_steps} steps without a gap: lower model.observed_steps or "
+            "model.predicted_steps, or set allow_missing"
+        )
+    validation = None if tables[1] is None else cut(tables[1], stride=1)
+    if validation is not None and not len(validation):
+        raise ValueError(
+            "the validation tracks have no window: give other ones by --validation, or none by "
+            "--validation_share 0"
+        )
+    logger.info("training: %s; %d windows", tables[0].describe(), len(train))
+    logger.info("validation: %s windows", 0 if validation is None else len(validation))
+    lengths = tables[0].displacements
+    std = float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0
+    return TrackData(train, validation, std, float(lengths.max(initial=0)))
+
+
+def training_and_validation(options: TrackDataOptions) -> tuple[Scenes, Scenes | None]:
+    """The tables to train and to validate on.
+
+    Raises:
+        ValueError: a file does not match the options.
+        OSError: a file cannot be read.
+    """
+    if options.test_scene is not None:
+        split = leave_one_out(options.dataset, options.test_scene)
+        step = options.step_seconds or split.train.step_seconds
+        return resample(split.train, step), resample(split.validation, step)
+    train = options.read(options.dataset)
+    if options.validation is not None:
+        return train, options.read(options.validation)
+    if options.dataset in BUILT_IN:
+        return train, options.read(options.dataset, seed=1)
+    agents = np.unique(train.agent)
+    count = int(options.validation_share * len(agents))
+    if not count:
+        return train, None
+    kept = np.random.default_rng(VALIDATION_SEED).permutation(agents)[:count]
+    is_kept = np.isin(train.agent, kept)
+    return train.rows(~is_kept), train.rows(is_kept)
+
+
+def track_facts(data: TrackData) -> dict[str, str]:
+    """Fingerprints of the windows, for the message when a run is resumed."""
+    facts = {"training tracks": _digest(data.train)}
+    if data.validation is not None:
+        facts["validation tracks"] = _digest(data.validation)
+    return facts
+
+
+def _digest(windows: Windows) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(windows.scenes.positions).tobytes())
+    digest.update(windows.grid[windows.first].tobytes())
+    return f"{len(windows)}:{digest.hexdigest()[:16]}"

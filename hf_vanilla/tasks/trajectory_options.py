@@ -1,0 +1,77 @@
+"""What a recipe can set for trajectories: tracks, windows, the size of a step."""
+
+from dataclasses import dataclass
+
+from hf_vanilla.data.eth_ucy import TEST_FILES
+from hf_vanilla.data.track_options import TrackFileOptions
+from hf_vanilla.options import option
+from hf_vanilla.recipes.measures import Measure
+from hf_vanilla.recipes.recipe import TrainRecipe
+from hf_vanilla.trajectories.loading import FORMS
+
+UNIT = "units of the tracks"
+MEASURES = {
+    "min_ade": Measure("validation minADE of all modes", UNIT, better="lower", precision=3),
+    "min_fde": Measure("validation minFDE of all modes", UNIT, better="lower", precision=3),
+    "ade": Measure("validation ADE of the top-scored track", UNIT, better="lower", precision=3),
+    "fde": Measure("validation FDE of the top-scored track", UNIT, better="lower", precision=3),
+    "loss": Measure("training loss", "per future step"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Tracks to train on, how windows are cut and changed, and how they become batches."""
+
+    _argument_group_name = "options of task trajectories"
+
+    dataset: str = option(
+        "walkers",
+        "file or folder of tracks, or built-in ones: walkers, forks",
+        of_data=True,
+        chooses_data=True,
+    )
+    test_scene: str | None = option(
+        None,
+        f"train on a folder of ETH and UCY without this scene: one of {', '.join(TEST_FILES)}",
+        choices=tuple(TEST_FILES),
+        of_data=True,
+    )
+    validation: str | None = option(
+        None,
+        "file or folder to validate on; default: a share of the agents, of built-in tracks new "
+        "ones, of ETH and UCY the published cut",
+        of_data=True,
+    )
+    validation_share: float = option(
+        0.1, "share of the agents kept for validation", at_least=0, below=1
+    )
+    form: str = option(
+        "modes",
+        "modes: several futures with scores; one: one future, step by step",
+        choices=tuple(FORMS),
+    )
+    stride: int = option(1, "steps from one training window to the next", at_least=1)
+    allow_missing: bool = option(
+        default=False, text="mask missing steps instead of leaving out windows that have some"
+    )
+    windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
+    windows_per_batch: int = option(256, "windows of a process and micro-batch", at_least=1)
+    mirror: float = option(0.5, "probability of a mirror image", at_least=0)
+    speed_change: float = option(
+        0.0, "largest random relative change of speed", at_least=0, below=1
+    )
+    rotate: bool = option(default=False, text="turn each window by a random angle")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.windows_per_step % self.windows_per_batch:
+            raise ValueError(
+                f"windows_per_step={self.windows_per_step} is not a multiple of "
+                f"windows_per_batch={self.windows_per_batch}: change either"
+            )
+        if self.mirror > 1:
+            raise ValueError(f"mirror={self.mirror}: give a probability")
+
+    def check_with(self, train: TrainRecipe) -> None:
+        """Nothing here depends on the shared options."""

@@ -1,0 +1,174 @@
+"""Forecast the agents of a track file, from the command line."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+
+from hf_vanilla.data.track_options import TrackFileOptions
+from hf_vanilla.data.trajectories import Scenes, pasts_of_rows
+from hf_vanilla.files import check_output_file, whole_file
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.options import option
+
+from .forecaster import check_rate, predict
+from .loading import load_forecaster
+from .simple_models import SIMPLE_MODELS
+
+logger = logging.getLogger(__name__)
+
+ENDINGS = (".csv", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Forecast every agent of a track file: rows of agent, step, mode, x, y, probability."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    input: str = option(text="file or folder of tracks")
+    output: str | None = option(None, "file to write, .csv or .parquet; default: stdout as CSV")
+    at: str = option(
+        "last",
+        "last: from each agent's last row; all: from every row",
+        choices=("last", "all"),
+    )
+    predicted_steps: int | None = option(
+        None, "steps to write; default: as many as the model predicts", at_least=1
+    )
+    least_observed: int = option(
+        2, "agents with fewer observed steps are left out; others have theirs masked", at_least=1
+    )
+    batch_size: int = option(1024, "agents at a time", at_least=1)
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    overwrite: bool = option(default=False, text="replace an existing output")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output is not None and Path(self.output).suffix.lower() not in ENDINGS:
+            raise ValueError(f"output={self.output!r}: end it with {' or '.join(ENDINGS)}")
+
+
+def forecast_file(options: ForecastOptions) -> None:
+    """Forecast the agents of a file and write a table.
+
+    Raises:
+        ValueError: the tracks do not match the model or the options.
+        OSError: a file is missing, or the output exists and `overwrite` is off.
+    """
+    if options.output is not None:
+        check_output_file(options.output, overwrite=options.overwrite)
+    scenes = options.read(options.input)
+    simple = VanillaTracksConfig(
+        step_seconds=scenes.step_seconds,
+        unit=scenes.unit,
+        predicted_steps=options.predicted_steps or 12,
+    )
+    model = load_forecaster(options.model, device=options.device, config=simple)
+    check_rate(scenes, model.config, options.input)
+    steps = options.predicted_steps or model.config.predicted_steps
+    if steps > model.config.predicted_steps:
+        raise ValueError(
+            f"predicted_steps={steps}: the model predicts {model.config.predicted_steps}; give at "
+            "most as many"
+        )
+    tables = forecasts(
+        model,
+        scenes,
+        at=options.at,
+        least_observed=options.least_observed,
+        batch_size=options.batch_size,
+    )
+    cut = (table.filter(pyarrow.compute.less_equal(table["step"], steps)) for table in tables)
+    _write(cut, options)
+
+
+def forecasts(
+    model: Any,
+    scenes: Scenes,
+    *,
+    at: str = "last",
+    least_observed: int = 2,
+    batch_size: int = 1024,
+) -> Iterator[pyarrow.Table]:
+    """Futures as tables with columns scene, frame, agent, step, mode, x, y, probability.
+
+    Agents come in the order of their first appearance, frames in theirs; step 1 is the first after
+    `frame`; mode 0 is the most probable.
+
+    Args:
+        model: a forecaster in evaluation mode.
+        scenes: the observed tracks; no future is needed.
+        at: "last": from each agent's last row; "all": from every row.
+        least_observed: agents with fewer of the last T steps are left out.
+        batch_size: agents at a time.
+    """
+    is_last = np.append(np.diff(scenes.agent) != 0, True)
+    rows = np.flatnonzero(is_last) if at == "last" else np.arange(len(scenes))
+    if at == "all":
+        rows = rows[np.lexsort((scenes.agent, scenes.frame, scenes.scene))]
+    left_out = 0
+    for first in range(0, len(rows), batch_size):
+        chosen = rows[first : first + batch_size]
+        past, mask = pasts_of_rows(scenes, chosen, model.config.observed_steps)
+        is_enough = mask.sum(1) >= least_observed
+        left_out += int((~is_enough).sum())
+        if is_enough.any():
+            found = predict(model, past[is_enough], mask[is_enough])
+            yield _table(scenes, chosen[is_enough], *found)
+    if left_out:
+        logger.warning(
+            "%d of %d rows have fewer than %d observed steps and no forecast",
+            *(left_out, len(rows), least_observed),
+        )
+
+
+def _table(
+    scenes: Scenes, rows: np.ndarray, tracks: np.ndarray, probabilities: np.ndarray
+) -> pyarrow.Table:
+    agents, modes, steps, _ = tracks.shape
+    per_agent = modes * steps
+
+    def repeated(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values, per_agent)
+
+    names = scenes.agent_names[scenes.agent[rows]]
+    return pyarrow.table(
+        {
+            "scene": repeated(np.array(scenes.scene_names, dtype=object)[scenes.scene[rows]]),
+            "frame": repeated(scenes.frame[rows]),
+            "agent": pyarrow.array(repeated(names).tolist()),
+            "step": np.tile(np.arange(1, steps + 1), agents * modes),
+            "mode": np.tile(np.repeat(np.arange(modes), steps), agents),
+            "x": tracks[..., 0].reshape(-1),
+            "y": tracks[..., 1].reshape(-1),
+            "probability": np.repeat(probabilities.reshape(-1), steps),
+        }
+    )
+
+
+def _write(tables: Iterator[pyarrow.Table], options: ForecastOptions) -> None:
+    first = next(tables, None)
+    if first is None:
+        raise ValueError(
+            f"{options.input}: no agent has {options.least_observed} observed steps: lower "
+            "--least_observed"
+        )
+    is_parquet = options.output is not None and options.output.lower().endswith(".parquet")
+    target = nullcontext(None) if options.output is None else whole_file(Path(options.output))
+    with target as path:
+        sink: Any = pyarrow.PythonFile(sys.stdout.buffer, mode="w") if path is None else str(path)
+        kind = pyarrow.parquet.ParquetWriter if is_parquet else pyarrow.csv.CSVWriter
+        with kind(sink, first.schema) as writer:
+            writer.write(first) if not is_parquet else writer.write_table(first)
+            for table in tables:
+                same = table.cast(first.schema)
+                writer.write(same) if not is_parquet else writer.write_table(same)

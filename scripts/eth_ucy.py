@@ -1,0 +1,92 @@
+"""Train and score all scenes of ETH and UCY; resumes: scripts/eth_ucy.py --folder DIR."""
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_vanilla.commands import run
+from hf_vanilla.data.eth_ucy import TEST_FILES
+from hf_vanilla.files import write_text
+from hf_vanilla.options import option
+from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.tasks.track_evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.training.run import train
+
+# published ADE / FDE on the same windows, beside ours; the protocol in the first column
+PUBLISHED = {
+    "TF, one track": "1.03/2.10 | .36/.71 | .53/1.32 | .44/1.00 | .34/.76 | .54/1.17",
+    "TF_q, best of 20": ".61/1.12 | .18/.30 | .35/.65 | .22/.38 | .17/.32 | .31/.55",
+    "Trajectron++ without its leak, best of 20": (
+        ".67/1.18 | .18/.28 | .30/.54 | .25/.41 | .18/.32 | .32/.55"
+    ),
+    "AgentFormer corrected, best of 20": (
+        ".45/.75 | .14/.22 | .25/.45 | .18/.30 | .14/.24 | .23/.39"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Train, score and print the whole table of ETH and UCY."""
+
+    folder: str = option(text="folder of the eight text files")
+    output: str = option("runs/eth_ucy", "folder of the runs and scores")
+    seeds: int = option(3, "runs of each scene", at_least=1)
+    form: str = option("modes", "modes or one", choices=("modes", "one"))
+    max_steps: int = option(2500, "optimizer steps of each run", at_least=500)
+
+
+def table(options: TableOptions) -> str:
+    """The table as Markdown; runs and scores that exist are not made again."""
+    rows = {"constant velocity": [[_scores("constant_velocity", s, options)] for s in TEST_FILES]}
+    ours = [[_trained(s, seed, options) for seed in range(options.seeds)] for s in TEST_FILES]
+    rows[f"ours ({options.form}), top-scored"] = ours
+    lines = [
+        f"| ADE/FDE in metres | {' | '.join(TEST_FILES)} | average |",
+        "|---" * 7 + "|",
+        *(_row(name, values, 1) for name, values in rows.items()),
+    ]
+    if options.form == "modes":
+        lines.append(_row("ours (modes), best of 20", ours, 20))
+    lines += [f"| {name} (published) | {values} |" for name, values in PUBLISHED.items()]
+    protocol = (
+        "ETH/UCY leave-one-out | 8 -> 12 steps of 0.4 s | per person, stride 1 | best of 20 per "
+        f"person, ADE and FDE apart | mean and standard deviation of {options.seeds} seeds"
+    )
+    return "\n".join([*lines, "", protocol])
+
+
+def _trained(scene: str, seed: int, options: TableOptions) -> dict[str, float]:
+    run_folder = Path(options.output) / f"{options.form}_{scene}_{seed}"
+    scores = run_folder / "test_scores.json"
+    if not scores.is_file():
+        arguments = ["--recipe", f"tracks_{scene}", "--dataset", options.folder]
+        arguments += ["--test_scene", scene, "--seed", str(seed), "--form", options.form]
+        arguments += ["--output_dir", str(run_folder), "--max_steps", str(options.max_steps)]
+        train(read_recipe(arguments))
+        write_text(scores, json.dumps(_scores(str(run_folder), scene, options)))
+    return json.loads(scores.read_text(encoding="utf-8"))
+
+
+def _scores(model: str, scene: str, options: TableOptions) -> dict[str, float]:
+    asked = EvaluateTracksOptions(model=model, dataset=options.folder, test_scene=scene)
+    return dict(evaluate_tracks(asked).values)
+
+
+def _row(name: str, scenes: list[list[dict[str, float]]], modes: int) -> str:
+    """Means over seeds of each scene, and of the mean of scenes, with their deviation."""
+    cells, averages = [], {}
+    for kind in ("ADE", "FDE"):
+        key = f"min{kind}{modes}"
+        values = [[scores[key] for scores in seeds] for seeds in scenes]
+        cells.append([statistics.mean(seeds) for seeds in values])
+        averages[kind] = [statistics.mean(seed) for seed in zip(*values, strict=True)]
+    shown = [f"{ade:.3f}/{fde:.3f}" for ade, fde in zip(*cells, strict=True)]
+    mean = "/".join(f"{statistics.mean(values):.3f}" for values in averages.values())
+    spread = "/".join(f"{statistics.pstdev(values):.3f}" for values in averages.values())
+    return f"| {name} | {' | '.join(shown)} | {mean} (± {spread}) |"
+
+
+if __name__ == "__main__":
+    run(table, TableOptions)

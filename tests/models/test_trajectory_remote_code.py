@@ -1,0 +1,58 @@
+"""Saved forecasters of both forms load where this package is not installed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
+from hf_vanilla.models.saving_vanilla import code_beside_weights
+
+pytestmark = pytest.mark.slow
+
+USE = """
+import sys
+sys.modules["hf_vanilla"] = None
+import torch
+from transformers import AutoModelForTimeSeriesPrediction
+past = torch.load(sys.argv[1] + "/past.pt")
+for name in sys.argv[2:]:
+    folder = sys.argv[1] + "/" + name
+    model = AutoModelForTimeSeriesPrediction.from_pretrained(folder, trust_remote_code=True).eval()
+    assert type(model).__name__ == name
+    with torch.no_grad():
+        torch.save(model(past).trajectories, folder + "/found.pt")
+"""
+
+
+def test_both_forms_load_and_predict_the_same_without_the_package(tmp_path):
+    forms = (VanillaForTrajectoryPrediction, VanillaForMultimodalTrajectoryPrediction)
+    past = torch.randn(3, 8, 2)
+    torch.save(past, tmp_path / "past.pt")
+    expected = {}
+    for form in forms:
+        model = form(VanillaTracksConfig(d_model=12, encoder_layers=1, decoder_layers=1)).eval()
+        with code_beside_weights(model), torch.no_grad():
+            model.save_pretrained(tmp_path / form.__name__)
+            expected[form.__name__] = model(past).trajectories
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", USE, str(tmp_path), *expected],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for name, tracks in expected.items():
+        assert_close(torch.load(tmp_path / name / "found.pt"), tracks, rtol=0, atol=1e-6)

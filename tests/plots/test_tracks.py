@@ -1,0 +1,53 @@
+"""Figures of forecasts."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from hf_vanilla.data.track_formats import TrackSource, read_tracks
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.plots.tracks import PlotTracksOptions, drawn_agents, plot_tracks
+from hf_vanilla.trajectories.simple_models import SimpleForecaster
+
+
+@pytest.fixture
+def tracks(tmp_path):
+    lines = [f"{f},{a},{0.5 * f},{a}" for a in (1, 2) for f in range(25)]
+    path = tmp_path / "tracks.csv"
+    path.write_text("\n".join(["frame,agent,x,y", *lines, "8,3,0,0"]), encoding="utf-8")
+    return str(path)
+
+
+def test_past_truth_and_future_of_each_agent_are_drawn(tracks):
+    scenes = read_tracks(tracks, TrackSource(frame_seconds=0.4))
+    model = SimpleForecaster("constant_velocity", VanillaTracksConfig())
+    agents = drawn_agents(model, scenes, 8)
+    assert len(agents) == 2  # the third has one step
+    assert_allclose(agents[1].past, [[0.5 * step, 2] for step in range(1, 9)])
+    assert_allclose(agents[1].future, [[0.5 * step, 2] for step in range(8, 21)])
+    assert_allclose(agents[1].tracks[0], agents[1].future[1:], atol=1e-5)
+
+
+def test_a_figure_is_drawn_on_a_plane_and_on_a_picture(tracks, tmp_path):
+    plt = pytest.importorskip("matplotlib.image")
+    plt.imsave(tmp_path / "place.png", np.zeros((20, 30, 3)))
+    (tmp_path / "h.txt").write_text("1 0 0\n0 1 0\n0 0 1\n")
+    options = {"model": "constant_turn", "input": tracks, "frame_seconds": 0.4}
+    plain, over = tmp_path / "plain.svg", tmp_path / "over.png"
+    assert plot_tracks(PlotTracksOptions(**options, output=str(plain))).stat().st_size > 5000
+    picture = {"picture": str(tmp_path / "place.png"), "homography": str(tmp_path / "h.txt")}
+    plot_tracks(PlotTracksOptions(**options, **picture, output=str(over)))
+    assert over.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"frame": 99}, "frame=99: no agent has two observed steps"),
+        ({"scene": "x"}, "scene='x': there are tracks"),
+    ],
+)
+def test_a_frame_or_scene_that_is_not_there_is_named(tracks, tmp_path, options, message):
+    asked = {"model": "linear_fit", "input": tracks, "frame_seconds": 0.4}
+    with pytest.raises(ValueError, match=message):
+        plot_tracks(PlotTracksOptions(**asked, output=str(tmp_path / "a.png"), **options))
