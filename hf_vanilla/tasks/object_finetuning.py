@@ -39,6 +39,8 @@ NOT_GATHERED = (
 class FinetuneObjectsOptions:
     """Which detector to fine-tune on which images; `TrainingArguments` say how."""
 
+    _argument_group_name = "images and model"
+
     model: str = field(metadata={"help": "model folder or Hub id to start from"})
     train_coco: str = field(
         metadata={"help": "COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id"}
