@@ -313,7 +313,7 @@ def test_generation_without_a_start_token_is_refused_by_name():
             {"position_embedding_type": "learned", "position_offset": 2},
             "position_offset=2 moves sinusoids only",
         ),
-        ({"vocab_size": 1, "eos_token_id": 0}, "a vocabulary of 1 leaves no word"),
+        ({"vocab_size": 1, "eos_token_id": 0}, "a vocabulary of 1 leaves no token"),
         ({"pad_token_id": None, "label_smoothing_type": "non_target_non_pad"}, "needs a pad_tok"),
         ({"use_cache": "yes"}, "'use_cache'.*expected bool"),
         ({"layer_norm_eps": "tiny"}, "'layer_norm_eps'.*expected float"),

@@ -15,6 +15,9 @@ OPTIONS = {
     "curves": "run output theme overwrite",
     "length_bleu": "source reference translations model unit edges tokenize lowercase output "
     "theme overwrite",
+    "objects": "model image kind threshold x y output overwrite",
+    "patches": "model image kind layer output overwrite",
+    "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds step_seconds homography unit model input output scene frame picture theme overwrite",
 }
 
 

@@ -70,7 +70,7 @@ def test_the_log_has_throughput_padding_and_the_plain_perplexity(corpus_files, t
 
 def test_saving_between_two_lines_leaves_the_speed_alone(corpus_files, tmp_path, monkeypatch):
     now = [0.0]
-    clock = SimpleNamespace(monotonic=lambda: now[0])
+    clock = SimpleNamespace(monotonic=lambda: now[0], process_time=lambda: now[0])
     monkeypatch.setattr(metrics_log, "time", clock)
     works = {"first": Work(600, 900, 1000, 1000), "second": Work(400, 500, 500, 1000)}
     task = SimpleNamespace(
