@@ -17,7 +17,9 @@ OPTIONS = {
     "theme overwrite",
     "objects": "model image kind threshold x y output overwrite",
     "patches": "model image kind layer output overwrite",
-    "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds step_seconds homography unit model input output scene frame picture theme overwrite",
+    "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds "
+    "step_seconds homography unit model input output scene frame picture "
+    "theme overwrite",
 }
 
 
