@@ -32,7 +32,7 @@ class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the co
         None, "last observed frame; default: the one with most agents that have a future"
     )
     picture: str | None = option(
-        None, "picture of the place; --homography maps its pixels to the plane"
+        None, "picture of the place; the homography maps its pixels to the plane"
     )
     theme: str = option("light", "light or dark")
     overwrite: bool = option(default=False, text="replace an existing figure")

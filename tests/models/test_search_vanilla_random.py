@@ -98,12 +98,15 @@ def assert_both_searches_agree(seed, monkeypatch):
         patch.setattr(module, "can_search", lambda *_: False)
         theirs = model.generate(**batch, **settings, **records)
     assert type(theirs.past_key_values.self_attention_cache) is DynamicCache
-    assert torch.equal(ours, theirs.sequences), (seed, settings)
-    assert torch.equal(recorded.sequences, theirs.sequences), (seed, settings)
+    exists = torch.ones(len(ours), dtype=torch.bool)
+    if settings["num_beams"] > 1:  # hypotheses that do not exist tie at -1e9, in any order
+        exists = theirs.sequences_scores > -1e8
+    assert torch.equal(ours[exists], theirs.sequences[exists]), (seed, settings)
+    assert torch.equal(recorded.sequences[exists], theirs.sequences[exists]), (seed, settings)
     assert len(recorded.scores) == len(theirs.scores)
     if settings["num_beams"] > 1:
         assert_close(recorded.sequences_scores, theirs.sequences_scores, **SCORES)
-        assert torch.equal(recorded.beam_indices, theirs.beam_indices)
+        assert torch.equal(recorded.beam_indices[exists], theirs.beam_indices[exists])
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))

@@ -72,7 +72,7 @@ def test_export_for_ctranslate2_and_translate_with_it(script, trained_run):
         *("--quantization", "int8"),
     )
     assert done.stdout == "there\n"
-    assert "CTranslate2 decodes otherwise" in done.stderr
+    assert "CTranslate2 decodes differently" in done.stderr
     lines = script(
         "translate.py", "--model", "there", "--engine", "ctranslate2", text="one two\n\n"
     )

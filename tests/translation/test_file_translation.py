@@ -200,7 +200,10 @@ def run_script(trained_run, *arguments, shell='exec "$@"', **environment):
     ("shell", "message"),
     [
         ('exec "$@" <&-', "error: stdin is closed: give a file by --input"),
-        ('exec "$@" --input /dev/null >&-', "error: stdout is closed: give a file by --output"),
+        (
+            'exec "$@" --input /dev/null >&-',
+            "error: stdout is closed: redirect it to a file or to /dev/null",
+        ),
     ],
 )
 def test_a_closed_stream_is_named(trained_run, shell, message):
