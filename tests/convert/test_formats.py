@@ -12,7 +12,8 @@ from hf_vanilla.convert.marian import MarianOptions
 OPTIONS = {
     "detr": "input output without_masks heads dilation",
     "fairseq": """
-        input output dictionaries member source_lang target_lang pieces use_moses do_lower_case trust_pickle
+        input output dictionaries member source_lang target_lang pieces use_moses do_lower_case
+        trust_pickle
     """,
     "marian": "input output frequencies check",
     "timm": "input output heads",
