@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import (
     CommitOperationAdd,
@@ -13,9 +14,10 @@ from huggingface_hub import (
     create_commit,
     create_repo,
 )
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.recipes.tasks import TASKS, load_part
 from hf_vanilla.translation.translator import load_translator
 
 from .card import CARD_FILE, bare_card, pushed_card
@@ -66,7 +68,7 @@ def push_folder(options: PushOptions) -> str:
     folder = Path(options.model)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
-    model, tokenizer = load_translator(options.model)
+    model, tokenizer = _load(folder)
     card = folder / CARD_FILE
     return push_model(
         model,
@@ -77,9 +79,20 @@ def push_folder(options: PushOptions) -> str:
     )
 
 
+def _load(folder: Path) -> tuple[PreTrainedModel, Any]:
+    """The model of a folder and its tokenizer or image processor."""
+    settings, _ = PreTrainedConfig.get_config_dict(folder)
+    entries = (e for e in TASKS.values() if settings.get("model_type") in e.model_types)
+    entry = next(entries, None)
+    if entry is None or entry is TASKS["translation"]:
+        return load_translator(str(folder))
+    processor = load_part(entry.processor).from_pretrained(folder) if entry.processor else None
+    return load_part(entry.model).from_pretrained(folder), processor
+
+
 def push_model(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Any,
     card: ModelCard,
     repository: Repository,
     *,
@@ -89,7 +102,7 @@ def push_model(
 
     Args:
         model: its weights, config and generation config are pushed.
-        tokenizer: of the model.
+        tokenizer: tokenizer or image processor of the model; None: it has none.
         card: its example is changed to load the model from the repository.
         repository: made if it is new.
         with_code: whether to push the model's code too.
@@ -105,7 +118,8 @@ def push_model(
         folder = Path(name)
         with code_beside_weights(model, tokenizer) if with_code else nullcontext():
             model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(folder)
         with _hub_errors(repository.repo_id):
             # a name without an owner means the user's own
             made = create_repo(repository.repo_id, private=repository.private, exist_ok=True, **to)
