@@ -96,7 +96,6 @@ def test_an_interrupted_run_ends_in_the_same_weights(images, tmp_path, monkeypat
         assert_close(found[name], weight, rtol=0, atol=0)
 
 
-@pytest.mark.xfail(strict=False, reason="weights differ by 0.03 between 1 and 2 processes")
 @pytest.mark.slow
 def test_processes_and_micro_batches_give_the_same_weights(images, tmp_path):
     """Four micro-batches of a step: 1 process x 4, 2 x 2 and 4 x 1."""
@@ -112,6 +111,8 @@ def test_processes_and_micro_batches_give_the_same_weights(images, tmp_path):
         found[processes] = small_run.weights(tmp_path / str(processes))
     for processes in (2, 4):
         for name, weight in found[1].items():
+            if name.endswith("k_proj.bias"):
+                continue  # softmax ignores it: its gradient is rounding noise, which Adam scales
             # float32 gradients are summed in another order, and Adam divides by their size
             assert_close(found[processes][name], weight, rtol=0, atol=5e-5)
 
