@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(corpus_files, tmp_pat
     assert done.returncode == 1, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"error: cannot write {tmp_path / 'run' / 'checkpoint-4'}: ")
-    assert "make room, and the same command goes on" in last
+    assert "make room, and the same command resumes" in last
     assert "Traceback" not in done.stderr
     assert {path.name for path in (tmp_path / "run").iterdir()} >= before
     assert not list((tmp_path / "run").glob("*.partial"))
