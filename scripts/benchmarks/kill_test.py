@@ -1,25 +1,32 @@
-"""Kill one short training many times at random, go on by the same command, compare the weights.
+"""Kill a training in each phase of its run, resume by the same command, compare all weights.
 
     python scripts/benchmarks/kill_test.py [KILLS]
 
-Ends with status 1 unless the final weights are those of a run that was never disturbed.
+The phases are start-up, training steps, writing a checkpoint, pruning old checkpoints, and writing
+the finished model. Each gets its share of the kills, at random moments. A process is stopped before
+it is killed, so that a kill counts for a phase only where the run's folder shows that phase. Ends
+with status 1 unless all weights are those of a run that was never killed.
 """
 
 import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
-
-from safetensors.torch import load_file
+from statistics import median
 
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.files import read_json_lines
 
-KILLS, SEED, PAIRS, STEPS = 20, 0, 600, 400
+KILLS, SEED, PAIRS, STEPS = 40, 0, 600, 240
+POLLING_SECONDS = 0.0005
+PHASES = ("start-up", "steps", "checkpoint writing", "pruning", "final writing")
 TRAIN = Path(__file__).resolve().parent.parent / "train.py"
-# two micro-batches a step, epochs of a few steps, a checkpoint at every fifth
+# two micro-batches a step, epochs of a few steps, a checkpoint at every fifth; the wide layers make
+# files of some megabytes, so that writing and pruning take a few milliseconds
 RECIPE = f"""
 --max_steps {STEPS}
 --train_source train.en --train_target train.de
@@ -28,80 +35,185 @@ RECIPE = f"""
 --tokens_per_step 600 --tokens_per_batch 300 --max_length 100 --learning_rate 0.005
 --use_cpu True --trackers none --model.vocab_size 400 --model.d_model 32
 --model.encoder_layers 1 --model.decoder_layers 1 --model.encoder_attention_heads 2
---model.decoder_attention_heads 2 --model.encoder_ffn_dim 64 --model.decoder_ffn_dim 64
+--model.decoder_attention_heads 2 --model.encoder_ffn_dim 2048 --model.decoder_ffn_dim 2048
 """
 
 
-def begin(place: Path, name: str) -> subprocess.Popen:
-    """The command that begins the run of a name, or goes on with it."""
-    command = [sys.executable, str(TRAIN), "--output_dir", name, *RECIPE.split()]
-    told = (place / "stderr").open("w")
-    return subprocess.Popen(command, cwd=place, stderr=told, stdout=subprocess.DEVNULL)
+class Run:
+    """One process of the training command, and what its folder shows of it.
+
+    Args:
+        place: where the corpus is.
+        name: of the run's folder in `place`.
+    """
+
+    def __init__(self, place: Path, name: str) -> None:
+        self.folder, self._errors = place / name, place / "stderr"
+        self._log = self._log_size()
+        self._is_started = False
+        command = [sys.executable, str(TRAIN), "--output_dir", name, *RECIPE.split()]
+        with self._errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=place, stderr=errors, stdout=subprocess.DEVNULL
+            )
+
+    def phase(self) -> str:
+        """What the process does, from files that only this phase leaves in the folder."""
+        if not self._is_started:
+            before, self._log = self._log, self._log_size()
+            # the start may shorten the log of the process before, and replaces that file
+            is_same_file = before[0] == self._log[0]
+            self._is_started = is_same_file and self._log[1] > before[1]
+            return PHASES[0]
+        names = [path.name for path in self.folder.iterdir()]
+        if any(name.endswith(".old.partial") for name in names):
+            return "pruning"
+        if any(name.startswith("checkpoint-") and name.endswith(".partial") for name in names):
+            return "checkpoint writing"
+        return "final writing" if "files.partial" in names else "steps"
+
+    def is_over(self) -> bool:
+        """Whether the process has ended by itself.
+
+        Raises:
+            SystemExit: with an error.
+        """
+        if self.process.poll():
+            sys.exit(self._errors.read_text())
+        return self.process.returncode == 0
+
+    def step(self) -> int:
+        """The last step in the log, 0 before the first."""
+        entries = read_json_lines(self.folder / "log.jsonl")
+        return entries[-1]["step"] if entries else 0
+
+    def checkpoint(self) -> int:
+        """The newest complete checkpoint, 0 before the first."""
+        names = (path.name.removeprefix("checkpoint-") for path in self.folder.glob("checkpoint-*"))
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def suspend(self) -> None:
+        """Stop the process; returns when it stands still, or has ended."""
+        self.process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{self.process.pid}/stat")
+        while self.process.poll() is None and status.read_text().rpartition(") ")[2][0] not in "TZ":
+            time.sleep(0.0001)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+        self.process.wait()
+
+    def _log_size(self) -> tuple[int, int]:
+        """Inode and size of the log; zeros where there is none."""
+        try:
+            status = (self.folder / "log.jsonl").stat()
+        except FileNotFoundError:
+            return 0, 0
+        return status.st_ino, status.st_size
 
 
-def finish(place: Path, name: str) -> tuple[float, float]:
-    """Let it run to its end; seconds to the first line of its log, and to the end."""
-    started, first = time.monotonic(), 0.0
-    process = begin(place, name)
-    while process.poll() is None:
+def undisturbed(place: Path) -> dict[str, float]:
+    """Let one run end by itself; returns the median time in each phase, in seconds."""
+    run = Run(place, "undisturbed")
+    times: dict[str, list[float]] = {phase: [0.0] for phase in PHASES}
+    phase, since = PHASES[0], time.monotonic()
+    while not run.is_over():
+        time.sleep(POLLING_SECONDS)
+        seen = run.phase()
+        if seen != phase:
+            now = time.monotonic()
+            times[phase].append(now - since)
+            phase, since = seen, now
+    times[phase].append(time.monotonic() - since)
+    return {phase: median(found[1:] or found) for phase, found in times.items()}
+
+
+def kill_in(place: Path, phase: str, *, after: int, wait: float) -> tuple[Run, str]:
+    """Resume, and kill in a phase.
+
+    Args:
+        place: where the corpus is.
+        phase: one of `PHASES`.
+        after: step from which on the phase counts; not for the start-up.
+        wait: seconds between the beginning of the phase and the kill; where the phase is over by
+            then, the next one of its kind counts.
+
+    Returns:
+        The killed run, and its phase: after a start-up that was too short, another one.
+    """
+    run = Run(place, "killed")
+    while not run.is_over():
+        is_start = phase == PHASES[0]
+        if not is_start and (run.phase() != phase or run.step() < after):
+            time.sleep(POLLING_SECONDS)
+            continue
+        time.sleep(wait)
+        run.suspend()
+        seen = run.phase()
+        if seen == phase or is_start:
+            run.kill()
+            return run, seen
+        run.process.send_signal(signal.SIGCONT)
+    # the final writing comes again in the next process
+    return kill_in(place, phase, after=after, wait=wait / 2)
+
+
+def write_corpus(place: Path, draw: random.Random) -> None:
+    """Number words in English and German."""
+    pairs = [number_words(n) for n in draw.sample(range(100_000), PAIRS)]
+    for side, language in (("source", "en"), ("target", "de")):
+        text = "".join(pair[side] + "\n" for pair in pairs)
+        (place / f"train.{language}").write_text(text, encoding="utf-8")
+
+
+def kill_often(place: Path, kills: int, usual: dict[str, float], draw: random.Random) -> None:
+    """Kill a run so many times, spread over its steps, then let it end; prints a table."""
+    print("| kill | phase | seconds after its start | last step logged | newest checkpoint |")
+    print("|---|---|---|---|---|")
+    final = kills // len(PHASES)
+    counts: Counter[str] = Counter()
+    for number in range(1, kills + 1):
+        is_final = number > kills - final
+        wanted = PHASES[-1] if is_final else PHASES[number % (len(PHASES) - 1)]
+        after = 0 if is_final else int(STEPS * (number - draw.random()) / (kills - final + 1))
+        began = time.monotonic()
+        wait = draw.random() * usual[wanted]
+        run, phase = kill_in(place, wanted, after=after, wait=wait)
+        seconds = time.monotonic() - began
+        step, checkpoint = run.step() or "-", run.checkpoint() or "-"
+        print(f"| {number} | {phase} | {seconds:.2f} | {step} | {checkpoint} |", flush=True)
+        counts[phase] += 1
+    last = Run(place, "killed")
+    while not last.is_over():
         time.sleep(0.05)
-        if not first and (place / name / "log.jsonl").is_file():
-            first = time.monotonic() - started
-    if process.returncode:
-        sys.exit((place / "stderr").read_text())
-    return first, time.monotonic() - started
+    print("\n" + ", ".join(f"{phase}: {counts[phase]} kills" for phase in PHASES))
 
 
-def kill(place: Path, name: str, *, pause: float, last: int, wait: float) -> str:
-    """Go on, kill after `pause` seconds or `wait` after step `last`; what then lies there."""
-    folder, started = place / name, time.monotonic()
-    process = begin(place, name)
-    while process.poll() is None and time.monotonic() - started < pause:
-        lines = read_json_lines(folder / "log.jsonl")
-        if lines and lines[-1]["step"] >= last:
-            time.sleep(wait)  # anywhere within the next steps, saving included
-            break
-        time.sleep(0.02)
-    if process.poll() is not None:
-        sys.exit(f"it ended by itself: {(place / 'stderr').read_text()}")
-    process.kill()
-    process.wait()
-    told = read_json_lines(folder / "log.jsonl")
-    steps = [p.name.removeprefix("checkpoint-") for p in folder.glob("checkpoint-*[0-9]")]
-    half = [path.name for path in folder.glob("*.partial")]
-    return (
-        f"{time.monotonic() - started:.2f} | {told[-1]['step'] if told else '-'} | "
-        f"{max(map(int, steps), default='-')} | {', '.join(half) or '-'}"
+def differing_files(place: Path) -> list[str]:
+    """Weights and optimizer states, finished and of each checkpoint, that are not the same."""
+    first, second = (
+        {path.relative_to(place / name): path.read_bytes() for path in found}
+        for name in ("undisturbed", "killed")
+        if (found := sorted((place / name).rglob("*.safetensors")))
     )
+    return sorted(str(p) for p in first.keys() | second.keys() if first.get(p) != second.get(p))
 
 
 def main(kills: int) -> bool:
-    """Print the table; whether the weights are the same."""
+    """Print what happened; whether all weights are the same."""
     draw = random.Random(SEED)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        pairs = [number_words(n) for n in draw.sample(range(100_000), PAIRS)]
-        for side, language in (("source", "en"), ("target", "de")):
-            text = "".join(pair[side] + "\n" for pair in pairs)
-            (place / f"train.{language}").write_text(text, encoding="utf-8")
-        start, whole = finish(place, "undisturbed")
-        print(f"undisturbed: {start:.1f} s to the first lines of the log, {whole:.1f} s in all\n")
-        print("| kill | after seconds | last step told | newest checkpoint | half-written |")
-        print("|---|---|---|---|---|")
-        for number in range(1, kills + 1):
-            # every fourth is killed while it starts, the others some steps further than the last
-            pause = draw.uniform(0.3, 1) * start if number % 4 == 0 else float("inf")
-            last = int(STEPS * (number - draw.random()) / (kills + 1))
-            wait = draw.uniform(0, 0.5)
-            told = kill(place, "killed", pause=pause, last=last, wait=wait)
-            print(f"| {number} | {told} |", flush=True)
-        finish(place, "killed")
-        first, second = (
-            load_file(place / name / "model.safetensors") for name in ("undisturbed", "killed")
-        )
-    same = first.keys() == second.keys() and all(first[n].equal(second[n]) for n in first)
-    print(f"\nfinal weights of {kills} kills and of none: {'identical' if same else 'DIFFERENT'}")
-    return same
+        write_corpus(place, draw)
+        usual = undisturbed(place)
+        told = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in usual.items())
+        print(f"median time in each phase of an undisturbed run, in seconds: {told}\n")
+        kill_often(place, kills, usual, draw)
+        differing = differing_files(place)
+    same = "DIFFERENT: " + ", ".join(differing) if differing else "identical"
+    print(f"\nall weights after {kills} kills and after none: {same}")
+    return not differing
 
 
 if __name__ == "__main__":
