@@ -16,6 +16,8 @@ from .encoding import ENCODED, DroppedPairs, LengthLimits, encode_texts
 
 logger = logging.getLogger(__name__)
 
+POSITION = ("stream", "epoch", "window", "used", "dropped", "pairs")  # what a saved state has
+
 
 @dataclass(frozen=True)
 class _Window:
@@ -186,7 +188,16 @@ class StreamedBatches:
 
         With another budget the window is divided otherwise: batches of at least as many pairs as
         were used are skipped, so some pairs of this one window may be skipped or seen twice.
+
+        Raises:
+            ValueError: the state is incomplete, as in checkpoints of earlier versions.
         """
+        if missing := [name for name in POSITION if name not in state]:
+            raise ValueError(
+                f"the checkpoint lacks the position in the stream ({', '.join(missing)}), as those "
+                "of earlier versions do: resume it with the version that wrote it, or choose "
+                "another output_dir to start anew"
+            )
         self._load(
             state["stream"],
             epoch=state["epoch"],

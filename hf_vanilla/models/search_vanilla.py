@@ -24,6 +24,7 @@ from .search_vanilla_beams import (
     BeamState,
     advance,
     best_candidates,
+    goes_on,
     initial_state,
     is_searched,
     with_finished,
@@ -275,13 +276,13 @@ def beam_search(
         # the only point of a step that waits for a GPU
         facts = (
             is_searched(state, config),
-            ~candidates.is_end.all(),
+            goes_on(state, candidates, config),
             candidates.scores.isnan().any(),
         )
-        *active, may_go_on, has_nan = torch.cat([fact.view(-1) for fact in facts]).tolist()
+        *active, has_next, has_nan = torch.cat([fact.view(-1) for fact in facts]).tolist()
         refuse_nan(has_nan, step=length - prompts.shape[2])
         decoder.reorder(parents)
-        if not may_go_on or not any(active):
+        if not has_next or (can_drop and not any(active)):
             break
         if can_drop and not all(active):
             results = with_finished(results, state)

@@ -195,6 +195,18 @@ def is_searched(state: BeamState, config: GenerationConfig) -> Tensor:
     return may_improve
 
 
+def goes_on(state: BeamState, candidates: Candidates, config: GenerationConfig) -> Tensor:
+    """Whether another step follows, bool without dimensions.
+
+    As in transformers' search, the three conditions are of the batch. If one sentence could only
+    get worse results and another has all its hypotheses, steps follow that change no result.
+    """
+    has_room = ~candidates.is_end.all() & state.may_improve.any()
+    if config.early_stopping is True:
+        return has_room & ~state.is_finished.all()
+    return has_room
+
+
 def with_finished(results: BeamState | None, state: BeamState) -> BeamState:
     """The results of all sentences, with the finished hypotheses of those still in `state`."""
     if results is None:

@@ -164,7 +164,7 @@ def load_progress(run: PreparedRun) -> Progress:
     )
     run.schedule.step()
     if isinstance(run.order, StreamOrder):
-        run.order.load_state_dict(state["order"], progress.step * run.per_step)
+        run.order.load_state_dict(state.get("order", {}), progress.step * run.per_step)
     if run.is_main:
         what = "nothing to train" if is_over(run.options, progress) else "resuming"
         logger.info("found %s: %s after step %d", run.output_dir, what, progress.step)

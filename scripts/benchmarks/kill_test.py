@@ -137,7 +137,7 @@ def kill_in(place: Path, phase: str, *, after: int, wait: float) -> tuple[Run, s
         phase: one of `PHASES`.
         after: step from which on the phase counts; not for the start-up.
         wait: seconds between the beginning of the phase and the kill; where the phase is over by
-            then, the next one of its kind counts.
+            then, the next one of its kind is tried with half of it.
 
     Returns:
         The killed run, and its phase: after a start-up that was too short, another one.
@@ -155,8 +155,11 @@ def kill_in(place: Path, phase: str, *, after: int, wait: float) -> tuple[Run, s
             run.kill()
             return run, seen
         run.process.send_signal(signal.SIGCONT)
-    # the final writing comes again in the next process
-    return kill_in(place, phase, after=after, wait=wait / 2)
+        wait /= 2
+    if phase != PHASES[-1]:
+        sys.exit(f"the run ended before a kill in {phase}: give it more STEPS")
+    # the next process repeats the final writing
+    return kill_in(place, phase, after=after, wait=wait)
 
 
 def write_corpus(place: Path, draw: random.Random) -> None:

@@ -102,6 +102,21 @@ def test_a_streamed_run_resumes_in_other_micro_batches(corpus_files, tmp_path, b
     assert all_checkpoints(folder)[-1].name == "checkpoint-9"
 
 
+@pytest.mark.parametrize("field", ["order", "pairs"])
+def test_a_streamed_checkpoint_without_its_position_is_an_error_with_the_remedy(
+    corpus_files, tmp_path, field
+):
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **STREAMED))
+    path = folder / "checkpoint-6" / "training_state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    del (state if field == "order" else state["order"])[field]  # earlier versions have no "order"
+    path.write_text(json.dumps(state), encoding="utf-8")
+    lacking = r"stream, epoch, window, used, dropped, pairs" if field == "order" else "pairs"
+    message = rf"lacks the position in the stream \({lacking}\), .* choose another output_dir"
+    with pytest.raises(ValueError, match=message):
+        train(small_run.recipe(folder, corpus_files, **STREAMED, max_steps=9))
+
+
 def test_a_file_changed_under_its_name_is_noticed_in_a_stream(corpus_files, tmp_path):
     files = {}
     for name, path in corpus_files.items():
