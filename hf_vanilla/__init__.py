@@ -1,7 +1,16 @@
 """The original Transformer of "Attention Is All You Need" as a Hugging Face model package."""
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# `python -m hf_vanilla` is a command, and this file is imported before `__main__`. Torch reads the
+# variables for its threads when it is imported, by the lines below.
+if sys.argv[:1] == ["-m"] and "hf_vanilla" in sys.orig_argv:
+    from hf_vanilla.commands import limit_threads
+
+    limit_threads(os.environ)
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig

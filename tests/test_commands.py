@@ -133,19 +133,31 @@ def test_help_imports_neither_the_package_nor_torch():
     assert done.stdout == overview() + "\n0 set()\n"
 
 
-def test_a_script_sets_the_threads_before_torch_is_imported(tmp_path):
+@pytest.mark.parametrize(
+    ("command", "spin"),
+    [
+        (["scripts/train.py", "--recipe", "numbers"], "3000"),
+        (["-m", "hf_vanilla", "train", "--recipe", "numbers"], "3000"),
+        (["-c", "import hf_vanilla", "-m", "hf_vanilla"], "None"),
+    ],
+    ids=["script", "module", "library"],
+)
+def test_commands_set_the_threads_before_torch_is_imported_and_the_library_never(
+    tmp_path, command, spin
+):
     (tmp_path / "torch").mkdir()
     stand_in = "import os; print(os.environ.get('GOMP_SPINCOUNT'), flush=True); os._exit(0)"
     (tmp_path / "torch" / "__init__.py").write_text(stand_in)
     unset = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "train.py"), "--recipe", "numbers"],
+        [sys.executable, *command],
         capture_output=True,
         text=True,
         check=False,
+        cwd=ROOT,
         env={**unset, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
     )
-    assert done.stdout == "3000\n", done.stderr
+    assert done.stdout == f"{spin}\n", done.stderr
 
 
 @pytest.mark.parametrize(("typed", "status"), [(["--help"], 0), (["trian"], 2)])
