@@ -1,6 +1,7 @@
 """The website builds without warnings, has every public name, and works offline."""
 
 import re
+import shutil
 from dataclasses import fields
 from html import escape
 from pathlib import Path
@@ -16,6 +17,7 @@ from hf_vanilla.recipes.recipe import TrainRecipe
 from hf_vanilla.tasks.translation_options import TranslationDataOptions
 
 ROOT = Path(__file__).resolve().parent.parent
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NOTEBOOK = "notebooks/the_paper_in_code"
 PIXEL = (
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
@@ -73,3 +75,26 @@ def test_the_page_of_the_notebook_has_its_figures_and_formulas(site):
 def test_the_notebook_to_download_has_no_results(site):
     notebook = nbformat.read(site / f"{NOTEBOOK}.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("page", ["index.html", "reference/training.html"])
+def test_the_search_works_in_a_browser_without_a_server(site, page):
+    sync = pytest.importorskip("playwright.sync_api")
+    with sync.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.set_default_timeout(120_000)
+        requests, errors = [], []
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.on("pageerror", lambda error: errors.append(error))
+        tab.goto((site / page).as_uri())
+        tab.locator("input.md-search__input").fill("save_total_limit")
+        first = tab.locator(".md-search-result__item a").first
+        first.wait_for()
+        text = first.inner_text()
+        browser.close()
+    assert "save_total_limit" in text
+    assert errors == []
+    assert all(url.startswith(("file:", "data:")) for url in requests)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from .encoding import ENCODED, DroppedPairs, LengthLimits, encode_texts
 
 logger = logging.getLogger(__name__)
 
-POSITION = ("stream", "epoch", "window", "used", "dropped", "pairs")  # what a saved state has
+POSITION = ("stream", "epoch", "window", "used", "dropped", "divisions")  # what a saved state has
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,16 @@ class _Window:
     """Some neighbours of the stream, encoded and divided into batches.
 
     Attributes:
-        table: ids of the pairs within the limits.
-        sampler: the batches; None where no pair is within the limits.
+        table: ids of the pairs within the limits, without those of earlier divisions.
+        sampler: the batches; None where the table is empty.
+        pairs: how many are within the limits.
         dropped: pairs beyond the limits.
         following: state of the stream behind the window.
     """
 
     table: pa.Table
     sampler: TokenBatchSampler | None
+    pairs: int
     dropped: DroppedPairs
     following: dict[str, Any]
 
@@ -50,7 +52,8 @@ class StreamedBatches:
 
     `batches[i]` is batch number i as a table for `PairCollator`. Numbers must rise, since a stream
     is read forwards. A saved state counts pairs, not batches: a run may continue with batches of
-    another size. Datasets of Parquet or Arrow files continue without reading what came before.
+    another size, and each epoch still has every pair once. Datasets of Parquet or Arrow files
+    continue without reading what came before.
 
     Args:
         pairs: rows of `source` and `target`.
@@ -84,6 +87,7 @@ class StreamedBatches:
         self._tokenizer, self._limits = tokenizer, limits
         self._budget, self._window_pairs, self._seed = tokens_per_batch, window_pairs, seed
         self._beginning = self._pairs.state_dict()
+        self._divisions: list[list[int]] = []  # of the current window: earlier budgets, and pairs
         self._load(self._beginning, epoch=0, window=0, used=0, dropped=DroppedPairs())
         self._first = 0
 
@@ -109,7 +113,7 @@ class StreamedBatches:
         """
         window = self._window_of(number)
         assert window.sampler is not None
-        return window.table.take(window.sampler.batch(self._number, number - self._first))
+        return window.table.take(self._rows_of(window.sampler, number - self._first))
 
     def _window_of(self, number: int) -> _Window:
         """Read until the window with batch `number`, which is then the current one."""
@@ -121,7 +125,8 @@ class StreamedBatches:
         window = self._read() if self._window is None else self._window
         while number >= self._first + len(window):
             self._first += len(window)
-            self._used += window.table.num_rows
+            self._used += window.pairs
+            self._divisions = []
             self._dropped += window.dropped
             self._number, self._stream = self._number + 1, window.following
             window = self._read()
@@ -144,14 +149,29 @@ class StreamedBatches:
         table = pa.table(encode_texts(self._tokenizer, texts), schema=ENCODED.arrow_schema)
         source, target = (table.column(f"{s}_length").to_numpy() for s in ("source", "target"))
         reasons = self._limits.drop_reasons(source, target)
-        keep = np.flatnonzero(reasons == 0)
-        sampler = None
-        if len(keep):
-            sampler = TokenBatchSampler(
-                source[keep], target[keep], tokens_per_batch=self._budget, seed=self._seed
-            )
+        within = keep = np.flatnonzero(reasons == 0)
+        for budget, pairs in self._divisions:
+            earlier = self._sampler(source[keep], target[keep], budget)
+            if earlier is None:
+                break
+            batches = (self._rows_of(earlier, place) for place in range(len(earlier)))
+            order = list(chain.from_iterable(batches))
+            keep = np.sort(keep[order[pairs:]])
+        sampler = self._sampler(source[keep], target[keep], self._budget)
         kept = table.select(["input_ids", "labels"]).take(keep)
-        return _Window(kept, sampler, DroppedPairs.count(reasons), following)
+        return _Window(kept, sampler, len(within), DroppedPairs.count(reasons), following)
+
+    def _sampler(
+        self, source: np.ndarray, target: np.ndarray, budget: int
+    ) -> TokenBatchSampler | None:
+        """The batches of these lengths; None where there are none."""
+        if not len(source):
+            return None
+        return TokenBatchSampler(source, target, tokens_per_batch=budget, seed=self._seed)
+
+    def _rows_of(self, sampler: TokenBatchSampler, place: int) -> list[int]:
+        """Rows of a batch of the current window."""
+        return sampler.batch(self._number, place)
 
     def _end_epoch(self) -> None:
         """Report the dropped pairs, and begin again."""
@@ -171,7 +191,8 @@ class StreamedBatches:
         """The position of batch `number`, from which it and all later ones can be made; JSON-able.
 
         It names the window by the state of the stream in front of it, and the batch by the pairs of
-        the window that come before it.
+        the window that come before it: `divisions` lists the budgets by which the window was
+        divided so far, each with the pairs that were used of that division.
         """
         self._window_of(number)
         return {
@@ -180,14 +201,16 @@ class StreamedBatches:
             "window": self._number,
             "used": self._used,
             "dropped": list(astuple(self._dropped)),
-            "pairs": self._pairs_before()[number - self._first],
+            "divisions": [
+                *self._divisions,
+                [self._budget, self._pairs_before()[number - self._first]],
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any], number: int) -> None:
         """Continue at a saved position, whose first batch now has the number `number`.
 
-        With another budget the window is divided otherwise: batches of at least as many pairs as
-        were used are skipped, so some pairs of this one window may be skipped or seen twice.
+        With another budget, the pairs of the window that are left are divided anew.
 
         Raises:
             ValueError: the state is incomplete, as in checkpoints of earlier versions.
@@ -205,13 +228,12 @@ class StreamedBatches:
             used=state["used"],
             dropped=DroppedPairs(*state["dropped"]),
         )
+        self._divisions = [list(division) for division in state["divisions"]]
+        skipped = 0
+        if self._divisions[-1][0] == self._budget:
+            _, skipped = self._divisions.pop()
         self._window = self._read()
-        before = self._pairs_before()
-        skipped = next(
-            (place for place, pairs in enumerate(before) if pairs >= state["pairs"]),
-            len(before) - 1,
-        )
-        self._first = number - skipped
+        self._first = number - self._pairs_before().index(skipped)
 
     def _pairs_before(self) -> list[int]:
         """Pairs of the current window in front of each of its batches, and in all of them."""
@@ -219,5 +241,5 @@ class StreamedBatches:
         sampler = None if window is None else window.sampler
         if sampler is None:
             return [0]
-        sizes = (len(sampler.batch(self._number, place)) for place in range(len(sampler)))
+        sizes = (len(self._rows_of(sampler, place)) for place in range(len(sampler)))
         return list(accumulate(sizes, initial=0))

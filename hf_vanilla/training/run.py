@@ -169,7 +169,7 @@ def load_progress(run: PreparedRun) -> Progress:
         what = "nothing to train" if is_over(run.options, progress) else "resuming"
         logger.info("found %s: %s after step %d", run.output_dir, what, progress.step)
         before = state.get("micro_batches", run.per_step)
-        if before != run.per_step:
+        if before != run.per_step and not isinstance(run.order, StreamOrder):
             logger.warning(
                 "the run began with %d micro-batches a step and resumes with %d: in the current "
                 "epoch, some rows are seen twice and others not",

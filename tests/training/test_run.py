@@ -63,8 +63,7 @@ def test_the_folder_loads_by_the_auto_classes_and_has_learned(trained_run, corpu
     pairs = small_run.digit_pairs()[:9]
     batch = tokenizer([source for source, _ in pairs], return_tensors="pt", padding=True)
     texts = tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
-    right = [text == target for text, (_, target) in zip(texts, pairs, strict=True)]
-    assert sum(right) >= 5
+    assert texts == [target for _, target in pairs]
 
 
 def test_the_saved_decoding_is_the_recipes(corpus_files, tmp_path):

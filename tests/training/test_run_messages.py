@@ -102,7 +102,7 @@ def test_a_streamed_run_resumes_in_other_micro_batches(corpus_files, tmp_path, b
     assert all_checkpoints(folder)[-1].name == "checkpoint-9"
 
 
-@pytest.mark.parametrize("field", ["order", "pairs"])
+@pytest.mark.parametrize("field", ["order", "divisions"])
 def test_a_streamed_checkpoint_without_its_position_is_an_error_with_the_remedy(
     corpus_files, tmp_path, field
 ):
@@ -111,7 +111,7 @@ def test_a_streamed_checkpoint_without_its_position_is_an_error_with_the_remedy(
     state = json.loads(path.read_text(encoding="utf-8"))
     del (state if field == "order" else state["order"])[field]  # earlier versions have no "order"
     path.write_text(json.dumps(state), encoding="utf-8")
-    lacking = r"stream, epoch, window, used, dropped, pairs" if field == "order" else "pairs"
+    lacking = r"stream, epoch, window, used, dropped, divisions" if field == "order" else field
     message = rf"lacks the position in the stream \({lacking}\), .* choose another output_dir"
     with pytest.raises(ValueError, match=message):
         train(small_run.recipe(folder, corpus_files, **STREAMED, max_steps=9))

@@ -1,5 +1,6 @@
 """Two real processes train what one trains; two that cannot see each other are refused."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import small_run
 import torch
+from transformers import AutoTokenizer
 
 from hf_vanilla.training.run import train
 
@@ -111,6 +113,57 @@ def test_accelerate_launches_the_command_by_our_configuration_for_a_cpu(corpus_f
     assert "2 processes on cpu" in card
 
 
+def accelerated(*program, processes):
+    """A program as `accelerate launch` starts it in several processes, which gloo connects."""
+    config = ROOT / "scripts" / "accelerate" / "cpu_2_processes.yaml"
+    launcher = ["accelerate.commands.launch", "--config_file", config]
+    launcher += ["--num_processes", processes]
+    command = ["-m", *launcher] if processes > 1 else []
+    return subprocess.run(
+        [sys.executable, *map(str, [*command, *program])],
+        cwd=ROOT,
+        env={**environment(), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_streamed_run_resumed_by_other_processes_sees_every_pair_of_the_epoch_once(
+    corpus_files, tmp_path, before, after
+):
+    # one micro-batch per process: two processes divide a window into twice as many batches
+    options = {"streaming": True, "window_pairs": 17}
+    options |= {"tokens_per_batch": 120, "tokens_per_step": 120}
+    steps = {1: 4, 2: 3}[before]
+    for processes, max_steps in ((before, steps), (after, 40)):
+        recipe = small_run.recipe(tmp_path / "run", corpus_files, **options, max_steps=max_steps)
+        (tmp_path / str(processes)).mkdir()
+        program = ROOT / "tests" / "recording_program.py", written(recipe, tmp_path)
+        done = accelerated(*program, tmp_path / str(processes), processes=processes)
+        assert done.returncode == 0, done.stderr
+    assert f"resuming after step {steps}" in done.stderr
+    seen, expected = [], sorted(target_ids(tmp_path / "run"))
+    for processes in (before, after):
+        files = [tmp_path / str(processes) / f"{rank}.jsonl" for rank in range(processes)]
+        shares = ([json.loads(line) for line in file.open()] for file in files)
+        for of_step in zip(*shares, strict=True):
+            assert len({step for step, _ in of_step}) == 1
+            seen += [pair for _, pairs in of_step for pair in pairs]
+    epochs = len(seen) // len(expected)  # each ends with a window, perhaps in the middle of a step
+    assert epochs >= 2
+    for epoch in range(epochs):
+        assert sorted(seen[epoch * len(expected) :][: len(expected)]) == expected
+
+
+def target_ids(folder):
+    """Ids of the target side of every training pair, as the run's tokenizer encodes them."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    pairs = small_run.digit_pairs()[: small_run.TRAIN]
+    return tokenizer([target for _, target in pairs]).input_ids
+
+
 def test_a_sharded_model_is_saved_and_measured_whole(tmp_path):
     done = torchrun(ROOT / "tests" / "sharded_program.py", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -169,9 +222,11 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(corpus_files, tmp_pat
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_run_killed_three_times_ends_in_the_very_same_weights():
-    command = [sys.executable, "scripts/benchmarks/kill_test.py", "3"]
+def test_a_run_killed_in_each_phase_ends_in_the_very_same_weights():
+    command = [sys.executable, "scripts/benchmarks/kill_test.py", "5"]
     path = {**environment(), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("final weights of 3 kills and of none: identical\n")
+    assert done.stdout.endswith("all weights after 5 kills and after none: identical\n")
+    for phase in ("steps", "checkpoint writing", "pruning", "final writing"):
+        assert f"{phase}: 1 kills" in done.stdout

@@ -23,10 +23,8 @@ SOURCES = [source for source, _ in PAIRS[:19]]
 
 
 def test_the_trained_model_translates_its_training_pairs(trained):
-    references = [target for _, target in PAIRS[:19]]
-    translations = translate(*trained, SOURCES)
-    right = sum(t == r for t, r in zip(translations, references, strict=True))
-    assert right > 10  # the other tests need a model with varied output
+    # the other tests need a model with varied output
+    assert translate(*trained, SOURCES) == [target for _, target in PAIRS[:19]]
 
 
 @pytest.mark.parametrize("budget", [1, 17, 40, 4096])
