@@ -147,7 +147,11 @@ def _hub_errors(repo_id: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        reasons, cause = [str(error)], error.__cause__
+        while cause is not None:  # the client names the file, the server why it refused
+            reasons.append(str(cause))
+            cause = cause.__cause__
         raise OSError(
-            f"cannot push to {repo_id}: {error}; is there a network, and are you logged in "
-            "(hf auth login)?"
+            f"cannot push to {repo_id}: {': '.join(reasons)}; is there a network, and are you "
+            "logged in (hf auth login)?"
         ) from None
