@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig
 
-from hf_vanilla.data.images import ImageError, open_image
+from hf_vanilla.data.image_files import ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,7 +56,7 @@ class Classifier:
     Examples:
         >>> from PIL import Image
         >>> from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
-        >>> from hf_vanilla.data.images import image_processor
+        >>> from hf_vanilla.data.image_batches import image_processor
         >>> config = VanillaVitConfig(image_size=8, patch_size=4, d_model=16, encoder_layers=1,
         ...     encoder_attention_heads=2, encoder_ffn_dim=32, num_labels=3)
         >>> processor = image_processor((8, 8), [0.5] * 3, [0.5] * 3)
