@@ -119,7 +119,7 @@ COMMANDS = {
         ("hf_vanilla.hub.push:PushOptions",),
     ),
     "app": Command(
-        "translate in a browser, and see the attention weights",
+        "use a model in a browser, and see its attention weights",
         "hf_vanilla.app.server:open_app",
         ("hf_vanilla.app.server:AppOptions",),
     ),

@@ -34,7 +34,7 @@ from sybil.parsers.markdown import CodeBlockParser
 from torch import nn
 from transformers import Seq2SeqTrainingArguments
 
-from hf_vanilla.data.images import image_processor
+from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.recipes.recipe import read_recipe
 
 TESTS = Path(__file__).resolve().parent

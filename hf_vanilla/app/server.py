@@ -1,9 +1,10 @@
-"""The app: translate in a browser, and see the n-best list and the attention weights.
+"""The app: use a model in a browser, and see its attention weights.
 
-The page loads nothing from other machines and sends no usage data.
+The model's task decides which page is served. The page loads nothing from other machines and sends no usage data.
 """
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 from hf_vanilla.hub.space import SpaceOptions, write_space
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
+from hf_vanilla.vision.classifier import is_image_model
 
+from .image_page import ImagePage
 from .page import HERE, Page, import_gradio, theme
 
 EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
@@ -20,7 +23,7 @@ MAX_QUEUE = 64  # waiting requests; Gradio refuses more
 
 @dataclass(frozen=True, kw_only=True)
 class AppOptions:
-    """Translate in a browser, and see the attention weights."""
+    """Use a model in a browser, and see its attention weights: translate, or classify images."""
 
     model: str | None = field(
         default=None,
@@ -105,13 +108,7 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
     _check_address(options.host, options.port)
     if options.model is None:
         raise ValueError("no model is named: give a model folder or a Hub id")
-    page = Page(
-        options.model,
-        sentence=options.sentence,
-        max_tokens=options.max_tokens,
-        fixed_model=options.fixed_model,
-    )
-    blocks = page.blocks()
+    blocks = page_of(options.model, options).blocks()
     blocks.queue(max_size=MAX_QUEUE, api_open=False)
     blocks.launch(
         server_name=options.host,
@@ -128,6 +125,34 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
         pwa=False,
     )
     return blocks
+
+
+def _text_page(model: str, options: AppOptions) -> Any:
+    return Page(
+        model,
+        sentence=options.sentence,
+        max_tokens=options.max_tokens,
+        fixed_model=options.fixed_model,
+    )
+
+
+# which models a page is for, and the page; all others get the page of text
+PAGES: tuple[tuple[Callable[[str], bool], Callable[[str, AppOptions], Any]], ...] = (
+    (is_image_model, lambda model, _options: ImagePage(model)),
+)
+
+
+def page_of(model: str, options: AppOptions) -> Any:
+    """The page for a model's task.
+
+    Raises:
+        ValueError: the model cannot be used.
+        OSError: nothing is found under that name.
+    """
+    for is_for, page in PAGES:
+        if is_for(model):
+            return page(model, options)
+    return _text_page(model, options)
 
 
 def _check_address(host: str, port: int | None) -> None:

@@ -1,7 +1,6 @@
 """Labelled images: from a folder of class folders, a dataset of the Hub, or the built-in digits.
 
-Images are decoded when a batch is read, always as three channels of 8 bits. Shapes: N images,
-B batch, H x W pixels.
+Images are decoded when a batch is read. Shapes: N images, H x W pixels.
 """
 
 import io
@@ -11,27 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+from .image_files import IMAGE_SUFFIXES, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from transformers import ViTImageProcessorPil
 
 BUILT_IN_DIGITS = "digits"
 DIGIT_SIZE, DIGIT_LEVELS = 8, 16  # optdigits: 8 x 8 pixels of 0 to 16
-IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
 VALIDATION_NAMES = ("validation", "valid", "val", "test")
-IGNORED_LABEL = -100
-CACHE_BYTES = 256 * 2**20
-STATISTICS_IMAGES = 1000
-
-
-class ImageError(ValueError):
-    """A file that cannot be read as an image; the message names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,166 +174,6 @@ def digit_images(
         origin=origin,
         fingerprints=np.asarray(prints, dtype=np.uint64),
     )
-
-
-def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "Image":
-    """The first frame of an image file in three channels of 8 bits, turned as its EXIF data says.
-
-    16 bits a pixel are scaled to 8; an alpha channel is dropped, as by transformers' pipelines.
-
-    Args:
-        source: a path, or a file opened for reading bytes.
-        name: for messages; None: the path.
-
-    Raises:
-        ImageError: it is empty, cut off, no image, or larger than Pillow opens.
-        FileNotFoundError: there is no such file.
-    """
-    from PIL import Image
-
-    told = str(source) if name is None else name
-    try:
-        with Image.open(source) as image:
-            return as_rgb(image)
-    except FileNotFoundError:
-        raise
-    except Image.DecompressionBombError:
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise ImageError(f"{told} has more than {limit:,} pixels: make it smaller") from None
-    except Exception as error:  # a damaged file fails in many ways
-        is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
-        reason = "is empty" if is_empty else f"is damaged or no image ({error})"
-        raise ImageError(f"{told} {reason}: replace or remove it") from None
-
-
-def as_rgb(image: "Image") -> "Image":
-    """Any image in three channels of 8 bits; several frames: the first."""
-    from PIL import Image, ImageOps
-
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
-        wide = np.asarray(image).astype(np.float64)
-        scale = 255 / 65535 if wide.max(initial=0) > 255 or ";16" in image.mode else 1
-        return Image.fromarray(np.rint(wide * scale).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers of unknown range")
-    if image.mode == "P":
-        image = image.convert("RGBA")
-    return image.convert("RGB")
-
-
-class ImageReader:
-    """Reads batches of equal size; keeps a small dataset in memory.
-
-    Args:
-        images: to read.
-        size: height and width in pixels of what is returned.
-        stop_at_errors: raise at the first unreadable image instead of leaving it out.
-
-    Attributes:
-        unreadable: messages of the unreadable images so far, by row.
-    """
-
-    def __init__(
-        self, images: LabelledImages, size: tuple[int, int], *, stop_at_errors: bool = False
-    ) -> None:
-        self.images = images
-        self.size = size
-        self.stop_at_errors = stop_at_errors
-        self.unreadable: dict[int, str] = {}
-        is_small = len(images) * 3 * size[0] * size[1] <= CACHE_BYTES
-        self._cache: dict[int, Tensor] | None = {} if is_small else None
-
-    def read(self, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """A batch.
-
-        Returns:
-            `(B, 3, H, W)` uint8, and labels `(B,)` int64; an unreadable image is black and its
-            label -100, which the loss ignores.
-
-        Raises:
-            ImageError: an image is unreadable and `stop_at_errors` is on.
-        """
-        pixels = [self._pixels(row) for row in rows]
-        labels = torch.from_numpy(self.images.labels[np.asarray(rows, dtype=np.int64)])
-        missing = [place for place, row in enumerate(rows) if row in self.unreadable]
-        labels[missing] = IGNORED_LABEL
-        return torch.stack(pixels), labels
-
-    def _pixels(self, row: int) -> Tensor:
-        if self._cache is not None and row in self._cache:
-            return self._cache[row]
-        try:
-            pixels = resized_pixels(self.images.open(row), self.size)
-        except (ImageError, FileNotFoundError) as error:
-            if self.stop_at_errors:
-                raise ImageError(str(error)) from None
-            self.unreadable[row] = str(error)
-            pixels = torch.zeros(3, *self.size, dtype=torch.uint8)
-        if self._cache is not None:
-            self._cache[row] = pixels
-        return pixels
-
-
-def resized_pixels(image: "Image", size: tuple[int, int]) -> Tensor:
-    """An RGB image as `(3, H, W)` uint8, resized as `ViTImageProcessorPil` does."""
-    from PIL import Image
-
-    height, width = size
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
-
-
-def pixel_statistics(
-    images: LabelledImages, size: tuple[int, int]
-) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, of values in [0, 1].
-
-    They are measured on at most 1,000 images, evenly spaced over the set. A channel of one value
-    gets 1 as its deviation.
-
-    Raises:
-        ImageError: not one of these images is readable.
-    """
-    count = min(len(images), STATISTICS_IMAGES)
-    rows = np.linspace(0, len(images) - 1, count).round().astype(int)
-    reader = ImageReader(images, size)
-    total, squares, pixels = torch.zeros(3).double(), torch.zeros(3).double(), 0
-    for first in range(0, count, 64):
-        batch, labels = reader.read(rows[first : first + 64].tolist())
-        values = batch[labels != IGNORED_LABEL].float() / 255
-        total += values.sum((0, 2, 3)).double()
-        squares += values.square().sum((0, 2, 3)).double()
-        pixels += values.numel() // 3
-    if not pixels:
-        raise ImageError(
-            f"no image of {images.origin} is readable: {next(iter(reader.unreadable.values()))}"
-        )
-    mean = total / pixels
-    deviation = (squares / pixels - mean.square()).clamp(min=0).sqrt()
-    deviation[deviation < 1e-6] = 1.0
-    return mean.tolist(), deviation.tolist()
-
-
-def image_processor(
-    size: tuple[int, int], mean: Sequence[float], deviation: Sequence[float]
-) -> "ViTImageProcessorPil":
-    """Transformers' image processor: RGB, resize to `size`, scale to [0, 1], normalise."""
-    from transformers import ViTImageProcessorPil
-
-    return ViTImageProcessorPil(
-        size={"height": size[0], "width": size[1]},
-        do_convert_rgb=True,
-        image_mean=list(mean),
-        image_std=list(deviation),
-    )
-
-
-def normalised(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """`(B, 3, H, W)` in [0, 1] with mean 0 and deviation 1 over the training images."""
-    shift, scale = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, deviation))
-    return (images - shift) / scale
 
 
 def class_counts(images: LabelledImages) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from hf_vanilla.data.images import open_image
+from hf_vanilla.data.image_files import open_image
 from hf_vanilla.vision.classify import image_paths
 from hf_vanilla.vision.coco_scores import ObjectScores
 from hf_vanilla.vision.detector import Detector, load_detector

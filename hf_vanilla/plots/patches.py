@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from hf_vanilla.data.images import open_image
+from hf_vanilla.data.image_files import open_image
 from hf_vanilla.vision.attention import (
     PatchAttention,
     patch_attention,

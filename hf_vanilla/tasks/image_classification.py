@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.augmentation import augment
-from hf_vanilla.data.images import IGNORED_LABEL, ImageReader, image_processor, normalised
+from hf_vanilla.data.image_batches import IGNORED_LABEL, ImageReader, image_processor, normalised
 from hf_vanilla.hub.image_card import image_card
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification

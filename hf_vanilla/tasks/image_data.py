@@ -7,15 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from hf_vanilla.data.image_batches import ImageReader, pixel_statistics
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     VALIDATION_NAMES,
-    ImageReader,
     LabelledImages,
     changed_images,
     check_classes,
     load_images,
-    pixel_statistics,
     read_image_folder,
 )
 from hf_vanilla.recipes.recipe import Recipe

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 from transformers import AutoImageProcessor, Trainer, TrainingArguments
 
 from hf_vanilla.data.augmentation import Augmentation, augment
-from hf_vanilla.data.images import ImageReader, LabelledImages, check_classes, normalised
+from hf_vanilla.data.image_batches import ImageReader, normalised
+from hf_vanilla.data.images import LabelledImages, check_classes
 from hf_vanilla.hub.image_card import image_card
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -67,7 +68,8 @@ class ImageRows(Dataset):
         changes: how images are changed at random; None: not at all.
 
     Examples:
-        >>> from hf_vanilla.data.images import image_processor, load_images
+        >>> from hf_vanilla.data.image_batches import image_processor
+        >>> from hf_vanilla.data.images import load_images
         >>> processor = image_processor((8, 8), [0.3] * 3, [0.4] * 3)
         >>> rows = ImageRows(load_images("digits"), processor)
         >>> len(rows), rows[0]["pixel_values"].shape, rows[0]["labels"]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig
 
-from hf_vanilla.data.images import ImageError, open_image
+from hf_vanilla.data.image_files import ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -56,7 +56,7 @@ class Classifier:
     Examples:
         >>> from PIL import Image
         >>> from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
-        >>> from hf_vanilla.data.images import image_processor
+        >>> from hf_vanilla.data.image_batches import image_processor
         >>> config = VanillaVitConfig(image_size=8, patch_size=4, d_model=16, encoder_layers=1,
         ...     encoder_attention_heads=2, encoder_ffn_dim=32, num_labels=3)
         >>> processor = image_processor((8, 8), [0.5] * 3, [0.5] * 3)
@@ -130,6 +130,15 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     model = AutoModelForImageClassification.from_pretrained(name).eval()
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     return Classifier(model.to(chosen), processor)
+
+
+def is_image_model(name: str) -> bool:
+    """Whether the config of a folder or Hub id is that of an image classifier of this package."""
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+    except (OSError, ValueError):  # another page says what is wrong with it
+        return False
+    return bool(settings.get("model_type") == MODEL_TYPE)
 
 
 def _opened(path: str) -> "Image | str":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from hf_vanilla.data.images import IMAGE_SUFFIXES, ImageError
+from hf_vanilla.data.image_files import IMAGE_SUFFIXES, ImageError
 from hf_vanilla.files import whole_file
 from hf_vanilla.options import UsageError, parse_options
 

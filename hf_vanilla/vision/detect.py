@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hf_vanilla.data.detection_sources import read_coco
-from hf_vanilla.data.images import ImageError, open_image
+from hf_vanilla.data.image_files import ImageError, open_image
 from hf_vanilla.files import whole_file
 from hf_vanilla.options import UsageError, parse_options
 

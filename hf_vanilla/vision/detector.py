@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForObjectDetection, PreTrainedConfig
 
-from hf_vanilla.data.images import ImageError, open_image
+from hf_vanilla.data.image_files import ImageError, open_image
 from hf_vanilla.models.boxes_vanilla_detr import to_corners
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.images import ImageError, LabelledImages
+from hf_vanilla.data.image_files import ImageError
+from hf_vanilla.data.images import LabelledImages
 
 from .classifier import Classifier
 

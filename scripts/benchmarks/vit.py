@@ -26,7 +26,8 @@ from transformers import (
 from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
 from hf_vanilla.commands import run
 from hf_vanilla.data.augmentation import Augmentation, augment
-from hf_vanilla.data.images import ImageReader, LabelledImages, load_images, normalised
+from hf_vanilla.data.image_batches import ImageReader, normalised
+from hf_vanilla.data.images import LabelledImages, load_images
 
 # width, layers, heads, feed-forward width, pixels, patch, images of a batch
 SIZES = {

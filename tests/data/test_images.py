@@ -11,17 +11,13 @@ from image_files import colour_folder, coloured, damaged
 from PIL import Image
 from torch.testing import assert_close
 
+from hf_vanilla.data.image_batches import ImageReader, image_processor, normalised, pixel_statistics
+from hf_vanilla.data.image_files import ImageError, open_image
 from hf_vanilla.data.images import (
-    ImageError,
-    ImageReader,
     changed_images,
     check_classes,
     class_counts,
-    image_processor,
     load_images,
-    normalised,
-    open_image,
-    pixel_statistics,
     read_digit_file,
     read_image_folder,
 )

@@ -9,7 +9,7 @@ import pytest
 from image_files import coloured
 from image_models import vit
 
-from hf_vanilla.data.images import image_processor
+from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import torch
 from image_models import vit
 from PIL import Image
 
-from hf_vanilla.data.images import image_processor
+from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.plots.patches import PlotPatchesOptions, plot_patches, save_confusion
 from hf_vanilla.plots.plot import plot, read_plot
 

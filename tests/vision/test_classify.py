@@ -13,7 +13,7 @@ from PIL import Image
 from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
-from hf_vanilla.data.images import image_processor
+from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.options import UsageError
 from hf_vanilla.vision.classifier import load_classifier
 from hf_vanilla.vision.classify import classify_files, image_paths, read_classification

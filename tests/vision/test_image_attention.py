@@ -7,7 +7,7 @@ from image_models import vit
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.data.images import image_processor
+from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.vision.attention import (
     patch_attention,
     patch_filters,

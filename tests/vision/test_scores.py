@@ -6,7 +6,8 @@ from image_files import colour_folder
 from image_models import vit
 from torch.testing import assert_close
 
-from hf_vanilla.data.images import image_processor, read_image_folder
+from hf_vanilla.data.image_batches import image_processor
+from hf_vanilla.data.images import read_image_folder
 from hf_vanilla.vision.classifier import Classifier
 from hf_vanilla.vision.scores import calibration_error, score_classifier, score_probabilities
 

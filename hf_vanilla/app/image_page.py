@@ -1,0 +1,163 @@
+"""The web page for image classifiers: drop, choose or draw a picture.
+
+The page is one HTML component; `image_page.js` draws it and calls `ImagePage.look`. Shapes:
+L layers, H heads, R x K patches.
+"""
+
+import base64
+import io
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_vanilla.data.image_files import open_image
+from hf_vanilla.vision.attention import patch_attention
+from hf_vanilla.vision.classifier import Classifier, load_classifier
+
+from .page import import_gradio, message
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TITLE = "What is in the picture? Labels and attention"
+HERE = Path(__file__).parent
+MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
+SCALE = 1000  # weights are sent as integers, which keeps the answer small
+
+
+class ImagePage:
+    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+
+    Args:
+        model: model folder or Hub id.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model cannot be used.
+        OSError: nothing is found under that name.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.gradio = import_gradio()
+        self.name = model
+        self.classifier: Classifier = load_classifier(model, device="cpu")
+        self._lock = threading.Lock()  # attention is computed by another implementation
+
+    def about(self) -> str:
+        """One line about the model: its size, labels, layers, heads and image size."""
+        model = self.classifier.model
+        config = model.config
+        height, width = config.image_height_width
+        return (
+            f"{self.name}: {model.num_parameters() / 1e6:.2f} million parameters, "
+            f"{config.num_labels:,} labels, {config.encoder_layers} layers, "
+            f"{config.encoder_attention_heads} heads, {height} x {width} pixels"
+        )
+
+    def look(self, picture: str, *, is_drawn: bool) -> dict[str, Any]:
+        """The best labels of a picture, and which patches the class token attends to.
+
+        Args:
+            picture: a `data:` URL with the bytes of an image file.
+            is_drawn: it was drawn on the page; its content is then moved to the middle and scaled,
+                as digits of data sets are.
+
+        Returns:
+            `labels`, names and probabilities, most probable first; `image`, a `data:` URL of what
+            the model sees; `grid`, rows and columns of patches; `weights` `(L, H, R * K)` and
+            `rollout` `(R * K)`, in thousandths. Or `error`, a text.
+        """
+        try:
+            image = _decoded(picture)
+            if is_drawn:
+                image = centred(image)
+        except ValueError as error:
+            return {"error": str(error)}
+        with self._lock:
+            attention = patch_attention(self.classifier, image)
+        guesses = [
+            {"label": guess.label, "probability": guess.probability} for guess in attention.guesses
+        ]
+        return {
+            "labels": guesses,
+            "image": self._seen(image),
+            "grid": list(attention.grid),
+            "weights": _thousandths(attention.of_class_token.flatten(2)),
+            "rollout": _thousandths(attention.rollout.flatten()),
+        }
+
+    def _seen(self, image: "Image") -> str:
+        """The image after resizing and cropping, as a `data:` URL of a PNG file."""
+        from PIL import Image
+
+        processor = self.classifier.processor
+        pixels = processor(image, return_tensors="pt")["pixel_values"][0]  # (3, H, W)
+        mean, deviation = (
+            torch.tensor(values).view(-1, 1, 1)
+            for values in (processor.image_mean, processor.image_std)
+        )
+        levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
+        file = io.BytesIO()
+        Image.fromarray(levels.permute(1, 2, 0).numpy()).save(file, "PNG")  # (H, W, 3)
+        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+    def blocks(self) -> Any:
+        """The page as Gradio's `Blocks`."""
+
+        # Gradio calls it by its name with one value, and marks it, which a bound method refuses
+        def look(asked: dict[str, Any]) -> dict[str, Any]:
+            return self.look(str(asked.get("picture")), is_drawn=bool(asked.get("isDrawn")))
+
+        gradio = self.gradio
+        with gradio.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+            gradio.HTML(f"<h1>{TITLE}</h1>{message(self.about())}")
+            gradio.HTML(
+                (HERE / "image_page.html").read_text(encoding="utf-8"),
+                elem_id="images",
+                js_on_load=(HERE / "image_page.js").read_text(encoding="utf-8"),
+                server_functions=[look],
+            )
+        return blocks
+
+
+def centred(drawing: "Image") -> "Image":
+    """A light drawing on black: its bounding box on a black square as high or wide as the box.
+
+    Raises:
+        ValueError: nothing is drawn.
+    """
+    from PIL import Image
+
+    box = drawing.getbbox()
+    if box is None:
+        raise ValueError("Nothing is drawn: draw with the pressed mouse button, or with a finger.")
+    content = drawing.crop(box)
+    side = max(content.size)
+    square = Image.new("RGB", (side, side))
+    square.paste(content, ((side - content.width) // 2, (side - content.height) // 2))
+    return square
+
+
+def _decoded(picture: str) -> "Image":
+    """The image of a `data:` URL.
+
+    Raises:
+        ValueError: it is none, too large, or unreadable.
+    """
+    header, _, content = str(picture).partition(",")
+    if not header.startswith("data:") or not header.endswith(";base64"):
+        raise ValueError("This is no picture: choose an image file.")
+    if len(content) * 3 / 4 > MOST_BYTES:
+        raise ValueError(f"The picture has more than {MOST_BYTES >> 20} MiB: make it smaller.")
+    try:
+        file = io.BytesIO(base64.b64decode(content, validate=True))
+    except ValueError:
+        raise ValueError("The picture did not arrive whole: send it again.") from None
+    return open_image(file, name="The picture")
+
+
+def _thousandths(weights: Tensor) -> list[Any]:
+    return (weights * SCALE).round().int().tolist()

@@ -1,0 +1,62 @@
+"""Image files: decoded in three channels of 8 bits, and a clear error for one that cannot be."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+
+
+class ImageError(ValueError):
+    """A file that cannot be read as an image; the message names it."""
+
+
+def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "Image":
+    """The first frame of an image file in three channels of 8 bits, turned as its EXIF data says.
+
+    16 bits a pixel are scaled to 8; an alpha channel is dropped, as by transformers' pipelines.
+
+    Args:
+        source: a path, or a file opened for reading bytes.
+        name: for messages; None: the path.
+
+    Raises:
+        ImageError: it is empty, cut off, no image, or larger than Pillow opens.
+        FileNotFoundError: there is no such file.
+    """
+    from PIL import Image
+
+    told = str(source) if name is None else name
+    try:
+        with Image.open(source) as image:
+            return as_rgb(image)
+    except FileNotFoundError:
+        raise
+    except Image.DecompressionBombError:
+        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise ImageError(f"{told} has more than {limit:,} pixels: make it smaller") from None
+    except Exception as error:  # a damaged file fails in many ways
+        is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
+        reason = "is empty" if is_empty else f"is damaged or no image ({error})"
+        raise ImageError(f"{told} {reason}: replace or remove it") from None
+
+
+def as_rgb(image: "Image") -> "Image":
+    """Any image in three channels of 8 bits; several frames: the first."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+        wide = np.asarray(image).astype(np.float64)
+        scale = 255 / 65535 if wide.max(initial=0) > 255 or ";16" in image.mode else 1
+        return Image.fromarray(np.rint(wide * scale).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of unknown range")
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    return image.convert("RGB")
