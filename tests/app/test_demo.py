@@ -2,6 +2,10 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
 
 import pytest
 from datasets import Dataset
@@ -10,6 +14,7 @@ from hf_vanilla.app import demo
 from hf_vanilla.commands import COMMANDS
 from hf_vanilla.options import UsageError
 
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Dataset.from_dict({"source": ["forty-two", "six"], "target": ["zweiundvierzig", "sechs"]})
 
 
@@ -22,6 +27,35 @@ def test_options_change_the_recipe_of_the_demo():
 
 def test_the_recipe_of_the_demo_validates_every_50_steps():
     assert demo.read_demo([]).train.eval_steps == 50
+
+
+def installed_by(extra, extras):
+    """Names of the libraries of an extra, those of the extras it contains included."""
+    names = set()
+    for requirement in extras[extra]:
+        if inner := re.fullmatch(r"hf-vanilla\[(.+)\]", requirement):
+            names = names.union(*(installed_by(name, extras) for name in inner[1].split(",")))
+        else:
+            names.add(re.match(r"[\w-]+", requirement)[0])
+    return names
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_demo_installs_the_libraries_of_the_demo_alone_and_shows_its_progress(tmp_path):
+    done = subprocess.run(
+        ["make", "--dry-run", "demo", f"VENV={tmp_path / 'new'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    installs = [line for line in done.stdout.splitlines() if "pip install --constraint" in line]
+    assert [line.split()[-1] for line in installs] == ["torch", '".[demo]"']
+    assert not any("--quiet" in line for line in installs)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = installed_by("demo", project["optional-dependencies"])
+    assert "matplotlib" in names
+    assert names.isdisjoint({"mkdocs", "playwright", "peft", "mypy", "pytest", "gradio"})
 
 
 @pytest.mark.slow
