@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,23 @@ from hf_vanilla.files import (
 
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What is flushed and renamed, in order: `("flush", path)`, `("rename", from, to)`."""
+    events, replace = [], os.replace
+
+    def flush(descriptor):
+        events.append(("flush", os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def rename(old, new):
+        events.append(("rename", str(old), str(new)))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(os, "replace", rename)
+    return events
 
 
 # --- one file ----------------------------------------------------------------------------------
@@ -257,3 +275,33 @@ def test_cut_off_lines_and_other_values_are_dropped(tmp_path):
     path.write_bytes('{"step": 1}\n{"st\n3\n\n{"text": "a\u2028b"}\n{"text": "\u00fc'.encode()[:-1])
     assert read_json_lines(path) == [{"step": 1}, {"text": "a\u2028b"}]
     assert read_json_lines(tmp_path / "nowhere") == []
+
+
+# --- power cuts --------------------------------------------------------------------------------
+
+
+def write_a_file(folder):
+    write_text(folder / "a.txt", "text")
+
+
+def write_some_files(folder):
+    write_files(folder, lambda inner: [(inner / name).write_text("text") for name in "ab"])
+
+
+def write_a_folder(folder):
+    with whole_folder(folder / "out") as inner:
+        (inner / "a.txt").write_text("text")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="names of descriptors: Linux only")
+@pytest.mark.parametrize("write", [write_a_file, write_some_files, write_a_folder])
+def test_files_are_on_the_disk_before_they_get_their_names_and_the_names_after(
+    tmp_path, disk, write
+):
+    write(tmp_path)
+    renamed = [event[1] for event in disk if event[0] == "rename"]
+    assert renamed
+    for name in renamed:
+        before = disk[: next(i for i, e in enumerate(disk) if e[:2] == ("rename", name))]
+        assert any(kind == "flush" and path.startswith(name) for kind, path, *_ in before)
+    assert disk[-1] == ("flush", str(tmp_path))

@@ -91,10 +91,11 @@ def test_the_search_works_in_a_browser_without_a_server(site, page):
         tab.on("pageerror", lambda error: errors.append(error))
         tab.goto((site / page).as_uri())
         tab.locator("input.md-search__input").fill("save_total_limit")
-        first = tab.locator(".md-search-result__item a").first
-        first.wait_for()
-        text = first.inner_text()
+        found = tab.locator(".md-search-result__item").first
+        found.wait_for()
+        text, address = found.inner_text(), found.locator("a").first.get_attribute("href")
         browser.close()
     assert "save_total_limit" in text
+    assert address.startswith((site / "reference/training.html").as_uri())
     assert errors == []
     assert all(url.startswith(("file:", "data:")) for url in requests)

@@ -41,6 +41,7 @@ from .other_toolkits import toolkit_of_content, toolkit_of_path
 from .weight_names import load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")
+ARCHIVES = {".tar", ".tgz", ".gz", ".bz2", ".xz", ".zip"}
 # fairseq's limit on the tokens of a translation, </s> not counted
 MAX_TARGET_TOKENS = 200
 # fairseq-train writes checkpoint1.pt, checkpoint_1_500.pt, checkpoint_best.pt, checkpoint_last.pt
@@ -51,7 +52,7 @@ _OF_A_RUN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|[._].*)\.pt")
 class FairseqOptions:
     """Convert a translation model of fairseq."""
 
-    input: str = field(metadata={"help": "folder of the extracted archive, or one .pt file of it"})
+    input: str = field(metadata={"help": "folder of the extracted archive, or one checkpoint file"})
     output: str = field(metadata={"help": "folder to write; must be empty or not exist"})
     dictionaries: str | None = field(
         default=None,
@@ -137,14 +138,16 @@ def _members(path: Path) -> list[Path]:
     if path.exists() and (toolkit := toolkit_of_path(path)):
         raise ValueError(f"{path} is {toolkit}")
     if path.is_file():
-        if path.suffix != ".pt":
-            raise ValueError(f"{path} is no .pt file: extract the archive and give its folder")
-        return [path]
+        if not ARCHIVES.isdisjoint(path.suffixes):
+            raise ValueError(f"{path} is an archive: extract it and give its folder")
+        return [path]  # under any name
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such file or folder")
     found = sorted(path.glob("*.pt"), key=_natural_order)
     if not found:
-        raise FileNotFoundError(f"{path} contains no .pt file: give the folder of model.pt")
+        raise FileNotFoundError(
+            f"{path} contains no .pt file: give the folder of model.pt, or a file"
+        )
     of_one_run = [file for file in found if _OF_A_RUN.fullmatch(file.name)]
     if len(found) > 1 and of_one_run:
         best = next((file for file in of_one_run if "best" in file.name), of_one_run[-1])

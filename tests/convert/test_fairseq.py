@@ -251,6 +251,15 @@ def test_the_input_may_be_one_checkpoint_file(ensemble, tmp_path):
     assert torch.equal(first_weight(model), members[1]["encoder.layers.0.fc1.weight"])
 
 
+@pytest.mark.parametrize("name", ["averaged", "model.pt.backup", "checkpoint.best_bleu_27.5"])
+def test_a_checkpoint_file_may_have_any_name(tmp_path, name):
+    _, found, folder = archive(tmp_path / "a")
+    (folder / "model.pt").rename(folder / name)
+    assert "give the folder of model.pt, or a checkpoint file" in refused(folder, tmp_path)
+    model = converted(folder / name, tmp_path / "b")
+    assert torch.equal(first_weight(model), found["encoder.layers.0.fc1.weight"])
+
+
 def test_checkpoints_of_one_run_are_no_ensemble(tmp_path):
     said, found, folder = archive(tmp_path / "a")
     (folder / "model.pt").unlink()
@@ -431,7 +440,7 @@ def test_settings_of_a_wrong_type_are_named_together(tmp_path):
 
 def test_an_archive_must_be_extracted_first(tmp_path):
     (tmp_path / "a.tar.bz2").write_bytes(b"BZh9")
-    assert "extract the archive" in refused(tmp_path / "a.tar.bz2", tmp_path)
+    assert "a.tar.bz2 is an archive: extract it" in refused(tmp_path / "a.tar.bz2", tmp_path)
 
 
 @pytest.mark.parametrize(
