@@ -1,6 +1,7 @@
 """The app: use a model in a browser, and see its attention weights.
 
-The model's task decides which page is served. The page loads nothing from other machines and sends no usage data.
+The task of the model decides which page is served. It loads nothing from other machines and sends
+no usage data.
 """
 
 import socket

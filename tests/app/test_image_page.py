@@ -1,0 +1,185 @@
+"""The page for image classifiers: what its function returns, and the page in headless Chromium."""
+
+import base64
+import io
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from image_models import vit
+from PIL import Image
+from torch.testing import assert_close
+
+from hf_vanilla.app import image_page
+from hf_vanilla.app.image_page import ImagePage, centred
+from hf_vanilla.app.page import Page
+from hf_vanilla.app.server import AppOptions, page_of, serve
+from hf_vanilla.data.image_batches import image_processor
+from hf_vanilla.vision.attention import patch_attention
+
+pytest.importorskip("gradio")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
+NAMES = {index: f"kind {index} {HOSTILE}" for index in range(7)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of seven labels for images of 15 x 20 pixels, 3 x 4 patches, with random weights."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    vit(id2label=NAMES).save_pretrained(folder)
+    image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return ImagePage(str(folder))
+
+
+def picture():
+    values = np.random.default_rng(3).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def sent(image, kind="PNG"):
+    """The `data:` URL by which a browser sends an image."""
+    file = io.BytesIO()
+    image.save(file, kind)
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def received(url):
+    header, content = url.split(",")
+    assert header == "data:image/png;base64"
+    return Image.open(io.BytesIO(base64.b64decode(content)))
+
+
+def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
+    assert isinstance(page_of(str(folder), AppOptions()), ImagePage)
+    assert isinstance(page_of(str(trained_run), AppOptions(sentence="two")), Page)
+
+
+def test_labels_and_attention_are_those_of_the_classifier(page):
+    found = page.look(sent(picture()), is_drawn=False)
+    expected = patch_attention(page.classifier, picture())
+    assert [guess["label"] for guess in found["labels"]] == [g.label for g in expected.guesses]
+    assert len(found["labels"]) == 5
+    assert found["labels"][0]["probability"] == pytest.approx(expected.guesses[0].probability)
+    assert found["grid"] == [3, 4]
+    weights = torch.tensor(found["weights"]) / 1000
+    assert weights.shape == (2, 3, 12)
+    assert_close(weights, expected.of_class_token.flatten(2), rtol=0, atol=6e-4)
+    rollout = torch.tensor(found["rollout"]) / 1000
+    assert_close(rollout, expected.rollout.flatten(), rtol=0, atol=6e-4)
+
+
+def test_the_shown_image_is_what_the_model_sees(page):
+    shown = received(page.look(sent(picture()), is_drawn=False)["image"])
+    resized = picture().resize((20, 15), Image.Resampling.BILINEAR)
+    difference = np.asarray(shown, int) - np.asarray(resized, int)
+    assert shown.size == (20, 15)
+    assert abs(difference).max() <= 1  # rounding
+
+
+def test_a_drawing_is_moved_to_the_middle_and_fills_the_square():
+    drawing = Image.new("RGB", (100, 90))
+    drawing.paste((255, 255, 255), (70, 10, 80, 40))  # 10 wide, 30 high
+    found = centred(drawing)
+    assert found.size == (30, 30)
+    assert found.getbbox() == (10, 0, 20, 30)
+
+
+def test_a_drawing_of_nothing_is_an_error(page):
+    found = page.look(sent(Image.new("RGB", (64, 64))), is_drawn=True)
+    assert "Nothing is drawn: draw with the pressed mouse" in found["error"]
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://127.0.0.1/image.png", "This is no picture: choose an image file"),
+        ("data:text/plain,hello", "This is no picture"),
+        ("data:image/png;base64,!!", "did not arrive whole"),
+        ("data:image/png;base64,aGVsbG8=", "The picture is damaged or no image"),
+        ("None", "This is no picture"),
+    ],
+)
+def test_what_is_no_picture_is_one_line(page, url, problem):
+    found = page.look(url, is_drawn=False)
+    assert list(found) == ["error"]
+    assert problem in found["error"]
+    assert "\n" not in found["error"]
+
+
+def test_too_many_bytes_are_refused_before_they_are_decoded(page, monkeypatch):
+    monkeypatch.setattr(image_page, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(image_page, "open_image", lambda *_, **__: pytest.fail("opened"))
+    found = page.look("data:image/png;base64," + "A" * 2**21, is_drawn=False)
+    assert found == {"error": "The picture has more than 1 MiB: make it smaller."}
+
+
+def test_the_line_about_the_model(page):
+    assert "7 labels, 2 layers, 3 heads, 15 x 20 pixels" in page.about()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_visitor_draws_and_chooses_a_picture(folder, page, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    picture().save(tmp_path / "picture.png")
+    (tmp_path / "text.png").write_text("no image")
+    blocks = serve(AppOptions(model=str(folder)), is_blocking=False)
+    try:
+        with playwright.sync_playwright() as driver:
+            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
+            visit(browser.new_page(), blocks.local_url, page, tmp_path)
+            browser.close()
+    finally:
+        blocks.close()
+
+
+def visit(tab, address, page, files):
+    """Draw a line, clear it, choose a picture, look at all layers, choose a file that is none."""
+    requests, failures = [], []
+    tab.set_default_timeout(60_000)
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.on("pageerror", lambda error: failures.append(str(error)))
+    tab.goto(address)
+    pad, labels = tab.get_by_label("Draw here with the mouse"), tab.locator(".labels li")
+    pad.wait_for()
+    box = pad.bounding_box()
+    tab.mouse.move(box["x"] + 90, box["y"] + 40)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 120, box["y"] + 200, steps=5)
+    tab.mouse.up()
+    labels.nth(4).wait_for()
+    tab.get_by_role("button", name="Clear the drawing").click()
+    labels.first.wait_for(state="hidden")
+
+    expected = page.look(sent(picture()), is_drawn=False)
+    tab.locator("input.file").set_input_files(files / "picture.png")
+    labels.nth(4).wait_for()
+    names = [guess["label"] for guess in expected["labels"]]
+    assert tab.locator(".labels .name").all_inner_texts() == names
+    assert shown_weights(tab) == expected["weights"][-1]  # the last layer is shown first
+    tab.get_by_role("radio", name="0", exact=True).check()
+    assert shown_weights(tab) == expected["weights"][0]
+    tab.get_by_role("radio", name="all, as rollout").check()
+    assert shown_weights(tab) == [expected["rollout"]]
+
+    tab.locator("input.file").set_input_files(files / "text.png")
+    tab.get_by_role("alert").filter(has_text="The picture is damaged or no image").wait_for()
+    assert not labels.first.is_visible()
+    assert tab.evaluate("window.broken") is None  # names of labels are text
+    assert failures == []
+    assert all(url.startswith((address, "data:", "blob:")) for url in requests)
+
+
+def shown_weights(tab):
+    texts = tab.locator("figure canvas").evaluate_all("all => all.map(c => c.dataset.weights)")
+    return [[int(number) for number in text.split()] for text in texts]
