@@ -13,7 +13,7 @@ import numpy as np
 from hf_vanilla.files import write_text
 
 from .detection import DetectionImages, ImageObjects, objects_of
-from .images import IMAGE_SUFFIXES, ImageError, open_image
+from .image_files import IMAGE_SUFFIXES, ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

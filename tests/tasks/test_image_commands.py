@@ -38,7 +38,8 @@ def images(tmp_path):
 
 
 def model_folder(folder, names, **changes):
-    vit(id2label=dict(enumerate(names)), **changes).save_pretrained(folder)
+    labels = {"num_labels": len(names), "id2label": dict(enumerate(names))}
+    vit(**labels, **changes).save_pretrained(folder)
     image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1]).save_pretrained(folder)
     return folder
 
