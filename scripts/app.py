@@ -1,4 +1,4 @@
-"""Translate in a browser and see the attention weights; `make app` runs this."""
+"""Use a model in a browser and see its attention weights; `make app` runs this."""
 
 import sys
 

@@ -82,6 +82,11 @@ def open_app(options: AppOptions, demo: Recipe | None = None) -> Path | None:
         sentence = EXAMPLE if options.sentence is None else options.sentence
         options = replace(options, model=str(folder), sentence=sentence)
     if options.write_space is not None:
+        if any(is_for(str(options.model)) for is_for, _ in PAGES):
+            raise ValueError(
+                f"write_space={options.write_space!r}: a Space has the page of translation, and "
+                f"{options.model} is no translation model; serve it here without --write_space"
+            )
         return write_space(
             SpaceOptions(
                 folder=options.write_space,

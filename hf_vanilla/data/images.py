@@ -116,11 +116,11 @@ def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) ->
     classes = tuple(found if label_names is None else label_names)
     files, labels, sizes = [], [], []
     for name in found:
-        entries = sorted(_image_files(folder / name))
+        entries = sorted(_image_files(folder / name, name))
         if not entries:
             endings = ", ".join(sorted(IMAGE_SUFFIXES))
             raise ValueError(f"{folder / name} holds no image ({endings}): fill it or remove it")
-        files += [os.path.relpath(path, folder) for path, _ in entries]
+        files += [path for path, _ in entries]
         sizes += [size for _, size in entries]
         labels += [classes.index(name)] * len(entries)
     prints = [
@@ -235,14 +235,16 @@ def _check_folders(folder: Path, found: Sequence[str], label_names: Sequence[str
         )
 
 
-def _image_files(folder: Path) -> list[tuple[str, int]]:
-    """Paths and sizes in bytes of the images below a folder."""
+def _image_files(folder: Path, name: str) -> list[tuple[str, int]]:
+    """Paths and sizes in bytes of the images below a folder; the paths begin with `name`."""
     files = []
-    for entry in os.scandir(folder):
-        if entry.is_dir():
-            files += _image_files(Path(entry.path))
-        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
-            files.append((entry.path, entry.stat().st_size))
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = f"{name}{os.sep}{entry.name}"
+            if entry.is_dir():
+                files += _image_files(folder / entry.name, path)
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+                files.append((path, entry.stat().st_size))
     return files
 
 

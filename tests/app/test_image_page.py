@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from hf_vanilla.app import image_page
 from hf_vanilla.app.image_page import ImagePage, centred
 from hf_vanilla.app.page import Page
-from hf_vanilla.app.server import AppOptions, page_of, serve
+from hf_vanilla.app.server import AppOptions, open_app, page_of, serve
 from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.vision.attention import patch_attention
 
@@ -61,6 +61,13 @@ def received(url):
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
     assert isinstance(page_of(str(folder), AppOptions()), ImagePage)
     assert isinstance(page_of(str(trained_run), AppOptions(sentence="two")), Page)
+
+
+def test_a_space_of_an_image_model_is_refused(folder, tmp_path):
+    options = AppOptions(model=str(folder), write_space=str(tmp_path / "space"))
+    with pytest.raises(ValueError, match="a Space has the page of translation"):
+        open_app(options)
+    assert not (tmp_path / "space").exists()
 
 
 def test_labels_and_attention_are_those_of_the_classifier(page):
