@@ -1,9 +1,10 @@
-"""The paper's model, slow and obvious, in double precision: what the package is held against.
+"""The paper's model in slow and simple code and double precision; tests compare the package to it.
 
-Written from sections 3.1 to 3.5, 5.4 and 6.1 for **one** sentence pair without padding. So it needs
-no batch axis and no padding mask, and a padded batch must come out as its sentences do here, one by
-one. Weights come from the state dict of a `VanillaForConditionalGeneration`, under their saved
-names.
+Written from sections 3.1 to 3.5, 5.4 and 6.1 for **one** sentence pair without padding, so there is
+no batch axis and no padding mask. Each sentence of a padded batch must give the same numbers as it
+gives here alone. Weights come from the state dict of a `VanillaForConditionalGeneration`, under
+their saved names.
+
 Shapes: S source, T target, D width, K width of a head, V vocabulary.
 """
 
@@ -12,12 +13,12 @@ import math
 import torch
 
 
-def position_vector(place, width, *, layout="interleaved", frequencies="paper"):
-    """The sinusoids of one place, number by number (3.5)."""
+def position_vector(position, width, *, layout="interleaved", frequencies="paper"):
+    """The sinusoids of one position, number by number (3.5)."""
     last = width / 2 if frequencies == "paper" else width / 2 - 1
     vector = [0.0] * width
     for pair in range(width // 2):
-        angle = place / 10_000 ** (pair / last)
+        angle = position / 10_000 ** (pair / last)
         sine, cosine = (2 * pair, 2 * pair + 1)
         if layout == "concatenated":
             sine, cosine = (pair, width // 2 + pair)
@@ -26,7 +27,7 @@ def position_vector(place, width, *, layout="interleaved", frequencies="paper"):
 
 
 def part(weights, prefix):
-    """The weights below `prefix`, under the rest of their names."""
+    """The weights whose names begin with `prefix`, which is removed from the names."""
     start = prefix + "."
     return {name.removeprefix(start): w for name, w in weights.items() if name.startswith(start)}
 
@@ -37,7 +38,7 @@ def linear(vectors, weights):
 
 
 def layer_norm(vectors, weights, eps):
-    """Each vector on its own: mean 0, variance 1, then scale and shift."""
+    """Mean 0 and variance 1 for each vector, then scale and shift."""
     rows = []
     for vector in vectors:
         centred = vector - vector.mean()
@@ -51,17 +52,17 @@ def softmax(scores):
 
 
 def scaled_dot_product(queries, keys, values, *, is_causal):
-    """The mean of the values each query sees, weighted by likeness of query and key (3.2.1)."""
+    """Mean of the values that each query may attend to, weighted by its keys' scores (3.2.1)."""
     means = []
-    for place, query in enumerate(queries):
-        seen = place + 1 if is_causal else len(keys)
+    for position, query in enumerate(queries):
+        seen = position + 1 if is_causal else len(keys)
         likeness = torch.stack([query @ key for key in keys[:seen]]) / math.sqrt(len(query))
         means.append(softmax(likeness) @ values[:seen])
     return torch.stack(means)
 
 
 def multi_head(query_input, key_input, value_input, weights, *, heads, is_causal=False):
-    """Every head looks through its own slice of the projections (3.2.2)."""
+    """Each head uses its own slice of the projections (3.2.2)."""
     queries = linear(query_input, part(weights, "q_proj")).chunk(heads, dim=-1)
     keys = linear(key_input, part(weights, "k_proj")).chunk(heads, dim=-1)
     values = linear(value_input, part(weights, "v_proj")).chunk(heads, dim=-1)
@@ -165,34 +166,34 @@ def decoder_layer(states, source, weights, config):
 
 
 def embed(ids, weights, config):
-    """Word vector times sqrt(d), plus the place; padding has only a place (3.4, 3.5)."""
+    """Embedding times sqrt(d), plus the position; padding has only a position (3.4, 3.5)."""
     scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
     rows = []
     for index, token in enumerate(ids):
         is_zero = config.zero_pad_embedding and token == config.pad_token_id
-        word = weights["embed_tokens.weight"][token] * (not is_zero)
+        vector = weights["embed_tokens.weight"][token] * (not is_zero)
         if config.position_embedding_type == "learned":
-            place = weights["embed_positions.weight"][index]
+            position = weights["embed_positions.weight"][index]
         else:
-            place = position_vector(
+            position = position_vector(
                 index + config.position_offset,
                 config.d_model,
                 layout=config.position_layout,
                 frequencies=config.position_frequencies,
             )
-        rows.append(word * scale + place)
+        rows.append(vector * scale + position)
     return torch.stack(rows)
 
 
 def stack_norm(states, weights, config):
-    """What torch.nn.Transformer has after each stack, and the paper has not."""
+    """The LayerNorm after each stack, which torch.nn.Transformer has and the paper has not."""
     if not config.final_layer_norm:
         return states
     return layer_norm(states, part(weights, "layer_norm"), config.layer_norm_eps)
 
 
 def encode(source_ids, weights, config):
-    """The last states of the encoder, (S, D); no norm after the stack but by option."""
+    """Hidden states of the last encoder layer, (S, D)."""
     states = embed(source_ids, weights, config)
     for index in range(config.encoder_layers):
         states = encoder_layer(states, part(weights, f"layers.{index}"), config)
@@ -200,7 +201,7 @@ def encode(source_ids, weights, config):
 
 
 def decode(target_ids, source, weights, config):
-    """The last states of the decoder, (T, D); no norm after the stack but by option."""
+    """Hidden states of the last decoder layer, (T, D)."""
     states = embed(target_ids, weights, config)
     for index in range(config.decoder_layers):
         states = decoder_layer(states, source, part(weights, f"layers.{index}"), config)
@@ -208,7 +209,7 @@ def decode(target_ids, source, weights, config):
 
 
 def transformer(source_ids, target_ids, state_dict, config):
-    """Logits of the next word after every target word, (T, V), for two lists of ids."""
+    """Logits of the next token at every target position, (T, V), for two lists of ids."""
     weights = {name: weight.detach().double() for name, weight in state_dict.items()}
     source = encode(source_ids, part(weights, "model.encoder"), config)
     states = decode(target_ids, source, part(weights, "model.decoder"), config)
@@ -216,18 +217,18 @@ def transformer(source_ids, target_ids, state_dict, config):
 
 
 def smoothed_target(label, size, *, smoothing, kind, pad=None):
-    """How likely each word of a vocabulary should be where `label` is the true one (5.4)."""
+    """Target probability of each token of the vocabulary where `label` is the true one (5.4)."""
     spared = {"non_target": {label}, "uniform": set(), "non_target_non_pad": {label, pad}}[kind]
     target = torch.zeros(size, dtype=torch.float64)
-    for word in range(size):
-        if word not in spared:
-            target[word] = smoothing / (size - len(spared))
+    for token in range(size):
+        if token not in spared:
+            target[token] = smoothing / (size - len(spared))
     target[label] += 1 - smoothing
     return target
 
 
 def smoothed_loss(logits, labels, config):
-    """The nats of one sentence, summed over its words, (T, V) against T words."""
+    """Loss of one sentence in nats, summed over its tokens; logits (T, V), labels T ids."""
     nats = 0.0
     for scores, label in zip(logits, labels, strict=True):
         target = smoothed_target(
@@ -245,30 +246,30 @@ def beam_search(next_log_probs, *, width, longest, penalty, end):
     """Beam search with a length penalty, stopped by its bound (6.1), for one sentence.
 
     Args:
-        next_log_probs: from the words so far to a list, the log-likelihood of each next word.
-        width: open sentences kept, and finished ones.
-        longest: words a sentence may have, its end included.
-        penalty: from a number of words to the divisor of the score.
-        end: the word that ends a sentence.
+        next_log_probs: from the tokens so far to a list of the log-probabilities of the next one.
+        width: active hypotheses kept, and finished ones.
+        longest: tokens of a hypothesis, its end included.
+        penalty: from a number of tokens to the divisor of the score.
+        end: the token that ends a hypothesis.
 
     Returns:
-        The finished sentences as pairs of score and words, best first, and the words read.
+        The finished hypotheses as pairs of score and tokens, best first, and the number of steps.
     """
-    opened, finished = [(0.0, [])], []
+    active, finished = [(0.0, [])], []
     for length in range(1, longest + 1):
         candidates = [
-            (likelihood + log_prob, [*words, word])
-            for likelihood, words in opened
-            for word, log_prob in enumerate(next_log_probs(words))
+            (total + log_prob, [*tokens, token])
+            for total, tokens in active
+            for token, log_prob in enumerate(next_log_probs(tokens))
         ]
         candidates = sorted(candidates, key=lambda found: -found[0])[: 2 * width]
-        for likelihood, words in candidates[:width]:
-            if words[-1] == end or length == longest:
-                finished.append((likelihood / penalty(length), words))
+        for total, tokens in candidates[:width]:
+            if tokens[-1] == end or length == longest:
+                finished.append((total / penalty(length), tokens))
         finished = sorted(finished, key=lambda found: -found[0])[:width]
-        opened = [found for found in candidates if found[1][-1] != end][:width]
-        # no open sentence gets likelier, and none gets a greater divisor than the longest
-        best_hope = opened[0][0] / penalty(longest)
-        if len(finished) == width and best_hope <= finished[-1][0]:
+        active = [found for found in candidates if found[1][-1] != end][:width]
+        # a longer hypothesis is never more probable, and the longest has the largest divisor
+        bound = active[0][0] / penalty(longest)
+        if len(finished) == width and bound <= finished[-1][0]:
             break
     return finished, length

@@ -1,11 +1,11 @@
-"""PyTorch's own Transformer, filled with our weights: the second opinion of several tests."""
+"""PyTorch's Transformer with the weights of our models, for comparison in tests."""
 
 import torch
 from torch import nn
 
 
 def copy_attention(theirs, ours):
-    """`nn.MultiheadAttention` gets the weights of a `VanillaAttention` that has biases."""
+    """Copy the weights of a `VanillaAttention` with biases into an `nn.MultiheadAttention`."""
     with torch.no_grad():
         for kind in ("weight", "bias"):
             projections = (ours.q_proj, ours.k_proj, ours.v_proj)
@@ -35,8 +35,8 @@ def copy_decoder_layer(theirs, ours):
 def torch_transformer(model):
     """An `nn.Transformer` with the weights of our model, whose config has `attention_bias=True`.
 
-    Both sides have one number of heads and one feed-forward width there. The norms that torch adds
-    after each stack are not in the paper, so they go.
+    It has one number of heads and one feed-forward width for both sides. The LayerNorm that torch
+    adds after each stack is not in the paper and is removed.
     """
     config = model.config
     theirs = nn.Transformer(

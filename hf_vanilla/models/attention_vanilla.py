@@ -90,6 +90,7 @@ class VanillaAttention(nn.Module):
         self.layer_idx = layer_idx
         self.head_dim, self.v_head_dim = config.head_widths(num_heads)
         self.scaling = self.head_dim**-0.5
+        self.num_key_value_groups = 1  # for transformers' sdpa: queries and keys have equal heads
         d_model, bias = config.d_model, config.attention_bias
         self.q_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(d_model, num_heads * self.head_dim, bias=bias)

@@ -16,10 +16,8 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 20
     )
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
-from .sizes_vanilla import LAYER_TP_PLAN
+from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "learned")
 POSITION_LAYOUTS = ("interleaved", "concatenated")
@@ -29,7 +27,7 @@ LABEL_SMOOTHING_TYPES = {"non_target": 1, "uniform": 0, "non_target_non_pad": 2}
 
 
 @strict
-class VanillaConfig(PreTrainedConfig):
+class VanillaConfig(VanillaPreTrainedConfig):
     r"""Configuration of the post-norm encoder-decoder of "Attention Is All You Need" (section 3).
 
     Args:
@@ -119,8 +117,8 @@ class VanillaConfig(PreTrainedConfig):
     decoder_layers: int = 6
     decoder_attention_heads: int = 8
     decoder_ffn_dim: int = 2048
-    head_dim: int | None = None
-    v_head_dim: int | None = None
+    head_dim: int | None = None  # type: ignore[assignment]  # reads as a number
+    v_head_dim: int | None = None  # type: ignore[assignment]  # reads as a number
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
@@ -204,8 +202,6 @@ class VanillaConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={value}: give a positive number")
         if self.position_offset < 0:
             raise ValueError(f"position_offset={self.position_offset}: give 0 or more")
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
 
     def validate_head_split(self) -> None:
         """Heads divide d_model wherever their width is not given."""
@@ -231,17 +227,9 @@ class VanillaConfig(PreTrainedConfig):
                 "leave it out with position_embedding_type='learned'"
             )
 
-    def validate_rates(self) -> None:
-        """Dropouts and smoothing are probabilities below 1."""
-        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
-            rate = getattr(self, name)
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
-
     def validate_names(self) -> None:
         """An unknown name never becomes a default."""
         for name, choices in (
-            ("activation_function", sorted(ACT2FN)),
             ("position_embedding_type", POSITION_EMBEDDING_TYPES),
             ("position_layout", POSITION_LAYOUTS),
             ("position_frequencies", POSITION_FREQUENCIES),
@@ -289,14 +277,3 @@ class VanillaConfig(PreTrainedConfig):
                     f"{name}={token_id} is outside the vocabulary of {size} entries: "
                     f"give an id from 0 to {size - 1}"
                 )
-
-    def forget_code(self) -> None:
-        """Remove the fields that name source files beside the weights."""
-        for name in ("auto_map", "custom_pipelines"):
-            self.__dict__.pop(name, None)
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save; without code beside the weights, the file names no code."""
-        if self._auto_class is None:
-            self.forget_code()
-        super().save_pretrained(save_directory, *args, **kwargs)

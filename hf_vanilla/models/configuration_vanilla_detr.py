@@ -8,13 +8,12 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig, ResNetConfig
-from transformers.activations import ACT2FN
 
-from .sizes_vanilla import LAYER_TP_PLAN
+from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
 
 
 @strict
-class VanillaDetrConfig(PreTrainedConfig):
+class VanillaDetrConfig(VanillaPreTrainedConfig):
     r"""Configuration of DETR: a backbone, the 2017 layers, learned queries, two heads.
 
     Args:
@@ -106,20 +105,6 @@ class VanillaDetrConfig(PreTrainedConfig):
             self.backbone_config = AutoConfig.for_model(**values)
         super().__post_init__(**kwargs)
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one encoder head's queries, keys and values."""
-        return self.d_model // self.encoder_attention_heads
-
-    @property
-    def v_head_dim(self) -> int:
-        """Width of one head's values: `head_dim`."""
-        return self.head_dim
-
-    def head_widths(self, num_heads: int) -> tuple[int, int]:
-        """Widths of keys and of values in an attention with `num_heads` heads."""
-        return self.d_model // num_heads, self.d_model // num_heads
-
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""
         for name in (
@@ -129,26 +114,14 @@ class VanillaDetrConfig(PreTrainedConfig):
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
 
-    def validate_head_split(self) -> None:
-        """Heads divide d_model, and d_model holds sine and cosine of row and column."""
-        for name in ("encoder_attention_heads", "decoder_attention_heads"):
-            heads = getattr(self, name)
-            if heads > 0 and self.d_model % heads:
-                raise ValueError(
-                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
-                )
+    def validate_positions(self) -> None:
+        """The width holds sine and cosine of row and column."""
         if self.d_model % 4:
             raise ValueError(f"d_model={self.d_model}: 2-D positions need a multiple of 4")
 
-    def validate_rates(self) -> None:
-        """Dropouts are probabilities below 1; weights are not negative."""
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            rate = getattr(self, name)
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+    def validate_weights(self) -> None:
+        """Costs and weights are not negative, and one cost is positive."""
         costs = ("class_cost", "bbox_cost", "giou_cost")
         weights = ("bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient")
         for name in (*costs, *weights):
@@ -156,22 +129,3 @@ class VanillaDetrConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
         if not any(getattr(self, name) for name in costs):
             raise ValueError("class_cost, bbox_cost and giou_cost are all 0: nothing to match by")
-
-    def validate_names(self) -> None:
-        """An unknown name never becomes a default."""
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function={self.activation_function!r}: choose one of "
-                f"{', '.join(sorted(ACT2FN))}"
-            )
-
-    def forget_code(self) -> None:
-        """Leave out what points at source files beside the weights."""
-        for name in ("auto_map", "custom_pipelines"):
-            self.__dict__.pop(name, None)
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as every config; without its code, it does not point at any."""
-        if self._auto_class is None:
-            self.forget_code()
-        super().save_pretrained(save_directory, *args, **kwargs)

@@ -1,17 +1,13 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """Every number that shapes the weights or the function of the trajectory forecasters."""
 
-from typing import Any
-
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
-from .sizes_vanilla import LAYER_TP_PLAN
+from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
 
 
 @strict
-class VanillaTracksConfig(PreTrainedConfig):
+class VanillaTracksConfig(VanillaPreTrainedConfig):
     r"""Configuration of `VanillaForTrajectoryPrediction` and its form with several modes.
 
     Args:
@@ -88,69 +84,25 @@ class VanillaTracksConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-6
     is_encoder_decoder: bool = True
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one encoder head's queries, keys and values."""
-        return self.d_model // self.encoder_attention_heads
-
-    @property
-    def v_head_dim(self) -> int:
-        """Width of one head's values: `head_dim`."""
-        return self.head_dim
-
-    def head_widths(self, num_heads: int) -> tuple[int, int]:
-        """Widths of keys and of values in an attention with `num_heads` heads."""
-        return self.d_model // num_heads, self.d_model // num_heads
-
     def validate_sizes(self) -> None:
         """Sizes, counts and units are positive; velocities need two observed steps."""
         for name in (
             *("predicted_steps", "num_modes", "d_model", "encoder_layers", "decoder_layers"),
             *("encoder_attention_heads", "decoder_attention_heads"),
             *("encoder_ffn_dim", "decoder_ffn_dim", "step_seconds", "velocity_std"),
-            "layer_norm_eps",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
         if self.observed_steps < 2:
             raise ValueError(f"observed_steps={self.observed_steps}: a velocity needs 2 or more")
 
-    def validate_head_split(self) -> None:
-        """Heads divide d_model, which sinusoids need even."""
-        for name in ("encoder_attention_heads", "decoder_attention_heads"):
-            heads = getattr(self, name)
-            if heads > 0 and self.d_model % heads:
-                raise ValueError(
-                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
-                )
+    def validate_positions(self) -> None:
+        """Sine and cosine come in pairs."""
         if self.d_model % 2:
             raise ValueError(f"d_model={self.d_model} is odd, and sinusoids come in pairs")
 
-    def validate_rates(self) -> None:
-        """Dropouts are probabilities below 1; weights are not negative."""
-        for name in ("dropout", "attention_dropout", "activation_dropout"):
-            rate = getattr(self, name)
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+    def validate_weights(self) -> None:
+        """Weights of the loss and the largest step are not negative."""
         for name in ("score_loss_weight", "rollout_loss_weight", "largest_step"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
-
-    def validate_names(self) -> None:
-        """An unknown name never becomes a default."""
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function={self.activation_function!r}: choose one of "
-                f"{', '.join(sorted(ACT2FN))}"
-            )
-
-    def forget_code(self) -> None:
-        """Leave out what points at source files beside the weights."""
-        for name in ("auto_map", "custom_pipelines"):
-            self.__dict__.pop(name, None)
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as every config; without its code, it does not point at any."""
-        if self._auto_class is None:
-            self.forget_code()
-        super().save_pretrained(save_directory, *args, **kwargs)

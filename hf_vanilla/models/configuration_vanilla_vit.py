@@ -4,20 +4,16 @@
 The defaults are the paper's ViT-B/16 (Table 1).
 """
 
-from typing import Any
-
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 
-from .sizes_vanilla import LAYER_TP_PLAN
+from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
 
 POSITION_STARTS = ("sinusoid_2d", "normal")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 
 @strict
-class VanillaVitConfig(PreTrainedConfig):
+class VanillaVitConfig(VanillaPreTrainedConfig):
     r"""Configuration of the Vision Transformer: a pre-norm encoder over image patches.
 
     Args:
@@ -81,20 +77,6 @@ class VanillaVitConfig(PreTrainedConfig):
     label_smoothing: float | int = 0.0
 
     @property
-    def head_dim(self) -> int:
-        """Width of one head's queries, keys and values."""
-        return self.d_model // self.encoder_attention_heads
-
-    @property
-    def v_head_dim(self) -> int:
-        """Width of one head's values: `head_dim`."""
-        return self.head_dim
-
-    def head_widths(self, num_heads: int) -> tuple[int, int]:
-        """Widths of keys and of values in an attention with `num_heads` heads."""
-        return self.d_model // num_heads, self.d_model // num_heads
-
-    @property
     def image_height_width(self) -> tuple[int, int]:
         """Height and width of an image in pixels."""
         return as_pair(self.image_size)
@@ -121,8 +103,6 @@ class VanillaVitConfig(PreTrainedConfig):
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
 
     def validate_patches(self) -> None:
         """An image is cut into whole patches."""
@@ -138,26 +118,9 @@ class VanillaVitConfig(PreTrainedConfig):
                 f"take {tuple(_multiples(sizes, patches))}"
             )
 
-    def validate_head_split(self) -> None:
-        """Heads divide d_model."""
-        heads = self.encoder_attention_heads
-        if heads > 0 and self.d_model % heads:
-            raise ValueError(
-                f"d_model={self.d_model} is not a multiple of encoder_attention_heads={heads}: "
-                "change either"
-            )
-
-    def validate_rates(self) -> None:
-        """Dropouts and smoothing are probabilities below 1."""
-        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
-            rate = getattr(self, name)
-            if not 0 <= rate < 1:
-                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
-
     def validate_names(self) -> None:
         """An unknown name never becomes a default."""
         for name, choices in (
-            ("activation_function", sorted(ACT2FN)),
             ("position_start", POSITION_STARTS),
             ("problem_type", (*PROBLEM_TYPES, None)),
         ):
@@ -172,17 +135,6 @@ class VanillaVitConfig(PreTrainedConfig):
                 f"d_model={self.d_model} is not a multiple of 4, which position_start="
                 "'sinusoid_2d' needs: change d_model or take position_start='normal'"
             )
-
-    def forget_code(self) -> None:
-        """Leave out what points at source files beside the weights."""
-        for name in ("auto_map", "custom_pipelines"):
-            self.__dict__.pop(name, None)
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as every config; without its code, it does not point at any."""
-        if self._auto_class is None:
-            self.forget_code()
-        super().save_pretrained(save_directory, *args, **kwargs)
 
 
 def as_pair(size: "int | list[int] | tuple[int, ...]") -> tuple[int, int]:

@@ -24,6 +24,7 @@ from .search_vanilla_beams import (
     BeamState,
     advance,
     best_candidates,
+    candidate_count,
     goes_on,
     initial_state,
     is_searched,
@@ -260,27 +261,23 @@ def beam_search(
     buffer = OutputBuffer() if can_drop else None
     prompts = input_ids.view(-1, config.num_beams, input_ids.shape[1])
     state, results = initial_state(prompts, config), None
+    count = candidate_count(config)
     scores, logits = _records(config)
-    length = prompts.shape[2]  # tokens of an active hypothesis
     step_logits = decoder.read_prompt(prompts[:, 0])
     while True:
         step_logits = step_logits.to(torch.float32)
         log_probs = _log_probs(step_logits, buffer)
-        log_probs = logits_processor(state.active[:, :, :length].flatten(0, 1), log_probs)
+        log_probs = logits_processor(_ids(state.active, state.length), log_probs)
         scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)
-        candidates = best_candidates(state, log_probs, length, config)
-        ends = stopping_criteria(candidates.sequences[:, :, : length + 1].flatten(0, 1), scores)
-        candidates.is_end = ends.view_as(candidates.is_end)
-        parents = advance(state, candidates, length, config)
-        length += 1
+        candidates = best_candidates(state, log_probs, count)
+        is_end = stopping_criteria(_ids(candidates.sequences, state.length + 1), scores)
+        is_end = is_end.view(-1, count)
+        parents = advance(state, candidates, is_end, config)
         # the only point of a step that waits for a GPU
-        facts = (
-            is_searched(state, config),
-            goes_on(state, candidates, config),
-            candidates.scores.isnan().any(),
-        )
-        *active, has_next, has_nan = torch.cat([fact.view(-1) for fact in facts]).tolist()
-        refuse_nan(has_nan, step=length - prompts.shape[2])
+        has_nan = candidates.scores.isnan().any()
+        facts = (is_searched(state, config), goes_on(state, is_end, config), has_nan)
+        *active, has_next, has_nan = torch.hstack(facts).tolist()
+        refuse_nan(has_nan, step=state.length - state.prompt)
         decoder.reorder(parents)
         if not has_next or (can_drop and not any(active)):
             break
@@ -289,8 +286,13 @@ def beam_search(
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             state = state.rows(rows)
             _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
-        step_logits = decoder.read(state.active[:, :, length - 1])
+        step_logits = decoder.read(state.active[:, :, 0, state.length - 1])
     return _beam_output(with_finished(results, state), config, decoder, scores, logits)
+
+
+def _ids(hypotheses: Tensor, length: int) -> Tensor:
+    """The first ids of hypotheses `(b, m, 2, L)`, `(b * m, length)`."""
+    return hypotheses[:, :, 0, :length].flatten(0, 1)
 
 
 def _log_probs(logits: Tensor, buffer: OutputBuffer | None) -> Tensor:
@@ -304,19 +306,21 @@ def _beam_output(
 ) -> Any:
     """What `generate()` returns, from the finished hypotheses of all B sentences."""
     returned = config.num_return_sequences
-    sequences = state.finished[:, :returned].flatten(0, 1)
-    beam_indices = state.finished_beam_indices[:, :returned].flatten(0, 1)
-    generated = int((beam_indices >= 0).sum(dim=1).max())
-    prompt = state.active.shape[2] - state.active_beam_indices.shape[2]
-    sequences = sequences[:, : prompt + generated]
+    parents = state.finished[:, :returned, 1, state.prompt :]
+    is_generated = parents >= 0
+    generated = int(is_generated.sum(dim=2).max())
+    sequences = _ids(state.finished[:, :returned], state.prompt + generated)
     if not config.return_dict_in_generate:
         return sequences
+    # transformers counts the beams of all sentences: B * n rows
+    first_rows = config.num_beams * torch.arange(len(parents), device=parents.device)
+    beam_indices = torch.where(is_generated, parents + first_rows.view(-1, 1, 1), -1).int()
     finished_scores = state.finished_scores[:, :returned].flatten(0, 1)
     return GenerateBeamEncoderDecoderOutput(
         sequences=sequences,
         sequences_scores=finished_scores if config.output_scores else None,
         scores=scores,
         logits=logits,
-        beam_indices=beam_indices[:, :generated],
+        beam_indices=beam_indices[:, :, :generated].flatten(0, 1),
         past_key_values=decoder.past_key_values(),
     )

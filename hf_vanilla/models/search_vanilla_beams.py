@@ -5,7 +5,8 @@ Shapes: B sentences at the start, b of them still active, n beams, c candidates 
 step, P prompt, L longest target, V vocabulary.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,25 +19,28 @@ LOWEST = -1.0e9  # transformers' score of a hypothesis that does not exist
 
 @dataclass(kw_only=True)
 class BeamState:
-    """The hypotheses of the sentences that are still searched; each field has a row per sentence.
+    """The hypotheses of the sentences that are still searched; each tensor has a row per sentence.
 
-    `beam_indices` are transformers': for each generated token the row, of all B * n, that the
-    hypothesis continued; -1 behind its end.
+    A hypothesis has two rows: its ids, and for each generated token the beam that the token
+    continued; -1 where there is none.
     """
 
+    prompt: int  # P
+    length: int  # tokens of an active hypothesis
     sentences: Tensor  # (b,) int64, row of the sentence in the batch
-    active: Tensor  # (b, n, L) int64 ids
+    active: Tensor  # (b, n, 2, L) int64, ids and beams
     active_scores: Tensor  # (b, n) summed log-probabilities
-    active_beam_indices: Tensor  # (b, n, L - P) int32
-    finished: Tensor  # (b, n, L) int64 ids
+    finished: Tensor  # (b, n, 2, L) int64, ids and beams
     finished_scores: Tensor  # (b, n) log-probabilities over the length penalty
-    finished_beam_indices: Tensor  # (b, n, L - P) int32
     is_finished: Tensor  # (b, n) bool, whether a finished hypothesis exists
     may_improve: Tensor  # (b, 1) bool, whether an active beam can still get a better score
 
     def rows(self, rows: Tensor) -> "BeamState":
         """The state of the sentences `rows`, in that order."""
-        return BeamState(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        tensors: dict[str, Any] = {
+            name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 @dataclass(kw_only=True)
@@ -45,9 +49,7 @@ class Candidates:
 
     scores: Tensor  # (b, c) summed log-probabilities
     parents: Tensor  # (b, c) int64, the beam that each continues
-    sequences: Tensor  # (b, c, L) int64 ids
-    beam_indices: Tensor  # (b, c, L - P) int32
-    is_end: Tensor  # (b, c) bool, whether a stopping criterion ends it
+    sequences: Tensor  # (b, c, 2, L) int64, ids and beams
 
 
 def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
@@ -63,111 +65,97 @@ def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
         filling = -1
     elif filling == 0:  # transformers' beam search takes a padding token 0 for none
         filling = end_ids[0]
-    active = prompts.new_full((rows, beams, config.max_length), filling)
-    active[:, :, :prompt] = prompts
+    active = prompts.new_full((rows, beams, 2, config.max_length), filling)
+    active[:, :, 0, :prompt] = prompts
+    active[:, :, 1] = -1
     lowest = torch.full((rows, beams), LOWEST, dtype=torch.float, device=prompts.device)
     active_scores = lowest.clone()
     active_scores[:, 0] = 0.0
-    indices = active.new_full((rows, beams, config.max_length - prompt), -1, dtype=torch.int32)
     return BeamState(
+        prompt=prompt,
+        length=prompt,
         sentences=torch.arange(rows, device=prompts.device),
         active=active,
         active_scores=active_scores,
-        active_beam_indices=indices,
         finished=active,
         finished_scores=lowest,
-        finished_beam_indices=indices,
         is_finished=torch.zeros_like(lowest, dtype=torch.bool),
         may_improve=torch.ones((rows, 1), dtype=torch.bool, device=prompts.device),
     )
 
 
-def best_candidates(
-    state: BeamState, log_probs: Tensor, length: int, config: GenerationConfig
-) -> Candidates:
-    """The best continuations of each sentence, over all its beams; `is_end` is not known yet.
+def candidate_count(config: GenerationConfig) -> int:
+    """Enough candidates of a sentence that n go on even if each beam ends in every possible way."""
+    end_ids, _ = filling_ids(config)
+    return max(2, 1 + len(end_ids)) * config.num_beams
+
+
+def best_candidates(state: BeamState, log_probs: Tensor, count: int) -> Candidates:
+    """The best continuations of each sentence, over all its beams.
 
     Args:
         state: before the step.
-        log_probs: `(b * n, V)` of the next token; the sums may be written into it.
-        length: tokens of an active hypothesis.
-        config: settings of this call.
+        log_probs: `(b * n, V)` of the next token.
+        count: c.
     """
-    beams, vocabulary = config.num_beams, log_probs.shape[-1]
-    end_ids, _ = filling_ids(config)
-    # enough candidates that n can go on even if each beam ends in every possible way
-    count = max(2, 1 + len(end_ids)) * beams
+    beams, vocabulary = state.active.shape[1], log_probs.shape[1]
     sums = log_probs.view(-1, beams, vocabulary) + state.active_scores.unsqueeze(-1)
     # over all beams at once: among equal scores, topk chooses by position
     scores, index = sums.flatten(1).topk(count)
-    parents = index // vocabulary
+    parents, tokens = index // vocabulary, index % vocabulary
     sequences = _of_beams(state.active, parents)
-    sequences[:, :, length] = index % vocabulary
-    beam_indices = _of_beams(state.active_beam_indices, parents)
-    first_rows = beams * torch.arange(len(parents), device=parents.device).unsqueeze(1)
-    generated = length - state.active.shape[2] + beam_indices.shape[2]
-    beam_indices[:, :, generated] = (parents + first_rows).int()
-    return Candidates(
-        scores=scores,
-        parents=parents,
-        sequences=sequences,
-        beam_indices=beam_indices,
-        is_end=torch.zeros_like(parents, dtype=torch.bool),
-    )
+    sequences[:, :, :, state.length] = torch.stack((tokens, parents), dim=2)
+    return Candidates(scores=scores, parents=parents, sequences=sequences)
 
 
 def advance(
-    state: BeamState, candidates: Candidates, length: int, config: GenerationConfig
+    state: BeamState, candidates: Candidates, is_end: Tensor, config: GenerationConfig
 ) -> Tensor:
     """Take the candidates into the state: those that end as finished, the best others as active.
 
     Args:
         state: changed in place.
         candidates: of this step.
-        length: tokens of an active hypothesis before the step.
+        is_end: `(b, c)` bool, whether a stopping criterion ends a candidate.
         config: settings of this call.
 
     Returns:
         The beam that each active beam continues, `(b, n)` int64.
     """
-    finish(state, candidates, length, config)
-    scores = candidates.scores + candidates.is_end.to(torch.float32) * LOWEST
-    state.active_scores, best = torch.topk(scores, k=config.num_beams)
+    finish(state, candidates, is_end, config)
+    scores = candidates.scores.add(is_end, alpha=LOWEST)
+    state.active_scores, best = scores.topk(config.num_beams)
     state.active = _of_beams(candidates.sequences, best)
-    state.active_beam_indices = _of_beams(candidates.beam_indices, best)
-    state.may_improve = state.may_improve & can_improve(state, length + 1, config)
+    state.length += 1
+    state.may_improve = state.may_improve & can_improve(state, config)
     return candidates.parents.gather(1, best)
 
 
-def finish(state: BeamState, candidates: Candidates, length: int, config: GenerationConfig) -> None:
+def finish(
+    state: BeamState, candidates: Candidates, is_end: Tensor, config: GenerationConfig
+) -> None:
     """Put candidates that end among the finished hypotheses, where their score suffices.
 
     Args:
         state: changed in place.
         candidates: of this step.
-        length: tokens of an active hypothesis before the step.
+        is_end: `(b, c)` bool, whether a stopping criterion ends a candidate.
         config: settings of this call.
     """
-    is_top = torch.arange(candidates.is_end.shape[1], device=candidates.is_end.device)
-    is_end = candidates.is_end & (is_top < config.num_beams)
+    # only one of the best n may finish
+    is_end = is_end & (torch.arange(is_end.shape[1], device=is_end.device) < config.num_beams)
     is_closed = ~state.may_improve
     if config.early_stopping is True:
         is_closed = is_closed | state.is_finished.all(dim=1, keepdim=True)
-    prompt = state.active.shape[2] - state.active_beam_indices.shape[2]
-    scores = candidates.scores / _penalty(length + 1 - prompt, config)
-    scores = scores + is_closed.to(torch.float32) * LOWEST + (~is_end).to(torch.float32) * LOWEST
+    scores = candidates.scores / _penalty(state.length + 1 - state.prompt, config)
+    scores = scores.add(is_closed, alpha=LOWEST).add(~is_end, alpha=LOWEST)
     merged = torch.cat((state.finished_scores, scores), dim=1)
-    state.finished_scores, best = torch.topk(merged, k=config.num_beams)
-    is_same = torch.arange(config.num_beams, device=best.device).eq(best)
-    if best.device.type == "cpu" and is_same.all():
-        return  # as in most steps; a GPU would have to wait for the answer
+    state.finished_scores, best = merged.topk(config.num_beams)
     state.finished = _of_beams(torch.cat((state.finished, candidates.sequences), dim=1), best)
-    beam_indices = torch.cat((state.finished_beam_indices, candidates.beam_indices), dim=1)
-    state.finished_beam_indices = _of_beams(beam_indices, best)
     state.is_finished = torch.cat((state.is_finished, is_end), dim=1).gather(1, best)
 
 
-def can_improve(state: BeamState, length: int, config: GenerationConfig) -> Tensor:
+def can_improve(state: BeamState, config: GenerationConfig) -> Tensor:
     """Whether the best active beam can still get a better score than a finished one, `(b, 1)` bool.
 
     With `early_stopping="never"` and a positive alpha, the bound is the penalty of the longest
@@ -175,13 +163,11 @@ def can_improve(state: BeamState, length: int, config: GenerationConfig) -> Tens
 
     Args:
         state: after the step.
-        length: tokens of an active hypothesis after the step.
         config: settings of this call.
     """
-    longest = state.active.shape[2]
-    prompt = longest - state.active_beam_indices.shape[2]
     is_bound = config.early_stopping == "never" and config.length_penalty > 0.0
-    penalty = _penalty((longest if is_bound else length) - prompt, config)
+    last = state.active.shape[3] if is_bound else state.length
+    penalty = _penalty(last - state.prompt, config)
     best = state.active_scores[:, :1] / penalty
     worst = torch.where(state.is_finished, state.finished_scores.amin(dim=1, keepdim=True), LOWEST)
     return (best > worst).any(dim=1, keepdim=True)
@@ -195,13 +181,18 @@ def is_searched(state: BeamState, config: GenerationConfig) -> Tensor:
     return may_improve
 
 
-def goes_on(state: BeamState, candidates: Candidates, config: GenerationConfig) -> Tensor:
+def goes_on(state: BeamState, is_end: Tensor, config: GenerationConfig) -> Tensor:
     """Whether another step follows, bool without dimensions.
 
     As in transformers' search, the three conditions are of the batch. If one sentence could only
     get worse results and another has all its hypotheses, steps follow that change no result.
+
+    Args:
+        state: after the step.
+        is_end: `(b, c)` bool, whether a stopping criterion ends a candidate.
+        config: settings of this call.
     """
-    has_room = ~candidates.is_end.all() & state.may_improve.any()
+    has_room = ~is_end.all() & state.may_improve.any()
     if config.early_stopping is True:
         return has_room & ~state.is_finished.all()
     return has_room
@@ -211,8 +202,8 @@ def with_finished(results: BeamState | None, state: BeamState) -> BeamState:
     """The results of all sentences, with the finished hypotheses of those still in `state`."""
     if results is None:
         return state
-    for name in ("finished", "finished_scores", "finished_beam_indices"):
-        getattr(results, name)[state.sentences] = getattr(state, name)
+    results.finished[state.sentences] = state.finished
+    results.finished_scores[state.sentences] = state.finished_scores
     return results
 
 
@@ -221,5 +212,5 @@ def _penalty(length: int, config: GenerationConfig) -> float:
 
 
 def _of_beams(tensor: Tensor, index: Tensor) -> Tensor:
-    """Of each sentence the hypotheses `index` `(b, m)` of `(b, n, L)`: `(b, m, L)`."""
-    return tensor.gather(1, index.unsqueeze(-1).expand(-1, -1, tensor.shape[-1]))
+    """Of each sentence the hypotheses `index` `(b, m)` of `(b, n, 2, L)`: `(b, m, 2, L)`."""
+    return tensor.gather(1, index[:, :, None, None].expand(-1, -1, *tensor.shape[2:]))

@@ -208,7 +208,7 @@ class SearchDecoder:
         hidden_states = vectors + self._next_position(vectors)  # (b, n, D)
         mask = None
         if self.mask is not None:
-            self.mask = torch.cat((self.mask, self.newest_mask[: len(input_ids)]), dim=2)
+            self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
             mask = self.mask.unsqueeze(1)  # (b, 1, n, slots)
         hidden_states = self._layers(hidden_states, mask, self.source_masks[1])
         self.length += 1
@@ -229,7 +229,8 @@ class SearchDecoder:
         # after the prompt, the layers take the source from the cache and read only the shape here
         self.encoder_hidden_states = self.encoder_hidden_states[: len(rows)]
         self.source_masks = [None if mask is None else mask[rows] for mask in self.source_masks]
-        self.mask = None if self.mask is None else self.mask[rows]
+        if self.mask is not None:
+            self.mask, self.newest_mask = self.mask[rows], self.newest_mask[: len(rows)]
 
     def past_key_values(self) -> EncoderDecoderCache:
         """The cache that transformers' own search would return."""

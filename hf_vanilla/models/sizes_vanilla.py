@@ -1,7 +1,10 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""What attention and layers read from a config, whatever the model family."""
+"""What the configs of all model families share: what layers read from them, checks, saving."""
 
 from typing import Any, Protocol
+
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
 
 class LayerSizes(Protocol):
@@ -51,3 +54,61 @@ LAYER_TP_PLAN = {
     "layers.*.fc1": "colwise",
     "layers.*.fc2": "rowwise",
 }
+
+
+class VanillaPreTrainedConfig(PreTrainedConfig):
+    """Base class of every config in this package; `LayerSizes` says which fields it reads."""
+
+    @property
+    def head_dim(self: Any) -> int:
+        """Width of one encoder head's queries, keys and values."""
+        return self.d_model // self.encoder_attention_heads
+
+    @property
+    def v_head_dim(self) -> int:
+        """Width of one head's values: `head_dim`."""
+        return self.head_dim
+
+    def head_widths(self: Any, num_heads: int) -> tuple[int, int]:
+        """Widths of keys and of values in an attention with `num_heads` heads."""
+        return self.d_model // num_heads, self.d_model // num_heads
+
+    def validate_head_split(self: Any) -> None:
+        """Heads divide d_model."""
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name, 0)
+            if heads > 0 and self.d_model % heads:
+                raise ValueError(
+                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
+                )
+
+    def validate_rates(self) -> None:
+        """Dropouts and smoothing are probabilities below 1."""
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            rate = getattr(self, name, 0)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+
+    def validate_layer_norm(self: Any) -> None:
+        """What is added to the variance is positive."""
+        if self.layer_norm_eps <= 0:
+            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
+
+    def validate_activation(self: Any) -> None:
+        """An unknown name never becomes a default."""
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function={self.activation_function!r}: choose one of "
+                f"{', '.join(sorted(ACT2FN))}"
+            )
+
+    def forget_code(self) -> None:
+        """Remove the fields that name source files beside the weights."""
+        for name in ("auto_map", "custom_pipelines"):
+            self.__dict__.pop(name, None)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save; without code beside the weights, the file names no code."""
+        if self._auto_class is None:
+            self.forget_code()
+        super().save_pretrained(save_directory, *args, **kwargs)

@@ -62,9 +62,9 @@ def chosen_precision(recipe: TrainRecipe) -> str:
     if recipe.mixed_precision is not None:
         return recipe.mixed_precision
     # the launcher says "no" also where nobody said anything
-    told = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    if told != "no":
-        return told
+    wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if wanted != "no":
+        return wanted
     is_cpu = recipe.use_cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
     has_gpu = not is_cpu and torch.cuda.is_available()
     return "bf16" if has_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "no"

@@ -1,7 +1,7 @@
 """What `import hf_vanilla` adds to transformers: scripts/benchmarks/import_cost.py [ROUNDS].
 
-Interleaved fresh processes, CPU seconds (user + system), medians. The baseline imports torch,
-transformers and what its own encoder-decoders import, here Marian's module.
+Medians of the CPU seconds (user + system) of new processes, which run in turn. The baseline imports
+torch, transformers and the modules that transformers' own encoder-decoder models import: Marian's.
 """
 
 import resource

@@ -237,8 +237,8 @@ def main(kills: int) -> bool:
         place = Path(folder)
         write_corpus(place, draw)
         usual = undisturbed(place)
-        told = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in usual.items())
-        print(f"median time in each phase of an undisturbed run, in seconds: {told}\n")
+        times = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in usual.items())
+        print(f"median time in each phase of an undisturbed run, in seconds: {times}\n")
         kill_often(place, kills, usual, draw)
         differing = differing_files(place)
     same = "DIFFERENT: " + ", ".join(differing) if differing else "identical"

@@ -66,10 +66,10 @@ def write_set(folder: Path, pairs: int) -> None:
 
 def train(folder: Path, pairs: int, name: str, workers: int) -> list[float]:
     """One step in a process of its own: seconds, CPU seconds, its own and its resident MB."""
-    told = f"--dataset {folder}/{pairs} --tokenizer {folder}/words --output_dir {folder}/{name} "
-    told += f"--preprocessing_workers {workers} {RECIPE}"
+    options = f"--dataset {folder}/{pairs} --tokenizer {folder}/words --output_dir {folder}/{name} "
+    options += f"--preprocessing_workers {workers} {RECIPE}"
     os.environ.update(HF_HOME=str(folder / "cache"), HF_HUB_OFFLINE="1")
-    command = [sys.executable, "-c", PROGRAM, str(TRAIN), *told.split()]
+    command = [sys.executable, "-c", PROGRAM, str(TRAIN), *options.split()]
     started = time.monotonic()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     cpu, *kilobytes = map(float, done.stdout.split()[-3:])

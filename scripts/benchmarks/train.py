@@ -1,9 +1,9 @@
 """Training speed beside other libraries: scripts/benchmarks/train.py [--source F --target F].
 
-Every engine has a process of its own; in each round each makes one step, in turn. Rates are real
-target tokens (padding does not count) per second of forward, backward and update; ratios are
-medians of the rounds' ratios to MarianMT on the same bucketed batches. Plain batches are others, so
-the last column compares all tokens by all seconds.
+Each engine has its own process, and in each round each engine makes one step. Rates are target
+tokens without padding per second of forward, backward and update. A ratio is the median over the
+rounds of the ratio to MarianMT on the same bucketed batches. Plain batches hold other sentences, so
+the last column divides all tokens by all seconds.
 """
 
 import multiprocessing
@@ -83,8 +83,8 @@ def make_batches(options: BenchmarkOptions) -> dict[bool, list[dict[str, Tensor]
     collate = PairCollator(tokenizer.pad_token_id)
 
     def first_batches(chosen: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
-        places = (chosen[number % len(chosen)] for number in range(steps))
-        return [collate([encoded.rows[int(i)] for i in rows]) for rows in places]
+        batches = (chosen[number % len(chosen)] for number in range(steps))
+        return [collate([encoded.rows[int(i)] for i in rows]) for rows in batches]
 
     return {False: first_batches(sampler.batches(0)), True: first_batches(plain)}
 
@@ -112,10 +112,10 @@ def table(measured: dict[str, list[Any]], tokens: dict[bool, list[int]]) -> str:
 
     def rates(name: str, clock: int) -> list[float]:
         counts = tokens[CONTESTANTS[name][1]]
-        return [n / told[clock] for n, told in zip(counts, measured[name], strict=True)]
+        return [n / result[clock] for n, result in zip(counts, measured[name], strict=True)]
 
     def overall(name: str) -> float:
-        return sum(tokens[CONTESTANTS[name][1]]) / sum(told[1] for told in measured[name])
+        return sum(tokens[CONTESTANTS[name][1]]) / sum(result[1] for result in measured[name])
 
     lines = [
         "| engine | tokens per CPU second | ratio | tokens per second | ratio | to plain | MB |",
@@ -128,7 +128,9 @@ def table(measured: dict[str, list[Any]], tokens: dict[bool, list[int]]) -> str:
             ratio = statistics.median(a / b for a, b in zip(own, reference, strict=True))
             cells += [f"{statistics.median(own):,.0f}", f"{ratio:.2f}"]
         cells.append(f"{overall(name) / overall(PLAIN):.2f}")
-        lines.append(f"| {name} | {' | '.join(cells)} | {max(told[2] for told in steps):,.0f} |")
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {max(result[2] for result in steps):,.0f} |"
+        )
     return "\n".join(lines)
 
 
@@ -138,9 +140,9 @@ def benchmark(options: BenchmarkOptions) -> None:
     measured: dict[str, list[Any]] = {name: [] for name in connections}
     for number in range(options.warmup + options.rounds):
         for name, connection in connections.items():
-            told = ask(connection, batches[CONTESTANTS[name][1]][number])
+            result = ask(connection, batches[CONTESTANTS[name][1]][number])
             if number >= options.warmup:
-                measured[name].append(told)
+                measured[name].append(result)
         print(f"\rstep {number + 1}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     counts = {}

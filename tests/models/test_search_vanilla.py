@@ -25,9 +25,9 @@ def test_active_rows_keep_their_position_and_fill_gaps_from_behind(name):
 def test_only_the_first_beam_of_each_sentence_counts_at_the_start():
     config = GenerationConfig(max_length=5, eos_token_id=1, pad_token_id=1)
     state = initial_state(torch.full((2, 3, 1), 7), config)
-    assert state.active.tolist() == [[[7, 1, 1, 1, 1]] * 3] * 2
+    ids, beams = [7, 1, 1, 1, 1], [-1] * 5
+    assert state.active.tolist() == [[[ids, beams]] * 3] * 2
     assert (state.active_scores == 0).tolist() == [[True, False, False]] * 2
-    assert state.active_beam_indices.shape == (2, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,5 @@ def test_only_the_first_beam_of_each_sentence_counts_at_the_start():
 def test_unused_positions_are_filled_as_in_transformers(tokens, filling):
     pad, end = tokens
     config = GenerationConfig(max_length=3, pad_token_id=pad, eos_token_id=end)
-    assert initial_state(torch.full((1, 2, 1), 7), config).active[0, 0].tolist() == [
-        7,
-        *[filling] * 2,
-    ]
+    state = initial_state(torch.full((1, 2, 1), 7), config)
+    assert state.active[0, 0, 0].tolist() == [7, filling, filling]
