@@ -27,9 +27,14 @@ def test_the_trained_model_translates_its_training_pairs(trained):
     assert translate(*trained, SOURCES) == [target for _, target in PAIRS[:19]]
 
 
+@pytest.fixture(scope="module")
+def one_by_one(trained):
+    """Each translation by a call of its own."""
+    return [translate(*trained, [sentence])[0] for sentence in SOURCES]
+
+
 @pytest.mark.parametrize("budget", [1, 17, 40, 4096])
-def test_tokens_per_batch_does_not_change_translations(trained, budget):
-    one_by_one = [translate(*trained, [sentence])[0] for sentence in SOURCES]
+def test_tokens_per_batch_does_not_change_translations(trained, one_by_one, budget):
     assert len(set(one_by_one)) > 10
     assert translate(*trained, SOURCES, tokens_per_batch=budget) == one_by_one
 
