@@ -269,7 +269,7 @@ def beam_search(
         log_probs = _log_probs(step_logits, buffer)
         log_probs = logits_processor(_ids(state.active, state.length), log_probs)
         scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)
-        candidates = best_candidates(state, log_probs, count)
+        candidates = best_candidates(state, log_probs, count, may_overwrite=can_drop)
         is_end = stopping_criteria(_ids(candidates.sequences, state.length + 1), scores)
         is_end = is_end.view(-1, count)
         parents = advance(state, candidates, is_end, config)

@@ -90,16 +90,20 @@ def candidate_count(config: GenerationConfig) -> int:
     return max(2, 1 + len(end_ids)) * config.num_beams
 
 
-def best_candidates(state: BeamState, log_probs: Tensor, count: int) -> Candidates:
+def best_candidates(
+    state: BeamState, log_probs: Tensor, count: int, *, may_overwrite: bool = False
+) -> Candidates:
     """The best continuations of each sentence, over all its beams.
 
     Args:
         state: before the step.
         log_probs: `(b * n, V)` of the next token.
         count: c.
+        may_overwrite: whether `log_probs` may change; a new array of its size is slow on a CPU.
     """
     beams, vocabulary = state.active.shape[1], log_probs.shape[1]
-    sums = log_probs.view(-1, beams, vocabulary) + state.active_scores.unsqueeze(-1)
+    log_probs, scores = log_probs.view(-1, beams, vocabulary), state.active_scores.unsqueeze(-1)
+    sums = log_probs.add_(scores) if may_overwrite else log_probs + scores
     # over all beams at once: among equal scores, topk chooses by position
     scores, index = sums.flatten(1).topk(count)
     parents, tokens = index // vocabulary, index % vocabulary
