@@ -13,10 +13,12 @@ from typing import Any
 from hf_vanilla.hub.space import SpaceOptions, write_space
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
+from hf_vanilla.trajectories.loading import is_track_model
 from hf_vanilla.vision.classifier import is_image_model
 
 from .image_page import ImagePage
 from .page import HERE, Page, import_gradio, theme
+from .tracks_page import TracksPage
 
 EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
 MAX_QUEUE = 64  # waiting requests; Gradio refuses more
@@ -24,7 +26,7 @@ MAX_QUEUE = 64  # waiting requests; Gradio refuses more
 
 @dataclass(frozen=True, kw_only=True)
 class AppOptions:
-    """Use a model in a browser, and see its attention weights: translate, or classify images."""
+    """Use a model in a browser: translate, classify images, forecast tracks; see its attention."""
 
     model: str | None = field(
         default=None,
@@ -37,6 +39,14 @@ class AppOptions:
     )
     sentence: str | None = field(default=None, metadata={"help": "initial text of the text box"})
     max_tokens: int = field(default=256, metadata={"help": "maximum source tokens of a sentence"})
+    tracks: str = field(
+        default="walkers",
+        metadata={"help": "of a trajectory model: tracks to step through, a file or built-in ones"},
+    )
+    frame_seconds: float | None = field(
+        default=None,
+        metadata={"help": "of --tracks: time between two frame numbers that follow each other"},
+    )
     host: str = field(
         default="127.0.0.1",
         metadata={"help": "address to listen on; 0.0.0.0: reachable from other machines"},
@@ -54,6 +64,8 @@ class AppOptions:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: give a positive number")
+        if self.frame_seconds is not None and not self.frame_seconds > 0:
+            raise ValueError(f"frame_seconds={self.frame_seconds}: give a positive number")
         if self.port is not None and not 0 < self.port < 65536:
             raise ValueError(f"port={self.port}: give a number from 1 to 65535")
 
@@ -142,9 +154,14 @@ def _text_page(model: str, options: AppOptions) -> Any:
     )
 
 
+def _track_page(model: str, options: AppOptions) -> Any:
+    return TracksPage(model, tracks=options.tracks, frame_seconds=options.frame_seconds)
+
+
 # which models a page is for, and the page; all others get the page of text
 PAGES: tuple[tuple[Callable[[str], bool], Callable[[str, AppOptions], Any]], ...] = (
     (is_image_model, lambda model, _options: ImagePage(model)),
+    (is_track_model, lambda model, options: _track_page(model, options)),
 )
 
 

@@ -41,7 +41,7 @@ model = AutoModelForTimeSeriesPrediction.from_pretrained("{name}")
 
 {summary}
 
-The options, for `hf-vanilla train --recipe FILE`:
+The options of `{command}`:
 
 ```yaml
 {recipe}
@@ -50,7 +50,13 @@ The options, for `hf-vanilla train --recipe FILE`:
 
 
 def track_card(
-    facts: "RunFacts", *, license: str | None, dataset: str, data: str, scores: str | None
+    facts: "RunFacts",
+    *,
+    license: str | None,
+    dataset: str,
+    data: str,
+    scores: str | None,
+    command: str = "hf-vanilla train --recipe FILE",
 ) -> ModelCard:
     """The filled card, with the metadata that the Hub reads.
 
@@ -60,6 +66,7 @@ def track_card(
         dataset: what the model was trained on.
         data: the training data in one line.
         scores: lines of scores with their protocol; None where not measured.
+        command: that the options of the run are for.
     """
     metadata = ModelCardData(
         model_name=facts.model_name, license=license, library_name="transformers", tags=list(TAGS)
@@ -80,5 +87,6 @@ def track_card(
             device=facts.device,
             summary=f"| measure | value |\n|---|---|\n{lines}" if lines else "",
             recipe=facts.recipe.strip(),
+            command=command,
         )
     )

@@ -20,12 +20,20 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
             displacements, in units per step; inputs are divided by it.
         largest_step (`float`, defaults to 0.0): farthest displacement in a step of the training
             data; predicted ones beyond it count as off-speed. 0: unknown.
-        follows_heading (`bool`, defaults to `True`): turn each agent so that its last displacement
-            points along x.
+        follows_heading (`bool`, defaults to `True`): turn each agent so that its heading points
+            along x.
+        heading_decay (`float`, defaults to 0.7): the heading is the mean of the observed
+            displacements, each weighted by this factor per step before the last; 0: the last one.
         num_modes (`int`, defaults to 20): futures of the form with several modes.
-        score_loss_weight (`float`, defaults to 1.0): weight of the modes' classification.
-        rollout_loss_weight (`float`, defaults to 0.0): weight of the distance of the model's own
-            rollout, beside that of the next steps, in the form with one future.
+        score_loss_weight (`float`, defaults to 0.2): weight of the modes' classification.
+        final_loss_weight (`float`, defaults to 0.3): weight of the distance at the last step,
+            beside the mean distance, in the form with several modes.
+        forcing_loss_weight (`float`, defaults to 0.0): weight of the distance of the next steps
+            after the true ones (teacher forcing), in the form with one future.
+        rollout_loss_weight (`float`, defaults to 1.0): weight of the distance of the positions that
+            the model reaches on its own steps, in the form with one future.
+        rollout_passes (`int`, defaults to 1): parallel passes over the own steps, which that loss
+            takes in training instead of a rollout step by step.
         d_model (`int`, defaults to 64): width of every hidden state.
         encoder_layers (`int`, defaults to 2): layers of the encoder.
         encoder_attention_heads (`int`, defaults to 4): heads of an encoder layer.
@@ -33,7 +41,7 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
         decoder_layers (`int`, defaults to 2): layers of the decoder.
         decoder_attention_heads (`int`, defaults to 4): heads of a decoder layer.
         decoder_ffn_dim (`int`, defaults to 256): width inside its feed-forward network.
-        dropout (`float`, defaults to 0.1): on every sublayer's output and on the inputs.
+        dropout (`float`, defaults to 0.0): on every sublayer's output and on the inputs.
         attention_dropout (`float`, defaults to 0.0): on the attention weights.
         activation_dropout (`float`, defaults to 0.0): inside the feed-forward network.
         activation_function (`str`, defaults to `"relu"`): a name of
@@ -66,9 +74,13 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
     velocity_std: float | int = 1.0
     largest_step: float | int = 0.0
     follows_heading: bool = True
+    heading_decay: float | int = 0.7
     num_modes: int = 20
-    score_loss_weight: float | int = 1.0
-    rollout_loss_weight: float | int = 0.0
+    score_loss_weight: float | int = 0.2
+    final_loss_weight: float | int = 0.3
+    forcing_loss_weight: float | int = 0.0
+    rollout_loss_weight: float | int = 1.0
+    rollout_passes: int = 1
     d_model: int = 64
     encoder_layers: int = 2
     encoder_attention_heads: int = 4
@@ -76,7 +88,7 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
     decoder_layers: int = 2
     decoder_attention_heads: int = 4
     decoder_ffn_dim: int = 256
-    dropout: float | int = 0.1
+    dropout: float | int = 0.0
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     activation_function: str = "relu"
@@ -88,6 +100,7 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
         """Sizes, counts and units are positive; velocities need two observed steps."""
         for name in (
             *("predicted_steps", "num_modes", "d_model", "encoder_layers", "decoder_layers"),
+            "rollout_passes",
             *("encoder_attention_heads", "decoder_attention_heads"),
             *("encoder_ffn_dim", "decoder_ffn_dim", "step_seconds", "velocity_std"),
         ):
@@ -102,7 +115,12 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
             raise ValueError(f"d_model={self.d_model} is odd, and sinusoids come in pairs")
 
     def validate_weights(self) -> None:
-        """Weights of the loss and the largest step are not negative."""
-        for name in ("score_loss_weight", "rollout_loss_weight", "largest_step"):
+        """Weights of the loss and the largest step are not negative, the decay is a factor."""
+        if not 0 <= self.heading_decay <= 1:
+            raise ValueError(f"heading_decay={self.heading_decay}: give a factor from 0 to 1")
+        weights = ("score_loss_weight", "forcing_loss_weight", "rollout_loss_weight")
+        for name in (*weights, "final_loss_weight", "largest_step"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
+        if not self.forcing_loss_weight + self.rollout_loss_weight > 0:
+            raise ValueError("forcing_loss_weight and rollout_loss_weight are both 0: raise one")

@@ -56,24 +56,39 @@ def observed_velocities(past_values: Tensor, is_observed: Tensor) -> tuple[Tenso
     return torch.where(is_known.unsqueeze(-1), displacements, 0), is_known
 
 
+def last_velocity(velocities: Tensor, is_known: Tensor) -> Tensor:
+    """The last known displacement, `(B, 2)`; 0 where there is none.
+
+    Args:
+        velocities: `(B, T - 1, 2)` of `observed_velocities`.
+        is_known: `(B, T - 1)` of `observed_velocities`.
+    """
+    steps = torch.arange(1, is_known.shape[1] + 1, device=is_known.device)
+    last = (is_known * steps).argmax(dim=1)  # 0 where nothing is known, and 0 stands there
+    return velocities.gather(1, last.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
+
+
 def agent_frame(
     past_values: Tensor,
     velocities: Tensor,
     is_known: Tensor,
     *,
     follows_heading: bool,
+    heading_decay: float,
     scale: float,
 ) -> AgentFrame:
     """The frame of each agent from its observed steps.
 
-    The heading is that of the last displacement that is not zero; an agent that never moves keeps
-    the world's axes.
+    The heading is that of a weighted mean of displacements: the last one that is not zero weighs 1,
+    the one before it `heading_decay`, and so on. One displacement of a slow agent is mostly noise.
+    An agent that never moves keeps the world's axes.
 
     Args:
         past_values: `(B, T, 2)`; the last step is observed.
         velocities: `(B, T - 1, 2)` of `observed_velocities`.
         is_known: `(B, T - 1)` of `observed_velocities`.
         follows_heading: turn the heading along x.
+        heading_decay: factor from 0 to 1 on the weight per step.
         scale: units of the world per unit of the frame.
     """
     origin = past_values[:, -1]
@@ -81,10 +96,11 @@ def agent_frame(
     if follows_heading:
         moves = is_known & velocities.abs().sum(dim=-1).gt(1e-6 * scale)  # (B, T - 1)
         steps = torch.arange(1, moves.shape[1] + 1, device=moves.device)
-        last = (moves * steps).argmax(dim=1)  # 0 where nothing moves
-        heading = velocities[torch.arange(len(last), device=last.device), last]  # (B, 2)
+        age = (moves * steps).amax(dim=1, keepdim=True) - steps  # 0 at the last that moves
+        weights = torch.pow(heading_decay, age.clamp(min=0)) * moves
+        heading = (velocities * weights.unsqueeze(-1)).sum(dim=1)  # (B, 2)
         length = heading.norm(dim=-1)
-        has_moved = moves.any(dim=1)
+        has_moved = length.gt(1e-6 * scale)
         safe = torch.where(has_moved, length, 1)
         cosine = torch.where(has_moved, heading[:, 0] / safe, cosine)
         sine = torch.where(has_moved, heading[:, 1] / safe, sine)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+LOWEST_TEMPERATURE = 1e-3
+
 
 def mean_distance(
     predicted: Tensor,
@@ -29,13 +31,15 @@ def mean_distance(
     return total / torch.as_tensor(count, device=total.device).clamp(min=1)
 
 
-def closest_mode_loss(
+def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to weigh them
     trajectories: Tensor,
     mode_logits: Tensor,
     future_values: Tensor,
     is_observed: Tensor,
     *,
     score_weight: float,
+    final_weight: float = 0.0,
+    temperature: "Tensor | float | None" = None,
     num_items_in_batch: "Tensor | float | None" = None,
 ) -> Tensor:
     """Distance of the closest mode, and the cross-entropy of its score.
@@ -49,14 +53,26 @@ def closest_mode_loss(
         future_values: `(B, P, 2)`; anything where they are not observed.
         is_observed: `(B, P)` bool.
         score_weight: of the cross-entropy.
+        final_weight: of the distance at the last step beside the mean over steps, also where the
+            closest mode is chosen.
+        temperature: in units of the world. All modes are regressed, each with the softmax of minus
+            its distance per step over the temperature as weight; from a high temperature that
+            falls, no mode stays unused. None: only the closest mode is regressed.
         num_items_in_batch: observed future steps of the optimizer step; None: of this call.
     """
     per_step = distances(trajectories, future_values.unsqueeze(1))  # (B, M, P)
     per_mode = (per_step * is_observed.unsqueeze(1)).sum(dim=-1)  # (B, M)
-    closest = per_mode.detach().argmin(dim=1)
     steps = is_observed.sum(dim=1)
+    per_mode = per_mode + final_weight * per_step[..., -1] * (steps * is_observed[:, -1])[:, None]
+    closest = per_mode.detach().argmin(dim=1)
+    if temperature is None:
+        regressed = per_mode.gather(1, closest.unsqueeze(1)).sum()
+    else:
+        apart = per_mode.detach() / steps.clamp(min=1).unsqueeze(1)
+        lowest = torch.as_tensor(temperature, device=apart.device).clamp(min=LOWEST_TEMPERATURE)
+        regressed = ((-apart / lowest).softmax(dim=1) * per_mode).sum()
     scores = cross_entropy(mode_logits.float(), closest, reduction="none") * steps
-    total = per_mode.gather(1, closest.unsqueeze(1)).sum() + score_weight * scores.sum()
+    total = regressed + score_weight * scores.sum()
     count = steps.sum() if num_items_in_batch is None else num_items_in_batch
     return total / torch.as_tensor(count, device=total.device).clamp(min=1)
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.utils import can_return_tuple
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_trajectory import VanillaTracksConfig
 from .layers_vanilla import VanillaDecoderLayer
 from .loss_vanilla_trajectory import closest_mode_loss
@@ -26,6 +27,7 @@ from .modeling_vanilla_trajectory import (
 class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
     """M futures per agent in one pass; the closest is regressed, its score is classified.
 
+    A future is the last observed velocity plus what the model changes about it, step by step.
     The queries are the decoder's input. As positions over zeros, as in DETR, the modes collapse.
 
     Examples:
@@ -39,6 +41,10 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         >>> out.trajectories.shape, out.mode_logits.shape
         (torch.Size([3, 5, 12, 2]), torch.Size([3, 5]))
     """
+
+    _can_record_outputs = {  # noqa: RUF012 - transformers' form
+        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
+    }
 
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
@@ -62,7 +68,7 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         else:
             super()._init_weights(module)
 
-    @can_return_tuple
+    @capture_outputs
     def forward(
         self,
         past_values: Tensor,
@@ -78,13 +84,14 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
             past_observed_mask: `(B, T)`, 1 = observed; None: all are.
             future_values: `(B, P, 2)` positions to predict.
             future_observed_mask: `(B, P)`, 1 = observed; None: all are.
-            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
+                `winner_temperature`, see `closest_mode_loss`; `output_attentions`.
 
         Raises:
             ValueError: an input does not fit; the message says which and how.
         """
-        encoded, attention_mask, frame, _ = self.encoder(past_values, past_observed_mask)
-        hidden_states = self.queries.weight.expand(len(encoded), -1, -1)  # (B, M, D)
+        encoded, attention_mask, frame, last = self.encoder(past_values, past_observed_mask)
+        hidden_states = self.queries.weight.expand(encoded.shape[0], -1, -1)  # (B, M, D)
         mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=hidden_states,
@@ -94,7 +101,8 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(hidden_states, None, encoded, mask)
         hidden_states = self.layer_norm(hidden_states)
-        steps = self.track_head(hidden_states).unflatten(-1, (-1, 2))  # (B, M, P, 2)
+        changes = self.track_head(hidden_states).unflatten(-1, (-1, 2))  # (B, M, P, 2)
+        steps = changes + last[:, None, None]
         logits = self.score_head(hidden_states).squeeze(-1)  # (B, M)
         trajectories = frame.positions(steps)
         loss = None
@@ -106,6 +114,8 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
                 future_values,
                 is_observed,
                 score_weight=self.config.score_loss_weight,
+                final_weight=self.config.final_loss_weight,
+                temperature=kwargs.pop("winner_temperature", None),
                 num_items_in_batch=kwargs.pop("num_items_in_batch", None),
             )
         return VanillaTrajectoryOutput(loss=loss, trajectories=trajectories, mode_logits=logits)

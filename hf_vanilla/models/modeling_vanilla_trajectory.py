@@ -15,7 +15,7 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_vanilla_trajectory import VanillaTracksConfig
-from .frame_vanilla_trajectory import AgentFrame, agent_frame, observed_velocities
+from .frame_vanilla_trajectory import AgentFrame, agent_frame, last_velocity, observed_velocities
 from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .loss_vanilla_trajectory import mean_distance
@@ -31,11 +31,14 @@ class VanillaTrajectoryOutput(ModelOutput):
         loss: in units of the world per observed future step.
         trajectories: `(B, M, P, 2)` positions in the world; one mode for TF.
         mode_logits: `(B, M)` scores of the modes before the softmax.
+        cross_attentions: weights `(B, H, M, T - 1)` of each decoder layer, with
+            `output_attentions=True` and eager attention; only of the form with several modes.
     """
 
     loss: Tensor | None = None
     trajectories: Tensor | None = None
     mode_logits: Tensor | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
 
 
 class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
@@ -100,6 +103,7 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
             velocities,
             is_known,
             follows_heading=self.config.follows_heading,
+            heading_decay=self.config.heading_decay,
             scale=self.config.velocity_std,
         )
         inputs = frame.enter(velocities)
@@ -110,11 +114,13 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask)
-        return hidden_states, attention_mask, frame, inputs[:, -1]
+        return hidden_states, attention_mask, frame, last_velocity(inputs, is_known)
 
 
 class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
     """One future per agent, autoregressively, each step from the observed and the predicted ones.
+
+    The decoder predicts by how much each velocity differs from the last observed one.
 
     Examples:
         >>> import torch
@@ -166,24 +172,29 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             steps = self.rollout(hidden, mask, last)
             return VanillaTrajectoryOutput(
                 trajectories=frame.positions(steps).unsqueeze(1),
-                mode_logits=steps.new_zeros(len(steps), 1),
+                mode_logits=steps.new_zeros(steps.shape[0], 1),
             )
         is_observed = check_future(self.config, future_values, future_observed_mask)
         wanted = torch.where(is_observed.unsqueeze(-1), future_values, 0)
-        forced, is_known = self._teacher_forcing(hidden, mask, last, frame, wanted, is_observed)
         divisor = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
-        loss = mean_distance(frame.leave(forced), _steps(wanted, frame), is_known, **divisor)
-        steps = forced
-        weight = self.config.rollout_loss_weight
-        if weight or not self.training:
-            steps = self.rollout(hidden, mask, last)
-        if weight:
+        loss = torch.zeros((), device=wanted.device)
+        steps = None if self.training else self.rollout(hidden, mask, last)
+        if self.config.forcing_loss_weight:
+            forced, is_known = self._teacher_forcing(hidden, mask, last, frame, wanted, is_observed)
+            distance = mean_distance(
+                frame.leave(forced), _steps(wanted, frame), is_known, **divisor
+            )
+            loss = loss + self.config.forcing_loss_weight * distance
+            steps = forced if steps is None else steps
+        if self.config.rollout_loss_weight:
+            if self.training:
+                steps = self.own_steps(hidden, mask, last, self.config.rollout_passes)
             distance = mean_distance(frame.positions(steps), wanted, is_observed, **divisor)
-            loss = loss + weight * distance
+            loss = loss + self.config.rollout_loss_weight * distance
         return VanillaTrajectoryOutput(
             loss=loss,
             trajectories=frame.positions(steps).unsqueeze(1),
-            mode_logits=steps.new_zeros(len(steps), 1),
+            mode_logits=steps.new_zeros(steps.shape[0], 1),
         )
 
     def rollout(self, hidden_states: Tensor, attention_mask: Tensor, last: Tensor) -> Tensor:
@@ -199,8 +210,37 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         for number in range(self.config.predicted_steps):
             inputs = self.embedding(steps[-1].unsqueeze(1), number)
             decoded = self._decode(inputs, hidden_states, attention_mask, cache)
-            steps.append(self.head(decoded[:, 0]))
+            steps.append(last + self.head(decoded[:, 0]))
         return torch.stack(steps[1:], dim=1)
+
+    def own_steps(
+        self, hidden_states: Tensor, attention_mask: Tensor, last: Tensor, passes: int
+    ) -> Tensor:
+        """The rollout in parallel passes, each over the steps of the pass before.
+
+        The first pass starts from constant velocity; after P passes the result is the rollout.
+        Gradients flow through the last pass only.
+
+        Args:
+            hidden_states: `(B, T - 1, D)` of the encoder.
+            attention_mask: `(B, T - 1)`, 1 = real position.
+            last: `(B, 2)` last observed velocity in the frame.
+            passes: before the last one.
+
+        Returns:
+            `(B, P, 2)` velocities in the frame.
+        """
+        inputs = last.unsqueeze(1).expand(-1, self.config.predicted_steps, -1)
+        with torch.no_grad():
+            for _ in range(passes):
+                steps = self._next_steps(inputs, last, hidden_states, attention_mask)
+                inputs = torch.cat((last.unsqueeze(1), steps[:, :-1]), dim=1)
+        return self._next_steps(inputs, last, hidden_states, attention_mask)
+
+    def _next_steps(self, inputs: Tensor, last: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
+        """The velocity after each of `inputs` `(B, P, 2)`, all in the frame."""
+        decoded = self._decode(self.embedding(inputs), hidden, mask, None)
+        return last.unsqueeze(1) + self.head(decoded)
 
     def _teacher_forcing(
         self,
@@ -216,8 +256,8 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         before = torch.cat((torch.ones_like(is_observed[:, :1]), is_observed[:, :-1]), dim=1)
         is_known = is_observed & before
         true = torch.where(is_known.unsqueeze(-1), true, 0)
-        inputs = self.embedding(torch.cat((last.unsqueeze(1), true[:, :-1]), dim=1))
-        return self.head(self._decode(inputs, hidden, mask, None)), is_known
+        inputs = torch.cat((last.unsqueeze(1), true[:, :-1]), dim=1)
+        return self._next_steps(inputs, last, hidden, mask), is_known
 
     def _decode(
         self,

@@ -69,7 +69,13 @@ THEMES = {
 }
 
 
-def check_output(output: str | Path, *, overwrite: bool = False, theme: str = "light") -> Path:
+def check_output(
+    output: str | Path,
+    *,
+    overwrite: bool = False,
+    theme: str = "light",
+    suffixes: Sequence[str] = SUFFIXES,
+) -> Path:
     """Return the path of a figure's file; call it before any work is done for the figure.
 
     Raises:
@@ -78,8 +84,8 @@ def check_output(output: str | Path, *, overwrite: bool = False, theme: str = "l
         ImportError: matplotlib is not installed.
     """
     output = Path(output)
-    if output.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"output={str(output)!r}: end it with {' or '.join(SUFFIXES)}")
+    if output.suffix.lower() not in suffixes:
+        raise ValueError(f"output={str(output)!r}: end it with {' or '.join(suffixes)}")
     check_output_file(output, overwrite=overwrite)
     with figure_style(theme):
         new_figure((1, 1))

@@ -9,15 +9,19 @@ import numpy as np
 from hf_vanilla.data.track_formats import on_plane
 from hf_vanilla.data.track_options import TrackFileOptions
 from hf_vanilla.data.trajectories import Scenes, pasts_of_rows
+from hf_vanilla.files import whole_file
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.options import option
 from hf_vanilla.trajectories.forecaster import check_rate, predict
 from hf_vanilla.trajectories.loading import load_forecaster
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 
-from .figures import check_output, figure_style, new_figure, save_figure, theme_of
+from .figures import SUFFIXES, check_output, figure_style, new_figure, save_figure, theme_of
 
 MOST_AGENTS = 50
+SIZE = (6.4, 6.0)  # inches
+GIF = ".gif"
+GIF_SECONDS = 0.4  # a frame is shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +30,12 @@ class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the co
 
     model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
     input: str = option(text="file of tracks, walkers or forks (built in)")
-    output: str = option("tracks.png", "figure file, .png or .svg")
+    output: str = option("tracks.png", "figure file, .png or .svg; .gif: the scene walks")
     scene: str | None = option(None, "name of the scene; default: the first")
     frame: int | None = option(
         None, "last observed frame; default: the one with most agents that have a future"
     )
+    frames: int = option(20, "of a .gif, from --frame on", at_least=1)
     picture: str | None = option(
         None, "picture of the place; the homography maps its pixels to the plane"
     )
@@ -43,12 +48,14 @@ class Drawn:
     """What a figure shows of one agent.
 
     Attributes:
+        name: of the agent.
         past: `(T, 2)` observed positions, NaN where missing.
         future: `(F, 2)` true positions after it, as far as there are any.
         tracks: `(M, P, 2)` futures, the most probable first.
         probabilities: `(M,)`.
     """
 
+    name: Any
     past: np.ndarray
     future: np.ndarray
     tracks: np.ndarray
@@ -62,7 +69,12 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
         ValueError: the frame or the scene has no agent, or the tracks do not match the model.
         OSError: a file is missing, or the figure exists and `overwrite` is off.
     """
-    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
+    path = check_output(
+        options.output,
+        overwrite=options.overwrite,
+        theme=options.theme,
+        suffixes=(*SUFFIXES, GIF),
+    )
     scenes = options.read(options.input, seed=2)
     simple = VanillaTracksConfig(step_seconds=scenes.step_seconds, unit=scenes.unit)
     model = load_forecaster(options.model, device="cpu", config=simple)
@@ -70,9 +82,19 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
     number = 0 if options.scene is None else _scene_number(scenes, options.scene)
     scenes = scenes.rows(scenes.scene == number)
     frame = _fullest_frame(scenes, model.config) if options.frame is None else options.frame
-    agents = drawn_agents(model, scenes, frame)
-    save_tracks(agents, path, options, title=f"{scenes.scene_names[number]}, frame {frame}")
+    name = scenes.scene_names[number]
+    if path.suffix.lower() == GIF:
+        per_step = int(scenes.frames_per_step[number])
+        frames = range(frame, frame + per_step * options.frames, per_step)
+        save_walk([(f, _agents_or_none(model, scenes, f)) for f in frames], path, options, name)
+    else:
+        agents = drawn_agents(model, scenes, frame)
+        save_tracks(agents, path, options, title=f"{name}, frame {frame}")
     return path
+
+
+def _agents_or_none(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
+    return drawn_agents(model, scenes, frame) if (scenes.frame == frame).any() else []
 
 
 def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
@@ -96,7 +118,8 @@ def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
         is_next = (scenes.agent == scenes.agent[row]) & (scenes.frame >= frame)
         future = scenes.positions[is_next & (scenes.frame <= last)]
         seen = np.where(mask[number][:, None], past[number], np.nan)
-        found.append(Drawn(seen, future, tracks[number], probabilities[number]))
+        name = scenes.agent_names[scenes.agent[row]]
+        found.append(Drawn(name, seen, future, tracks[number], probabilities[number]))
     return found
 
 
@@ -109,38 +132,95 @@ def save_tracks(agents: list[Drawn], path: Path, options: PlotTracksOptions, *, 
         options: theme, picture and homography.
         title: above the figure.
     """
-    plane = options.source.homography
-    back = None if options.picture is None or plane is None else np.linalg.inv(plane)
     with figure_style(options.theme):
-        colors = theme_of(options.theme)
-        figure = new_figure((6.4, 6.0))
+        figure = new_figure(SIZE)
         panel = figure.subplots()
-        if options.picture is not None:
-            panel.imshow(_picture(options.picture))
-
-        def line(points: np.ndarray, **style: Any) -> None:
-            points = points if back is None else on_plane(points, back)
-            panel.plot(points[:, 0], points[:, 1], **style)
-
-        for number, agent in enumerate(agents):
-            # names in the legend once
-            past, truth, modes = ("observed", "truth", "predicted") if not number else [None] * 3
-            start = agent.past[-1:]
-            strongest = agent.probabilities.max()
-            for mode in range(len(agent.tracks))[::-1]:
-                shade = 0.08 + 0.82 * agent.probabilities[mode] / strongest
-                points = np.concatenate((start, agent.tracks[mode]))
-                label = modes if mode == 0 else None
-                line(points, color=colors.lines[1], alpha=shade, linewidth=1, label=label)
-            line(agent.future, color=colors.lines[2], linewidth=1.6, label=truth, linestyle="--")
-            line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label=past)
-        if options.picture is None:
-            panel.set_aspect("equal", adjustable="datalim")
-            panel.set_xlabel(f"x ({options.unit})")
-            panel.set_ylabel(f"y ({options.unit})")
-        panel.set_title(title)
-        panel.legend()
+        _paint(panel, agents, options, title)
         save_figure(figure, path)
+
+
+def save_walk(
+    frames: list[tuple[int, list[Drawn]]], path: Path, options: PlotTracksOptions, name: str
+) -> None:
+    """Save a GIF in which a scene walks, one step per picture.
+
+    Args:
+        frames: number of each frame, and its agents.
+        path: .gif file.
+        options: theme, picture and homography.
+        name: of the scene.
+
+    Raises:
+        ValueError: no frame has an agent.
+    """
+    from PIL import Image
+
+    shown = [points for _, agents in frames for agent in agents for points in _shown(agent)]
+    if not shown:
+        raise ValueError(f"no agent has two observed steps from frame {frames[0][0]} on")
+    points = _on_picture(np.concatenate(shown), options)
+    low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
+    images = []
+    with figure_style(options.theme):
+        figure = new_figure(SIZE)
+        for frame, agents in frames:
+            figure.clear()
+            panel = figure.subplots()
+            _paint(panel, agents, options, f"{name}, frame {frame}")
+            if options.picture is None:
+                panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+            figure.canvas.draw()
+            images.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
+    with whole_file(path) as unfinished:
+        images[0].save(
+            unfinished,
+            format="GIF",
+            save_all=True,
+            append_images=images[1:],
+            duration=round(1000 * GIF_SECONDS),
+            loop=0,
+        )
+
+
+def _shown(agent: Drawn) -> list[np.ndarray]:
+    return [agent.past, agent.future, *agent.tracks]
+
+
+def _on_picture(points: np.ndarray, options: PlotTracksOptions) -> np.ndarray:
+    """Positions of the plane in pixels, where there is a picture with a homography."""
+    plane = options.source.homography
+    if options.picture is None or plane is None:
+        return points
+    return on_plane(points, np.linalg.inv(plane))
+
+
+def _paint(panel: Any, agents: list[Drawn], options: PlotTracksOptions, title: str) -> None:
+    colors = theme_of(options.theme)
+    if options.picture is not None:
+        panel.imshow(_picture(options.picture))
+
+    def line(points: np.ndarray, **style: Any) -> None:
+        panel.plot(*_on_picture(points, options).T, **style)
+
+    for number, agent in enumerate(agents):
+        # names in the legend once
+        past, truth, modes = ("observed", "truth", "predicted") if not number else [None] * 3
+        start = agent.past[-1:]
+        strongest = agent.probabilities.max()
+        for mode in range(len(agent.tracks))[::-1]:
+            shade = 0.08 + 0.82 * agent.probabilities[mode] / strongest
+            points = np.concatenate((start, agent.tracks[mode]))
+            label = modes if mode == 0 else None
+            line(points, color=colors.lines[1], alpha=shade, linewidth=1, label=label)
+        line(agent.future, color=colors.lines[2], linewidth=1.6, label=truth, linestyle="--")
+        line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label=past)
+    if options.picture is None:
+        panel.set_aspect("equal", adjustable="datalim")
+        panel.set_xlabel(f"x ({options.unit})")
+        panel.set_ylabel(f"y ({options.unit})")
+    panel.set_title(title)
+    if agents:
+        panel.legend()
 
 
 def _picture(path: str) -> np.ndarray:

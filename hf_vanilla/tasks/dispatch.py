@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
-from hf_vanilla.options import UsageError, parse_options, pop_option
+from hf_vanilla.options import parse_options, pop_option
 from hf_vanilla.recipes.tasks import load_part
 from hf_vanilla.training.finetuning import FinetuneOptions
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
@@ -23,14 +23,14 @@ class ModelCommands:
     Attributes:
         evaluate: scores a model, and
         evaluate_options: its options.
-        finetune: trains a model further; empty: `train` does, and
+        finetune: trains a model further, and
         finetune_options: its options, beside those of Trainer.
     """
 
     evaluate: str
     evaluate_options: str
-    finetune: str = ""
-    finetune_options: str = ""
+    finetune: str
+    finetune_options: str
 
 
 TEXT = ModelCommands(
@@ -56,6 +56,8 @@ COMMANDS_OF = {
     "vanilla_tracks": ModelCommands(
         "hf_vanilla.tasks.track_evaluation:evaluate_tracks",
         "hf_vanilla.tasks.track_evaluation:EvaluateTracksOptions",
+        "hf_vanilla.tasks.track_finetuning:finetune_tracks",
+        "hf_vanilla.tasks.track_finetuning:FinetuneTracksOptions",
     ),
 }
 
@@ -101,8 +103,6 @@ def read_finetuning(arguments: Sequence[str]) -> Finetuning:
         UsageError: an option is unknown or missing.
     """
     commands = _commands(arguments)
-    if not commands.finetune:
-        raise UsageError("this kind of model has no finetune: use train, or Trainer in Python")
     kind = load_part(commands.finetune_options)
     epilog = EPILOG if kind is FinetuneOptions else None
     options, trainer = parse_options((kind, Seq2SeqTrainingArguments), arguments, epilog=epilog)

@@ -28,6 +28,8 @@ from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSum
 from .trajectory_data import TrackData, prepare_tracks, track_facts
 from .trajectory_options import MEASURES, TrackDataOptions
 
+TEMPERATURE_ENDS = 2 / 3  # of the run
+
 
 def prepare(recipe: Recipe) -> "TrajectoryTask":
     """Read the tracks of a recipe and measure them.
@@ -40,6 +42,19 @@ def prepare(recipe: Recipe) -> "TrajectoryTask":
 
 
 @dataclass(frozen=True)
+class WindowRows:
+    """One micro-batch.
+
+    Attributes:
+        rows: `(B,)` numbers of windows.
+        step: number of the optimizer step, from 0.
+    """
+
+    rows: np.ndarray
+    step: int
+
+
+@dataclass(frozen=True)
 class WindowOrder:
     """Micro-batches of equal size, epoch after epoch without a gap.
 
@@ -47,21 +62,23 @@ class WindowOrder:
         windows: how many there are.
         size: windows of a micro-batch.
         seed: of the order.
+        per_step: micro-batches of an optimizer step.
     """
 
     windows: int
     size: int
     seed: int
+    per_step: int = 1
 
-    def __getitem__(self, number: int) -> np.ndarray:
-        """Window numbers of micro-batch `number` of the run."""
+    def __getitem__(self, number: int) -> WindowRows:
+        """Micro-batch `number` of the run."""
         places = np.arange(number * self.size, (number + 1) * self.size)
         epochs, rows = np.divmod(places, self.windows)
         parts = [
             _shuffled(self.windows, self.seed, int(epoch))[rows[epochs == epoch]]
             for epoch in np.unique(epochs)
         ]
-        return np.concatenate(parts)
+        return WindowRows(np.concatenate(parts), number // self.per_step)
 
     def describe(self) -> str:
         """The size in words."""
@@ -132,14 +149,18 @@ class TrajectoryTask:
                 f"windows_per_step={self.options.windows_per_step} cannot be cut into {per_step} "
                 "equal micro-batches: make it a multiple"
             )
-        return WindowOrder(len(self.tracks.train), size, self.recipe.train.seed)
+        return WindowOrder(len(self.tracks.train), size, self.recipe.train.seed, per_step)
 
-    def batch(self, rows: np.ndarray, generator: torch.Generator) -> Batch:
+    def batch(self, rows: WindowRows, generator: torch.Generator) -> Batch:
         """Windows as the model's inputs, changed at random."""
-        inputs = model_inputs(self.tracks.train, rows)
-        change = self._random_change(len(rows), generator)  # (B, 2, 2)
+        inputs = model_inputs(self.tracks.train, rows.rows)
+        change = self._random_change(len(rows.rows), generator)  # (B, 2, 2)
         for name in ("past_values", "future_values"):
             inputs[name] = inputs[name] @ change
+        start = self.options.winner_temperature
+        if start and self.options.form == "modes":
+            done = rows.step / (TEMPERATURE_ENDS * self.recipe.train.max_steps)
+            inputs["winner_temperature"] = torch.tensor(start * max(0.0, 1 - done))
         return inputs
 
     def _random_change(self, count: int, generator: torch.Generator) -> Tensor:
@@ -148,7 +169,8 @@ class TrajectoryTask:
         mirror, speed, angle = torch.rand(3, count, generator=generator)
         change = torch.eye(2).repeat(count, 1, 1)
         change[:, 1, 1] = torch.where(mirror < options.mirror, -1.0, 1.0)
-        change *= (1 + options.speed_change * (2 * speed - 1)).view(-1, 1, 1)
+        # as often by a factor as by its inverse
+        change *= ((1 + options.speed_change) ** (2 * speed - 1)).view(-1, 1, 1)
         if options.rotate:
             turn = 2 * torch.pi * angle
             rows = torch.stack((turn.cos(), turn.sin(), -turn.sin(), turn.cos()), -1)
@@ -195,6 +217,7 @@ class TrajectoryTask:
             "min_fde": means[f"minFDE{modes}"],
             "ade": means["minADE1"],
             "fde": means["minFDE1"],
+            **({"single_ade": means["single_ADE"]} if modes > 1 else {}),  # only logged
         }
         return Validation(values, TrackScores(means, self._protocol(windows)))
 

@@ -57,6 +57,12 @@ class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the com
     )
     windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
     windows_per_batch: int = option(256, "windows of a process and micro-batch", at_least=1)
+    winner_temperature: float = option(
+        0.0,
+        "of the loss over modes at the start, in units of the tracks; falls to 0 in two thirds of "
+        "the run; 0: only the closest mode is regressed",
+        at_least=0,
+    )
     mirror: float = option(0.5, "probability of a mirror image", at_least=0)
     speed_change: float = option(
         0.0, "largest random relative change of speed", at_least=0, below=1

@@ -148,18 +148,50 @@ def predict(model: Any, past: np.ndarray, is_observed: np.ndarray) -> tuple[np.n
     config = model.config
     if not len(past):
         return np.zeros((0, 1, config.predicted_steps, 2)), np.zeros((0, 1))
-    device = next(model.parameters(), torch.empty(0)).device
-    origin = past[:, -1:]
-    relative = np.where(is_observed[..., None], past - origin, 0)
-    outputs = model(
-        torch.as_tensor(relative, dtype=torch.float32, device=device),
-        past_observed_mask=torch.as_tensor(is_observed, device=device),
-    )
-    probabilities = outputs.mode_logits.double().softmax(-1).cpu()
-    order = probabilities.argsort(dim=1, descending=True, stable=True)
+    outputs = _outputs(model, past, is_observed)
+    probabilities, order = _sorted_modes(outputs)
     tracks = outputs.trajectories.double().cpu()
     tracks = tracks.gather(1, order[..., None, None].expand_as(tracks)).numpy()
-    return tracks + origin[:, None], probabilities.gather(1, order).numpy()
+    return tracks + past[:, None, -1:], probabilities.numpy()
+
+
+@torch.inference_mode()
+def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) -> np.ndarray | None:
+    """Where each mode looks: weights of the last cross-attention, mean of its heads.
+
+    Args:
+        model: a forecaster in evaluation mode with eager attention.
+        past: `(A, T, 2)` float64; anything where not observed.
+        is_observed: `(A, T)` bool; last steps are observed.
+
+    Returns:
+        `(A, M, T - 1)`, modes in the order of `predict`; weight t belongs to the displacement from
+        step t to step t + 1. None where the model records none.
+    """
+    outputs = _outputs(model, past, is_observed, output_attentions=True)
+    if not outputs.cross_attentions:
+        return None
+    weights = outputs.cross_attentions[-1].double().mean(1).cpu()  # (A, M, T - 1)
+    _, order = _sorted_modes(outputs)
+    return weights.gather(1, order.unsqueeze(-1).expand_as(weights)).numpy()
+
+
+def _outputs(model: Any, past: np.ndarray, is_observed: np.ndarray, **kwargs: Any) -> Any:
+    """Outputs for positions relative to each agent's last one."""
+    device = next(model.parameters(), torch.empty(0)).device
+    relative = np.where(is_observed[..., None], past - past[:, -1:], 0)
+    return model(
+        torch.as_tensor(relative, dtype=torch.float32, device=device),
+        past_observed_mask=torch.as_tensor(is_observed, device=device),
+        **kwargs,
+    )
+
+
+def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities `(A, M)`, falling, and the numbers of the modes in that order."""
+    probabilities = outputs.mode_logits.double().softmax(-1).cpu()
+    order = probabilities.argsort(dim=1, descending=True, stable=True)
+    return probabilities.gather(1, order), order
 
 
 def check_rate(scenes: Scenes, config: Any, source: str) -> None:

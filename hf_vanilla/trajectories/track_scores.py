@@ -46,14 +46,14 @@ class Protocol:
     with_company: bool = False
     seed: str = ""
 
-    def line(self, modes: int = 1) -> str:
-        """The protocol of a score over so many modes."""
+    def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
+        """The protocol of a score over so many modes; `single` says which one, if it is one."""
         cut = "per scene of two or more" if self.with_company else "per person"
         parts = [
             self.data,
             f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
             f"{cut}, stride {self.stride}, {self.windows:,} windows",
-            f"best of {modes} per person, ADE and FDE apart" if modes > 1 else "top-scored track",
+            f"best of {modes} per person, ADE and FDE apart" if modes > 1 else single,
         ]
         return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
 
@@ -81,7 +81,7 @@ class TrackSums:
         self.miss_distance, self.largest_step = miss_distance, largest_step
         self.names = [f"{kind}{k}" for k in self.counts for kind in ("minADE", "minFDE")]
         self.names += ["miss_rate", "brier_minFDE"]
-        self.names += ["kde_nll"] if modes > 1 else []
+        self.names += ["single_ADE", "single_FDE", "kde_nll"] if modes > 1 else []
         self.names += ["off_speed_share"] if largest_step else []
         self.sums = torch.zeros(2, len(self.names), dtype=torch.float64)  # values, windows
 
@@ -111,6 +111,11 @@ class TrackSums:
         values["miss_rate"] = nearest.gt(self.miss_distance).double(), has_last
         values["brier_minFDE"] = nearest + unsure, has_last
         if "kde_nll" in self.names:
+            one = expected_distances(trajectories, probabilities).argmin(1)  # (B,)
+            all_means, all_finals = apart.sum(-1) / steps.clamp(min=1), apart[..., -1]
+            index = torch.arange(len(one), device=one.device)
+            values["single_ADE"] = all_means[index, one], has_any
+            values["single_FDE"] = all_finals[index, one], has_last
             nats = kernel_density_nats(trajectories.double(), probabilities, future.double())
             values["kde_nll"] = (nats * known).sum(1) / steps.squeeze(1).clamp(min=1), has_any
         if self.largest_step:
@@ -129,6 +134,24 @@ class TrackSums:
         total = (self.sums if sums is None else sums).double().cpu()
         means = total[0] / total[1].clamp(min=1)
         return dict(zip(self.names, means.tolist(), strict=True))
+
+
+def expected_distances(trajectories: Tensor, probabilities: Tensor) -> Tensor:
+    """How far each mode is expected to be from the truth if the modes' probabilities hold.
+
+    The mode with the smallest value is the single track to choose where the mean distance counts;
+    the most probable one may be far from all others.
+
+    Args:
+        trajectories: `(B, M, P, 2)`.
+        probabilities: `(B, M)`.
+
+    Returns:
+        `(B, M)`, per step.
+    """
+    steps = trajectories.unbind(dim=2)
+    apart = torch.stack([torch.cdist(step, step) for step in steps]).mean(dim=0)  # (B, M, M)
+    return (apart * probabilities.to(apart.dtype).unsqueeze(1)).sum(-1)
 
 
 def kernel_density_nats(trajectories: Tensor, probabilities: Tensor, future: Tensor) -> Tensor:
@@ -212,6 +235,8 @@ class TrackScores:
             shown = f"{100 * value:.2f} %"
         else:
             shown = f"{value:.3f} {'nats' if name == 'kde_nll' else self.protocol.unit}"
+        if name.startswith("single_"):
+            return f"{name} {shown} | {self.protocol.line(single=_SINGLE)}"
         return f"{name} {shown} | {self.protocol.line(modes)}"
 
     @property
@@ -219,5 +244,6 @@ class TrackScores:
         return max(int(name[6:]) for name in self.values if name.startswith("minADE"))
 
 
+_SINGLE = "track of the smallest expected distance"
 _SHARES = ("miss_rate", "off_speed_share", "collision_share")
 _OVER_ALL = ("miss_rate", "brier_minFDE", "kde_nll")

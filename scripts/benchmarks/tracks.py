@@ -68,7 +68,8 @@ class TheirTF(nn.Module):
         source, wanted = steps[:, : past.shape[1] - 1], steps[:, past.shape[1] - 1 :]
         target = torch.cat((source[:, -1:], wanted[:, :-1]), 1)
         inputs = [
-            layer(x) * math.sqrt(self.width) + sinusoid(torch.arange(x.shape[1]), self.width)
+            layer(x) * math.sqrt(self.width)
+            + sinusoid(torch.arange(x.shape[1]), self.width).to(x.dtype)
             for layer, x in ((self.source, source), (self.target, target))
         ]
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
@@ -86,7 +87,10 @@ def train_step(model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.op
 
 def training_ratios(windows: Windows, rounds: int) -> tuple[float, float]:
     """Windows per second beside theirs: on identical batches, and with a loader per sample."""
-    config = VanillaTracksConfig(velocity_std=0.4)
+    # teacher forcing and dropout as theirs
+    config = VanillaTracksConfig(
+        velocity_std=0.4, dropout=0.1, forcing_loss_weight=1.0, rollout_loss_weight=0.0
+    )
     ours, theirs = VanillaForTrajectoryPrediction(config), TheirTF(config)
     optimizers = [torch.optim.Adam(model.parameters()) for model in (ours, theirs)]
     steps = windows.observed

@@ -40,6 +40,26 @@ def test_a_figure_is_drawn_on_a_plane_and_on_a_picture(tracks, tmp_path):
     assert over.read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_scene_walks_in_a_gif_one_step_per_picture(tracks, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "walk.gif"
+    options = {"model": "constant_velocity", "input": tracks, "frame_seconds": 0.4}
+    plot_tracks(PlotTracksOptions(**options, frame=8, frames=4, output=str(path)))
+    with image.open(path) as walk:
+        assert walk.n_frames == 4
+        pictures = []
+        for number in range(4):
+            walk.seek(number)
+            pictures.append(np.asarray(walk.convert("RGB")).copy())
+    assert not np.array_equal(pictures[0], pictures[1])
+
+
+def test_a_gif_without_any_agent_is_refused(tracks, tmp_path):
+    options = {"model": "constant_velocity", "input": tracks, "frame_seconds": 0.4}
+    with pytest.raises(ValueError, match="from frame 90 on"):
+        plot_tracks(PlotTracksOptions(**options, frame=90, output=str(tmp_path / "walk.gif")))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

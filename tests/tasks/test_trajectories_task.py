@@ -1,6 +1,9 @@
 """Trajectory forecasting by the engine: runs, resumes, evaluation, and what is refused."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import small_run
@@ -15,6 +18,7 @@ from hf_vanilla.tasks.trajectories import WindowOrder, prepare
 from hf_vanilla.tasks.trajectory_options import TrackDataOptions
 from hf_vanilla.training.run import train
 
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
     "observed_steps": 5,
     "predicted_steps": 4,
@@ -92,11 +96,58 @@ def test_an_interrupted_run_ends_in_the_same_weights(tracks, tmp_path, monkeypat
         assert_close(found[name], weight, rtol=0, atol=0)
 
 
+@pytest.mark.slow
+def test_processes_and_micro_batches_give_the_same_weights(tracks, tmp_path):
+    """Four micro-batches of a step: 1 process x 4, 2 x 2 and 4 x 1."""
+    found = {}
+    for processes in (1, 2, 4):
+        data = {"windows_per_batch": 4, "winner_temperature": 0.3}
+        asked = recipe(tmp_path / str(processes), tracks, data=data)
+        path = tmp_path / f"{processes}.yaml"
+        path.write_text(asked.to_yaml(), encoding="utf-8")
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += [f"--nproc_per_node={processes}", "scripts/train.py", "--recipe", str(path)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found[processes] = small_run.weights(tmp_path / str(processes))
+    for processes in (2, 4):
+        for name, weight in found[1].items():
+            # float32 gradients are summed in another order, and Adam divides by their size
+            assert_close(found[processes][name], weight, rtol=0, atol=5e-5)
+
+
+KILLED = """
+import os, signal, sys
+from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.training import run as training
+counting = training.sum_counts
+def killed(run, micro_batches):
+    if micro_batches[0].number // run.per_step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return counting(run, micro_batches)
+training.sum_counts = killed
+training.train(read_recipe(["--recipe", sys.argv[1]]))
+"""
+
+
+def test_a_killed_run_ends_in_the_same_weights(tracks, tmp_path):
+    data = {"winner_temperature": 0.3}
+    whole = small_run.weights(train(recipe(tmp_path / "whole", tracks, data=data)))
+    asked, path = recipe(tmp_path / "cut", tracks, data=data), tmp_path / "cut.yaml"
+    path.write_text(asked.to_yaml(), encoding="utf-8")
+    command = [sys.executable, "-c", KILLED, str(path)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    assert (tmp_path / "cut" / "checkpoint-4").is_dir()
+    found = small_run.weights(train(asked))
+    for name, weight in whole.items():
+        assert_close(found[name], weight, rtol=0, atol=0)
+
+
 def test_counts_are_observed_future_steps(tracks, tmp_path):
     task = prepare(recipe(tmp_path / "run", tracks))
     rows = WindowOrder(len(task.tracks.train), 40, 0)[0]
     windows = task.tracks.train
-    _, known, _ = windows.positions(rows)
+    _, known, _ = windows.positions(rows.rows)
     batch = task.batch(rows, torch.Generator().manual_seed(0))
     assert task.counts(batch) == [int(known[:, 5:].sum())]
     assert task.counts(batch)[0] < 40 * 4
@@ -104,9 +155,22 @@ def test_counts_are_observed_future_steps(tracks, tmp_path):
 
 def test_an_epoch_has_each_window_once_whatever_the_size():
     order = WindowOrder(10, 4, 3)
-    rows = [row for number in range(5) for row in order[number].tolist()]
+    rows = [row for number in range(5) for row in order[number].rows.tolist()]
     assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
     assert rows[:10] != rows[10:]
+
+
+def test_the_temperature_falls_with_the_optimizer_step_not_with_the_micro_batch(tracks, tmp_path):
+    data = {"winner_temperature": 0.3}
+    task = prepare(recipe(tmp_path / "run", tracks, data=data, max_steps=30))
+
+    def temperatures(per_step, numbers):
+        order = task.order(per_step)
+        batches = [task.batch(order[number], torch.Generator()) for number in numbers]
+        return [round(batch["winner_temperature"].item(), 4) for batch in batches]
+
+    assert temperatures(1, (0, 10, 20, 29)) == [0.3, 0.15, 0, 0]
+    assert temperatures(2, (0, 1, 20, 21)) == [0.3, 0.3, 0.15, 0.15]
 
 
 def test_evaluation_equals_the_validation_of_the_run(tracks, tmp_path):
@@ -119,6 +183,27 @@ def test_evaluation_equals_the_validation_of_the_run(tracks, tmp_path):
     assert scores.values["minADE3"] == pytest.approx(last["min_ade"], rel=1e-4)
     assert "minADE3" in str(scores)
     assert "windows" in str(scores).splitlines()[0]
+
+
+def test_a_scene_with_one_person_has_scores_alone_and_none_in_company(tmp_path):
+    path = tmp_path / "one.csv"
+    rows = [f"{frame},1,{0.5 * frame},0" for frame in range(22)]
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    arguments = ["--model", "constant_velocity", "--dataset", str(path), "--frame_seconds", "0.4"]
+    scores = evaluate(read_evaluation(arguments)).values
+    assert scores["minADE1"] == pytest.approx(0, abs=1e-6)
+    assert scores["collision_share"] == 0
+    with pytest.raises(ValueError, match=r"one\.csv has no window"):
+        evaluate(read_evaluation([*arguments, "--with_company", "True"]))
+
+
+def test_a_model_of_another_rate_is_not_scored_on_the_tracks(tracks, tmp_path):
+    folder = train(recipe(tmp_path / "run", tracks))
+    arguments = ["--model", str(folder), "--dataset", str(tracks), "--frame_seconds", "0.1"]
+    with pytest.raises(
+        ValueError, match=r"steps of 0.1 s, but the model has 0.4 s.*--step_seconds"
+    ):
+        evaluate(read_evaluation(arguments))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hf_vanilla.trajectories.track_scores import (
     TrackScores,
     TrackSums,
     collision_share,
+    expected_distances,
     kernel_density_nats,
 )
 
@@ -43,6 +44,22 @@ def test_errors_of_three_windows_by_hand():
     assert means["brier_minFDE"] == pytest.approx((5 + 0.75**2 + 0.5 + 0.25**2) / 2)
     # steps between the two positions: (4, 5), (0, 2.5), (9, 8.6)
     assert means["off_speed_share"] == pytest.approx((0 + 0 + 1) / 3)
+
+
+def test_the_single_track_is_the_one_in_the_middle_not_the_most_probable():
+    # two modes near each other have 0.3 each, a lonely one 0.4
+    ends = torch.tensor([0.0, 0.2, 8.0])
+    tracks = torch.stack((ends, torch.zeros(3)), -1).view(1, 3, 1, 2)
+    probabilities = torch.tensor([[0.3, 0.3, 0.4]])
+    found = expected_distances(tracks, probabilities)
+    by_hand = [0.3 * 0.2 + 0.4 * 8, 0.3 * 0.2 + 0.4 * 7.8, 0.3 * 8 + 0.3 * 7.8]
+    assert_close(found, torch.tensor([by_hand]))
+    sums = TrackSums(3)
+    known = torch.ones(1, 1, dtype=torch.bool)
+    sums.add(tracks, probabilities.log(), torch.tensor([[[0.2, 0.0]]]), known)
+    means = sums.means()
+    assert means["single_ADE"] == pytest.approx(0, abs=1e-6)
+    assert means["minADE1"] == pytest.approx(7.8)
 
 
 def test_sums_of_two_parts_equal_the_sums_of_all():

@@ -1,0 +1,214 @@
+// The page of `tracks_page.py`. Gradio provides `element` and `server`, whose functions are those
+// of the class `TracksPage`. All positions are in units of the world; y points up.
+
+const part = (name) => element.querySelector(`.${name}`);
+const plane = part("plane");
+const HEIGHT_SHARE = 0.6; // height of the plane by its width
+const MARGIN = 0.08;
+const SECONDS_BETWEEN = 0.06; // from the appearance of one future to the next
+
+let settings = null;
+let view = null; // left, top and width of the plane that is shown
+let agents = [];
+let agent = 0; // selected
+let mode = -1; // selected; -1: none
+let path = null; // points of the path that is being drawn
+
+function shape(name, attributes, parent = plane) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return parent.appendChild(made);
+}
+
+const onScreen = ([x, y]) => [x - view.left, view.top - y];
+const asText = (points) => points.map((point) => onScreen(point).map((n) => n.toFixed(3)).join(",")).join(" ");
+
+function line(points, kind, parent = plane) {
+  return shape("polyline", { points: asText(points), class: kind }, parent);
+}
+
+function setView(left, top, width) {
+  view = { left, top, width };
+  plane.setAttribute("viewBox", `0 0 ${width} ${width * HEIGHT_SHARE}`);
+  plane.style.setProperty("--line", `${width / 400}px`);
+}
+
+function showAll() {
+  const points = agents.flatMap((a) => [...a.past, ...a.truth, ...a.tracks.flat()]);
+  if (!points.length) return;
+  const [xs, ys] = [0, 1].map((axis) => points.map((point) => point[axis]));
+  const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const width = Math.max(right - left, (high - low) / HEIGHT_SHARE, 1e-3) * (1 + 2 * MARGIN);
+  setView((left + right - width) / 2, (low + high + width * HEIGHT_SHARE) / 2, width);
+}
+
+function paint() {
+  plane.replaceChildren();
+  agents.forEach((shown, index) => {
+    const group = shape("g", { class: index === agent ? "agent selected" : "agent", "data-agent": index });
+    const strongest = shown.probabilities[0];
+    shown.tracks.map((track, rank) => [track, rank]).reverse().forEach(([track, rank]) => {
+      const future = line([shown.past.at(-1), ...track], "future", group);
+      future.dataset.mode = rank;
+      future.style.setProperty("--shade", 0.1 + 0.9 * (shown.probabilities[rank] / strongest));
+      future.style.setProperty("--delay", `${rank * SECONDS_BETWEEN}s`);
+    });
+    line([shown.past.at(-1), ...shown.straight], "straight", group);
+    if (shown.truth.length) line(shown.truth, "truth", group);
+    line(shown.past, "past", group);
+  });
+  listModes();
+  look();
+}
+
+function listModes() {
+  const shown = agents[agent];
+  part("modes").replaceChildren(
+    ...(shown ? shown.probabilities : []).map((probability, rank) => {
+      const option = document.createElement("span");
+      option.setAttribute("role", "option");
+      option.dataset.mode = rank;
+      option.tabIndex = rank === Math.max(mode, 0) ? 0 : -1;
+      option.textContent = `${Math.round(probability * 100)} %`;
+      return option;
+    }),
+  );
+}
+
+// Mark the selected future, and draw its attention weights on the observed steps.
+function look() {
+  plane.querySelectorAll(".look, .future.chosen").forEach((old) => {
+    old.classList.contains("look") ? old.remove() : old.classList.remove("chosen");
+  });
+  for (const option of part("modes").children) {
+    option.setAttribute("aria-selected", String(Number(option.dataset.mode) === mode));
+  }
+  const shown = agents[agent];
+  if (!shown || mode < 0) return;
+  const group = plane.querySelector(`[data-agent="${agent}"]`);
+  group.querySelector(`[data-mode="${mode}"]`)?.classList.add("chosen");
+  (shown.looks[mode] ?? []).forEach((weight, index) => {
+    if (!weight) return;
+    const [cx, cy] = onScreen(shown.past[index]);
+    const circle = shape("circle", { cx, cy, r: Math.sqrt(weight) * view.width * 0.02, class: "look" }, group);
+    circle.dataset.weight = weight;
+  });
+}
+
+function choose(nextAgent, nextMode) {
+  const isOther = nextAgent !== agent;
+  [agent, mode] = [nextAgent, nextMode];
+  if (isOther) paint();
+  else look();
+}
+
+async function ask(name, value) {
+  const answer = await server[name](value);
+  part("message").textContent = answer.error ?? "";
+  if (answer.error) return;
+  agents = answer.agents;
+  [agent, mode] = [Math.min(agent, Math.max(agents.length - 1, 0)), -1];
+  if (source() !== null) showAll();
+  if (!agents.length) part("message").textContent = "Nobody here has two observed steps.";
+  paint();
+}
+
+// --- where the tracks come from -----------------------------------------------------------------
+
+function source() {
+  const chosen = part("source").value;
+  return chosen === "draw" ? null : settings.scenes[Number(chosen)];
+}
+
+function chooseSource() {
+  const scene = source();
+  part("stepper").hidden = scene === null;
+  agents = [];
+  if (scene === null) {
+    setView(-settings.width / 2, (settings.width * HEIGHT_SHARE) / 2, settings.width);
+    paint();
+    part("message").textContent = "Draw a path with the pressed mouse button, or with a finger.";
+    return;
+  }
+  const slider = part("frame");
+  [slider.min, slider.max, slider.step] = [scene.first, scene.last, scene.step];
+  slider.value = scene.first + scene.step * (settings.observed - 1);
+  showFrame();
+}
+
+function showFrame() {
+  part("frame-number").textContent = `frame ${part("frame").value}`;
+  ask("frame", { scene: source().number, frame: Number(part("frame").value) });
+}
+
+function step(by) {
+  const slider = part("frame");
+  slider.value = Number(slider.value) + by * source().step;
+  showFrame();
+}
+
+function pointOf(event) {
+  const box = plane.getBoundingClientRect();
+  const perPixel = view.width / box.width;
+  return [view.left + (event.clientX - box.left) * perPixel, view.top - (event.clientY - box.top) * perPixel];
+}
+
+plane.addEventListener("pointerdown", (event) => {
+  const group = event.target.closest("[data-agent]");
+  if (group && source() !== null) choose(Number(group.dataset.agent), -1);
+  if (source() !== null) return;
+  path = [pointOf(event)];
+  agents = [];
+  paint();
+  plane.setPointerCapture(event.pointerId);
+});
+
+plane.addEventListener("pointermove", (event) => {
+  if (path) {
+    path.push(pointOf(event));
+    plane.querySelector(".drawing")?.remove();
+    line(path, "past drawing");
+  } else if (event.target.dataset.mode) {
+    choose(Number(event.target.closest("[data-agent]").dataset.agent), Number(event.target.dataset.mode));
+  }
+});
+
+plane.addEventListener("pointerup", () => {
+  if (!path) return;
+  const drawn = path;
+  path = null;
+  ask("draw", drawn);
+});
+
+part("modes").addEventListener("pointerover", (event) => {
+  if (event.target.dataset.mode) choose(agent, Number(event.target.dataset.mode));
+});
+part("modes").addEventListener("focusin", (event) => choose(agent, Number(event.target.dataset.mode)));
+part("modes").addEventListener("keydown", (event) => {
+  const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  if (!by) return;
+  event.preventDefault();
+  part("modes").children[Number(event.target.dataset.mode) + by]?.focus();
+});
+
+part("source").addEventListener("change", chooseSource);
+part("frame").addEventListener("change", showFrame);
+part("back").addEventListener("click", () => step(-1));
+part("next").addEventListener("click", () => step(1));
+for (const name of ["truth", "straight"]) {
+  part(`show-${name}`).addEventListener("change", (event) => {
+    plane.classList.toggle(`with-${name}`, event.target.checked);
+  });
+}
+
+server.settings(null).then((found) => {
+  settings = found;
+  const seconds = (steps) => `${(steps * found.stepSeconds).toFixed(1)} s`;
+  part("about").textContent =
+    `${found.model}: ${found.observed} observed steps (${seconds(found.observed)}), ` +
+    `${found.predicted} predicted (${seconds(found.predicted)}), positions in ${found.unit}.`;
+  found.scenes.forEach((scene, index) => {
+    part("source").add(new Option(`scene ${scene.name}`, index));
+  });
+  chooseSource();
+});

@@ -1,0 +1,199 @@
+"""The web page for trajectory forecasters: draw a path, or step through a scene.
+
+The page is one HTML component; `tracks_page.js` draws it and calls the two functions below.
+Shapes: T observed steps, M modes, P predicted steps.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_vanilla.data.built_in_tracks import BUILT_IN
+from hf_vanilla.data.track_options import TrackFileOptions
+from hf_vanilla.data.trajectories import Scenes
+from hf_vanilla.plots.tracks import Drawn, drawn_agents
+from hf_vanilla.trajectories.forecaster import attention_of_modes, check_rate, predict
+from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS, constant_velocity
+
+from .page import import_gradio
+
+TITLE = "Where will they walk? Observed tracks and predicted futures"
+HERE = Path(__file__).parent
+STEPS_ACROSS = 40  # of usual length, over the width of the plane to draw on
+MOST_POINTS = 2000  # of a drawn path
+DIGITS = 3
+
+
+class TracksPage:
+    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+
+    Args:
+        model: folder, Hub id, or name of a model without weights.
+        tracks: file or folder to step through, or the name of built-in tracks; they are resampled
+            to the model's rate.
+        frame_seconds: time between two frame numbers of a file that does not state its rate.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model or the tracks cannot be used.
+        OSError: a file cannot be read.
+    """
+
+    def __init__(
+        self, model: str, *, tracks: str = BUILT_IN[0], frame_seconds: float | None = None
+    ) -> None:
+        self.gradio = import_gradio()
+        self.model = load_forecaster(model, device="cpu")
+        if model not in SIMPLE_MODELS:
+            self.model.set_attn_implementation("eager")  # the only one that returns weights
+        self.name = model
+        config = self.model.config
+        options = TrackFileOptions(
+            step_seconds=config.step_seconds, unit=config.unit, frame_seconds=frame_seconds
+        )
+        self.scenes: Scenes = options.read(tracks, seed=2)
+        check_rate(self.scenes, config, tracks)
+        self._lock = threading.Lock()
+
+    def settings(self) -> dict[str, Any]:
+        """What the script needs at the start: sizes, unit, and the scenes with their frames."""
+        config, scenes = self.model.config, self.scenes
+        frames = [scenes.frame[scenes.scene == n] for n in range(len(scenes.scene_names))]
+        width = STEPS_ACROSS * config.velocity_std * 2**0.5
+        return {
+            "model": self.name,
+            "observed": config.observed_steps,
+            "predicted": config.predicted_steps,
+            "stepSeconds": config.step_seconds,
+            "unit": config.unit,
+            "width": round(float(width), DIGITS),
+            "scenes": [
+                {
+                    "number": number,
+                    "name": str(name),
+                    "first": int(of_scene.min()),
+                    "last": int(of_scene.max()),
+                    "step": int(scenes.frames_per_step[number]),
+                }
+                for number, (name, of_scene) in enumerate(
+                    zip(scenes.scene_names, frames, strict=True)
+                )
+                if len(of_scene)
+            ],
+        }
+
+    def draw(self, points: list[list[float]]) -> dict[str, Any]:
+        """Futures of one agent that walks along a drawn path at constant speed.
+
+        Args:
+            points: the path, in units of the world.
+
+        Returns:
+            `agents`, a list of one; or `error`, a text.
+        """
+        try:
+            past = path_in_steps(points, self.model.config.observed_steps)
+        except ValueError as error:
+            return {"error": str(error)}
+        with self._lock:
+            tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
+        drawn = Drawn("drawn", past, np.zeros((0, 2)), tracks[0], probabilities[0])
+        return {"agents": self._shown([drawn])}
+
+    def frame(self, scene: int, frame: int) -> dict[str, Any]:
+        """Agents of a frame with their futures, and what really came.
+
+        Args:
+            scene: number of the scene.
+            frame: number of the last observed frame.
+
+        Returns:
+            `agents`, none where nobody has two observed steps.
+        """
+        try:
+            with self._lock:
+                agents = drawn_agents(
+                    self.model, self.scenes.rows(self.scenes.scene == scene), frame
+                )
+        except ValueError:
+            return {"agents": []}
+        return {"agents": self._shown(agents)}
+
+    def _shown(self, agents: list[Drawn]) -> list[dict[str, Any]]:
+        """Agents as the script draws them, with constant velocity and the attention weights."""
+        past = np.stack([agent.past for agent in agents])
+        mask = np.isfinite(past).all(-1)
+        with self._lock:
+            looks = attention_of_modes(self.model, past, mask)
+        straight = constant_velocity(
+            torch.from_numpy(np.nan_to_num(past)), torch.from_numpy(mask), agents[0].tracks.shape[1]
+        ).numpy()
+        return [
+            {
+                "name": str(agent.name),
+                "past": _rounded(agent.past[mask[row]]),
+                "truth": _rounded(agent.future),
+                "tracks": _rounded(agent.tracks),
+                "probabilities": _rounded(agent.probabilities),
+                "straight": _rounded(straight[row]),
+                "looks": [] if looks is None else _rounded(_of_steps(looks[row])[:, mask[row]]),
+            }
+            for row, agent in enumerate(agents)
+        ]
+
+    def blocks(self) -> Any:
+        """The page as Gradio's `Blocks`."""
+        gradio = self.gradio
+        script = (HERE / "tracks_page.js").read_text(encoding="utf-8")
+        with gradio.Blocks(title=TITLE, analytics_enabled=False) as blocks:
+            gradio.HTML(
+                (HERE / "tracks_page.html").read_text(encoding="utf-8"),
+                elem_id="tracks",
+                js_on_load=script,
+                # Gradio marks the functions, a bound method takes no mark, and each gets one value
+                server_functions=[
+                    named("settings", lambda _: self.settings()),
+                    named("draw", lambda points: self.draw(points)),
+                    named("frame", lambda asked: self.frame(asked["scene"], asked["frame"])),
+                ],
+            )
+        return blocks
+
+
+def _of_steps(looks: np.ndarray) -> np.ndarray:
+    """Weights `(M, T)` of the steps at which the displacements of `looks` `(M, T - 1)` end."""
+    return np.pad(looks, ((0, 0), (1, 0)))
+
+
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under another name, by which the script calls it."""
+    function.__name__ = name
+    return function
+
+
+def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:
+    """`(steps, 2)` points at equal distances along a path.
+
+    Raises:
+        ValueError: the path is no list of finite points, or has no length.
+    """
+    try:
+        path = np.array(points, np.float64)
+    except (TypeError, ValueError):
+        path = np.zeros(0)
+    if path.ndim != 2 or path.shape[1] != 2 or not 2 <= len(path) <= MOST_POINTS:
+        raise ValueError("Draw a path with the pressed mouse button.")
+    along = np.concatenate(([0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))))
+    if not np.isfinite(along).all() or not along[-1] > 0:
+        raise ValueError("The path has no length: draw a longer one.")
+    wanted = np.linspace(0, along[-1], steps)
+    return np.stack([np.interp(wanted, along, column) for column in path.T], 1)
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    return np.round(values, DIGITS).tolist()

@@ -1,0 +1,159 @@
+"""The page of trajectories: what its script gets, and the page in headless Chromium."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.trajectories.forecaster import predict
+
+pytest.importorskip("gradio")
+from hf_vanilla.app.server import AppOptions, serve
+from hf_vanilla.app.tracks_page import TracksPage, path_in_steps
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+SIZES = {"observed_steps": 5, "predicted_steps": 3, "num_modes": 4, "d_model": 24}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("forecaster")
+    torch.manual_seed(0)
+    heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
+    config = VanillaTracksConfig(**SIZES, **heads, velocity_std=0.35)
+    VanillaForMultimodalTrajectoryPrediction(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def tracks(tmp_path_factory):
+    """Two agents who walk for 12 steps; a third one is there once."""
+    path = tmp_path_factory.mktemp("tracks") / "square.csv"
+    rows = [f"{f},{name},{0.5 * f},{y}" for name, y in (("ada", 0), ("ben", 2)) for f in range(12)]
+    path.write_text("\n".join(["frame,agent,x,y", *rows, "6,cid,1,1"]), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def page(folder, tracks):
+    return TracksPage(folder, tracks=tracks, frame_seconds=0.4)
+
+
+def test_a_path_is_cut_into_equal_steps():
+    corner = path_in_steps([[0, 0], [3, 0], [3, 1]], 5)
+    assert_allclose(corner, [[0, 0], [1, 0], [2, 0], [3, 0], [3, 1]])
+
+
+@pytest.mark.parametrize(
+    ("points", "message"),
+    [
+        ([], "Draw a path"),
+        ([[1, 1]], "Draw a path"),
+        ([[1, 1], [1, 1]], "no length"),
+        ([[0, 0], [float("nan"), 1]], "no length"),
+        ("<b>", "Draw a path"),
+        ([[0, 0]] * 5000, "Draw a path"),
+    ],
+)
+def test_a_path_that_cannot_be_used_is_an_error_on_the_page(page, points, message):
+    assert message in page.draw(points)["error"]
+
+
+def test_a_drawn_path_has_the_futures_of_the_model(page):
+    (agent,) = page.draw([[0, 0], [2, 0]])["agents"]
+    past = np.stack((np.linspace(0, 2, 5), np.zeros(5)), 1)
+    tracks, probabilities = predict(page.model, past[None], np.ones((1, 5), bool))
+    assert_allclose(agent["tracks"], tracks[0], atol=1e-3)
+    assert_allclose(agent["probabilities"], probabilities[0], atol=1e-3)
+    assert_allclose(agent["straight"], [[2.5, 0], [3, 0], [3.5, 0]], atol=1e-3)
+    assert np.array(agent["looks"]).shape == (4, 5)  # modes, steps
+    assert np.array(agent["looks"])[:, 0].tolist() == [0] * 4  # no displacement ends there
+    assert_allclose(np.sum(agent["looks"], 1), 1, atol=5e-3)
+
+
+def test_a_frame_has_its_agents_with_what_really_came(page):
+    agents = page.frame(0, 6)["agents"]
+    assert [agent["name"] for agent in agents] == ["ada", "ben"]
+    assert_allclose(agents[1]["truth"], [[0.5 * f, 2] for f in range(6, 10)])
+    assert_allclose(agents[1]["past"], [[0.5 * f, 2] for f in range(2, 7)])
+    assert page.frame(0, 99) == {"agents": []}
+
+
+def test_the_attention_of_an_agent_leaves_out_what_was_not_observed(page):
+    (ada, _) = page.frame(0, 2)["agents"]
+    assert len(ada["past"]) == 3
+    assert np.array(ada["looks"]).shape == (4, 3)
+    assert_allclose(np.sum(ada["looks"], 1), 1, atol=5e-3)
+
+
+def test_settings_name_scenes_and_their_frames(page):
+    settings = page.settings()
+    assert (settings["observed"], settings["predicted"], settings["unit"]) == (5, 3, "m")
+    (scene,) = settings["scenes"]
+    assert scene == {"number": 0, "name": "square", "first": 0, "last": 11, "step": 1}
+
+
+def test_a_model_without_weights_can_be_shown():
+    page = TracksPage("constant_velocity")
+    (agent,) = page.draw([[0, 0], [7, 0]])["agents"]
+    assert agent["looks"] == []
+    assert_allclose(agent["tracks"][0], agent["straight"])
+
+
+# --- in a browser ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(folder, tracks):
+    driver = pytest.importorskip("playwright.sync_api")
+    blocks = serve(AppOptions(model=folder, tracks=tracks, frame_seconds=0.4), is_blocking=False)
+    failures, hosts = [], []
+    with driver.sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        shown = chromium.new_page()
+        shown.set_default_timeout(60_000)
+        shown.on("pageerror", lambda error: failures.append(str(error)))
+        shown.on("request", lambda request: hosts.append(request.url))
+        shown.goto(blocks.local_url)
+        shown.locator(".tracks .about", has_text="5 observed steps").wait_for()
+        yield shown
+        chromium.close()
+    blocks.close()
+    assert failures == []
+    local = ("http://127.0.0.1:", "data:", "blob:")
+    assert [host for host in hosts if not host.startswith(local)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_draw_a_path_then_step_through_a_scene(shown):
+    box = shown.locator(".plane").bounding_box()
+    shown.mouse.move(box["x"] + 100, box["y"] + 200)
+    shown.mouse.down()
+    for step in range(1, 11):
+        shown.mouse.move(box["x"] + 100 + 15 * step, box["y"] + 200)
+    shown.mouse.up()
+    shown.locator(".future").nth(3).wait_for(state="attached")
+    assert shown.locator(".future").count() == 4
+    shown.locator(".modes [role=option]").nth(1).hover()
+    shown.locator(".look").first.wait_for(state="attached")
+    assert shown.locator(".look").count() == 4
+    assert shown.locator(".future.chosen").get_attribute("data-mode") == "1"
+    shown.locator(".modes [role=option]").nth(1).focus()
+    shown.keyboard.press("ArrowRight")
+    assert shown.locator(".future.chosen").get_attribute("data-mode") == "2"
+
+    shown.locator("select.source").select_option(label="scene square")
+    shown.locator(".agent").nth(1).wait_for(state="attached")
+    assert shown.locator(".frame-number").inner_text() == "frame 4"
+    shown.get_by_role("button", name="Next").click()
+    assert shown.locator(".frame-number").inner_text() == "frame 5"
+    truth = shown.locator(".truth").first  # a straight line has no height, so no is_visible
+    assert truth.evaluate("line => getComputedStyle(line).display") == "none"
+    shown.get_by_label("what really came").check()
+    assert truth.evaluate("line => getComputedStyle(line).display") == "inline"
