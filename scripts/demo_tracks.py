@@ -29,7 +29,8 @@ def forks(recipe: Recipe) -> str:
     """
     folder = Path(recipe.train.output_dir).with_name(f"{Path(recipe.train.output_dir).name}_forks")
     shared = replace(recipe.train, output_dir=str(folder))
-    train(replace(recipe, train=shared, data=replace(recipe.data, dataset="forks")))
+    # a mirror image would exchange the odds of left and right
+    train(replace(recipe, train=shared, data=replace(recipe.data, dataset="forks", mirror=0.0)))
     model = load_forecaster(str(folder), device="cpu")
     scenes = built_in_tracks("forks", agents=FORK_AGENTS, seed=2)
     windows = cut_windows(scenes, observed=8, predicted=12)

@@ -167,9 +167,9 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             ValueError: an input does not fit; the message says which and how.
         """
         hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
-        loss = None
+        steps: Any = None if self.training else self.rollout(hidden, mask, last)
         if future_values is None:
-            steps = self.rollout(hidden, mask, last)
+            steps = self.rollout(hidden, mask, last) if steps is None else steps
             return VanillaTrajectoryOutput(
                 trajectories=frame.positions(steps).unsqueeze(1),
                 mode_logits=steps.new_zeros(steps.shape[0], 1),
@@ -178,7 +178,6 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         wanted = torch.where(is_observed.unsqueeze(-1), future_values, 0)
         divisor = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
         loss = torch.zeros((), device=wanted.device)
-        steps = None if self.training else self.rollout(hidden, mask, last)
         if self.config.forcing_loss_weight:
             forced, is_known = self._teacher_forcing(hidden, mask, last, frame, wanted, is_observed)
             distance = mean_distance(

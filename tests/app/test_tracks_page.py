@@ -153,7 +153,8 @@ def test_draw_a_path_then_step_through_a_scene(shown):
     assert shown.locator(".frame-number").inner_text() == "frame 4"
     shown.get_by_role("button", name="Next").click()
     assert shown.locator(".frame-number").inner_text() == "frame 5"
-    truth = shown.locator(".truth").first  # a straight line has no height, so no is_visible
-    assert truth.evaluate("line => getComputedStyle(line).display") == "none"
+    # a straight line has no height, so Playwright calls it invisible
+    display = "getComputedStyle(document.querySelector('.tracks .truth')).display"
+    shown.wait_for_function(f"{display} == 'none'")
     shown.get_by_label("what really came").check()
-    assert truth.evaluate("line => getComputedStyle(line).display") == "inline"
+    shown.wait_for_function(f"{display} == 'inline'")

@@ -112,6 +112,8 @@ def test_processes_and_micro_batches_give_the_same_weights(tracks, tmp_path):
         found[processes] = small_run.weights(tmp_path / str(processes))
     for processes in (2, 4):
         for name, weight in found[1].items():
+            if name == "score_head.bias":
+                continue  # softmax ignores it: its gradient is rounding noise, which Adam scales
             # float32 gradients are summed in another order, and Adam divides by their size
             assert_close(found[processes][name], weight, rtol=0, atol=5e-5)
 
