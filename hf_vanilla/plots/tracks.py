@@ -35,7 +35,9 @@ class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the co
     frame: int | None = option(
         None, "last observed frame; default: the one with most agents that have a future"
     )
-    frames: int = option(20, "of a .gif, from --frame on", at_least=1)
+    frames: int = option(
+        20, "pictures of a .gif, one per step from the chosen frame on", at_least=1
+    )
     picture: str | None = option(
         None, "picture of the place; the homography maps its pixels to the plane"
     )
