@@ -35,7 +35,7 @@ from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokeniz
 if TYPE_CHECKING:
     from hf_vanilla.data.batching import PairCollator
     from hf_vanilla.data.tokenizer_training import train_tokenizer
-    from hf_vanilla.training.finetuning import TokenBatches, bleu_metrics
+    from hf_vanilla.tasks.translation_finetuning import TokenBatches, bleu_metrics
     from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
     from hf_vanilla.translation.translator import Translator, load_translator, translate
 
@@ -75,9 +75,9 @@ __all__ = [
 # modules that need more libraries than the models; imported when a name is first used
 LAZY = {
     "PairCollator": "data.batching",
-    "TokenBatches": "training.finetuning",
+    "TokenBatches": "tasks.translation_finetuning",
     "Translator": "translation.translator",
-    "bleu_metrics": "training.finetuning",
+    "bleu_metrics": "tasks.translation_finetuning",
     "inverse_sqrt_schedule": "training.optimization",
     "load_translator": "translation.translator",
     "paper_adam": "training.optimization",

@@ -65,7 +65,7 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
 
 
 class VanillaAttention(nn.Module):
-    """Multi-head attention (3.2.2) over three inputs; it knows no positions and no masks.
+    """Multi-head attention (3.2.2) over three inputs; positions and masks come from the caller.
 
     Args:
         config: read for `d_model`, `head_widths`, `attention_bias`, `attention_dropout` and the

@@ -1,7 +1,8 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Faster ways on a CPU to compute attention, loss and dropout; the formulas stand elsewhere.
+"""Faster ways on a CPU to compute attention, loss and dropout.
 
-Each is called by the formula that it replaces. `docs/performance.md` says what each one saves.
+The formulas are in `attention_`, `loss_` and `layers_vanilla.py`, which call these in their place.
+`docs/performance.md` says what each one saves.
 Shapes: N tokens, V vocabulary; those of attention are in `attention_vanilla.py`.
 """
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-# values of one random number of 16 bits
+# number of different values of 16 bits
 DRAWS = 2**16
 # logits of one block, few enough to stay in the cache of a CPU
 BLOCK_LOGITS = 2**19

@@ -239,7 +239,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         )
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save as every model; where its code goes along, so does the translation pipeline."""
+        """Save the model; if its code is saved too, so is the translation pipeline."""
         if self._auto_class is not None:
             from .pipeline_vanilla import CUSTOM_PIPELINES
 
@@ -264,7 +264,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         )
 
     def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
-        """The output belongs to the target table; resizing the source's own leaves it alone."""
+        """Keep the output layer when a separate source embedding is resized."""
         if not self.config.share_encoder_decoder_embeddings:
             return old_lm_head
         return super()._get_resized_lm_head(old_lm_head, *args, **kwargs)

@@ -129,7 +129,7 @@ def register_families() -> None:
 
 
 def _load(name: Any) -> Any:
-    """The class of that name; of a mapping or a tuple of names, the same of classes."""
+    """The class of that name; for a mapping or tuple of names, a mapping or tuple of classes."""
     if isinstance(name, tuple):
         return tuple(_load(part) for part in name)
     if isinstance(name, Mapping):

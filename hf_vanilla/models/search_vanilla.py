@@ -33,8 +33,8 @@ from .search_vanilla_beams import (
 from .search_vanilla_decoder import OutputBuffer, SearchDecoder
 from .stacks_vanilla import VanillaPreTrainedModel
 
-# each looks at one hypothesis at a time and keeps no state, so sentences may be dropped and moved;
-# every other kind is called with the whole batch in its order, to the end
+# Each treats every hypothesis by itself, so sentences may leave the batch and change places; what
+# one stores per sentence, `_select_sentences` selects. With any other kind, all sentences stay.
 ROWWISE_PROCESSORS = (
     SourceLengthEnd,
     logits_process.MinLengthLogitsProcessor,
@@ -57,14 +57,14 @@ ROWWISE_CRITERIA = (
     stopping_criteria.MaxTimeCriteria,
     stopping_criteria.EosTokenCriteria,
 )
-# an attribute of theirs that may hold a number for each row of the batch
+# attribute of a processor; as a tensor, it has a number for each row of the batch
 PER_ROW = "prompt_ignore_length"
 
 
 def is_rowwise(
     config: GenerationConfig, processors: LogitsProcessorList, criteria: StoppingCriteriaList
 ) -> bool:
-    """Whether only results leave the search, and every rule treats each hypothesis by itself.
+    """Whether only ids are returned, and every rule treats each hypothesis by itself.
 
     Then finished sentences may be dropped, and a step may overwrite the arrays of the last one.
     """
@@ -77,7 +77,7 @@ def is_rowwise(
 
 
 def rows_to_keep(is_active: list[bool]) -> list[int]:
-    """Rows of the active sentences; those behind the first b fill the gaps, from the last on."""
+    """Rows of the b active sentences; finished ones among the first b are replaced from the end."""
     count = sum(is_active)
     behind = [row for row in range(count, len(is_active)) if is_active[row]]
     return [row if is_active[row] else behind.pop() for row in range(count)]
@@ -146,7 +146,7 @@ def greedy_search(
     config = generation_config
     is_unobserved = streamer is None and is_rowwise(config, logits_processor, stopping_criteria)
     decoder = search_decoder(model, inputs, 1, has_buffer=is_unobserved)
-    # without an end token, transformers lets a finished sentence go on
+    # transformers continues a finished sentence if there is no end token
     has_end = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
     can_drop = is_unobserved and has_end
     _, filling = filling_ids(config)
@@ -161,7 +161,7 @@ def greedy_search(
         step_scores = logits_processor(sequences, step_logits)
         scores, logits = _recorded(scores, step_scores), _recorded(logits, step_logits)
         tokens = step_scores.argmax(dim=-1)
-        best = step_scores.gather(1, tokens.unsqueeze(1))  # NaN if any is
+        best = step_scores.gather(1, tokens.unsqueeze(1))  # NaN if a score is NaN
         if has_end:
             tokens = torch.where(is_active, tokens, filling)
         sequences = torch.cat((sequences, tokens.unsqueeze(1)), dim=1)

@@ -19,9 +19,9 @@ LOWEST = -1.0e9  # transformers' score of a hypothesis that does not exist
 
 @dataclass(kw_only=True)
 class BeamState:
-    """The hypotheses of the sentences that are still searched; each tensor has a row per sentence.
+    """The hypotheses of the sentences that are still searched; a tensor has a row per sentence.
 
-    A hypothesis has two rows: its ids, and for each generated token the beam that the token
+    A hypothesis is two lists: its ids, and for each generated token the beam that the token
     continued; -1 where there is none.
     """
 
@@ -53,7 +53,7 @@ class Candidates:
 
 
 def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
-    """Only the first beam of each sentence counts, since all begin with the same prompt.
+    """The state at the prompt: only the first beam of a sentence has a score, since all are equal.
 
     Args:
         prompts: `(B, n, P)` int64.
@@ -63,7 +63,7 @@ def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
     end_ids, filling = filling_ids(config)
     if not end_ids:
         filling = -1
-    elif filling == 0:  # transformers' beam search takes a padding token 0 for none
+    elif filling == 0:  # transformers' beam search treats a padding token 0 as missing
         filling = end_ids[0]
     active = prompts.new_full((rows, beams, 2, config.max_length), filling)
     active[:, :, 0, :prompt] = prompts
@@ -85,7 +85,7 @@ def initial_state(prompts: Tensor, config: GenerationConfig) -> BeamState:
 
 
 def candidate_count(config: GenerationConfig) -> int:
-    """Enough candidates of a sentence that n go on even if each beam ends in every possible way."""
+    """Candidates per sentence: n remain active even if every beam produces every end token."""
     end_ids, _ = filling_ids(config)
     return max(2, 1 + len(end_ids)) * config.num_beams
 
@@ -115,7 +115,7 @@ def best_candidates(
 def advance(
     state: BeamState, candidates: Candidates, is_end: Tensor, config: GenerationConfig
 ) -> Tensor:
-    """Take the candidates into the state: those that end as finished, the best others as active.
+    """Update the state: candidates that end become finished, the best others become active.
 
     Args:
         state: changed in place.
@@ -146,7 +146,7 @@ def finish(
         is_end: `(b, c)` bool, whether a stopping criterion ends a candidate.
         config: settings of this call.
     """
-    # only one of the best n may finish
+    # a candidate behind the best n may not finish
     is_end = is_end & (torch.arange(is_end.shape[1], device=is_end.device) < config.num_beams)
     is_closed = ~state.may_improve
     if config.early_stopping is True:
@@ -188,8 +188,8 @@ def is_searched(state: BeamState, config: GenerationConfig) -> Tensor:
 def goes_on(state: BeamState, is_end: Tensor, config: GenerationConfig) -> Tensor:
     """Whether another step follows, bool without dimensions.
 
-    As in transformers' search, the three conditions are of the batch. If one sentence could only
-    get worse results and another has all its hypotheses, steps follow that change no result.
+    As in transformers' search, each of the three conditions is asked of the whole batch. So steps
+    that change no result may follow: one sentence cannot improve, another has all hypotheses.
 
     Args:
         state: after the step.

@@ -99,9 +99,9 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
 
 
 class VanillaStack(VanillaTextPreTrainedModel):
-    """The input of either stack, `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4).
+    """Base of both stacks; the input, `Dropout(sqrt(d) embedding + position)` (3.4, 3.5, 5.4).
 
-    Also the LayerNorm after the last layer, which the paper does not have.
+    It also has the optional LayerNorm after the last layer, which the paper does not have.
     """
 
     input_prefix = ""  # how the caller's argument names begin, for error messages
@@ -302,7 +302,7 @@ class VanillaDecoder(VanillaStack):
         )
 
     def _position_indices(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
-        """As above; of a causal `(B, 1, L, S)` mask, those that a token may attend to are real."""
+        """As above; with a 4-D causal mask, the number of keys a token may attend to, less 1."""
         if attention_mask is None or attention_mask.dim() != 4:
             return super()._position_indices(attention_mask, length)
         is_bool = attention_mask.dtype == torch.bool
@@ -390,7 +390,7 @@ def check_mask(name: str, mask: object, rows: int, length: "int | Tensor") -> No
         mask: `(B, L)`, 1 = real token. A 4-D mask `(B, 1, T, S)` and objects that are not tensors
             belong to the attention implementation and are not checked.
         rows: B.
-        length: L. A static cache counts it in a tensor, which is not read back and not compared.
+        length: L. The tensor that a static cache has instead is not compared, to avoid a GPU sync.
 
     Raises:
         ValueError: the mask has another shape.

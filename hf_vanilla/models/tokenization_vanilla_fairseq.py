@@ -11,13 +11,13 @@ from transformers import TokenizersBackend
 class VanillaFairseqTokenizer(TokenizersBackend):
     """Raw text to the ids of a fairseq dictionary and back; one vocabulary or one per side.
 
-    The backend cuts words into pieces and knows more of them than the dictionaries do, since merges
-    pass through pieces that no dictionary lists. Its first entries are the source dictionary; every
+    The backend cuts words into pieces. Its vocabulary also has intermediate pieces of merges, which
+    are in no dictionary. Its first entries are the source dictionary; every
     other piece is `<unk>` there. `text_target=` looks up the target dictionary, and decoding reads
     target ids. Made by `hf_vanilla.convert`; load it with `AutoTokenizer.from_pretrained`.
 
     There is deliberately no `__init__`: transformers rebuilds a tokenizer whose class has one from
-    its vocabulary and merges. What the class needs to know stands in `tokenizer_config.json`:
+    its vocabulary and merges. The settings are in `tokenizer_config.json`:
     `source_vocab_size`, `target_pieces` (None: both sides share the dictionary), `source_lang`,
     `target_lang`, `use_moses` and `do_lower_case`.
 
@@ -47,7 +47,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     @cached_property
     def _source_ids(self) -> list[int]:
-        """Source id of each backend piece; what is typed like a special word is unknown."""
+        """Source id of each backend piece; text that looks like a special token is unknown."""
         ids = [self.unk_token_id] * self._tokenizer.get_vocab_size()
         for known in set(range(self.vocab_size)) - set(self.all_special_ids):
             ids[known] = known
@@ -63,7 +63,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     @cached_property
     def _target_ids(self) -> list[int]:
-        """Target id of each backend piece; what is typed like a special word is unknown."""
+        """Target id of each backend piece; text that looks like a special token is unknown."""
         ids = [self.unk_token_id] * self._tokenizer.get_vocab_size()
         for target_id, piece in enumerate(self._pieces_of_target):
             if target_id not in self.all_special_ids:
@@ -119,7 +119,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         language = self.init_kwargs[side]
         if (name, language) not in self._moses_tools:
             try:
-                # transformers demands every imported name where a model arrives, needed or not
+                # here, because transformers requires every module that the top of the file imports
                 sacremoses = importlib.import_module("sacremoses")
             except ImportError:
                 raise ImportError(

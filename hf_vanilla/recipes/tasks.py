@@ -1,4 +1,4 @@
-"""The tasks there are, one row each: options, measures, model and engine part by import string.
+"""The table of tasks: options, measures, model and engine part of each by import string.
 
 This package is imported by the tasks, so it names their modules as text and imports them when a
 task is used. To add a task, add a row here and a module to `hf_vanilla/tasks/`.

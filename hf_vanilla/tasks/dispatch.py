@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
 
 from hf_vanilla.options import parse_options, pop_option
 from hf_vanilla.recipes.tasks import load_part
-from hf_vanilla.training.finetuning import FinetuneOptions
+from hf_vanilla.tasks.translation_finetuning import FinetuneOptions
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.translation.evaluation import EvaluateOptions
 
@@ -36,8 +36,8 @@ class ModelCommands:
 TEXT = ModelCommands(
     "hf_vanilla.translation.evaluation:evaluate_files",
     "hf_vanilla.translation.evaluation:EvaluateOptions",
-    "hf_vanilla.training.finetuning:finetune",
-    "hf_vanilla.training.finetuning:FinetuneOptions",
+    "hf_vanilla.tasks.translation_finetuning:finetune",
+    "hf_vanilla.tasks.translation_finetuning:FinetuneOptions",
 )
 # by `model_type`; any other counts as text
 COMMANDS_OF = {

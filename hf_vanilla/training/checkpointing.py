@@ -175,11 +175,11 @@ def _prune(output_dir: Path, keep: Keeping) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; if that is interrupted, what remains is not taken for one."""
+    """Remove a checkpoint; an interrupted removal leaves no folder that looks like one."""
     if folder.exists():
-        doomed = folder.with_name(f"{folder.name}.old{PARTIAL}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        shutil.rmtree(folder.replace(doomed))
+        to_remove = folder.with_name(f"{folder.name}.old{PARTIAL}")
+        shutil.rmtree(to_remove, ignore_errors=True)
+        shutil.rmtree(folder.replace(to_remove))
 
 
 def remove_leftovers(output_dir: Path) -> None:
@@ -295,7 +295,8 @@ def whole_weights(model: torch.nn.Module) -> dict[str, Tensor]:
 def whole_model(model: PreTrainedModel) -> PreTrainedModel:
     """The model itself, or a whole copy on this process's device. Call it on every process.
 
-    Processes that validate their own shares get out of step, which sharded weights cannot follow.
+    Sharded weights need all processes in every forward pass, but in validation each process has its
+    own number of batches.
     """
     if not is_sharded(model):
         return model

@@ -39,7 +39,7 @@ class Progress:
         counts: totals of the task's counts over all steps, by name.
         seconds: time of training, validation and saving.
         best: value of the best validation; None before the first.
-        stale: validations since then.
+        stale: validations since the best one.
     """
 
     step: int = 0
@@ -200,7 +200,7 @@ class MetricsLog:
 
 
 def bar_text(entry: Mapping[str, float], items: str, derived: Collection[str] = ()) -> str:
-    """The few numbers of a log line that fit behind the bar.
+    """The numbers of a log line that are shown after the progress bar.
 
     Args:
         entry: the line.

@@ -107,7 +107,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
         if checkpoint is not None:
             before = current_facts(checkpoint_state(checkpoint).get("facts", {}), model.config)
             check_facts(before, facts, checkpoint)
-        if accelerator.is_main_process:  # from here on the checkpoints of any moment are usable
+        if accelerator.is_main_process:  # after the checks, which leave an unusable folder as it is
             _write_settings(recipe, task, model, output_dir)
     per_step = math.ceil(task.micro_batches / accelerator.num_processes) * accelerator.num_processes
     order = task.order(per_step)
@@ -118,7 +118,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
         )
     if accelerator.is_main_process:
         _log_step_size(task, order, per_step, accelerator.num_processes)
-    if accelerator.device.type == "cpu":  # only now: memory of the preparation is given back
+    if accelerator.device.type == "cpu":  # only now: the memory of the preparation is freed
         keep_freed_memory()
     return PreparedRun(
         recipe,
@@ -208,7 +208,7 @@ def check_folder(recipe: Recipe, output_dir: Path) -> None:
 
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
-    """What makes a run another run, by name; decoding does not."""
+    """Options that may not change when a run is resumed, by name; those of decoding may."""
     return {
         "task": recipe.task, **asdict(recipe.train), **asdict(recipe.data), "model": recipe.model
     }  # fmt: skip

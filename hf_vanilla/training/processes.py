@@ -13,7 +13,7 @@ from accelerate.utils import InitProcessGroupKwargs, parse_flag_from_env
 
 from hf_vanilla.recipes.recipe import TrainRecipe
 
-# one process reads, tokenizes or writes while the others wait; a dead one ends them all at once
+# the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)
 # dense bf16 and fp16 products per second as their makers state them; the longer name comes first
 PEAK_FLOPS = {
@@ -61,7 +61,7 @@ def chosen_precision(recipe: TrainRecipe) -> str:
     """
     if recipe.mixed_precision is not None:
         return recipe.mixed_precision
-    # the launcher says "no" also where nobody said anything
+    # the launcher sets "no" also if no precision was chosen
     wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if wanted != "no":
         return wanted

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from .preparation import PreparedRun
 from .task import Batch, Order, Task
 
-SEED_STEP = 1_000_003  # seeds of runs with neighbouring seeds do not overlap
+SEED_STEP = 1_000_003  # apart, so that runs with neighbouring seeds draw different numbers
 AUGMENTATION_SEED = 1 << 62  # augmentation and dropout draw from different sequences
 
 

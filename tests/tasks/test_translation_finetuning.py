@@ -18,8 +18,13 @@ from hf_vanilla.data.batching import PairCollator
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.encoding import LengthLimits, encode_pairs
 from hf_vanilla.options import parse_options
-from hf_vanilla.training import finetuning
-from hf_vanilla.training.finetuning import FinetuneOptions, bleu_metrics, finetune, given_options
+from hf_vanilla.tasks import translation_finetuning
+from hf_vanilla.tasks.translation_finetuning import (
+    FinetuneOptions,
+    bleu_metrics,
+    finetune,
+    given_options,
+)
 from hf_vanilla.translation.evaluation import score_translations
 from hf_vanilla.translation.translator import load_translator, translate
 
@@ -91,7 +96,7 @@ def test_evaluation_translates_as_the_model_would_alone(options, arguments, monk
         compute = measure(tokenizer)
         return lambda prediction: seen.append(prediction.predictions) or compute(prediction)
 
-    monkeypatch.setattr(finetuning, "bleu_metrics", noting)
+    monkeypatch.setattr(translation_finetuning, "bleu_metrics", noting)
     told = {"predict_with_generate": True, "eval_strategy": "steps", "eval_steps": 3}
     folder = finetune(options, arguments(**told))
     model, tokenizer = load_translator(str(folder))
@@ -134,7 +139,7 @@ def test_evaluation_does_not_cut_translations_at_a_length_of_its_own(
         compute = measure(tokenizer)
         return lambda prediction: seen.append(prediction.predictions) or compute(prediction)
 
-    monkeypatch.setattr(finetuning, "bleu_metrics", noting)
+    monkeypatch.setattr(translation_finetuning, "bleu_metrics", noting)
     # the end is forbidden, so only a limit can end a translation
     model, tokenizer = load_translator(str(base))
     model.generation_config.suppress_tokens = [model.config.eos_token_id]
