@@ -255,7 +255,9 @@ def test_the_input_may_be_one_checkpoint_file(ensemble, tmp_path):
 def test_a_checkpoint_file_may_have_any_name(tmp_path, name):
     _, found, folder = archive(tmp_path / "a")
     (folder / "model.pt").rename(folder / name)
-    assert "give the folder of model.pt, or a checkpoint file" in refused(folder, tmp_path)
+    assert "contains no .pt file: give the folder of model.pt, or a file" in refused(
+        folder, tmp_path
+    )
     model = converted(folder / name, tmp_path / "b")
     assert torch.equal(first_weight(model), found["encoder.layers.0.fc1.weight"])
 

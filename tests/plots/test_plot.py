@@ -18,7 +18,7 @@ OPTIONS = {
     "objects": "model image kind threshold x y output overwrite",
     "patches": "model image kind layer output overwrite",
     "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds "
-    "step_seconds homography unit model input output scene frame picture "
+    "step_seconds homography unit model input output scene frame frames picture "
     "theme overwrite",
 }
 
