@@ -12,9 +12,9 @@ from typing import Any
 
 from hf_vanilla.hub.space import SpaceOptions, write_space
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
+from hf_vanilla.recipes.tasks import DEFAULT_TASK, task_of_model
 from hf_vanilla.training.run import train
-from hf_vanilla.trajectories.loading import is_track_model
-from hf_vanilla.vision.classifier import is_image_model
+from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 
 from .image_page import ImagePage
 from .page import HERE, Page, import_gradio, theme
@@ -94,7 +94,7 @@ def open_app(options: AppOptions, demo: Recipe | None = None) -> Path | None:
         sentence = EXAMPLE if options.sentence is None else options.sentence
         options = replace(options, model=str(folder), sentence=sentence)
     if options.write_space is not None:
-        if any(is_for(str(options.model)) for is_for, _ in PAGES):
+        if _task_of(str(options.model)) in PAGES:
             raise ValueError(
                 f"write_space={options.write_space!r}: a Space has the page of translation, and "
                 f"{options.model} is no translation model; serve it here without --write_space"
@@ -154,15 +154,19 @@ def _text_page(model: str, options: AppOptions) -> Any:
     )
 
 
+def _image_page(model: str, _options: AppOptions) -> Any:
+    return ImagePage(model)
+
+
 def _track_page(model: str, options: AppOptions) -> Any:
     return TracksPage(model, tracks=options.tracks, frame_seconds=options.frame_seconds)
 
 
-# which models a page is for, and the page; all others get the page of text
-PAGES: tuple[tuple[Callable[[str], bool], Callable[[str, AppOptions], Any]], ...] = (
-    (is_image_model, lambda model, _options: ImagePage(model)),
-    (is_track_model, lambda model, options: _track_page(model, options)),
-)
+# by task; the page of text serves all others, and reports what it cannot load
+PAGES: dict[str, Callable[[str, AppOptions], Any]] = {
+    "image_classification": _image_page,
+    "trajectories": _track_page,
+}
 
 
 def page_of(model: str, options: AppOptions) -> Any:
@@ -172,10 +176,16 @@ def page_of(model: str, options: AppOptions) -> Any:
         ValueError: the model cannot be used.
         OSError: nothing is found under that name.
     """
-    for is_for, page in PAGES:
-        if is_for(model):
-            return page(model, options)
-    return _text_page(model, options)
+    return PAGES.get(_task_of(model), _text_page)(model, options)
+
+
+def _task_of(model: str) -> str:
+    if model in SIMPLE_MODELS:
+        return "trajectories"
+    try:
+        return task_of_model(model)
+    except (OSError, ValueError):
+        return DEFAULT_TASK
 
 
 def _check_address(host: str, port: int | None) -> None:

@@ -115,14 +115,9 @@ class TracksPage:
         Returns:
             `agents`, none where nobody has two observed steps.
         """
-        try:
-            with self._lock:
-                agents = drawn_agents(
-                    self.model, self.scenes.rows(self.scenes.scene == scene), frame
-                )
-        except ValueError:
-            return {"agents": []}
-        return {"agents": self._shown(agents)}
+        with self._lock:
+            agents = drawn_agents(self.model, self.scenes.rows(self.scenes.scene == scene), frame)
+        return {"agents": self._shown(agents) if agents else []}
 
     def _shown(self, agents: list[Drawn]) -> list[dict[str, Any]]:
         """Agents as the script draws them, with constant velocity and the attention weights."""

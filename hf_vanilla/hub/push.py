@@ -14,10 +14,10 @@ from huggingface_hub import (
     create_commit,
     create_repo,
 )
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.recipes.tasks import TASKS, load_part
+from hf_vanilla.recipes.tasks import DEFAULT_TASK, load_part, task_entry, task_of_model
 from hf_vanilla.translation.translator import load_translator
 
 from .card import CARD_FILE, bare_card, pushed_card
@@ -81,11 +81,13 @@ def push_folder(options: PushOptions) -> str:
 
 def _load(folder: Path) -> tuple[PreTrainedModel, Any]:
     """The model of a folder and its tokenizer or image processor."""
-    settings, _ = PreTrainedConfig.get_config_dict(folder)
-    entries = (e for e in TASKS.values() if settings.get("model_type") in e.model_types)
-    entry = next(entries, None)
-    if entry is None or entry is TASKS["translation"]:
+    try:
+        task = task_of_model(str(folder))
+    except ValueError:
+        task = DEFAULT_TASK  # a translation model that transformers knows
+    if task == DEFAULT_TASK:
         return load_translator(str(folder))
+    entry = task_entry(task)
     processor = load_part(entry.processor).from_pretrained(folder) if entry.processor else None
     return load_part(entry.model).from_pretrained(folder), processor
 

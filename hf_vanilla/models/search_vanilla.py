@@ -274,9 +274,9 @@ def beam_search(
         is_end = is_end.view(-1, count)
         parents = advance(state, candidates, is_end, config)
         # the only point of a step that waits for a GPU
-        has_nan = candidates.scores.isnan().any()
-        facts = (is_searched(state, config), goes_on(state, is_end, config), has_nan)
-        *active, has_next, has_nan = torch.hstack(facts).tolist()
+        is_nan = candidates.scores.isnan().any()
+        flags = (is_searched(state, config), goes_on(state, is_end, config), is_nan)
+        *active, has_next, has_nan = torch.hstack(flags).tolist()
         refuse_nan(has_nan, step=state.length - state.prompt)
         decoder.reorder(parents)
         if not has_next or (can_drop and not any(active)):

@@ -88,30 +88,24 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
     if path.suffix.lower() == GIF:
         per_step = int(scenes.frames_per_step[number])
         frames = range(frame, frame + per_step * options.frames, per_step)
-        save_walk([(f, _agents_or_none(model, scenes, f)) for f in frames], path, options, name)
+        save_walk([(f, drawn_agents(model, scenes, f)) for f in frames], path, options, name)
     else:
         agents = drawn_agents(model, scenes, frame)
+        if not agents:
+            raise ValueError(f"frame={frame}: no agent has two observed steps there")
         save_tracks(agents, path, options, title=f"{name}, frame {frame}")
     return path
 
 
-def _agents_or_none(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
-    return drawn_agents(model, scenes, frame) if (scenes.frame == frame).any() else []
-
-
 def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
-    """Futures of the agents of a frame, with what really came.
-
-    Raises:
-        ValueError: no agent with two observed steps is in the frame.
-    """
+    """Futures of the agents of a frame that have two observed steps, with what really came."""
     config = model.config
     rows = np.flatnonzero(scenes.frame == frame)
     past, mask = pasts_of_rows(scenes, rows, config.observed_steps)
     is_enough = mask.sum(1) >= 2
     rows, past, mask = rows[is_enough], past[is_enough], mask[is_enough]
     if not len(rows):
-        raise ValueError(f"frame={frame}: no agent has two observed steps there")
+        return []
     tracks, probabilities = predict(model, past, mask)
     found = []
     for number, row in enumerate(rows[:MOST_AGENTS]):

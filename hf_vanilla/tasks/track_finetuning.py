@@ -47,7 +47,7 @@ class FinetuneTracksOptions(TrackFileOptions):  # the files' options, flat on th
             raise ValueError(f"mirror={self.mirror}: give a probability")
 
 
-class WindowRows(Dataset):
+class WindowDataset(Dataset):
     """Windows as rows for transformers' Trainer.
 
     Args:
@@ -63,14 +63,12 @@ class WindowRows(Dataset):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         """`past_values` `(T, 2)`, `future_values` `(P, 2)` and their masks."""
-        inputs = {name: rows[0] for name, rows in self._inputs(row).items()}
+        batch = model_inputs(self.windows, np.array([row]))
+        inputs = {name: rows[0] for name, rows in batch.items()}
         if self.mirror and torch.rand(()) < self.mirror:
             for name in ("past_values", "future_values"):
                 inputs[name] = inputs[name] * torch.tensor([1.0, -1.0])
         return inputs
-
-    def _inputs(self, row: int) -> dict[str, Tensor]:
-        return model_inputs(self.windows, np.array([row]))
 
 
 def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments) -> Path:
@@ -94,8 +92,8 @@ def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments
     trainer = Trainer(
         model,
         arguments,
-        train_dataset=WindowRows(train, options.mirror),
-        eval_dataset=None if validation is None else WindowRows(validation),
+        train_dataset=WindowDataset(train, options.mirror),
+        eval_dataset=None if validation is None else WindowDataset(validation),
     )
     trainer.train()
     folder = Path(arguments.output_dir)

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from .preparation import PreparedRun
 from .task import Batch, Order, Task
 
-SEED_STEP = 1_000_003  # apart, so that runs with neighbouring seeds draw different numbers
+# runs with neighbouring seeds share no seed within their first million micro-batches
+SEED_STEP = 1_000_003
 AUGMENTATION_SEED = 1 << 62  # augmentation and dropout draw from different sequences
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForTimeSeriesPrediction, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
@@ -29,17 +29,6 @@ def new_forecaster(config: VanillaTracksConfig) -> VanillaTracksPreTrainedModel:
     forms = {form.__name__: form for form in FORMS.values()}
     found = next((forms[name] for name in names if name in forms), FORMS["modes"])
     return found(config)
-
-
-def is_track_model(name: str) -> bool:
-    """Whether a model folder, Hub id or name of `SIMPLE_MODELS` is a forecaster."""
-    if name in SIMPLE_MODELS:
-        return True
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except (OSError, ValueError):
-        return False  # whatever loads the model reports it
-    return settings.get("model_type") == VanillaTracksConfig.model_type
 
 
 def load_forecaster(

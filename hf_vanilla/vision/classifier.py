@@ -132,15 +132,6 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
     return Classifier(model.to(chosen), processor)
 
 
-def is_image_model(name: str) -> bool:
-    """Whether the config of a folder or Hub id is that of an image classifier of this package."""
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except (OSError, ValueError):  # another page says what is wrong with it
-        return False
-    return bool(settings.get("model_type") == MODEL_TYPE)
-
-
 def _opened(path: str) -> "Image | str":
     """The image, or why it cannot be read."""
     try:
