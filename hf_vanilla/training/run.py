@@ -48,7 +48,8 @@ from .train_step import (
 logger = logging.getLogger(__name__)
 
 CURVES_FILE = "curves.png"
-STALE_WARNING = 2  # validations without a better one after which the user is warned
+STALE_WARNING = 2  # the user is warned at every second validation without a better one
+WORSE_BY = 0.2  # of the best value: smaller differences come and go near the end of training
 
 
 def train(recipe: Recipe) -> Path:
@@ -216,7 +217,8 @@ def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
         progress.best, progress.stale = value, 0
     else:
         progress.stale += 1
-    if progress.stale == STALE_WARNING and run.is_main:
+    is_much_worse = abs(value - progress.best) > WORSE_BY * abs(progress.best)
+    if progress.stale and progress.stale % STALE_WARNING == 0 and is_much_worse and run.is_main:
         logger.warning(
             "step %d: %s is %.4f, and was %.4f at its best %d validations before: if training "
             "diverges, lower learning_rate or lengthen warmup_steps; the best checkpoint is kept",

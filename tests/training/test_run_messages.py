@@ -46,13 +46,14 @@ def test_ctrl_c_promises_a_checkpoint_only_where_there_is_one(
     assert bool(all_checkpoints(tmp_path / "run")) == ("resumes" in message)
 
 
-def test_a_validation_that_becomes_worse_twice_is_reported_once_with_the_remedy(prepared, caplog):
+def test_a_validation_much_worse_than_the_best_is_reported_at_every_second_one(prepared, caplog):
     progress = Progress()
-    for step, (value, warnings) in enumerate([(9.0, 0), (8.5, 0), (8.0, 1), (7.0, 1)]):
+    expected = [(9.0, 0), (8.5, 0), (7.0, 1), (6.0, 1), (8.9, 1), (8.9, 1), (5.0, 2)]
+    for step, (value, warnings) in enumerate(expected):
         progress.step = step
         compare(prepared, progress, value)
         assert caplog.text.count("if training diverges, lower learning_rate") == warnings
-    assert "step 2: validation BLEU is 8.0000, and was 9.0000 at its best 2" in caplog.text
+    assert "step 2: validation BLEU is 7.0000, and was 9.0000 at its best 2" in caplog.text
 
 
 @pytest.mark.parametrize(
