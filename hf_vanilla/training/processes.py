@@ -9,7 +9,12 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
-from accelerate.utils import InitProcessGroupKwargs, parse_flag_from_env
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    InitProcessGroupKwargs,
+    parse_flag_from_env,
+)
+from torch import nn
 
 from hf_vanilla.recipes.recipe import TrainRecipe
 
@@ -42,7 +47,11 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
         mixed_precision=chosen_precision(recipe),
         log_with=chosen_trackers(recipe) or None,
         project_dir=Path(recipe.output_dir),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
+        kwargs_handlers=[
+            InitProcessGroupKwargs(timeout=LONGEST_WAIT),
+            # see average_running_statistics
+            DistributedDataParallelKwargs(broadcast_buffers=False),
+        ],
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched != accelerator.num_processes:
@@ -97,6 +106,21 @@ def keep_freed_memory() -> None:
         allocator = ctypes.CDLL("libc.so.6")
         allocator.mallopt(-4, 0)
         allocator.mallopt(-1, 2**31 - 1)
+
+
+@torch.no_grad()
+def average_running_statistics(model: nn.Module, accelerator: Accelerator) -> None:
+    """Give every process the mean of all processes' running means and variances of BatchNorm.
+
+    Each process updates them by its own micro-batches. Models without BatchNorm are not changed.
+    """
+    if accelerator.num_processes == 1:
+        return
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
+            for statistics in (module.running_mean, module.running_var):
+                assert statistics is not None
+                statistics.copy_(accelerator.reduce(statistics, reduction="mean"))
 
 
 def peak_flops(accelerator: Accelerator) -> float | None:

@@ -33,6 +33,7 @@ from .folder_lock import locked
 from .metrics_log import MetricsLog, Progress, log_entry, run_summary
 from .preparation import PreparedRun, prepare_run
 from .task import RunFacts, StreamOrder, Validation
+from .processes import average_running_statistics
 from .train_step import (
     StepResult,
     all_finite,
@@ -244,6 +245,7 @@ def _measure(
     averaged: int = 0,
 ) -> Validation:
     """Validate a model and write the result to the log."""
+    average_running_statistics(model, run.accelerator)
     model = whole_model(model).eval()
     with run.accelerator.autocast():
         validation = run.task.validate(model, run.accelerator, is_final=averaged > 0)
@@ -271,6 +273,7 @@ def save(
         ValueError: a weight is not finite; such weights must not replace good ones.
         OSError: the checkpoint cannot be written; older ones stay.
     """
+    average_running_statistics(run.model, run.accelerator)
     # a gradient may overflow where the loss did not
     if not all_finite(run):
         what = "a weight is not a finite number"

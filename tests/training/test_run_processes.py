@@ -170,6 +170,12 @@ def test_a_sharded_model_is_saved_and_measured_whole(tmp_path):
     assert done.stdout == "whole\n"
 
 
+def test_running_statistics_are_averaged_over_processes(tmp_path):
+    done = torchrun(ROOT / "tests" / "statistics_program.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "averaged\n"
+
+
 def test_ctrl_c_ends_two_processes_without_a_traceback_of_ours(corpus_files, tmp_path):
     endless = small_run.recipe(tmp_path / "run", corpus_files, **{**STEPS, "max_steps": 10**6})
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
