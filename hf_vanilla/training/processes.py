@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import warnings
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -42,6 +43,8 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
         ValueError: several processes were launched, but they do not know each other.
         ImportError: a tracker is not installed.
     """
+    # accelerate knows no other name of this option of DistributedDataParallel
+    warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
         cpu=recipe.use_cpu,
         mixed_precision=chosen_precision(recipe),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from hf_vanilla.files import read_json_lines, write_files
@@ -32,8 +33,8 @@ from .checkpointing import (
 from .folder_lock import locked
 from .metrics_log import MetricsLog, Progress, log_entry, run_summary
 from .preparation import PreparedRun, prepare_run
-from .task import RunFacts, StreamOrder, Validation
 from .processes import average_running_statistics
+from .task import RunFacts, StreamOrder, Validation
 from .train_step import (
     StepResult,
     all_finite,
@@ -65,10 +66,15 @@ def train(recipe: Recipe) -> Path:
         ImportError: something that the recipe names is not installed.
     """
     with locked(Path(recipe.train.output_dir)):
-        return _train(recipe)
+        folder, accelerator = _train(recipe)
+        # DistributedDataParallel must go before its process group: as its last owner it would hold
+        # Python's lock while it waits for threads of the group, which may need that lock
+        accelerator.free_memory()
+        accelerator.end_training()  # without it, processes may crash at shutdown
+    return folder
 
 
-def _train(recipe: Recipe) -> Path:
+def _train(recipe: Recipe) -> tuple[Path, Accelerator]:
     run, options = prepare_run(recipe), recipe.train
     progress = load_progress(run)
     log = MetricsLog(run.accelerator, recipe, run.task, progress)
@@ -101,9 +107,7 @@ def _train(recipe: Recipe) -> Path:
                 scores = validate(run, log, progress)
             if step % options.save_steps == 0 or is_over(options, progress):
                 save(run, log, progress, scores, result)
-    folder = finish(run, log, progress)
-    run.accelerator.end_training()  # without it, processes may crash at shutdown
-    return folder
+    return finish(run, log, progress), run.accelerator
 
 
 @contextmanager
