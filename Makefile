@@ -18,7 +18,7 @@ demo-objects: $(VENV)/.ready-demo  ## train a detector on generated scenes, scor
 demo-tracks: $(VENV)/.ready-demo  ## train on generated walkers, compare, draw their futures
 	$(BIN)/python scripts/demo_tracks.py
 
-app: $(VENV)/.ready-app  ## translate in a browser and see attention weights; trains the demo model first
+app: $(VENV)/.ready-app  ## translate in a browser and see attention weights, by the model in the package
 	$(BIN)/python scripts/app.py
 
 test: lint types  ## all checks and tests

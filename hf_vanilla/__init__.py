@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hf_vanilla.data.tokenizer_training import train_tokenizer
     from hf_vanilla.tasks.translation_finetuning import TokenBatches, bleu_metrics
     from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
+    from hf_vanilla.translation.demo_model import demo_model
     from hf_vanilla.translation.translator import Translator, load_translator, translate
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "VanillaVitConfig",
     "VanillaVitModel",
     "bleu_metrics",
+    "demo_model",
     "inverse_sqrt_schedule",
     "load_translator",
     "paper_adam",
@@ -78,6 +80,7 @@ LAZY = {
     "TokenBatches": "tasks.translation_finetuning",
     "Translator": "translation.translator",
     "bleu_metrics": "tasks.translation_finetuning",
+    "demo_model": "translation.demo_model",
     "inverse_sqrt_schedule": "training.optimization",
     "load_translator": "translation.translator",
     "paper_adam": "training.optimization",

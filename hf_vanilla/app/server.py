@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.hub.space import SpaceOptions, write_space
-from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.recipes.tasks import DEFAULT_TASK, task_of_model
-from hf_vanilla.training.run import train
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
+from hf_vanilla.translation.demo_model import demo_model
 
 from .image_page import ImagePage
-from .page import HERE, Page, import_gradio, theme
+from .page import HERE, Page, theme
 from .tracks_page import TracksPage
 
 EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
@@ -30,9 +29,7 @@ class AppOptions:
 
     model: str | None = field(
         default=None,
-        metadata={
-            "help": "model folder or Hub id; default: the demo model, trained if it is missing"
-        },
+        metadata={"help": "model folder or Hub id; default: the package's model of number words"},
     )
     fixed_model: bool = field(
         default=False, metadata={"help": "visitors cannot choose another model"}
@@ -70,12 +67,11 @@ class AppOptions:
             raise ValueError(f"port={self.port}: give a number from 1 to 65535")
 
 
-def open_app(options: AppOptions, demo: Recipe | None = None) -> Path | None:
+def open_app(options: AppOptions) -> Path | None:
     """Serve the app until Ctrl-C, or write it as a Space.
 
     Args:
         options: what to serve, and where.
-        demo: recipe of the model that is used if none is named; None: that of `make demo`.
 
     Returns:
         The folder of the Space; None after serving.
@@ -85,14 +81,9 @@ def open_app(options: AppOptions, demo: Recipe | None = None) -> Path | None:
         ValueError: the model cannot be used.
         OSError: the port is taken, or the folder of the Space is not empty.
     """
-    import_gradio()  # fail before training if it is missing
     if options.model is None:
-        demo = read_recipe(["--recipe", "numbers"]) if demo is None else demo
-        folder = Path(demo.train.output_dir)
-        if not (folder / "config.json").is_file():
-            train(demo)
         sentence = EXAMPLE if options.sentence is None else options.sentence
-        options = replace(options, model=str(folder), sentence=sentence)
+        options = replace(options, model=demo_model(), sentence=sentence)
     if options.write_space is not None:
         if _task_of(str(options.model)) in PAGES:
             raise ValueError(

@@ -2,10 +2,11 @@
 
 import io
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -16,8 +17,11 @@ from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 
 from .decoding_options import DecodingOptions
+from .demo_model import demo_model
 from .n_best import Hypothesis
 from .translator import Translator
+
+logger = logging.getLogger(__name__)
 
 STANDARD_STREAM = "-"
 N_BEST_FORMATS = ("tsv", "jsonl")
@@ -27,6 +31,12 @@ N_BEST_FORMATS = ("tsv", "jsonl")
 class TranslateOptions(DecodingOptions):
     """Translate a file or stdin, one sentence per line."""
 
+    model: str = field(
+        default="",
+        metadata={
+            "help": "model folder or Hub id; default: the model of number words in the package"
+        },
+    )
     input: str = field(
         default="-", metadata={"help": "UTF-8 text, plain or .gz, one sentence per line; -: stdin"}
     )
@@ -63,6 +73,13 @@ def translate_file(options: TranslateOptions) -> Path | None:
     """
     # without cpu=True, processes on a machine without GPUs do not connect to each other
     processes = PartialState(cpu=not torch.cuda.is_available())
+    if not options.model:
+        options = replace(options, model=demo_model())
+        if processes.is_main_process:
+            logger.info(
+                "the demo model translates English number words to German ones: --model "
+                "names another one"
+            )
     _check_streams(options, processes)
     translator = options.open_translator(processes if processes.num_processes > 1 else None)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()

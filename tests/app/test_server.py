@@ -6,7 +6,6 @@ import urllib.request
 from dataclasses import fields, replace
 
 import pytest
-import small_run
 import torch
 
 from hf_vanilla.app import page as page_module
@@ -14,6 +13,7 @@ from hf_vanilla.app import server as app
 from hf_vanilla.app.attention_view import CROSS, DECODER, ENCODER, MEAN, attention_figure
 from hf_vanilla.app.page import Page, message
 from hf_vanilla.app.server import EXAMPLE, AppOptions, open_app, serve
+from hf_vanilla.translation.demo_model import demo_model
 
 gradio = pytest.importorskip("gradio")
 
@@ -79,32 +79,23 @@ def test_an_address_in_use_is_refused_before_a_model_is_loaded():
 def test_a_missing_gradio_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ImportError, match=r"pip install -e '\.\[app\]'"):
-        open_app(AppOptions(), None)
+        open_app(AppOptions())
 
 
 # --- the model ---------------------------------------------------------------------------------
 
 
-def test_the_demo_model_is_trained_only_if_it_is_missing(corpus_files, tmp_path, monkeypatch):
+def test_without_a_model_the_one_of_the_package_is_served_with_an_example(monkeypatch):
     served = []
     monkeypatch.setattr(app, "serve", served.append)
-    demo = small_run.recipe(tmp_path / "demo", corpus_files, max_steps=2)
-    open_app(AppOptions(), demo)
-    written = (tmp_path / "demo" / "model.safetensors").stat()
-    assert served == [AppOptions(model=str(tmp_path / "demo"), sentence=EXAMPLE)]
-    monkeypatch.setattr(app, "train", lambda _: pytest.fail("trained again"))
-    open_app(AppOptions(sentence="two"), demo)
-    assert served[1].sentence == "two"
-    assert (tmp_path / "demo" / "model.safetensors").stat().st_mtime_ns == written.st_mtime_ns
-
-
-def test_a_named_model_is_not_trained(corpus_files, tmp_path, monkeypatch):
-    served = []
-    monkeypatch.setattr(app, "serve", served.append)
-    monkeypatch.setattr(app, "train", lambda _: pytest.fail("trained"))
-    demo = small_run.recipe(tmp_path / "demo", corpus_files)
-    open_app(AppOptions(model="mine"), demo)
-    assert served == [AppOptions(model="mine")]  # without the sentence of the demo
+    open_app(AppOptions())
+    open_app(AppOptions(sentence="two"))
+    open_app(AppOptions(model="mine"))
+    assert served == [
+        AppOptions(model=demo_model(), sentence=EXAMPLE),
+        AppOptions(model=demo_model(), sentence="two"),
+        AppOptions(model="mine"),  # without the sentence of the demo
+    ]
 
 
 def test_load_describes_the_model_or_reports_the_error(page):
