@@ -4,8 +4,10 @@ The task of the model decides which page is served. It loads nothing from other 
 no usage data.
 """
 
+import ipaddress
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,12 @@ class AppOptions:
         default=None,
         metadata={"help": "model folder or Hub id; default: the package's model of number words"},
     )
-    fixed_model: bool = field(
-        default=False, metadata={"help": "visitors cannot choose another model"}
+    fixed_model: bool | None = field(
+        default=None,
+        metadata={
+            "help": "visitors cannot choose another model; default: true with --share or a --host "
+            "that others can reach"
+        },
     )
     sentence: str | None = field(default=None, metadata={"help": "initial text of the text box"})
     max_tokens: int = field(default=256, metadata={"help": "maximum source tokens of a sentence"})
@@ -65,6 +71,13 @@ class AppOptions:
             raise ValueError(f"frame_seconds={self.frame_seconds}: give a positive number")
         if self.port is not None and not 0 < self.port < 65536:
             raise ValueError(f"port={self.port}: give a number from 1 to 65535")
+
+    @property
+    def is_model_fixed(self) -> bool:
+        """Whether visitors can use the given model only."""
+        if self.fixed_model is not None:
+            return self.fixed_model
+        return self.share or not _is_loopback(self.host)
 
 
 def open_app(options: AppOptions) -> Path | None:
@@ -141,7 +154,7 @@ def _text_page(model: str, options: AppOptions) -> Any:
         model,
         sentence=options.sentence,
         max_tokens=options.max_tokens,
-        fixed_model=options.fixed_model,
+        fixed_model=options.is_model_fixed,
     )
 
 
@@ -177,6 +190,13 @@ def _task_of(model: str) -> str:
         return task_of_model(model)
     except (OSError, ValueError):
         return DEFAULT_TASK
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _check_address(host: str, port: int | None) -> None:

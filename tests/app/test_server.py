@@ -41,7 +41,7 @@ def ask(page):
 
 def test_the_default_address_is_local():
     options = AppOptions()
-    assert (options.host, options.share, options.fixed_model) == ("127.0.0.1", False, False)
+    assert (options.host, options.share, options.fixed_model) == ("127.0.0.1", False, None)
     assert all(f.metadata["help"] for f in fields(AppOptions))
 
 
@@ -103,6 +103,24 @@ def test_load_describes_the_model_or_reports_the_error(page):
     error = page.load("<b>nobody</b>/nothing")
     assert 'class="message error"' in error
     assert "&lt;b&gt;nobody&lt;/b&gt;" in error
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_fixed"),
+    [
+        ({}, False),
+        ({"host": "localhost"}, False),
+        ({"host": "::1"}, False),
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "example.org"}, True),
+        ({"share": True}, True),
+        ({"share": True, "fixed_model": False}, False),
+        ({"fixed_model": True}, True),
+    ],
+    ids=str,
+)
+def test_only_visitors_on_this_machine_choose_a_model_unless_told_otherwise(changes, is_fixed):
+    assert AppOptions(**changes).is_model_fixed == is_fixed
 
 
 def test_a_fixed_model_cannot_be_replaced(trained_run, ask):
