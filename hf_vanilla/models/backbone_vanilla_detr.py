@@ -75,6 +75,39 @@ class VanillaDetrBackbone(nn.Module):
         return self.model(pixel_values).feature_maps[-1]
 
 
+def load_backbone(backbone: VanillaDetrBackbone, name: str) -> None:
+    """Load the weights of a pretrained backbone, BatchNorm's statistics too.
+
+    Args:
+        backbone: gets the weights.
+        name: folder or Hub id, such as `microsoft/resnet-50`; a classifier's head is left out.
+
+    Raises:
+        ValueError: it has other weights than the backbone.
+        OSError: nothing is found under the name.
+    """
+    stages = list(backbone.model.config.out_features)
+    # AutoBackbone would ask the Hub for a folder too
+    found = type(backbone.model).from_pretrained(name, out_features=stages).state_dict()
+    shapes = [_shapes(state) for state in (found, backbone.model.state_dict())]
+    if shapes[0] != shapes[1]:
+        different = sorted(dict(shapes[0].items() ^ shapes[1].items()))
+        raise ValueError(
+            f"backbone={name!r} differs from model.backbone_config in {len(different)} weights, "
+            f"such as {different[0]}: give the config of that backbone"
+        )
+    backbone.model.load_state_dict(found, strict=False)
+
+
+def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Shapes by name; without BatchNorm's counts of batches, which fixed statistics do not have."""
+    return {
+        name: tuple(value.shape)
+        for name, value in state.items()
+        if not name.endswith("num_batches_tracked")
+    }
+
+
 def fix_batch_norms(module: nn.Module) -> None:
     """Replace every BatchNorm2d inside by one with fixed statistics, under the same names."""
     for name, child in module.named_children():

@@ -22,6 +22,7 @@ from hf_vanilla.data.detection import (
 )
 from hf_vanilla.data.detection_augmentation import augmented
 from hf_vanilla.hub.detection_card import detection_card
+from hf_vanilla.models.backbone_vanilla_detr import load_backbone
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
@@ -85,12 +86,20 @@ class ObjectDetectionTask:
         return self.options.images_per_step // self.options.images_per_batch
 
     def model(self) -> PreTrainedModel:
-        """A new model for the classes of the training images."""
+        """A new model for the classes of the training images, with the backbone's weights.
+
+        Raises:
+            ValueError: the backbone is of another kind or size than the config says.
+            OSError: nothing is found under its name.
+        """
         names = dict(enumerate(self.sets.label_names))
         config = self.recipe.config(
             id2label=names, label2id={name: index for index, name in names.items()}
         )
-        return VanillaForObjectDetection(config)
+        model = VanillaForObjectDetection(config)
+        if self.options.backbone is not None:
+            load_backbone(model.model.backbone, self.options.backbone)
+        return model
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of images and boxes, and the classes."""

@@ -102,6 +102,12 @@ def prepare_detection(recipe: Recipe) -> DetectionSets:
             f"model.num_channels={config.num_channels}: images are read in three channels, grey "
             "ones in three equal channels; leave it out"
         )
+    if config.backbone_is_pretrained != (options.backbone is not None):
+        raise ValueError(
+            f"model.backbone_is_pretrained={config.backbone_is_pretrained}, but backbone="
+            f"{options.backbone}: name a pretrained backbone, such as microsoft/resnet-50, or set "
+            "model.backbone_is_pretrained=false and train it from random weights"
+        )
     if options.dataset == DIGIT_SCENES:
         return _digit_scenes(options, recipe.train.seed)
     train = load_detection_images(options.dataset, images=options.images, split=options.train_split)

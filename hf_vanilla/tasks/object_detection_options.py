@@ -55,6 +55,11 @@ class DetectionData:
     )
     digit_classes: str = option("0123456789", "for digit_scenes: digits that occur", of_data=True)
     validation_scenes: int = option(300, "for digit_scenes: images to validate on", at_least=1)
+    backbone: str | None = option(
+        None,
+        "folder or Hub id of the pretrained backbone, such as microsoft/resnet-50; none: train it "
+        "from random weights, with model.backbone_is_pretrained=false",
+    )
     shortest_edge: int = option(800, "pixels of the shorter side of an image", at_least=1)
     longest_edge: int = option(1333, "most pixels of the longer side", at_least=1)
     images_per_step: int = option(32, "images of an optimizer step", at_least=1)

@@ -5,10 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
-from detection_files import TINY, tiny_detector
+import yaml
+from detection_files import TINY, TINY_BACKBONE, tiny_detector
 from transformers import (
     AutoImageProcessor,
     AutoModelForObjectDetection,
+    ResNetBackbone,
+    ResNetConfig,
+    ResNetForImageClassification,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -19,7 +23,7 @@ from hf_vanilla.data.detection import DetectionCollator
 from hf_vanilla.data.detection_sources import read_coco, save_coco
 from hf_vanilla.data.digit_scenes import digit_scenes
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
-from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe, shipped_recipes
 from hf_vanilla.tasks.dispatch import evaluate, finetune_model, read_evaluation, read_finetuning
 from hf_vanilla.tasks.object_detection import prepare
 from hf_vanilla.tasks.object_detection_options import DetectionData
@@ -74,6 +78,64 @@ def test_a_short_training_learns_and_leaves_a_folder_for_the_auto_classes(tmp_pa
     found = pipeline("object-detection", model=str(folder))(image, threshold=0.0)
     assert {entry["label"] for entry in found} <= set("0123456789")
     assert "COCO AP" in (folder / "README.md").read_text()
+
+
+def test_the_recipe_of_coco_trains_on_a_stand_in_from_a_pretrained_backbone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "annotations").mkdir()
+    for part, seed in (("train2017", 1), ("val2017", 2)):
+        written = save_coco(digit_scenes(seed=seed).images(4), tmp_path / part)
+        written.rename(tmp_path / "annotations" / f"instances_{part}.json")
+    classifier = ResNetForImageClassification(ResNetConfig(**TINY_BACKBONE))
+    pretrained = classifier.resnet
+    norms = [m for m in pretrained.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        torch.nn.init.uniform_(norm.running_var, 0.5, 2)
+    classifier.save_pretrained(tmp_path / "resnet")
+    sizes = {**TINY, "backbone_is_pretrained": True}
+    del sizes["backbone_config"]
+    (tmp_path / "small.yaml").write_text(
+        yaml.safe_dump(
+            {
+                **yaml.safe_load(shipped_recipes()["coco_r50"].read_text()),
+                **{"max_steps": 3, "save_steps": 3, "eval_steps": 3, "backbone": "resnet"},
+                **{"images_per_step": 4, "shortest_edge": 64, "longest_edge": 96, "use_cpu": True},
+                "model": {**sizes, "backbone_config": TINY_BACKBONE},
+            }
+        )
+    )
+    folder = train(read_recipe(["--recipe", "small.yaml", "--trackers", "none"]))
+    trained = VanillaForObjectDetection.from_pretrained(folder).model.backbone.model.state_dict()
+    before = pretrained.state_dict()
+    stem = "embedder.embedder.convolution.weight"
+    last = "encoder.stages.1.layers.0.layer.0.convolution.weight"
+    assert torch.equal(trained[stem], before[stem])
+    assert torch.equal(trained[stem.replace("convolution.weight", "normalization.running_var")],
+                       norms[0].running_var)  # fmt: skip
+    assert 0 < (trained[last] - before[last]).abs().max() < 1e-4  # three steps at a rate of 1e-5
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "backbone", "message"),
+    [
+        (True, None, "model.backbone_is_pretrained=True, but backbone=None: name a pretrained"),
+        (False, "resnet", "model.backbone_is_pretrained=False, but backbone=resnet"),
+    ],
+)
+def test_a_pretrained_backbone_needs_its_weights(tmp_path, pretrained, backbone, message):
+    model, data = {"backbone_is_pretrained": pretrained}, {"backbone": backbone}
+    with pytest.raises(ValueError, match=message):
+        prepare(recipe(tmp_path / "run", model=model, data=data))
+
+
+def test_a_backbone_of_other_sizes_is_refused(tmp_path):
+    ResNetBackbone(ResNetConfig(**{**TINY_BACKBONE, "embedding_size": 4})).save_pretrained(
+        tmp_path / "resnet"
+    )
+    model, data = {"backbone_is_pretrained": True}, {"backbone": str(tmp_path / "resnet")}
+    task = prepare(recipe(tmp_path / "run", model=model, data=data))
+    with pytest.raises(ValueError, match=r"differs from model.backbone_config in \d+ weights"):
+        task.model()
 
 
 def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
