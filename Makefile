@@ -12,6 +12,9 @@ demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw
 	@test ! -d runs/demo || echo "runs/demo exists and is used: delete it to train again"
 	$(BIN)/python scripts/demo.py
 
+demo-images: $(VENV)/.ready-demo  ## train on the built-in digits, score unseen ones, draw attention
+	$(BIN)/python scripts/demo_images.py
+
 demo-objects: $(VENV)/.ready-demo  ## train a detector on generated scenes, score, draw
 	$(BIN)/python scripts/demo_objects.py
 

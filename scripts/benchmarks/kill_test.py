@@ -1,6 +1,6 @@
 """Kill a training in each phase of its run, resume by the same command, compare all weights.
 
-    python scripts/benchmarks/kill_test.py [KILLS]
+    python scripts/benchmarks/kill_test.py [KILLS] [--task image_classification]
 
 The phases are start-up, training steps, writing a checkpoint, pruning old checkpoints, and writing
 the finished model. Each gets its share of the kills, at random moments. A process is stopped before
@@ -10,6 +10,7 @@ touches no file of the run. Ends with status 1 unless all weights are those of a
 killed.
 """
 
+import argparse
 import multiprocessing
 import os
 import random
@@ -30,39 +31,51 @@ KILLS, SEED, PAIRS, STEPS = 40, 0, 600, 240
 POLLING_SECONDS = 0.0005
 PHASES = ("start-up", "steps", "checkpoint writing", "pruning", "final writing")
 IMPORTED = ["hf_vanilla.training.run", "hf_vanilla.tasks.translation", "matplotlib.pyplot"]
+IMPORTED += ["hf_vanilla.tasks.image_classification", "sklearn.datasets"]
 # two micro-batches a step, epochs of a few steps, a checkpoint at every fifth; the wide layers make
 # files of some megabytes, so that writing and pruning take a few milliseconds
-RECIPE = f"""
---max_steps {STEPS}
+SHARED = f"""
+--max_steps {STEPS} --save_steps 5 --logging_steps 2 --eval_steps 50
+--use_cpu True --trackers none
+"""
+RECIPES = {
+    "translation": """
 --train_source train.en --train_target train.de
---validation_source train.en --validation_target train.de
---save_steps 5 --logging_steps 2 --eval_steps 50 --eval_sentences 0
+--validation_source train.en --validation_target train.de --eval_sentences 0
 --tokens_per_step 600 --tokens_per_batch 300 --max_length 100 --learning_rate 0.005
---use_cpu True --trackers none --model.vocab_size 400 --model.d_model 32
+--model.vocab_size 400 --model.d_model 32
 --model.encoder_layers 1 --model.decoder_layers 1 --model.encoder_attention_heads 2
 --model.decoder_attention_heads 2 --model.encoder_ffn_dim 2048 --model.decoder_ffn_dim 2048
-"""
+""",
+    "image_classification": """
+--recipe digits_halves --images_per_step 64 --images_per_batch 32 --warmup_steps 20
+--model.d_model 32 --model.encoder_layers 2 --model.encoder_attention_heads 2
+--model.encoder_ffn_dim 4096 --model.dropout 0.1
+""",
+}
+OPTIONS_FILE = "options"  # of the run, beside its data
 
 
 def train(place: Path, name: str) -> None:
     """The command, in a process of its own.
 
     Args:
-        place: where the corpus is, and the file that gets stderr.
+        place: where the data and the options are, and the file that gets stderr.
         name: of the run's folder in `place`.
     """
     os.chdir(place)
     errors = os.open("stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(errors, sys.stderr.fileno())
     os.dup2(errors, sys.stdout.fileno())
-    run_command("train", ["--output_dir", name, *RECIPE.split()])
+    options = Path(OPTIONS_FILE).read_text(encoding="utf-8").split()
+    run_command("train", ["--output_dir", name, *options])
 
 
 class Run:
     """One process of the training command, and what its folder shows of it.
 
     Args:
-        place: where the corpus is.
+        place: where the data are.
         name: of the run's folder in `place`.
     """
 
@@ -160,7 +173,7 @@ def kill_in(place: Path, phase: str, *, after: int, wait: float) -> tuple[Run, s
     """Resume, and kill in a phase.
 
     Args:
-        place: where the corpus is.
+        place: where the data are.
         phase: one of `PHASES`.
         after: step from which on the phase counts; not for the start-up.
         wait: seconds between the beginning of the phase and the kill; where the phase is over by
@@ -230,12 +243,14 @@ def differing_files(place: Path) -> list[str]:
     return sorted(str(p) for p in first.keys() | second.keys() if first.get(p) != second.get(p))
 
 
-def main(kills: int) -> bool:
+def main(kills: int, task: str) -> bool:
     """Print what happened; whether all weights are the same."""
     draw = random.Random(SEED)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
-        write_corpus(place, draw)
+        if task == "translation":
+            write_corpus(place, draw)
+        (place / OPTIONS_FILE).write_text(RECIPES[task] + SHARED, encoding="utf-8")
         usual = undisturbed(place)
         times = ", ".join(f"{phase} {seconds:.3f}" for phase, seconds in usual.items())
         print(f"median time in each phase of an undisturbed run, in seconds: {times}\n")
@@ -247,4 +262,8 @@ def main(kills: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(not main(int(sys.argv[1]) if len(sys.argv) > 1 else KILLS))
+    parser = argparse.ArgumentParser(description="Kill a training often, resume it, compare weights.")
+    parser.add_argument("kills", type=int, nargs="?", default=KILLS)
+    parser.add_argument("--task", choices=RECIPES, default="translation")
+    arguments = parser.parse_args()
+    sys.exit(not main(arguments.kills, arguments.task))
