@@ -1,4 +1,4 @@
-"""Our image model under the test suites that transformers runs on its own; not collected by default.
+"""Our image model under the test suites of transformers; not collected by default.
 
 As `common_suites.py`, which says how to run them. Transformers' ViT runs beside ours under the same
 suites, so that the counts of skipped tests can be compared.

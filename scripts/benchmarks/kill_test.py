@@ -262,7 +262,7 @@ def main(kills: int, task: str) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Kill a training often, resume it, compare weights.")
+    parser = argparse.ArgumentParser(description="Kill a training often, compare weights.")
     parser.add_argument("kills", type=int, nargs="?", default=KILLS)
     parser.add_argument("--task", choices=RECIPES, default="translation")
     arguments = parser.parse_args()

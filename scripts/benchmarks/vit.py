@@ -2,19 +2,23 @@
 
 Both run in this process with the same weights' shapes and images, in turn: in each round a step of
 one, then of the other. Ratios are medians of the rounds' ratios, of CPU time and of wall time;
-above 1 ours is faster. `--folder DIR` measures whole training on a folder of class folders instead:
-ours with reading and augmentation, `Trainer` with `ViTImageProcessorPil` on the same files.
+above 1 ours is faster. Peak memory is that of tensors beside the weights. `--folder DIR` measures
+whole training on a folder of class folders instead: ours with reading and augmentation, `Trainer`
+with `ViTImageProcessorPil` on the same files. `--folder digits` writes the built-in digits there.
 """
 
-import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from transformers import (
     Trainer,
     TrainingArguments,
@@ -25,9 +29,9 @@ from transformers import (
 
 from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
 from hf_vanilla.commands import run
-from hf_vanilla.data.augmentation import Augmentation, augment
-from hf_vanilla.data.image_batches import ImageReader, normalised
-from hf_vanilla.data.images import LabelledImages, load_images
+from hf_vanilla.data.images import BUILT_IN_DIGITS, LabelledImages, load_images
+from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.training.run import train
 
 # width, layers, heads, feed-forward width, pixels, patch, images of a batch
 SIZES = {
@@ -42,10 +46,11 @@ class BenchmarkOptions:
 
     size: str = field(default="digits", metadata={"help": f"one of {', '.join(SIZES)}"})
     folder: str | None = field(
-        default=None, metadata={"help": "folder of class folders, for whole training"}
+        default=None, metadata={"help": "folder of class folders, or digits, for whole training"}
     )
     rounds: int = field(default=15, metadata={"help": "rounds measured"})
     warmup: int = field(default=3, metadata={"help": "rounds before them"})
+    epochs: int = field(default=10, metadata={"help": "of whole training"})
     threads: int = field(default=1, metadata={"help": "of torch"})
 
     def __post_init__(self) -> None:
@@ -53,10 +58,10 @@ class BenchmarkOptions:
             raise ValueError(f"size={self.size!r}: choose one of {', '.join(SIZES)}")
 
 
-def models(size: str, *, num_labels: int = 10) -> tuple[nn.Module, nn.Module]:
-    """Transformers' ViT and ours, of one size."""
+def their_model(size: str, *, num_labels: int = 10) -> nn.Module:
+    """Transformers' ViT."""
     width, layers, heads, fed, pixels, patch, _ = SIZES[size]
-    theirs = ViTForImageClassification(
+    return ViTForImageClassification(
         ViTConfig(
             hidden_size=width,
             num_hidden_layers=layers,
@@ -67,7 +72,12 @@ def models(size: str, *, num_labels: int = 10) -> tuple[nn.Module, nn.Module]:
             num_labels=num_labels,
         )
     )
-    ours = VanillaForImageClassification(
+
+
+def our_model(size: str, *, num_labels: int = 10) -> nn.Module:
+    """Ours of the same size."""
+    width, layers, heads, fed, pixels, patch, _ = SIZES[size]
+    return VanillaForImageClassification(
         VanillaVitConfig(
             d_model=width,
             encoder_layers=layers,
@@ -78,7 +88,6 @@ def models(size: str, *, num_labels: int = 10) -> tuple[nn.Module, nn.Module]:
             num_labels=num_labels,
         )
     )
-    return theirs, ours
 
 
 def seconds(action: Callable[[], object]) -> tuple[float, float]:
@@ -126,11 +135,26 @@ def inference_of(model: nn.Module, images: Tensor) -> Callable[[], None]:
     return infer
 
 
+def batch_of(size: str) -> tuple[Tensor, Tensor]:
+    """Images and labels of one batch."""
+    pixels, count = SIZES[size][4], SIZES[size][6]
+    return torch.randn(count, 3, pixels, pixels), torch.arange(count) % 10
+
+
+def peak_of(action: Callable[[], object]) -> float:
+    """Largest sum of the tensors that one call allocates, in MiB."""
+    action()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    events = profiler.profiler.kineto_results.events()
+    found = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(accumulate(event.nbytes() for event in found)) / 2**20
+
+
 def benchmark_models(options: BenchmarkOptions) -> None:
     """Print ratios of training and inference."""
-    pixels, count = SIZES[options.size][4], SIZES[options.size][6]
-    images, labels = torch.randn(count, 3, pixels, pixels), torch.arange(count) % 10
-    theirs, ours = models(options.size)
+    images, labels = batch_of(options.size)
+    theirs, ours = their_model(options.size), our_model(options.size)
     rounds = {"rounds": options.rounds, "warmup": options.warmup}
     for what, pair in (
         ("training step", [step_of(model, images, labels) for model in (theirs, ours)]),
@@ -138,6 +162,8 @@ def benchmark_models(options: BenchmarkOptions) -> None:
     ):
         cpu, wall = ratios(*pair, **rounds)
         print(f"{options.size}, {what}: {cpu:.2f} times in CPU time, {wall:.2f} in wall time")
+        memory = [f"{peak_of(action):.2f} MiB" for action in pair]
+        print(f"{options.size}, {what}: {memory[1]} at its peak, transformers' ViT {memory[0]}")
 
 
 # --- whole training ------------------------------------------------------------------------------
@@ -158,50 +184,66 @@ class TheirRows(torch.utils.data.Dataset):
         return {"pixel_values": pixels, "labels": int(self.images.labels[row])}
 
 
-def their_epochs(images: LabelledImages, model: nn.Module, pixels: int, batch: int) -> None:
-    """Two epochs by Trainer."""
+def train_theirs(images: LabelledImages, model: nn.Module, options: BenchmarkOptions) -> None:
+    """Train by Trainer."""
+    pixels, batch = SIZES[options.size][4], SIZES[options.size][6]
     processor = ViTImageProcessorPil(size={"height": pixels, "width": pixels})
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder,
             per_device_train_batch_size=batch,
-            num_train_epochs=2,
+            max_steps=options.epochs * len(images) // batch,
             use_cpu=True,
             save_strategy="no",
             disable_tqdm=True,
         )
-        Trainer(model, arguments, train_dataset=TheirRows(images, processor)).train()
+        trainer = Trainer(model, arguments, train_dataset=TheirRows(images, processor))
+        trainer.train()
+        trainer.save_model()
 
 
-def our_epochs(images: LabelledImages, model: nn.Module, pixels: int, batch: int) -> None:
-    """Two epochs with the reader, the augmentation and the model of this package."""
-    reader = ImageReader(images, (pixels, pixels))
-    changes = Augmentation(rotation=10, scale=0.1, shift=0.1, flip=0.5)
-    optimizer, generator = torch.optim.AdamW(model.parameters(), fused=True), torch.Generator()
-    for _ in range(2):
-        for rows in torch.randperm(len(images), generator=generator).split(batch):
-            values, labels = reader.read(rows.tolist())
-            values = augment(values.float() / 255, changes, generator)
-            values = normalised(values, [0.5] * 3, [0.5] * 3)
-            model(pixel_values=values, labels=labels).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+def train_ours(images: LabelledImages, options: BenchmarkOptions) -> None:
+    """Train as the command does, with augmentation, from statistics to saved model."""
+    width, layers, heads, fed, pixels, patch, batch = SIZES[options.size]
+    with tempfile.TemporaryDirectory() as folder:
+        recipe = f"""
+        --task image_classification --dataset {images.origin} --output_dir {folder}/run
+        --max_steps {options.epochs * len(images) // batch} --save_steps 1000000 --trackers none
+        --images_per_step {batch} --images_per_batch {batch} --optimizer adamw --use_cpu true
+        --rotation 10 --scale 0.1 --shift 0.1 --flip 0.5 --average_checkpoints 1
+        --model.image_size {pixels} --model.patch_size {patch} --model.d_model {width}
+        --model.encoder_layers {layers} --model.encoder_attention_heads {heads}
+        --model.encoder_ffn_dim {fed}
+        """
+        train(read_recipe(recipe.split()))
 
 
-def benchmark_folder(options: BenchmarkOptions) -> None:
-    """Print the ratio of images per second over two epochs."""
-    images = load_images(str(options.folder))
-    pixels, batch = SIZES[options.size][4], SIZES[options.size][6]
-    theirs, ours = models(options.size, num_labels=len(images.label_names))
+@contextmanager
+def image_folder(name: str) -> Iterator[str]:
+    """The folder of that name, or the built-in digits as PNG files in a temporary folder."""
+    if name != BUILT_IN_DIGITS:
+        yield name
+        return
+    digits = load_images(name)
+    with tempfile.TemporaryDirectory() as folder:
+        for label in digits.label_names:
+            (Path(folder) / label).mkdir()
+        for row, label in enumerate(digits.labels.tolist()):
+            digits.open(row).save(Path(folder) / digits.label_names[label] / f"{row}.png")
+        yield folder
+
+
+def benchmark_folder(folder: str, options: BenchmarkOptions) -> None:
+    """Print the ratio of images per second."""
+    images = load_images(folder)
+    theirs = their_model(options.size, num_labels=len(images.label_names))
     cpu, wall = ratios(
-        lambda: their_epochs(images, theirs, pixels, batch),
-        lambda: our_epochs(images, ours, pixels, batch),
+        lambda: train_theirs(images, theirs, options),
+        lambda: train_ours(images, options),
         rounds=max(1, options.rounds // 5),
         warmup=0,
     )
     print(f"whole training: {cpu:.2f} times the images per CPU second, {wall:.2f} per second")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"peak memory of this process: {peak:.0f} MiB")
 
 
 def benchmark(options: BenchmarkOptions) -> None:
@@ -209,8 +251,9 @@ def benchmark(options: BenchmarkOptions) -> None:
     torch.set_num_threads(options.threads)
     if options.folder is None:
         benchmark_models(options)
-    else:
-        benchmark_folder(options)
+        return
+    with image_folder(options.folder) as folder:
+        benchmark_folder(folder, options)
 
 
 if __name__ == "__main__":
