@@ -49,7 +49,8 @@ if __name__ == "__main__":
     pythons = {end: python_of(end, Path(options.folder).resolve()) for end in options.ends}
     runs = {"pip check": ["pip", "check"], "tests": ["pytest", ROOT / "tests"]}
     if options.suites:  # their marks are not ours, so ours must not be strict
-        runs["the common suites"] = ["pytest", "-o", "addopts=", ROOT / "tests/common_suites.py"]
+        files = [ROOT / "tests" / f"common_suites{which}.py" for which in ("", "_images")]
+        runs["the common suites"] = ["pytest", "-o", "addopts=", *files]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": options.suites or ""}
     failed = []
     for end, python in pythons.items():

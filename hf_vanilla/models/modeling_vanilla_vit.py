@@ -125,6 +125,10 @@ class VanillaVitEmbedding(nn.Module):
             )
 
 
+class MismatchedSizesError(ValueError, RuntimeError):
+    """Saved weights of another size; transformers raises a `RuntimeError` in this case."""
+
+
 class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     """What the models of this file share: their inputs, initial values, messages."""
 
@@ -135,12 +139,13 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     _input_embed_layer = "patch_projection"
 
     @classmethod
-    def from_pretrained(cls, name: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As transformers does; weights of another size are named in the error.
 
         Raises:
-            ValueError: a weight has another shape than the config says.
+            MismatchedSizesError: a weight has another shape than the config says.
         """
+        name = pretrained_model_name_or_path
         try:
             return super().from_pretrained(name, *args, **kwargs)
         except RuntimeError as error:
@@ -152,7 +157,7 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
             f"{weight} has shape {tuple(found)}, expected {tuple(expected)}"
             for weight, found, expected in sorted(report["mismatched_keys"])
         )
-        raise ValueError(
+        raise MismatchedSizesError(
             f"{name}: {'; '.join(faults)}. For another image_size load the model as it was saved "
             "and call resize_positions(height, width); for a new head ignore_mismatched_sizes=True"
         )

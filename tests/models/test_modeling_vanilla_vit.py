@@ -101,6 +101,17 @@ def test_weights_of_another_size_are_reported_by_name(tmp_path):
     vit().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"embeddings\.positions has shape .*resize_positions"):
         VanillaForImageClassification.from_pretrained(tmp_path, image_size=[30, 35])
+    with pytest.raises(RuntimeError, match=r"classifier\.bias has shape \(7,\), expected \(5,\)"):
+        VanillaForImageClassification.from_pretrained(tmp_path, num_labels=5)
+
+
+def test_a_model_is_built_from_weights_without_a_folder():
+    model = vit()
+    again = VanillaForImageClassification.from_pretrained(
+        pretrained_model_name_or_path=None, config=model.config, state_dict=model.state_dict()
+    )
+    images = torch.randn(2, 3, 15, 20)
+    assert_close(again(images).logits, model(images).logits, **EXACT)
 
 
 def test_interpolation_by_hand_with_the_cubic_kernel():

@@ -79,7 +79,8 @@ def test_the_common_suites_are_taken_from_the_checkout(check):
     done = check(*told, status={"lowest": 1, "newest": 0})
     assert done.returncode == 0
     last = done.stdout.splitlines()[-1]
-    assert last == f"newest checkout -m pytest -o addopts= {ROOT}/tests/common_suites.py"
+    files = f"{ROOT}/tests/common_suites.py {ROOT}/tests/common_suites_images.py"
+    assert last == f"newest checkout -m pytest -o addopts= {files}"
 
 
 def test_an_unknown_end_is_refused(check):
