@@ -54,9 +54,11 @@ def copy_small_archive(words):
     shutil.copy(Path(os.environ["SMALL_ARCHIVES"]) / name, name)
 
 
+BENCHMARKS = ("train", "generate", "vit", "startup")
 # these serve forever, need a network or several processes, or change the environment
 REPLACED = {
-    **dict.fromkeys(("app", "benchmarks/train", "benchmarks/generate"), only_read_options),
+    **dict.fromkeys((f"benchmarks/{name}" for name in BENCHMARKS), only_read_options),
+    "app": only_read_options,
     **dict.fromkeys(("accelerate launch", "torchrun"), only_launch_one),
     "curl -LO": copy_small_archive,
     **dict.fromkeys(("hf", "pip", "uv", "docker", "pre-commit"), lambda _: None),
