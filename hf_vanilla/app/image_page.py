@@ -4,8 +4,6 @@ The page is one HTML component; `image_page.js` draws it and calls `ImagePage.lo
 L layers, H heads, R x K patches.
 """
 
-import base64
-import io
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_files import open_image
 from hf_vanilla.vision.attention import patch_attention
 from hf_vanilla.vision.classifier import Classifier, load_classifier
 
 from .page import import_gradio, message
+from .pictures import picture_url, received_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 TITLE = "What is in the picture? Labels and attention"
 HERE = Path(__file__).parent
-MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
 SCALE = 1000  # weights are sent as integers, which keeps the answer small
 
 
@@ -71,7 +68,7 @@ class ImagePage:
             `rollout` `(R * K)`, in thousandths. Or `error`, a text.
         """
         try:
-            image = _decoded(picture)
+            image = received_picture(picture)
             if is_drawn:
                 image = centred(image)
         except ValueError as error:
@@ -100,9 +97,7 @@ class ImagePage:
             for values in (processor.image_mean, processor.image_std)
         )
         levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
-        file = io.BytesIO()
-        Image.fromarray(levels.permute(1, 2, 0).numpy()).save(file, "PNG")  # (H, W, 3)
-        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        return picture_url(Image.fromarray(levels.permute(1, 2, 0).numpy()))  # (H, W, 3)
 
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""
@@ -139,24 +134,6 @@ def centred(drawing: "Image") -> "Image":
     square = Image.new("RGB", (side, side))
     square.paste(content, ((side - content.width) // 2, (side - content.height) // 2))
     return square
-
-
-def _decoded(picture: str) -> "Image":
-    """The image of a `data:` URL.
-
-    Raises:
-        ValueError: it is none, too large, or unreadable.
-    """
-    header, _, content = str(picture).partition(",")
-    if not header.startswith("data:") or not header.endswith(";base64"):
-        raise ValueError("This is no picture: choose an image file.")
-    if len(content) * 3 / 4 > MOST_BYTES:
-        raise ValueError(f"The picture has more than {MOST_BYTES >> 20} MiB: make it smaller.")
-    try:
-        file = io.BytesIO(base64.b64decode(content, validate=True))
-    except ValueError:
-        raise ValueError("The picture did not arrive whole: send it again.") from None
-    return open_image(file, name="The picture")
 
 
 def _thousandths(weights: Tensor) -> list[Any]:

@@ -18,6 +18,7 @@ from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.translation.demo_model import demo_model
 
 from .image_page import ImagePage
+from .objects_page import ObjectsPage
 from .page import HERE, Page, theme
 from .tracks_page import TracksPage
 
@@ -162,6 +163,10 @@ def _image_page(model: str, _options: AppOptions) -> Any:
     return ImagePage(model)
 
 
+def _objects_page(model: str, _options: AppOptions) -> Any:
+    return ObjectsPage(model)
+
+
 def _track_page(model: str, options: AppOptions) -> Any:
     return TracksPage(model, tracks=options.tracks, frame_seconds=options.frame_seconds)
 
@@ -169,6 +174,7 @@ def _track_page(model: str, options: AppOptions) -> Any:
 # by task; the page of text serves all others, and reports what it cannot load
 PAGES: dict[str, Callable[[str, AppOptions], Any]] = {
     "image_classification": _image_page,
+    "object_detection": _objects_page,
     "trajectories": _track_page,
 }
 

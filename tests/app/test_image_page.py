@@ -11,7 +11,7 @@ from image_models import vit
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.app import image_page
+from hf_vanilla.app import pictures
 from hf_vanilla.app.image_page import ImagePage, centred
 from hf_vanilla.app.page import Page
 from hf_vanilla.app.server import AppOptions, open_app, page_of, serve
@@ -123,8 +123,8 @@ def test_what_is_no_picture_is_one_line(page, url, problem):
 
 
 def test_too_many_bytes_are_refused_before_they_are_decoded(page, monkeypatch):
-    monkeypatch.setattr(image_page, "MOST_BYTES", 2**20)
-    monkeypatch.setattr(image_page, "open_image", lambda *_, **__: pytest.fail("opened"))
+    monkeypatch.setattr(pictures, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(pictures, "open_image", lambda *_, **__: pytest.fail("opened"))
     found = page.look("data:image/png;base64," + "A" * 2**21, is_drawn=False)
     assert found == {"error": "The picture has more than 1 MiB: make it smaller."}
 

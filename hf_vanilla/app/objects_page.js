@@ -1,0 +1,180 @@
+// The page of `objects_page.py`. Gradio provides `element`, and `server` with the function
+// `look`. Names of classes are set as text, never as HTML.
+
+const part = (name) => element.querySelector(`.${name}`);
+const canvas = part("picture");
+const DARKEST = 0.75; // opacity of the colour over the position of the largest weight
+const HINT = "Choose a box to see where its query looks, or a place in the picture.";
+
+let answer = null; // of the last picture
+let picture = null;
+let asked = 0; // requests so far: only the answer to the last one is shown
+let chosen = null; // { object } or { place }, an index; null: nothing
+
+// --- weights ------------------------------------------------------------------------------------
+
+function numbers(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+function direction() {
+  return element.querySelector("[name=direction]:checked").value;
+}
+
+// one weight for each position, from 0 to 1
+function chosenWeights() {
+  const places = answer.grid[0] * answer.grid[1];
+  if (chosen.object !== undefined) {
+    const start = chosen.object * places;
+    return Array.from(answer.cross.slice(start, start + places), (weight) => weight / 255);
+  }
+  const all = Array.from({ length: places }, (_, index) => index);
+  const at = (row, column) => answer.encoder[row * places + column];
+  const weights = all.map((i) => (direction() === "from" ? at(chosen.place, i) : at(i, chosen.place)));
+  const largest = Math.max(...weights, 1);
+  return weights.map((weight) => weight / largest);
+}
+
+function describe(weights) {
+  const [, columns] = answer.grid;
+  const place = (index) => `row ${Math.floor(index / columns) + 1}, column ${(index % columns) + 1}`;
+  const most = place(weights.indexOf(Math.max(...weights)));
+  if (chosen.object !== undefined) {
+    const { label } = answer.objects[chosen.object];
+    return `The query of "${label}" looks most at ${most}.`;
+  }
+  const what = direction() === "from" ? "attends most to" : "gets most attention from";
+  return `The place ${place(chosen.place)} ${what} ${most}.`;
+}
+
+function show() {
+  const drawing = canvas.getContext("2d");
+  drawing.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  part("direction").hidden = chosen?.place === undefined;
+  for (const box of part("boxes").children) {
+    box.ariaPressed = String(Number(box.dataset.object) === chosen?.object);
+  }
+  canvas.dataset.weights = "";
+  part("said").textContent = HINT;
+  if (!chosen) return;
+  const weights = chosenWeights();
+  const [rows, columns] = answer.grid;
+  const [high, wide] = [canvas.height / rows, canvas.width / columns];
+  weights.forEach((weight, index) => {
+    drawing.fillStyle = `rgb(249 115 22 / ${DARKEST * weight})`;
+    drawing.fillRect((index % columns) * wide, Math.floor(index / columns) * high, wide, high);
+  });
+  if (chosen.place !== undefined) {
+    drawing.lineWidth = 3;
+    drawing.strokeStyle = "rgb(14 116 144)";
+    const [row, column] = [Math.floor(chosen.place / columns), chosen.place % columns];
+    drawing.strokeRect(column * wide, row * high, wide, high);
+  }
+  canvas.dataset.weights = weights.map((weight) => Math.round(weight * 255)).join(" ");
+  part("said").textContent = describe(weights);
+}
+
+// --- boxes --------------------------------------------------------------------------------------
+
+function showBoxes() {
+  const threshold = Number(part("score").value);
+  part("percent").textContent = `${Math.round(100 * threshold)} %`;
+  part("boxes").replaceChildren();
+  answer.objects.forEach(({ label, score, box }, object) => {
+    if (score < threshold) return;
+    const button = part("boxes").appendChild(document.createElement("button"));
+    const [left, top, right, bottom] = box.map((side) => Math.min(1, Math.max(0, side)));
+    Object.assign(button, { type: "button", title: `${label}, ${(100 * score).toFixed(0)} %` });
+    button.ariaLabel = button.title;
+    button.dataset.object = object;
+    const name = button.appendChild(document.createElement("span"));
+    name.textContent = button.title;
+    const sides = { left, top, width: right - left, height: bottom - top };
+    for (const [side, share] of Object.entries(sides)) button.style[side] = `${100 * share}%`;
+    button.addEventListener("click", () => {
+      chosen = chosen?.object === object ? null : { object };
+      show();
+    });
+  });
+  if (chosen?.object !== undefined && answer.objects[chosen.object].score < threshold) chosen = null;
+  show();
+}
+
+// --- pictures -----------------------------------------------------------------------------------
+
+async function ask(url) {
+  const number = ++asked;
+  element.setAttribute("aria-busy", "true");
+  const found = await server
+    .look({ picture: url })
+    .catch(() => ({ error: "The server does not answer." }));
+  if (number !== asked) return;
+  element.removeAttribute("aria-busy");
+  part("problem").textContent = found.error ?? "";
+  part("results").hidden = Boolean(found.error);
+  if (found.error) return;
+  const image = new Image();
+  image.src = found.image;
+  await image.decode();
+  if (number !== asked) return;
+  answer = { ...found, cross: numbers(found.cross), encoder: numbers(found.encoder) };
+  [picture, chosen] = [image, null];
+  // small pictures are shown larger
+  const scale = Math.max(1, Math.floor(480 / Math.max(image.naturalWidth, image.naturalHeight)));
+  canvas.width = image.naturalWidth * scale;
+  canvas.height = image.naturalHeight * scale;
+  canvas.getContext("2d").imageSmoothingEnabled = scale === 1;
+  showBoxes();
+}
+
+function send(file) {
+  if (!file) return;
+  const reader = new FileReader();
+  reader.addEventListener("load", () => {
+    // a file of unknown type has a URL that names none
+    ask(reader.result.replace(/^data:;?(?!.*base64,)/, "data:;base64,"));
+  });
+  reader.readAsDataURL(file);
+}
+
+function choosePlace(row, column) {
+  const [rows, columns] = answer.grid;
+  if (!answer.encoder.length) return;
+  const inside = (value, count) => Math.min(count - 1, Math.max(0, value));
+  chosen = { place: inside(row, rows) * columns + inside(column, columns) };
+  show();
+}
+
+canvas.addEventListener("click", (event) => {
+  const box = canvas.getBoundingClientRect();
+  const row = Math.floor(((event.clientY - box.top) / box.height) * answer.grid[0]);
+  choosePlace(row, Math.floor(((event.clientX - box.left) / box.width) * answer.grid[1]));
+});
+canvas.addEventListener("keydown", (event) => {
+  const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  if (event.key === "Escape") {
+    chosen = null;
+    show();
+  }
+  if (!(event.key in steps)) return;
+  event.preventDefault();
+  const [rows, columns] = answer.grid;
+  const middle = Math.floor(rows / 2) * columns + Math.floor(columns / 2);
+  const place = chosen?.place ?? middle;
+  const [down, right] = chosen?.place === undefined ? [0, 0] : steps[event.key];
+  choosePlace(Math.floor(place / columns) + down, (place % columns) + right);
+});
+part("score").addEventListener("input", showBoxes);
+for (const radio of element.querySelectorAll("[name=direction]")) {
+  radio.addEventListener("change", show);
+}
+part("file").addEventListener("change", (event) => {
+  send(event.target.files[0]);
+  event.target.value = ""; // the same file may be chosen again
+});
+for (const kind of ["dragover", "drop"]) {
+  element.addEventListener(kind, (event) => {
+    event.preventDefault(); // the browser would open the file
+    if (kind === "drop") send(event.dataTransfer.files[0]);
+  });
+}

@@ -1,0 +1,159 @@
+"""The page for object detectors: what its function returns, and the page in headless Chromium."""
+
+import base64
+import io
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from detection_files import tiny_detector
+from PIL import Image
+
+from hf_vanilla.app import objects_page
+from hf_vanilla.app.objects_page import ObjectsPage
+from hf_vanilla.app.server import AppOptions, page_of, serve
+from hf_vanilla.vision.object_attention import object_attention
+
+pytest.importorskip("gradio")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of random weights whose objects have scores of about a fifth."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    tiny_detector(folder, names=("a", f"b {HOSTILE}", "c", "d"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return ObjectsPage(str(folder))
+
+
+def picture(width=96, height=64):
+    values = np.random.default_rng(3).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def sent(image):
+    """The `data:` URL by which a browser sends an image."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def rows(text, width):
+    return np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, width).astype(int)
+
+
+def in_255ths(weights):
+    """Rows `(n, S)` as shares of the largest of their row."""
+    return (255 * weights / weights.amax(-1, keepdim=True)).numpy()
+
+
+def test_the_page_is_chosen_by_the_kind_of_the_model(folder):
+    assert isinstance(page_of(str(folder), AppOptions()), ObjectsPage)
+
+
+def test_objects_and_attention_are_those_of_the_detector(page):
+    found = page.look(sent(picture()))
+    expected = object_attention(page.detector, picture())
+    names = page.detector.label_names
+    assert found["grid"] == list(expected.cross.shape[1:])
+    assert [o["label"] for o in found["objects"]] == [names[i] for i in expected.found.labels]
+    assert [o["score"] for o in found["objects"]] == expected.found.scores.tolist()
+    boxes = np.asarray([entry["box"] for entry in found["objects"]]) * [96, 64, 96, 64]
+    np.testing.assert_allclose(boxes, expected.found.boxes, atol=1e-9)
+    places = found["grid"][0] * found["grid"][1]
+    of_objects = expected.cross.flatten(1)[expected.found.queries.tolist()]
+    assert abs(rows(found["cross"], places) - in_255ths(of_objects)).max() <= 0.51
+    encoder = expected.encoder.flatten(2).flatten(0, 1)
+    assert abs(rows(found["encoder"], places) - in_255ths(encoder)).max() <= 0.51
+
+
+def test_a_large_picture_is_shown_smaller_and_its_encoder_weights_may_stay_out(page, monkeypatch):
+    monkeypatch.setattr(objects_page, "SHOWN_PIXELS", 48)
+    monkeypatch.setattr(objects_page, "MOST_POSITIONS", 10)
+    found = page.look(sent(picture()))
+    shown = Image.open(io.BytesIO(base64.b64decode(found["image"].partition(",")[2])))
+    assert shown.size == (48, 32)
+    assert found["encoder"] == ""
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/a.png", "data:image/png;base64,aGVsbG8="])
+def test_what_is_no_picture_is_one_line(page, url):
+    found = page.look(url)
+    assert list(found) == ["error"]
+    assert "\n" not in found["error"]
+
+
+def test_the_line_about_the_model(page):
+    assert "4 classes, 7 queries, 1 + 2 layers" in page.about()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+def test_a_visitor_chooses_a_picture_a_box_and_a_place(folder, page, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    picture().save(tmp_path / "picture.png")
+    (tmp_path / "text.png").write_text("no image")
+    blocks = serve(AppOptions(model=str(folder)), is_blocking=False)
+    try:
+        with playwright.sync_playwright() as driver:
+            flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+            browser = driver.chromium.launch(executable_path=CHROMIUM, args=flags)
+            visit(browser.new_page(), blocks.local_url, page, tmp_path)
+            browser.close()
+    finally:
+        blocks.close()
+
+
+def visit(tab, address, page, files):
+    """Choose a picture, lower the threshold, click a box, walk through places by keys."""
+    requests, failures = [], []
+    tab.set_default_timeout(60_000)
+    tab.on("request", lambda request: requests.append(request.url))
+    tab.on("pageerror", lambda error: failures.append(str(error)))
+    tab.goto(address)
+    tab.locator("input.file").set_input_files(files / "picture.png")
+    tab.locator("canvas.picture").wait_for()
+    found = page.look(sent(picture()))
+    tab.locator("input.score").fill("0.99")
+    assert tab.locator(".boxes button").count() == 0
+    tab.locator("input.score").fill("0")
+    assert tab.locator(".boxes button").count() == len(found["objects"])
+    names = tab.locator(".boxes button").evaluate_all("all => all.map(b => b.title)")
+    assert [name.rpartition(",")[0] for name in names] == [o["label"] for o in found["objects"]]
+
+    height, width = found["grid"]
+    cross = rows(found["cross"], height * width)
+    tab.locator(".boxes button").nth(1).evaluate("button => button.click()")
+    assert shown_weights(tab) == cross[1].tolist()
+    tab.locator(".boxes button").nth(1).evaluate("button => button.click()")  # off again
+    assert shown_weights(tab) == []
+
+    encoder = rows(found["encoder"], height * width)
+    middle = height // 2 * width + width // 2
+    tab.locator("canvas.picture").press("ArrowUp")  # the first key starts in the middle
+    tab.locator("canvas.picture").press("ArrowLeft")
+    assert shown_weights(tab) == encoder[middle - 1].tolist()
+    tab.get_by_role("radio", name="what attends to it").check()
+    column = encoder[:, middle - 1]
+    np.testing.assert_allclose(shown_weights(tab), 255 * column / column.max(), atol=0.51)
+
+    tab.locator("input.file").set_input_files(files / "text.png")
+    tab.get_by_role("alert").filter(has_text="The picture is damaged or no image").wait_for()
+    assert not tab.locator("canvas.picture").is_visible()
+    assert tab.evaluate("window.broken") is None  # names of classes are text
+    assert failures == []
+    assert all(url.startswith((address, "data:", "blob:")) for url in requests)
+
+
+def shown_weights(tab):
+    text = tab.locator("canvas.picture").get_attribute("data-weights")
+    return [int(number) for number in text.split()]
