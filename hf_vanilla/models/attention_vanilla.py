@@ -46,20 +46,19 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
         The weighted means `(B, T, H, W)` and the weights `(B, H, T, S)`, whose rows sum to 1 or 0.
     """
     scaling = query.size(-1) ** -0.5 if scaling is None else scaling
-    scores = query @ key.transpose(-2, -1) * scaling  # (B, H, T, S)
-    wide = at_least_float32(scores)
+    scores = at_least_float32(query @ key.transpose(-2, -1) * scaling)  # (B, H, T, S)
     if attention_mask is None and getattr(module, "is_causal", False):
         past = scores.size(-1) - scores.size(-2)  # keys in the cache
         attention_mask = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril(past)
     if attention_mask is None:
-        weights = wide.softmax(dim=-1)
+        weights = scores.softmax(dim=-1)
     else:
         may_attend = attention_mask
         if attention_mask.dtype != torch.bool:
             may_attend = attention_mask > torch.finfo(attention_mask.dtype).min
-            wide = wide + attention_mask
-        wide = wide.masked_fill(~may_attend, torch.finfo(wide.dtype).min)
-        weights = wide.softmax(dim=-1) * may_attend.any(dim=-1, keepdim=True)
+            scores = scores + attention_mask
+        scores = scores.masked_fill(~may_attend, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1) * may_attend.any(dim=-1, keepdim=True)
     weights = nn.functional.dropout(weights.to(query.dtype), p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
 

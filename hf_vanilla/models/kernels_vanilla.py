@@ -68,8 +68,8 @@ def sdpa_in_float32(
     """
     attend: Callable = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with torch.autocast("cpu", enabled=False):  # it would cast them back
-        wide = (states.float() for states in (query, key, value))
-        attended, weights = attend(module, *wide, *args, **kwargs)
+        in_float32 = (states.float() for states in (query, key, value))
+        attended, weights = attend(module, *in_float32, *args, **kwargs)
     return attended.to(query.dtype), weights
 
 
@@ -130,9 +130,9 @@ def _write_gradient(  # noqa: PLR0913 - a block of each array, and three constan
     extra: float,
     unsmoothed: int | None,
 ) -> None:
-    wide = at_least_float32(logits)
-    is_half = wide is not logits
-    result = wide.softmax(dim=-1) if is_half else torch.softmax(logits, dim=-1, out=out)
+    in_float32 = at_least_float32(logits)
+    is_half = in_float32 is not logits
+    result = in_float32.softmax(dim=-1) if is_half else torch.softmax(logits, dim=-1, out=out)
     if share:
         result -= share
     if share and unsmoothed is not None:

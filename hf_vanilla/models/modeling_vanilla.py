@@ -36,15 +36,15 @@ from .loss_vanilla import training_loss
 from .search_vanilla import beam_search, greedy_search
 from .search_vanilla_gate import can_search
 from .stacks_vanilla import (
-    VanillaBody,
     VanillaDecoder,
     VanillaEncoder,
+    VanillaModelBase,
     VanillaTextPreTrainedModel,
     real_tokens,
 )
 
 
-class VanillaModel(VanillaBody):
+class VanillaModel(VanillaModelBase):
     """Encoder and decoder of the 2017 Transformer, without the output projection (Figure 1).
 
     Examples:

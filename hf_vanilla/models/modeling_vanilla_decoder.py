@@ -17,10 +17,10 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .loss_vanilla import training_loss
-from .stacks_vanilla import VanillaBody, VanillaDecoder, VanillaTextPreTrainedModel, one_sided
+from .stacks_vanilla import VanillaDecoder, VanillaModelBase, VanillaTextPreTrainedModel, one_sided
 
 
-class VanillaDecoderModel(VanillaBody):
+class VanillaDecoderModel(VanillaModelBase):
     """The decoder (3.1) alone, with or without attention to a source."""
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "shared.weight"}  # noqa: RUF012

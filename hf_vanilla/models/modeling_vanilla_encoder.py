@@ -13,15 +13,15 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from .configuration_vanilla import VanillaConfig
 from .kernels_vanilla import VanillaDropout
 from .stacks_vanilla import (
-    VanillaBody,
     VanillaEncoder,
+    VanillaModelBase,
     VanillaTextPreTrainedModel,
     one_sided,
     real_tokens,
 )
 
 
-class VanillaEncoderModel(VanillaBody):
+class VanillaEncoderModel(VanillaModelBase):
     """The encoder (3.1) alone: one vector per source token.
 
     Examples:

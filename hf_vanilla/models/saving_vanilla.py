@@ -34,7 +34,7 @@ class Family:
     with_code: Mapping[str, str] = field(default_factory=dict)
     pipelines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
-    def homes(self, auto_class: str) -> tuple[str, ...]:
+    def class_names(self, auto_class: str) -> tuple[str, ...]:
         """Names of the model classes that belong to an Auto class."""
         names = self.models[auto_class]
         return names if isinstance(names, tuple) else (names,)
@@ -157,7 +157,9 @@ def code_beside_weights(model: PreTrainedModel, processor: Any = None) -> Iterat
         return
     auto_classes: dict[Any, str] = {type(model.config): "AutoConfig"}
     name = _short_name(type(model))
-    auto_classes |= {type(model): auto for auto in family.models if name in family.homes(auto)}
+    auto_classes |= {
+        type(model): auto for auto in family.models if name in family.class_names(auto)
+    }
     name = _short_name(type(processor))
     if name in family.with_code:
         auto_classes[type(processor)] = family.with_code[name]

@@ -311,7 +311,7 @@ class VanillaDecoder(VanillaStack):
         return may_attend[:, 0].sum(dim=-1) - 1
 
 
-class VanillaBody(VanillaTextPreTrainedModel):
+class VanillaModelBase(VanillaTextPreTrainedModel):
     """One or two stacks and the embedding that they share, if the config says so (3.4)."""
 
     def __init__(self, config: VanillaConfig) -> None:

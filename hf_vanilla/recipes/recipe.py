@@ -1,6 +1,6 @@
 """A recipe: task, data, model, training and decoding of one run, in one YAML file.
 
-Three kinds of number have three homes: what shapes the model goes to its config, how to decode to
+Numbers of three kinds go to three places: what shapes the model to its config, how to decode to
 `GenerationConfig`, and how to train to `TrainRecipe` (options of every task) and to the data
 options of the task.
 """

@@ -54,8 +54,8 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
             raise ValueError(f"{folder} is of another model than {folders[0]}: {odd} differ")
         for name, weight in weights.items():
             dtypes.setdefault(name, weight.dtype)
-            wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-            totals[name] = totals[name] + wide if name in totals else wide
+            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
+            totals[name] = totals[name] + weight if name in totals else weight
     return {name: (total / len(folders)).to(dtypes[name]) for name, total in totals.items()}
 
 
