@@ -24,6 +24,8 @@ from hf_vanilla.models.modeling_vanilla_encoder import (
     VanillaForSequenceClassification,
 )
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_spread import VanillaForTrajectoryDensityPrediction
 from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
@@ -56,7 +58,9 @@ __all__ = [
     "VanillaForImageClassification",
     "VanillaForMultimodalTrajectoryPrediction",
     "VanillaForObjectDetection",
+    "VanillaForQuantizedTrajectoryPrediction",
     "VanillaForSequenceClassification",
+    "VanillaForTrajectoryDensityPrediction",
     "VanillaForTrajectoryPrediction",
     "VanillaModel",
     "VanillaPreTrainedModel",

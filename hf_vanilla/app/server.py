@@ -99,17 +99,13 @@ def open_app(options: AppOptions) -> Path | None:
         sentence = EXAMPLE if options.sentence is None else options.sentence
         options = replace(options, model=demo_model(), sentence=sentence)
     if options.write_space is not None:
-        if _task_of(str(options.model)) in PAGES:
-            raise ValueError(
-                f"write_space={options.write_space!r}: a Space has the page of translation, and "
-                f"{options.model} is no translation model; serve it here without --write_space"
-            )
         return write_space(
             SpaceOptions(
                 folder=options.write_space,
                 model=str(options.model),
                 sentence=options.sentence,
                 max_tokens=options.max_tokens,
+                task=_task_of(str(options.model)),
             )
         )
     serve(options)

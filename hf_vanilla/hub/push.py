@@ -17,10 +17,9 @@ from huggingface_hub import (
 from transformers import PreTrainedModel
 
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.recipes.tasks import DEFAULT_TASK, load_part, task_entry, task_of_model
-from hf_vanilla.translation.translator import load_translator
 
 from .card import CARD_FILE, bare_card, pushed_card
+from .model_folder import load_folder
 
 __all__ = ["PushOptions", "Repository", "push_folder", "push_model"]
 
@@ -68,7 +67,7 @@ def push_folder(options: PushOptions) -> str:
     folder = Path(options.model)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
-    model, tokenizer = _load(folder)
+    model, tokenizer = load_folder(folder)
     card = folder / CARD_FILE
     return push_model(
         model,
@@ -77,19 +76,6 @@ def push_folder(options: PushOptions) -> str:
         Repository(repo_id=options.repo_id, private=options.private, revision=options.revision),
         with_code=options.with_code,
     )
-
-
-def _load(folder: Path) -> tuple[PreTrainedModel, Any]:
-    """The model of a folder and its tokenizer or image processor."""
-    try:
-        task = task_of_model(str(folder))
-    except ValueError:
-        task = DEFAULT_TASK  # a translation model that transformers knows
-    if task == DEFAULT_TASK:
-        return load_translator(str(folder))
-    entry = task_entry(task)
-    processor = load_part(entry.processor).from_pretrained(folder) if entry.processor else None
-    return load_part(entry.model).from_pretrained(folder), processor
 
 
 def push_model(

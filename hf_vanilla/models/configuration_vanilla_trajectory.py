@@ -8,7 +8,7 @@ from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
 
 @strict
 class VanillaTracksConfig(VanillaPreTrainedConfig):
-    r"""Configuration of `VanillaForTrajectoryPrediction` and its form with several modes.
+    r"""Configuration of the trajectory forecasters of all forms.
 
     Args:
         observed_steps (`int`, defaults to 8): steps an agent is observed.
@@ -24,7 +24,9 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
             along x.
         heading_decay (`float`, defaults to 0.7): the heading is the mean of the observed
             displacements, each weighted by this factor per step before the last; 0: the last one.
-        num_modes (`int`, defaults to 20): futures of the form with several modes.
+        num_modes (`int`, defaults to 20): futures of the form with several modes; samples of the
+            quantized form.
+        num_codes (`int`, defaults to 1000): classes of velocities of the quantized form.
         score_loss_weight (`float`, defaults to 0.2): weight of the modes' classification.
         final_loss_weight (`float`, defaults to 0.3): weight of the distance at the last step,
             beside the mean distance, in the form with several modes.
@@ -76,6 +78,7 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
     follows_heading: bool = True
     heading_decay: float | int = 0.7
     num_modes: int = 20
+    num_codes: int = 1000
     score_loss_weight: float | int = 0.2
     final_loss_weight: float | int = 0.3
     forcing_loss_weight: float | int = 0.0
@@ -100,7 +103,7 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
         """Sizes, counts and units are positive; velocities need two observed steps."""
         for name in (
             *("predicted_steps", "num_modes", "d_model", "encoder_layers", "decoder_layers"),
-            "rollout_passes",
+            *("num_codes", "rollout_passes"),
             *("encoder_attention_heads", "decoder_attention_heads"),
             *("encoder_ffn_dim", "decoder_ffn_dim", "step_seconds", "velocity_std"),
         ):

@@ -4,6 +4,8 @@
 Shapes: B agents, P predicted steps, M modes.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -75,6 +77,22 @@ def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to
     total = regressed + score_weight * scores.sum()
     count = steps.sum() if num_items_in_batch is None else num_items_in_batch
     return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+
+
+def mixture_nats(
+    trajectories: Tensor, mode_logits: Tensor, spreads: Tensor, future_values: Tensor
+) -> Tensor:
+    """Negative log-likelihood of each step under a mixture of round Gaussians, `(B, P)` nats.
+
+    Args:
+        trajectories: `(B, M, P, 2)` means.
+        mode_logits: `(B, M)`; their softmax are the weights.
+        spreads: `(B, M, P)` standard deviation in each direction.
+        future_values: `(B, P, 2)`.
+    """
+    squares = (trajectories - future_values.unsqueeze(1)).square().sum(dim=-1)  # (B, M, P)
+    logs = -squares / (2 * spreads.square()) - 2 * spreads.log() - math.log(2 * math.pi)
+    return -torch.logsumexp(mode_logits.log_softmax(dim=1).unsqueeze(-1) + logs, dim=1)
 
 
 def distances(predicted: Tensor, future_values: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_trajectory import VanillaTracksConfig
+from .frame_vanilla_trajectory import AgentFrame
 from .layers_vanilla import VanillaDecoderLayer
 from .loss_vanilla_trajectory import closest_mode_loss
 from .modeling_vanilla_trajectory import (
@@ -90,6 +91,18 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         Raises:
             ValueError: an input does not fit; the message says which and how.
         """
+        hidden_states, frame, last = self._modes(past_values, past_observed_mask)
+        trajectories, logits = self._futures(hidden_states, frame, last)
+        loss = None
+        if future_values is not None:
+            is_observed = check_future(self.config, future_values, future_observed_mask)
+            loss = self._loss(trajectories, logits, future_values, is_observed, **kwargs)
+        return VanillaTrajectoryOutput(loss=loss, trajectories=trajectories, mode_logits=logits)
+
+    def _modes(
+        self, past_values: Tensor, past_observed_mask: Tensor | None
+    ) -> tuple[Tensor, AgentFrame, Tensor]:
+        """Vectors `(B, M, D)` of the modes, frames, and last velocities `(B, 2)` in these."""
         encoded, attention_mask, frame, last = self.encoder(past_values, past_observed_mask)
         hidden_states = self.queries.weight.expand(encoded.shape[0], -1, -1)  # (B, M, D)
         mask = create_bidirectional_mask(
@@ -100,22 +113,31 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, None, encoded, mask)
-        hidden_states = self.layer_norm(hidden_states)
+        return self.layer_norm(hidden_states), frame, last
+
+    def _futures(
+        self, hidden_states: Tensor, frame: AgentFrame, last: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Positions `(B, M, P, 2)` in the world and scores `(B, M)` of the modes' vectors."""
         changes = self.track_head(hidden_states).unflatten(-1, (-1, 2))  # (B, M, P, 2)
-        steps = changes + last[:, None, None]
         logits = self.score_head(hidden_states).squeeze(-1)  # (B, M)
-        trajectories = frame.positions(steps)
-        loss = None
-        if future_values is not None:
-            is_observed = check_future(self.config, future_values, future_observed_mask)
-            loss = closest_mode_loss(
-                trajectories,
-                logits,
-                future_values,
-                is_observed,
-                score_weight=self.config.score_loss_weight,
-                final_weight=self.config.final_loss_weight,
-                temperature=kwargs.pop("winner_temperature", None),
-                num_items_in_batch=kwargs.pop("num_items_in_batch", None),
-            )
-        return VanillaTrajectoryOutput(loss=loss, trajectories=trajectories, mode_logits=logits)
+        return frame.positions(changes + last[:, None, None]), logits
+
+    def _loss(
+        self,
+        trajectories: Tensor,
+        logits: Tensor,
+        future_values: Tensor,
+        is_observed: Tensor,
+        **kwargs: Any,
+    ) -> Tensor:
+        return closest_mode_loss(
+            trajectories,
+            logits,
+            future_values,
+            is_observed,
+            score_weight=self.config.score_loss_weight,
+            final_weight=self.config.final_loss_weight,
+            temperature=kwargs.get("winner_temperature"),
+            num_items_in_batch=kwargs.get("num_items_in_batch"),
+        )

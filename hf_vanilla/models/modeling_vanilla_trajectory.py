@@ -31,6 +31,8 @@ class VanillaTrajectoryOutput(ModelOutput):
         loss: in units of the world per observed future step.
         trajectories: `(B, M, P, 2)` positions in the world; one mode for TF.
         mode_logits: `(B, M)` scores of the modes before the softmax.
+        spreads: `(B, M, P)` standard deviation of each mode's positions in each direction, in units
+            of the world; only of the form with densities.
         cross_attentions: weights `(B, H, M, T - 1)` of each decoder layer, with
             `output_attentions=True` and eager attention; only of the form with several modes.
     """
@@ -38,6 +40,7 @@ class VanillaTrajectoryOutput(ModelOutput):
     loss: Tensor | None = None
     trajectories: Tensor | None = None
     mode_logits: Tensor | None = None
+    spreads: Tensor | None = None
     cross_attentions: tuple[Tensor, ...] | None = None
 
 

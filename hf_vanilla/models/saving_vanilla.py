@@ -89,6 +89,8 @@ FAMILIES = {
             "AutoModelForTimeSeriesPrediction": (
                 "modeling_vanilla_modes.VanillaForMultimodalTrajectoryPrediction",
                 "modeling_vanilla_trajectory.VanillaForTrajectoryPrediction",
+                "modeling_vanilla_spread.VanillaForTrajectoryDensityPrediction",
+                "modeling_vanilla_quantized.VanillaForQuantizedTrajectoryPrediction",
             ),
         },
     ),

@@ -23,7 +23,7 @@ from hf_vanilla.trajectories.track_scores import (
     collision_share,
 )
 
-from .trajectories import add_windows
+from .trajectories import add_windows, model_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,9 +111,12 @@ def score_windows(
     model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
 ) -> TrackScores:
     """All scores of a model on windows."""
-    modes = _modes(model, windows)
+    modes, has_spreads = _modes(model, windows)
     sums = TrackSums(
-        modes, miss_distance=options.miss_distance, largest_step=model.config.largest_step
+        modes,
+        miss_distance=options.miss_distance,
+        largest_step=model.config.largest_step,
+        has_spreads=has_spreads,
     )
     device = next(model.parameters(), torch.empty(0)).device
     best = []
@@ -128,9 +131,10 @@ def score_windows(
 
 
 @torch.no_grad()
-def _modes(model: Any, windows: Windows) -> int:
-    """How many modes a model has."""
+def _modes(model: Any, windows: Windows) -> tuple[int, bool]:
+    """How many modes a model has, and whether each has spreads."""
     device = next(model.parameters(), torch.empty(0)).device
-    past = torch.from_numpy(windows.positions(np.array([0]))[0][:, : windows.observed])
-    mask = torch.from_numpy(windows.positions(np.array([0]))[1][:, : windows.observed])
-    return model(past.to(device), past_observed_mask=mask.to(device)).trajectories.shape[1]
+    inputs = model_inputs(windows, np.array([0]))
+    past, mask = (inputs[name].to(device) for name in ("past_values", "past_observed_mask"))
+    outputs = model(past, past_observed_mask=mask)
+    return outputs.trajectories.shape[1], outputs.spreads is not None

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.trajectories import Windows
 from hf_vanilla.hub.track_card import track_card
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
@@ -29,6 +30,8 @@ from .trajectory_data import TrackData, prepare_tracks, track_facts
 from .trajectory_options import MEASURES, TrackDataOptions
 
 TEMPERATURE_ENDS = 2 / 3  # of the run
+CODEBOOK_WINDOWS = 20_000  # at most, from the first to the last
+SAMPLING_SEED = 0  # of futures that are drawn while scores are measured
 
 
 def prepare(recipe: Recipe) -> "TrajectoryTask":
@@ -131,7 +134,12 @@ class TrajectoryTask:
             largest_step=self.tracks.largest_step,
         )
         config.architectures = [FORMS[self.options.form].__name__]
-        return new_forecaster(config)
+        model = new_forecaster(config)
+        if isinstance(model, VanillaForQuantizedTrajectoryPrediction):
+            count = min(len(self.tracks.train), CODEBOOK_WINDOWS)
+            rows = np.linspace(0, len(self.tracks.train) - 1, count).astype(np.int64)
+            model.fit_codebook(**model_inputs(self.tracks.train, rows))
+        return model
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of the windows."""
@@ -157,8 +165,10 @@ class TrajectoryTask:
         change = self._random_change(len(rows.rows), generator)  # (B, 2, 2)
         for name in ("past_values", "future_values"):
             inputs[name] = inputs[name] @ change
+        if self.options.position_noise:
+            inputs["past_values"] += self._noise(inputs["past_values"].shape, generator)
         start = self.options.winner_temperature
-        if start and self.options.form == "modes":
+        if start and self.options.form in ("modes", "density"):
             done = rows.step / (TEMPERATURE_ENDS * self.recipe.train.max_steps)
             inputs["winner_temperature"] = torch.tensor(start * max(0.0, 1 - done))
         return inputs
@@ -176,6 +186,16 @@ class TrajectoryTask:
             rows = torch.stack((turn.cos(), turn.sin(), -turn.sin(), turn.cos()), -1)
             change = change @ rows.view(-1, 2, 2)
         return change
+
+    def _noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+        """Errors of observed positions `(B, T, 2)`, as large for all positions of a window.
+
+        Recordings differ in their noise; a model that has seen several averages over as many steps
+        as the noise of a track asks for.
+        """
+        share, level = torch.rand(2, shape[0], 1, 1, generator=generator)
+        level = level * self.options.position_noise * (share < self.options.noise_share)
+        return level * torch.randn(*shape, generator=generator)
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Observed future steps."""
@@ -206,7 +226,8 @@ class TrajectoryTask:
         config = model.config
         share = np.arange(accelerator.process_index, len(windows), accelerator.num_processes)
         modes = 1 if self.options.form == "one" else config.num_modes
-        sums = TrackSums(modes, largest_step=config.largest_step)
+        has_spreads = self.options.form == "density"
+        sums = TrackSums(modes, largest_step=config.largest_step, has_spreads=has_spreads)
         for first in range(0, len(share), self.options.windows_per_batch):
             rows = share[first : first + self.options.windows_per_batch]
             add_windows(sums, model, windows, rows, accelerator.device)
@@ -277,10 +298,15 @@ def add_windows(
 ) -> Tensor:
     """Predict some windows and add them to the sums; returns the top-scored tracks `(B, P, 2)`."""
     inputs = model_inputs(windows, rows)
-    outputs = model(
-        inputs["past_values"].to(device),
-        past_observed_mask=inputs["past_observed_mask"].to(device),
-    )
+    with torch.random.fork_rng():  # samples do not depend on what was drawn before
+        torch.manual_seed(SAMPLING_SEED + int(rows[0]))
+        outputs = model(
+            inputs["past_values"].to(device),
+            past_observed_mask=inputs["past_observed_mask"].to(device),
+        )
     tracks, logits = outputs.trajectories.float().cpu(), outputs.mode_logits.float().cpu()
-    sums.add(tracks, logits, inputs["future_values"], inputs["future_observed_mask"])
+    spreads = None if outputs.spreads is None else outputs.spreads.float().cpu()
+    sums.add(
+        tracks, logits, inputs["future_values"], inputs["future_observed_mask"], spreads=spreads
+    )
     return tracks[torch.arange(len(tracks)), logits.argmax(1)]

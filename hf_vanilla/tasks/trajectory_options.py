@@ -48,7 +48,8 @@ class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the com
     )
     form: str = option(
         "modes",
-        "modes: several futures with scores; one: one future, step by step",
+        "modes: several futures with scores; one: one future, step by step; density: modes with a "
+        "spread per step; quantized: futures drawn from classes of velocities",
         choices=tuple(FORMS),
     )
     stride: int = option(1, "steps from one training window to the next", at_least=1)
@@ -67,6 +68,13 @@ class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the com
     speed_change: float = option(
         0.0, "largest random relative change of speed", at_least=0, below=1
     )
+    position_noise: float = option(
+        0.0,
+        "largest standard deviation of noise on the observed positions, in units of the tracks; "
+        "each window draws its own",
+        at_least=0,
+    )
+    noise_share: float = option(0.25, "probability that a window has this noise", at_least=0)
     rotate: bool = option(default=False, text="turn each window by a random angle")
 
     def __post_init__(self) -> None:
@@ -76,8 +84,9 @@ class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the com
                 f"windows_per_step={self.windows_per_step} is not a multiple of "
                 f"windows_per_batch={self.windows_per_batch}: change either"
             )
-        if self.mirror > 1:
-            raise ValueError(f"mirror={self.mirror}: give a probability")
+        for name in ("mirror", "noise_share"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name}={getattr(self, name)}: give a probability")
 
     def check_with(self, train: TrainRecipe) -> None:
         """Nothing here depends on the shared options."""

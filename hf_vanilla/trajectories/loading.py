@@ -7,6 +7,8 @@ from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_spread import VanillaForTrajectoryDensityPrediction
 from hf_vanilla.models.modeling_vanilla_trajectory import (
     VanillaForTrajectoryPrediction,
     VanillaTracksPreTrainedModel,
@@ -17,6 +19,8 @@ from .simple_models import SIMPLE_MODELS, SimpleForecaster
 FORMS = {
     "modes": VanillaForMultimodalTrajectoryPrediction,
     "one": VanillaForTrajectoryPrediction,
+    "density": VanillaForTrajectoryDensityPrediction,
+    "quantized": VanillaForQuantizedTrajectoryPrediction,
 }
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.models.loss_vanilla_trajectory import distances
+from hf_vanilla.models.loss_vanilla_trajectory import distances, mixture_nats
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
 MISS_DISTANCE = 2.0
@@ -70,10 +70,16 @@ class TrackSums:
         modes: of the model.
         miss_distance: a final position farther away than this is a miss.
         largest_step: a longer displacement in a step is off-speed; 0: unknown.
+        has_spreads: the model states a spread per step, whose likelihood is a score.
     """
 
     def __init__(
-        self, modes: int, *, miss_distance: float = MISS_DISTANCE, largest_step: float = 0.0
+        self,
+        modes: int,
+        *,
+        miss_distance: float = MISS_DISTANCE,
+        largest_step: float = 0.0,
+        has_spreads: bool = False,
     ) -> None:
         self.counts = tuple(k for k in MODE_COUNTS if k <= modes)
         if modes not in self.counts:
@@ -82,10 +88,19 @@ class TrackSums:
         self.names = [f"{kind}{k}" for k in self.counts for kind in ("minADE", "minFDE")]
         self.names += ["miss_rate", "brier_minFDE"]
         self.names += ["single_ADE", "single_FDE", "kde_nll"] if modes > 1 else []
+        self.names += ["density_nll"] if has_spreads else []
         self.names += ["off_speed_share"] if largest_step else []
         self.sums = torch.zeros(2, len(self.names), dtype=torch.float64)  # values, windows
 
-    def add(self, trajectories: Tensor, mode_logits: Tensor, future: Tensor, known: Tensor) -> None:
+    def add(
+        self,
+        trajectories: Tensor,
+        mode_logits: Tensor,
+        future: Tensor,
+        known: Tensor,
+        *,
+        spreads: Tensor | None = None,
+    ) -> None:
         """Add windows to the sums; those without any known future step count nothing.
 
         Args:
@@ -93,6 +108,7 @@ class TrackSums:
             mode_logits: `(B, M)`.
             future: `(B, P, 2)`; anything where it is not known.
             known: `(B, P)` bool; final errors are measured where the last step is known.
+            spreads: `(B, M, P)` standard deviations, where the model states them.
         """
         probabilities = mode_logits.double().softmax(-1)
         order = mode_logits.argsort(dim=1, descending=True, stable=True)
@@ -118,6 +134,10 @@ class TrackSums:
             values["single_FDE"] = all_finals[index, one], has_last
             nats = kernel_density_nats(trajectories.double(), probabilities, future.double())
             values["kde_nll"] = (nats * known).sum(1) / steps.squeeze(1).clamp(min=1), has_any
+        if spreads is not None:
+            means, logits = trajectories.double(), mode_logits.double()
+            nats = mixture_nats(means, logits, spreads.double(), torch.nan_to_num(future.double()))
+            values["density_nll"] = (nats * known).sum(1) / steps.squeeze(1).clamp(min=1), has_any
         if self.largest_step:
             lengths = trajectories.double().diff(dim=2).norm(dim=-1)
             values["off_speed_share"] = (
@@ -234,7 +254,7 @@ class TrackScores:
         if name in _SHARES:
             shown = f"{100 * value:.2f} %"
         else:
-            shown = f"{value:.3f} {'nats' if name == 'kde_nll' else self.protocol.unit}"
+            shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
         if name.startswith("single_"):
             return f"{name} {shown} | {self.protocol.line(single=_SINGLE)}"
         return f"{name} {shown} | {self.protocol.line(modes)}"
@@ -246,4 +266,5 @@ class TrackScores:
 
 _SINGLE = "track of the smallest expected distance"
 _SHARES = ("miss_rate", "off_speed_share", "collision_share")
-_OVER_ALL = ("miss_rate", "brier_minFDE", "kde_nll")
+_NATS = ("kde_nll", "density_nll")
+_OVER_ALL = ("miss_rate", "brier_minFDE", *_NATS)

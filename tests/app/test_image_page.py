@@ -63,11 +63,11 @@ def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
     assert isinstance(page_of(str(trained_run), AppOptions(sentence="two")), Page)
 
 
-def test_a_space_of_an_image_model_is_refused(folder, tmp_path):
+def test_a_space_of_an_image_model_has_model_and_processor(folder, tmp_path):
     options = AppOptions(model=str(folder), write_space=str(tmp_path / "space"))
-    with pytest.raises(ValueError, match="a Space has the page of translation"):
-        open_app(options)
-    assert not (tmp_path / "space").exists()
+    space = open_app(options)
+    assert isinstance(page_of(str(space / "model"), AppOptions()), ImagePage)
+    assert "Vision Transformer" in (space / "README.md").read_text(encoding="utf-8")
 
 
 def test_labels_and_attention_are_those_of_the_classifier(page):

@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 
 from hf_vanilla.hub import space
 from hf_vanilla.hub.space import SpaceOptions, requirements, write_space
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
 
 gradio = pytest.importorskip("gradio")
 
@@ -72,6 +74,26 @@ def test_a_model_of_the_hub_is_named_and_not_copied(tmp_path):
     assert told(folder)["model"] == "ada/number-words"
     assert not (folder / "model").exists()
     assert SpaceCard.load(folder / "README.md").data.models == ["ada/number-words"]
+
+
+def test_a_space_of_a_forecaster_serves_the_page_of_trajectories(tmp_path):
+    config = VanillaTracksConfig(d_model=24, encoder_layers=1, decoder_layers=1)
+    VanillaForTrajectoryPrediction(config).save_pretrained(tmp_path / "walks")
+    options = SpaceOptions(
+        folder=str(tmp_path / "new"), model=str(tmp_path / "walks"), task="trajectories", **SHOWN
+    )
+    folder = write_space(options)
+    assert {*told(folder)} == {"model", "fixed_model", "host", "port"}
+    assert "forecast" in SpaceCard.load(folder / "README.md").data.title
+    model = VanillaForTrajectoryPrediction.from_pretrained(folder / "model")
+    assert model.config.encoder_layers == 1
+
+
+def test_a_task_without_a_page_is_refused_and_nothing_written(tmp_path):
+    options = SpaceOptions(folder=str(tmp_path / "new"), model="ada/x", task="sums", **SHOWN)
+    with pytest.raises(ValueError, match="model of sums, which has no page; there are translation"):
+        write_space(options)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_is_not_empty_stays_as_it_is(tmp_path):

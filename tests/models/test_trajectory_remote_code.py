@@ -1,4 +1,4 @@
-"""Saved forecasters of both forms load where this package is not installed."""
+"""Saved forecasters of all forms load where this package is not installed."""
 
 import os
 import subprocess
@@ -10,6 +10,8 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_spread import VanillaForTrajectoryDensityPrediction
 from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
@@ -25,18 +27,27 @@ for name in sys.argv[2:]:
     folder = sys.argv[1] + "/" + name
     model = AutoModelForTimeSeriesPrediction.from_pretrained(folder, trust_remote_code=True).eval()
     assert type(model).__name__ == name
+    torch.manual_seed(0)
     with torch.no_grad():
         torch.save(model(past).trajectories, folder + "/found.pt")
 """
 
 
-def test_both_forms_load_and_predict_the_same_without_the_package(tmp_path):
-    forms = (VanillaForTrajectoryPrediction, VanillaForMultimodalTrajectoryPrediction)
+def test_all_forms_load_and_predict_the_same_without_the_package(tmp_path):
+    forms = (
+        VanillaForTrajectoryPrediction,
+        VanillaForMultimodalTrajectoryPrediction,
+        VanillaForTrajectoryDensityPrediction,
+        VanillaForQuantizedTrajectoryPrediction,
+    )
     past = torch.randn(3, 8, 2)
     torch.save(past, tmp_path / "past.pt")
     expected = {}
     for form in forms:
         model = form(VanillaTracksConfig(d_model=12, encoder_layers=1, decoder_layers=1)).eval()
+        if hasattr(model, "fit_codebook"):
+            model.fit_codebook(torch.randn(100, 8, 2), torch.randn(100, 12, 2))
+        torch.manual_seed(0)
         with code_beside_weights(model), torch.no_grad():
             model.save_pretrained(tmp_path / form.__name__)
             expected[form.__name__] = model(past).trajectories

@@ -23,6 +23,7 @@ MODEL = {
     "observed_steps": 5,
     "predicted_steps": 4,
     "num_modes": 3,
+    "num_codes": 20,
     "d_model": 12,
     "encoder_layers": 1,
     "encoder_attention_heads": 3,
@@ -72,12 +73,13 @@ def recipe(folder, tracks, *, data=None, **shared):
     )
 
 
-@pytest.mark.parametrize("form", ["modes", "one"])
+@pytest.mark.parametrize("form", ["modes", "one", "density", "quantized"])
 def test_a_run_learns_and_leaves_a_folder_with_rate_and_scores(tracks, tmp_path, form):
     folder = train(recipe(tmp_path / "run", tracks, data={"form": form}, max_steps=60))
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    scored = [line["min_ade"] for line in lines if "min_ade" in line]
-    assert scored[-1] < 0.7 * scored[0]
+    key = "loss" if form == "quantized" else "min_ade"  # codes are near from the start
+    scored = [line[key] for line in lines if key in line]
+    assert scored[-1] < (0.85 if form == "quantized" else 0.7) * scored[0]
     model = AutoModelForTimeSeriesPrediction.from_pretrained(folder)
     assert model.config.step_seconds == 0.4
     assert 0.2 < model.config.velocity_std < 0.5
@@ -153,6 +155,21 @@ def test_counts_are_observed_future_steps(tracks, tmp_path):
     batch = task.batch(rows, torch.Generator().manual_seed(0))
     assert task.counts(batch) == [int(known[:, 5:].sum())]
     assert task.counts(batch)[0] < 40 * 4
+
+
+def test_noise_changes_observed_positions_of_its_share_of_windows_only(tracks, tmp_path):
+    still = {"speed_change": 0.0, "rotate": False, "mirror": 0.0}
+    noisy = still | {"position_noise": 0.3, "noise_share": 0.4}
+    tasks = [prepare(recipe(tmp_path, tracks, data=data)) for data in (still, noisy)]
+    rows = WindowOrder(len(tasks[0].tracks.train), 600, seed=0)[0]
+    plain, changed = (task.batch(rows, torch.Generator().manual_seed(5)) for task in tasks)
+    assert_close(changed["future_values"], plain["future_values"], rtol=0, atol=0)
+    apart = (changed["past_values"] - plain["past_values"]).square().mean((1, 2)).sqrt()  # (B,)
+    is_noisy = apart > 0
+    assert is_noisy.float().mean().item() == pytest.approx(0.4, abs=0.08)  # 4 deviations
+    # a window's own deviation is uniform from 0 to 0.3; its estimate has 10 numbers
+    assert apart[is_noisy].mean().item() == pytest.approx(0.15, abs=0.03)
+    assert 0.25 < apart.max() < 0.6
 
 
 def test_an_epoch_has_each_window_once_whatever_the_size():

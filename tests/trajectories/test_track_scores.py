@@ -29,6 +29,9 @@ TRACKS = torch.tensor(
 LOGITS = torch.tensor([[0.0, math.log(3)]] * 3)
 TRUTH = torch.zeros(3, 2, 2)
 KNOWN = torch.tensor([[True, True], [True, True], [True, False]])
+PROTOCOL = Protocol(
+    data="walks", observed=8, predicted=12, step_seconds=0.4, unit="m", windows=1197, seed="0"
+)
 
 
 def test_errors_of_three_windows_by_hand():
@@ -82,6 +85,23 @@ def test_kernel_density_equals_scipy():
             assert found[row, step].item() == pytest.approx(min(theirs, 20), abs=1e-3)
 
 
+def test_the_likelihood_of_spreads_is_a_score_in_nats():
+    spreads = torch.full((3, 2, 2), 2.0)
+    sums = TrackSums(2, has_spreads=True)
+    sums.add(TRACKS, LOGITS, TRUTH, KNOWN, spreads=spreads)
+    nats = []
+    for window, steps in ((0, 2), (1, 2), (2, 1)):  # the last step of the last window is unknown
+        total = 0.0
+        for step in range(steps):
+            squares = TRACKS[window, :, step].square().sum(-1)
+            densities = (-squares / 8).exp() / (8 * math.pi)
+            total -= math.log(densities[0] / 4 + densities[1] * 3 / 4)
+        nats.append(total / steps)
+    assert sums.means()["density_nll"] == pytest.approx(sum(nats) / 3)
+    shown = str(TrackScores({**sums.means()}, PROTOCOL))
+    assert f"density_nll {sum(nats) / 3:.3f} nats |" in shown
+
+
 def test_pairs_of_one_scene_collide_where_they_come_closer():
     tracks = np.zeros((4, 2, 2))
     tracks[1] = [[3, 0], [0.1, 0]]  # meets the first one at the last step
@@ -92,10 +112,7 @@ def test_pairs_of_one_scene_collide_where_they_come_closer():
 
 
 def test_no_score_is_shown_without_its_protocol():
-    protocol = Protocol(
-        data="walks", observed=8, predicted=12, step_seconds=0.4, unit="m", windows=1197, seed="0"
-    )
-    lines = str(TrackScores({"minADE1": 0.5, "minADE20": 0.25, "miss_rate": 0.1}, protocol))
+    lines = str(TrackScores({"minADE1": 0.5, "minADE20": 0.25, "miss_rate": 0.1}, PROTOCOL))
     assert lines.splitlines()[1] == (
         "minADE20 0.250 m | walks | 8 -> 12 steps of 0.4 s | per person, stride 1, 1,197 windows | "
         "best of 20 per person, ADE and FDE apart | seed 0"

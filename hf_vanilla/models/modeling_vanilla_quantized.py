@@ -1,0 +1,248 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""TF_q (2003.08111): velocities as classes, several futures by sampling.
+
+Shapes: B agents, T observed steps, P predicted steps, L any length, M samples, C codes,
+D `d_model`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
+
+from .configuration_vanilla_trajectory import VanillaTracksConfig
+from .frame_vanilla_trajectory import AgentFrame
+from .layers_vanilla import VanillaDecoderLayer
+from .modeling_vanilla_trajectory import (
+    VanillaTracksEncoder,
+    VanillaTracksPreTrainedModel,
+    VanillaTrajectoryOutput,
+    VelocityEmbedding,
+    check_future,
+)
+
+K_MEANS_ROUNDS = 10
+K_MEANS_POINTS = 50  # per code, of which the codebook is made
+
+
+class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
+    """Codes of velocities after codes of velocities: `generate()` continues them.
+
+    The codebook is a buffer: `(C, 2)` velocities in the frame of an agent.
+
+    Args:
+        config: read for `num_codes` and the sizes of the decoder's layers.
+    """
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.codebook: Tensor
+        self.register_buffer("codebook", torch.zeros(config.num_codes, 2))
+        self.embedding = VelocityEmbedding(config)
+        self.layers = nn.ModuleList(
+            VanillaDecoderLayer(config, index) for index in range(config.decoder_layers)
+        )
+        self.head = nn.Linear(config.d_model, config.num_codes)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def nearest_codes(self, velocities: Tensor) -> Tensor:
+        """Numbers `(...,)` of the codes closest to velocities `(..., 2)` in the frame."""
+        apart = torch.cdist(velocities.reshape(-1, 2), self.codebook)
+        return apart.argmin(dim=1).view(velocities.shape[:-1])
+
+    @can_return_tuple
+    def forward(
+        self,
+        decoder_input_ids: Tensor,
+        encoder_outputs: BaseModelOutput,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Logits `(B, L, C)` of the code after each of `decoder_input_ids`.
+
+        Args:
+            decoder_input_ids: `(B, L)` codes; the first is that of the last observed velocity.
+            encoder_outputs: with `last_hidden_state` `(B, T - 1, D)`.
+            attention_mask: `(B, T - 1)`, 1 = known velocity; None: all are.
+            past_key_values: the KV cache of earlier codes, which are then left out of the ids.
+            **kwargs: what `generate()` passes beside them.
+        """
+        encoded = encoder_outputs.last_hidden_state
+        first = 0 if past_key_values is None else past_key_values.get_seq_length()
+        hidden_states = self.embedding(self.codebook[decoder_input_ids], first)
+        mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            encoder_hidden_states=encoded,
+        )
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states, None, encoded, mask, past_key_values=past_key_values
+            )
+        return Seq2SeqLMOutput(logits=self.head(hidden_states), past_key_values=past_key_values)
+
+
+class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
+    """Futures drawn from a distribution over codes of velocities, each as probable as the others.
+
+    Call `fit_codebook` with training windows before training. Unlike the paper's table of classes,
+    a code enters the decoder as its velocity, by the same kind of embedding as an observed one.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+        >>> from hf_vanilla.models.modeling_vanilla_quantized import (
+        ...     VanillaForQuantizedTrajectoryPrediction)
+        >>> config = VanillaTracksConfig(d_model=16, num_codes=9, num_modes=5)
+        >>> model = VanillaForQuantizedTrajectoryPrediction(config).eval()
+        >>> model.fit_codebook(torch.randn(30, 8, 2), torch.randn(30, 12, 2))
+        >>> model(past_values=torch.randn(3, 8, 2)).trajectories.shape
+        torch.Size([3, 5, 12, 2])
+    """
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.encoder = VanillaTracksEncoder(config)
+        self.decoder = VanillaCodesDecoder(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @torch.no_grad()
+    def fit_codebook(
+        self,
+        past_values: Tensor,
+        future_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+    ) -> None:
+        """Set the codebook to the centres of k-means over the velocities of training windows.
+
+        The result depends on the windows alone; the random state is not touched.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            future_values: `(B, P, 2)`.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+
+        Raises:
+            ValueError: an input does not fit, or there are fewer velocities than codes.
+        """
+        _, _, frame, _ = self.encoder(past_values, past_observed_mask)
+        is_observed = check_future(self.config, future_values, future_observed_mask)
+        true, is_known = _true_velocities(frame, future_values, is_observed)
+        points, count = true[is_known], self.config.num_codes
+        if len(points) < count:
+            raise ValueError(
+                f"num_codes={count}, but the windows have {len(points)} future velocities: lower "
+                "model.num_codes"
+            )
+        draw = torch.Generator().manual_seed(0)
+        rows = torch.randperm(len(points), generator=draw)[: K_MEANS_POINTS * count]
+        self.decoder.codebook.copy_(k_means(points[rows.to(points.device)], count))
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> VanillaTrajectoryOutput:
+        """`num_modes` sampled futures of each agent; with `future_values` the loss.
+
+        In training mode with `future_values`, the one trajectory takes the most probable code
+        after each true velocity. The loss is in nats per observed future step.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            future_values: `(B, P, 2)` positions to predict.
+            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step.
+
+        Raises:
+            ValueError: an input does not fit; the message says which and how.
+        """
+        hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
+        start = self.decoder.nearest_codes(last)
+        loss = codes = None
+        if future_values is not None:
+            is_observed = check_future(self.config, future_values, future_observed_mask)
+            true, is_known = _true_velocities(frame, future_values, is_observed)
+            wanted = self.decoder.nearest_codes(true)  # (B, P)
+            inputs = torch.cat((start.unsqueeze(1), wanted[:, :-1]), dim=1)
+            encoded = BaseModelOutput(last_hidden_state=hidden)
+            logits = self.decoder(inputs, encoded, mask).logits
+            wanted = wanted.masked_fill(~is_known, -100)
+            total = cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="sum")
+            count = kwargs.pop("num_items_in_batch", None)
+            count = is_observed.sum() if count is None else count
+            loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
+            codes = logits.argmax(dim=-1).unsqueeze(1)  # (B, 1, P)
+        if codes is None or not self.training:
+            codes = self.sample(hidden, mask, start)
+        tracks = frame.positions(self.decoder.codebook[codes])
+        return VanillaTrajectoryOutput(
+            loss=loss, trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:2])
+        )
+
+    @torch.no_grad()
+    def sample(self, hidden_states: Tensor, attention_mask: Tensor, start: Tensor) -> Tensor:
+        """`num_modes` sequences of codes of each agent, `(B, M, P)`, drawn by `generate()`.
+
+        Args:
+            hidden_states: `(B, T - 1, D)` of the encoder.
+            attention_mask: `(B, T - 1)`, 1 = known velocity.
+            start: `(B,)` code of the last observed velocity.
+        """
+        modes, steps = self.config.num_modes, self.config.predicted_steps
+        drawing = GenerationConfig(
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=modes,
+            max_new_tokens=steps,
+            pad_token_id=0,
+            decoder_start_token_id=start.tolist(),
+        )
+        found = self.decoder.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden_states),
+            attention_mask=attention_mask,
+            generation_config=drawing,
+        )
+        return found[:, 1:].view(-1, modes, steps)
+
+
+def k_means(points: Tensor, count: int, rounds: int = K_MEANS_ROUNDS) -> Tensor:
+    """Centres `(C, 2)` of points `(N, 2)`, N >= C, from the first C points on.
+
+    A centre that no point is closest to stays where it is.
+    """
+    centres = points[:count].clone()
+    for _ in range(rounds):
+        nearest = torch.cdist(points, centres).argmin(dim=1)
+        members = torch.bincount(nearest, minlength=count).unsqueeze(1)
+        sums = torch.zeros_like(centres).index_add_(0, nearest, points)
+        centres = torch.where(members > 0, sums / members.clamp(min=1), centres)
+    return centres
+
+
+def _true_velocities(
+    frame: AgentFrame, future_values: Tensor, is_observed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """True velocities `(B, P, 2)` in the frame, 0 where unknown, and which are known `(B, P)`."""
+    future = torch.where(is_observed.unsqueeze(-1), future_values, 0)
+    steps = torch.diff(future, dim=1, prepend=frame.origin.unsqueeze(1))
+    before = torch.cat((torch.ones_like(is_observed[:, :1]), is_observed[:, :-1]), dim=1)
+    is_known = is_observed & before
+    return torch.where(is_known.unsqueeze(-1), frame.enter(steps), 0), is_known
