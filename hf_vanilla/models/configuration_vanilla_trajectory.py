@@ -34,8 +34,6 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
             after the true ones (teacher forcing), in the form with one future.
         rollout_loss_weight (`float`, defaults to 1.0): weight of the distance of the positions that
             the model reaches on its own steps, in the form with one future.
-        rollout_passes (`int`, defaults to 1): parallel passes over the own steps, which that loss
-            takes in training instead of a rollout step by step.
         d_model (`int`, defaults to 64): width of every hidden state.
         encoder_layers (`int`, defaults to 2): layers of the encoder.
         encoder_attention_heads (`int`, defaults to 4): heads of an encoder layer.
@@ -83,7 +81,6 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
     final_loss_weight: float | int = 0.3
     forcing_loss_weight: float | int = 0.0
     rollout_loss_weight: float | int = 1.0
-    rollout_passes: int = 1
     d_model: int = 64
     encoder_layers: int = 2
     encoder_attention_heads: int = 4
@@ -103,7 +100,7 @@ class VanillaTracksConfig(VanillaPreTrainedConfig):
         """Sizes, counts and units are positive; velocities need two observed steps."""
         for name in (
             *("predicted_steps", "num_modes", "d_model", "encoder_layers", "decoder_layers"),
-            *("num_codes", "rollout_passes"),
+            "num_codes",
             *("encoder_attention_heads", "decoder_attention_heads"),
             *("encoder_ffn_dim", "decoder_ffn_dim", "step_seconds", "velocity_std"),
         ):

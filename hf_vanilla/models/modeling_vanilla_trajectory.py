@@ -123,7 +123,9 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
 class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
     """One future per agent, autoregressively, each step from the observed and the predicted ones.
 
-    The decoder predicts by how much each velocity differs from the last observed one.
+    The decoder predicts by how much each velocity differs from the last observed one. Training runs
+    the same rollout as inference, with gradients through all its steps; a cheaper form, parallel
+    passes over the steps of the pass before, learned to correct steps that no rollout takes.
 
     Examples:
         >>> import torch
@@ -133,6 +135,8 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         >>> model(past_values=torch.randn(3, 8, 2)).trajectories.shape
         torch.Size([3, 1, 12, 2])
     """
+
+    supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
 
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
@@ -156,8 +160,8 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
     ) -> VanillaTrajectoryOutput:
         """The future of each agent; with `future_values` the loss.
 
-        In training mode with `future_values`, the trajectories are those of teacher forcing;
-        otherwise the model's own rollout.
+        The trajectories are the model's own rollout; in training mode without a weight of the
+        rollout's loss, those of teacher forcing.
 
         Args:
             past_values: `(B, T, 2)` positions in the world.
@@ -189,8 +193,7 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             loss = loss + self.config.forcing_loss_weight * distance
             steps = forced if steps is None else steps
         if self.config.rollout_loss_weight:
-            if self.training:
-                steps = self.own_steps(hidden, mask, last, self.config.rollout_passes)
+            steps = self.rollout(hidden, mask, last) if self.training else steps
             distance = mean_distance(frame.positions(steps), wanted, is_observed, **divisor)
             loss = loss + self.config.rollout_loss_weight * distance
         return VanillaTrajectoryOutput(
@@ -214,30 +217,6 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             decoded = self._decode(inputs, hidden_states, attention_mask, cache)
             steps.append(last + self.head(decoded[:, 0]))
         return torch.stack(steps[1:], dim=1)
-
-    def own_steps(
-        self, hidden_states: Tensor, attention_mask: Tensor, last: Tensor, passes: int
-    ) -> Tensor:
-        """The rollout in parallel passes, each over the steps of the pass before.
-
-        The first pass starts from constant velocity; after P passes the result is the rollout.
-        Gradients flow through the last pass only.
-
-        Args:
-            hidden_states: `(B, T - 1, D)` of the encoder.
-            attention_mask: `(B, T - 1)`, 1 = real position.
-            last: `(B, 2)` last observed velocity in the frame.
-            passes: before the last one.
-
-        Returns:
-            `(B, P, 2)` velocities in the frame.
-        """
-        inputs = last.unsqueeze(1).expand(-1, self.config.predicted_steps, -1)
-        with torch.no_grad():
-            for _ in range(passes):
-                steps = self._next_steps(inputs, last, hidden_states, attention_mask)
-                inputs = torch.cat((last.unsqueeze(1), steps[:, :-1]), dim=1)
-        return self._next_steps(inputs, last, hidden_states, attention_mask)
 
     def _next_steps(self, inputs: Tensor, last: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
         """The velocity after each of `inputs` `(B, P, 2)`, all in the frame."""

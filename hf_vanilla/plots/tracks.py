@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.data.track_formats import on_plane
+from hf_vanilla.data.track_formats import on_plane, read_homography
 from hf_vanilla.data.track_options import TrackFileOptions
 from hf_vanilla.data.trajectories import Scenes, pasts_of_rows
 from hf_vanilla.files import whole_file
@@ -39,10 +39,20 @@ class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the co
         20, "pictures of a .gif, one per step from the chosen frame on", at_least=1
     )
     picture: str | None = option(
-        None, "picture of the place; the homography maps its pixels to the plane"
+        None, "picture of the place, with the homography from its pixels to the plane"
+    )
+    picture_homography: str | None = option(
+        None, "file of it, where the tracks are on the plane already; default: --homography"
     )
     theme: str = option("light", "light or dark")
     overwrite: bool = option(default=False, text="replace an existing figure")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.picture_homography is not None and self.picture is None:
+            raise ValueError(
+                f"picture_homography={self.picture_homography!r} needs a picture: give --picture"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +164,7 @@ def save_walk(
     shown = [points for _, agents in frames for agent in agents for points in _shown(agent)]
     if not shown:
         raise ValueError(f"no agent has two observed steps from frame {frames[0][0]} on")
-    points = _on_picture(np.concatenate(shown), options)
+    points = on_plane(np.concatenate(shown), _to_pixels(options))
     low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
     images = []
     with figure_style(options.theme):
@@ -182,21 +192,21 @@ def _shown(agent: Drawn) -> list[np.ndarray]:
     return [agent.past, agent.future, *agent.tracks]
 
 
-def _on_picture(points: np.ndarray, options: PlotTracksOptions) -> np.ndarray:
-    """Positions of the plane in pixels, where there is a picture with a homography."""
-    plane = options.source.homography
-    if options.picture is None or plane is None:
-        return points
-    return on_plane(points, np.linalg.inv(plane))
+def _to_pixels(options: PlotTracksOptions) -> np.ndarray:
+    """The homography `(3, 3)` from the plane to the picture; the identity where there is none."""
+    name = options.picture_homography or options.homography
+    if options.picture is None or name is None:
+        return np.eye(3)
+    return np.linalg.inv(read_homography(name))
 
 
 def _paint(panel: Any, agents: list[Drawn], options: PlotTracksOptions, title: str) -> None:
-    colors = theme_of(options.theme)
+    colors, to_pixels = theme_of(options.theme), _to_pixels(options)
     if options.picture is not None:
         panel.imshow(_picture(options.picture))
 
     def line(points: np.ndarray, **style: Any) -> None:
-        panel.plot(*_on_picture(points, options).T, **style)
+        panel.plot(*on_plane(points, to_pixels).T, **style)
 
     for number, agent in enumerate(agents):
         # names in the legend once

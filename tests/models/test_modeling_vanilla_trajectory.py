@@ -177,14 +177,25 @@ def test_the_rollout_loss_is_the_distance_of_the_rollout(one):
     assert_close(both.loss, plain.loss + 0.5 * distance)
 
 
-def test_as_many_parallel_passes_as_steps_equal_the_rollout(one):
-    past, _ = split(walks())
-    hidden, mask, _, last = one.encoder(past)
-    rollout = one.rollout(hidden, mask, last)
-    found = [one.own_steps(hidden, mask, last, passes) for passes in (0, 3, 6)]
-    assert_close(found[2], rollout, **NEAR)
-    assert_close(found[1][:, :4], rollout[:, :4], **NEAR)
-    assert not torch.allclose(found[0], rollout)
+def test_training_runs_the_rollout_of_inference(one):
+    past, future = split(walks())
+    expected = one(past).trajectories
+    assert_close(one.train()(past, future_values=future).trajectories, expected, **NEAR)
+
+
+def test_the_gradient_of_the_rollout_is_that_of_finite_differences(one):
+    past, future = split(walks())
+    one = one.double().train()
+    past, future = past.double(), future.double()
+    weight = one.head.weight
+    one(past, future_values=future).loss.backward()
+    found = weight.grad[1, 3].item()
+    losses = []
+    for change in (1e-6, -2e-6):
+        with torch.no_grad():
+            weight[1, 3] += change
+        losses.append(one(past, future_values=future).loss.item())
+    assert found == pytest.approx((losses[0] - losses[1]) / 2e-6, rel=1e-4)
 
 
 def test_training_on_own_steps_changes_all_weights_and_never_reads_the_future(one):

@@ -6,7 +6,7 @@ from numpy.testing import assert_allclose
 
 from hf_vanilla.data.track_formats import TrackSource, read_tracks
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
-from hf_vanilla.plots.tracks import PlotTracksOptions, drawn_agents, plot_tracks
+from hf_vanilla.plots.tracks import Drawn, PlotTracksOptions, _paint, drawn_agents, plot_tracks
 from hf_vanilla.trajectories.simple_models import SimpleForecaster
 
 
@@ -38,6 +38,40 @@ def test_a_figure_is_drawn_on_a_plane_and_on_a_picture(tracks, tmp_path):
     picture = {"picture": str(tmp_path / "place.png"), "homography": str(tmp_path / "h.txt")}
     plot_tracks(PlotTracksOptions(**options, **picture, output=str(over)))
     assert over.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_tracks_of_the_plane_are_drawn_on_their_pixels_of_a_picture(tmp_path):
+    """A camera that sees the plane in perspective: far agents are close together in the picture."""
+    image = pytest.importorskip("matplotlib.image")
+    figure = pytest.importorskip("matplotlib.figure")
+    image.imsave(tmp_path / "place.png", np.zeros((40, 60, 3)))
+    to_plane = np.array([[0.1, 0.02, -3.0], [0.0, 0.2, -1.0], [0.0, 0.01, 1.0]])
+    np.savetxt(tmp_path / "h.txt", to_plane)
+    pixels = np.array([[10.0, 5.0], [20.0, 15.0], [30.0, 35.0]])
+    plane = []
+    for u, v in pixels:
+        x, y, w = to_plane @ (u, v, 1.0)
+        plane.append((x / w, y / w))
+    plane = np.array(plane)
+    agent = Drawn("ada", plane[:2], plane[1:], plane[None, 1:], np.ones(1))
+    options = PlotTracksOptions(
+        model="linear_fit",
+        input="walkers",
+        picture=str(tmp_path / "place.png"),
+        picture_homography=str(tmp_path / "h.txt"),
+    )
+    panel = figure.Figure().subplots()
+    _paint(panel, [agent], options, "place")
+    predicted, truth, past = (line.get_xydata() for line in panel.lines)
+    assert_allclose(past, pixels[:2])
+    assert_allclose(truth, pixels[1:])
+    assert_allclose(predicted, pixels[[1, 1, 2]])
+    assert options.read("walkers").positions.std() > 1  # the tracks themselves stay on the plane
+
+
+def test_a_homography_without_its_picture_is_refused():
+    with pytest.raises(ValueError, match=r"picture_homography=.h\.txt. needs a picture"):
+        PlotTracksOptions(model="linear_fit", input="walkers", picture_homography="h.txt")
 
 
 def test_a_scene_walks_in_a_gif_one_step_per_picture(tracks, tmp_path):
