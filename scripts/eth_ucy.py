@@ -26,8 +26,11 @@ PUBLISHED = {
 }
 
 
-# chosen on the validation cut
-FORM_OPTIONS = {"modes": [], "one": ["--speed_change", "0.1", "--model.heading_decay", "0"]}
+FORM_OPTIONS = {
+    "modes": [],
+    "one": ["--speed_change", "0.1", "--model.heading_decay", "0", "--position_noise", "0.05"],
+    "quantized": [],
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class TableOptions:
     folder: str = option(text="folder of the eight text files")
     output: str = option("runs/eth_ucy", "folder of the runs and scores")
     seeds: int = option(3, "runs of each scene", at_least=1)
-    form: str = option("modes", "modes or one", choices=("modes", "one"))
+    form: str = option("modes", "modes, one or quantized", choices=tuple(FORM_OPTIONS))
     max_steps: int | None = option(
         None, "optimizer steps of each run; default: the recipe's", at_least=500
     )
@@ -53,10 +56,11 @@ def table(options: TableOptions) -> str:
         "|---" * 7 + "|",
         *(_row(name, values, "minADE1", "minFDE1") for name, values in rows.items()),
     ]
-    if options.form == "modes":
-        single = "ours (modes), the one of the smallest expected distance"
+    if options.form != "one":
+        name = f"ours ({options.form})"
+        single = f"{name}, the one of the smallest expected distance"
         lines.append(_row(single, ours, "single_ADE", "single_FDE"))
-        lines.append(_row("ours (modes), best of 20", ours, "minADE20", "minFDE20"))
+        lines.append(_row(f"{name}, best of 20", ours, "minADE20", "minFDE20"))
     lines += [f"| {name} (published) | {values} |" for name, values in PUBLISHED.items()]
     protocol = (
         "ETH/UCY leave-one-out | 8 -> 12 steps of 0.4 s | per person, stride 1 | best of 20 per "

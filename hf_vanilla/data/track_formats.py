@@ -189,7 +189,7 @@ def read_trajnet(path: Path, columns: Columns) -> Rows:
 def read_table(path: Path, columns: Columns) -> Rows:
     """CSV with a header, or Parquet: columns named by `columns`."""
     wanted = {key: name for key, name in vars(columns).items() if name is not None}
-    table = _table(path, wanted)
+    table = _columns(path, wanted)
     first_line = 2 if path.suffix.lower() == ".csv" else 1
     return _rows_of_table(path, table, wanted, first_line=first_line)
 
@@ -197,7 +197,7 @@ def read_table(path: Path, columns: Columns) -> Rows:
 def read_argoverse2(path: Path, columns: Columns) -> Rows:
     """A scenario of Argoverse 2, Parquet, by pyarrow: 10 steps per second, in metres."""
     del columns
-    table = _table(path, ARGOVERSE_COLUMNS)
+    table = _columns(path, ARGOVERSE_COLUMNS)
     rows = _rows_of_table(path, table, ARGOVERSE_COLUMNS, first_line=1)
     return replace(rows, step_seconds=ARGOVERSE_STEP_SECONDS)
 
@@ -285,18 +285,19 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.int64) if is_whole else numbers
 
 
-def _table(path: Path, wanted: dict[str, str]) -> pyarrow.Table:
+def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.ChunkedArray]:
+    """A function that reads one column; of Parquet only that one is then in memory."""
     try:
         if path.suffix.lower() == ".parquet":
-            names = pyarrow.parquet.read_schema(path).names
-            _check_columns(path, names, wanted)
-            return pyarrow.parquet.read_table(path, columns=list(wanted.values()))
+            file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+            _check_columns(path, file.schema_arrow.names, wanted)
+            return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
         table = pyarrow.csv.read_csv(path)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is not a table with a header: {reason}") from None
     _check_columns(path, table.column_names, wanted)
-    return table.select(list(wanted.values()))
+    return lambda key: table.column(wanted[key])
 
 
 def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> None:
@@ -307,39 +308,47 @@ def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> 
             )
 
 
+def _check_column(path: Path, name: str, values: np.ndarray, first_line: int) -> None:
+    if len(values) and values.dtype.kind not in "iuf":
+        row = _first_text(values)
+        raise ValueError(
+            f"{path}, line {row + first_line}: {name} is {values[row]!r}, not a number: correct "
+            "the file"
+        )
+
+
 def _rows_of_table(
-    path: Path, table: pyarrow.Table, wanted: dict[str, str], *, first_line: int
+    path: Path,
+    read: Callable[[str], pyarrow.ChunkedArray],
+    wanted: dict[str, str],
+    *,
+    first_line: int,
 ) -> Rows:
-    def column(key: str) -> np.ndarray:
-        return table.column(wanted[key]).to_numpy()
-
     def number(key: str) -> np.ndarray:
-        values = column(key)
-        if not len(values):
-            return np.zeros(0)  # the column has no type
-        if values.dtype.kind not in "iuf":
-            row = _first_text(values)
-            raise ValueError(
-                f"{path}, line {row + first_line}: {wanted[key]} is {values[row]!r}, not a number: "
-                "correct the file"
-            )
-        return values
+        values = read(key).to_numpy()
+        _check_column(path, wanted[key], values, first_line)
+        return values if len(values) else np.zeros(0)  # the column has no type then
 
-    agent = table.column(wanted["agent"])
+    agent = read("agent")
     if agent.null_count:
         row = int(np.flatnonzero(agent.is_null().to_numpy())[0])
         raise ValueError(f"{path}, line {row + first_line}: the agent is missing: name it")
+    names = agent.to_numpy()
+    del agent  # a column of a large file
     extra = {}
     if "kind" in wanted:
-        extra["kind"] = column("kind")
+        extra["kind"] = read("kind").to_numpy()
     if "heading" in wanted:
         extra["heading"] = number("heading")
+    positions = np.empty((len(names), 2))
+    for place, key in enumerate(("x", "y")):
+        positions[:, place] = number(key)
     return Rows(
         source=str(path),
         frame=number("frame"),
-        agent=agent.to_numpy(),
-        positions=np.stack((number("x"), number("y")), 1).astype(np.float64, copy=False),
+        agent=names,
+        positions=positions,
         first_line=first_line,
-        scene=column("scene") if "scene" in wanted else None,
+        scene=read("scene").to_numpy() if "scene" in wanted else None,
         columns=extra,
     )

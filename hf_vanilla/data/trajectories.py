@@ -4,15 +4,19 @@ Shapes: N rows of a table, W windows, T observed steps, P predicted steps.
 """
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
+import pyarrow
 
 logger = logging.getLogger(__name__)
 
 LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
 SHORTEST_MOVE = 1e-3  # where nothing moves farther in a step, positions may be in degrees
+BLOCK_ROWS = 100_000  # at a time, where a copy of a whole table would be large
 NUMBERS = ("scene", "agent", "frame", "positions")
 
 
@@ -22,8 +26,8 @@ class Scenes:
 
     Attributes:
         frame: `(N,)` int64 numbers of frames.
-        agent: `(N,)` int64 index into `agent_names`; agents of different scenes differ.
-        scene: `(N,)` int64 index into `scene_names`.
+        agent: `(N,)` int32 index into `agent_names`; agents of different scenes differ.
+        scene: `(N,)` int32 index into `scene_names`.
         positions: `(N, 2)` float64 x and y.
         agent_names: name of each agent as in its file, text or number.
         scene_names: name of each scene.
@@ -51,8 +55,11 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.frame)
 
-    def rows(self, chosen: np.ndarray) -> "Scenes":
-        """The table of these rows, bool `(N,)` or rising numbers; names and numbers stay."""
+    def rows(self, chosen: np.ndarray | slice) -> "Scenes":
+        """The table of these rows: bool `(N,)`, rising numbers or a slice, which copies nothing.
+
+        Names and numbers stay.
+        """
         columns = {
             declared.name: getattr(self, declared.name)[chosen]
             for declared in fields(self)
@@ -75,7 +82,13 @@ class Scenes:
     @property
     def displacements(self) -> np.ndarray:
         """Lengths of all displacements within one step, in units."""
-        return np.linalg.norm(np.diff(self.positions, axis=0)[self.steps == 1], axis=1)
+        return np.concatenate(list(self.displacement_blocks()))
+
+    def displacement_blocks(self) -> Iterator[np.ndarray]:
+        """`displacements` in parts, which need little memory at a time."""
+        for rows in _blocks(len(self)):
+            block = self.rows(rows)
+            yield np.linalg.norm(np.diff(block.positions, axis=0)[block.steps == 1], axis=1)
 
     def describe(self) -> str:
         """Rows, agents, scenes, rate, gaps and jumps in one line."""
@@ -133,23 +146,26 @@ def scenes_of_rows(
             is twice in a frame, frames have two rates, or no rate is known.
     """
     _check_numbers(rows)
-    frame = rows.frame.astype(np.int64)
-    scene, scene_names = np.zeros(len(frame), np.int64), np.array([name])
+    frame = rows.frame.astype(np.int64, copy=False)
+    scene, scene_names = np.zeros(len(frame), np.int32), np.array([name])
     if rows.scene is not None:
         scene, scene_names = _numbered(rows.scene)
     agent, agent_names = _numbered(rows.agent)
     if len(scene_names) > 1:
-        pair, pairs = _numbered(scene * (agent.max() + 1) + agent)
+        pair, pairs = _numbered(scene.astype(np.int64) * (agent.max() + 1) + agent)
         agent, agent_names = pair, agent_names[pairs % (agent.max() + 1)]
-    order = np.lexsort((frame, agent))
-    frame, agent, scene = frame[order], agent[order], scene[order]
-    is_twice = (np.diff(frame) == 0) & (np.diff(agent) == 0)
+    order: Any = slice(None)
+    if not _is_sorted(frame, agent):
+        order = np.lexsort((frame, agent))
+        frame, agent, scene = frame[order], agent[order], scene[order]
+    is_twice = (frame[1:] == frame[:-1]) & (agent[1:] == agent[:-1])
     if is_twice.any():
         row = int(np.flatnonzero(is_twice)[0])
         raise ValueError(
-            f"{rows.line(int(order[row + 1]))}: agent {agent_names[agent[row]]} is twice in frame "
-            f"{frame[row]}: keep one row"
+            f"{rows.line(_row_of_file(order, row + 1))}: agent {agent_names[agent[row]]} is twice "
+            f"in frame {frame[row]}: keep one row"
         )
+    del is_twice
     per_step = _frames_per_step(rows, order, frame, agent, scene)
     scenes = Scenes(
         frame=frame,
@@ -389,17 +405,28 @@ def _grid(scenes: Scenes, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _numbered(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of names in the order of their first appearance, and the names in that order."""
-    values, first, inverse = np.unique(names, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return rank[inverse.reshape(-1)], values[order]
+    encoded = pyarrow.array(names).dictionary_encode()
+    values = encoded.dictionary.to_numpy(zero_copy_only=False)
+    return encoded.indices.to_numpy(), values
+
+
+def _is_sorted(frame: np.ndarray, agent: np.ndarray) -> bool:
+    """Whether rows are sorted by agent, then frame, so that none has to be moved."""
+    is_next = agent[1:] > agent[:-1]
+    is_next |= (agent[1:] == agent[:-1]) & (frame[1:] >= frame[:-1])
+    return bool(is_next.all())
+
+
+def _row_of_file(order: Any, row: int) -> int:
+    """Where row `row` of the sorted table was in the file; a slice: in the same place."""
+    return row if isinstance(order, slice) else int(order[row])
 
 
 def _check_numbers(rows: Rows) -> None:
     if not len(rows.frame):
         raise ValueError(f"{rows.source} has no rows: give a file with positions")
-    is_bad = ~np.isfinite(rows.positions).all(axis=1)
+    is_bad = ~np.isfinite(rows.positions[:, 0])
+    is_bad |= ~np.isfinite(rows.positions[:, 1])
     if is_bad.any():
         row = int(np.flatnonzero(is_bad)[0])
         raise ValueError(
@@ -417,26 +444,36 @@ def _check_numbers(rows: Rows) -> None:
 
 
 def _frames_per_step(
-    rows: Rows, order: np.ndarray, frame: np.ndarray, agent: np.ndarray, scene: np.ndarray
+    rows: Rows, order: Any, frame: np.ndarray, agent: np.ndarray, scene: np.ndarray
 ) -> np.ndarray:
     """`(S,)` most frequent advance of each scene's agents; all others must be its multiples."""
-    advance, of_scene = np.diff(frame), scene[1:]
-    is_same = agent[1:] == agent[:-1]
     found = np.ones(scene.max() + 1, np.int64)
-    for number in range(len(found)):
-        chosen = np.flatnonzero(is_same & (of_scene == number))
-        if not len(chosen):
+    counts: list[Counter[int]] = [Counter() for _ in found]
+    for block in _blocks(len(frame)):
+        advance, is_same = np.diff(frame[block]), agent[block][1:] == agent[block][:-1]
+        of_row = scene[block][1:]
+        for number in np.unique(of_row):
+            values, times = np.unique(advance[is_same & (of_row == number)], return_counts=True)
+            counts[number].update(dict(zip(values.tolist(), times.tolist(), strict=True)))
+    for number, of_scene in enumerate(counts):
+        if not of_scene:
             continue  # every agent is there once
-        values, counts = np.unique(advance[chosen], return_counts=True)
-        found[number] = step = values[counts.argmax()]
-        odd = chosen[advance[chosen] % step != 0]
-        if len(odd):
-            row = int(odd[0]) + 1
+        most = max(of_scene.values())
+        found[number] = step = min(value for value, times in of_scene.items() if times == most)
+        if any(value % step for value in of_scene):
+            is_odd = (np.diff(frame) % step != 0) & (agent[1:] == agent[:-1])
+            row = int(np.flatnonzero(is_odd & (scene[1:] == number))[0]) + 1
             raise ValueError(
-                f"{rows.line(int(order[row]))}: an agent's frames advance by {advance[row - 1]}, "
-                f"but mostly by {step}: frames must have one rate"
+                f"{rows.line(_row_of_file(order, row))}: an agent's frames advance by "
+                f"{frame[row] - frame[row - 1]}, but mostly by {step}: frames must have one rate"
             )
     return found
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Parts of a table, each with the first row of the next, for differences of rows."""
+    for first in range(0, max(1, count - 1), BLOCK_ROWS):
+        yield slice(first, first + BLOCK_ROWS + 1)
 
 
 def _step_seconds(rows: Rows, per_step: np.ndarray, frame_seconds: float | None) -> float:
@@ -459,19 +496,20 @@ def _step_seconds(rows: Rows, per_step: np.ndarray, frame_seconds: float | None)
 
 
 def _warn_of_units(source: str, scenes: Scenes) -> None:
-    lengths = scenes.displacements
-    if not len(lengths):
-        return
-    jumps = int((lengths > LONGEST_STEP).sum())
+    jumps, longest = 0, 0.0
+    for lengths in scenes.displacement_blocks():
+        jumps += int((lengths > LONGEST_STEP).sum())
+        longest = max(longest, float(lengths.max(initial=0)))
     if jumps:
         logger.warning(
             "%s: %d displacements of more than %g %s in a step, up to %.4g; they are kept",
-            *(source, jumps, LONGEST_STEP, scenes.unit, lengths.max()),
+            *(source, jumps, LONGEST_STEP, scenes.unit, longest),
         )
     limit = np.array([180.0, 90.0])
-    if 0 < lengths.max() < SHORTEST_MOVE and (np.abs(scenes.positions) <= limit).all():
+    largest = np.maximum(scenes.positions.max(axis=0), -scenes.positions.min(axis=0))
+    if 0 < longest < SHORTEST_MOVE and (largest <= limit).all():
         logger.warning(
             "%s: nothing moves by more than %.2g in a step: are these degrees? Positions must be "
             "in %s",
-            *(source, lengths.max(), scenes.unit),
+            *(source, longest, scenes.unit),
         )
