@@ -18,6 +18,7 @@ from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 
 RECIPE = "demo_tracks"
 FORK_AGENTS = 1000
+FORK_STEPS = 250  # one kind of track is learned sooner than four
 
 
 def forks(recipe: Recipe) -> str:
@@ -28,7 +29,8 @@ def forks(recipe: Recipe) -> str:
         agents of this branch whose future lies within a metre of a mode's end.
     """
     folder = Path(recipe.train.output_dir).with_name(f"{Path(recipe.train.output_dir).name}_forks")
-    shared = replace(recipe.train, output_dir=str(folder))
+    steps = min(FORK_STEPS, recipe.train.max_steps)
+    shared = replace(recipe.train, output_dir=str(folder), max_steps=steps, eval_steps=steps)
     # a mirror image would exchange the odds of left and right
     train(replace(recipe, train=shared, data=replace(recipe.data, dataset="forks", mirror=0.0)))
     model = load_forecaster(str(folder), device="cpu")

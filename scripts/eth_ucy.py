@@ -103,4 +103,4 @@ def _row(name: str, scenes: list[list[dict[str, float]]], ade: str, fde: str) ->
 
 
 if __name__ == "__main__":
-    run(table, TableOptions)
+    print(run(table, TableOptions))

@@ -31,7 +31,7 @@ from hf_vanilla import (
 from hf_vanilla.commands import run
 from hf_vanilla.data.built_in_tracks import built_in_tracks
 from hf_vanilla.data.eth_ucy import FIRST_VALIDATION_FRAME
-from hf_vanilla.data.track_formats import TrackSource, read_tracks
+from hf_vanilla.data.track_formats import read_tracks
 from hf_vanilla.data.trajectories import Windows, cut_windows
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.options import option
@@ -191,4 +191,4 @@ def benchmark(options: BenchmarkOptions) -> str:
 
 
 if __name__ == "__main__":
-    run(benchmark, BenchmarkOptions)
+    print(run(benchmark, BenchmarkOptions))
