@@ -28,7 +28,12 @@ PUBLISHED = {
 
 FORM_OPTIONS = {
     "modes": [],
-    "one": ["--speed_change", "0.1", "--model.heading_decay", "0", "--position_noise", "0.05"],
+    "one": [
+        "--speed_change",
+        "0.1",
+        "--model.heading_decay",
+        "0",
+    ],
     "quantized": [],
 }
 

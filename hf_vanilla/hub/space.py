@@ -72,6 +72,11 @@ PAGES = {
         "Drop or draw an image, read its most probable labels, and see which patches each "
         "attention head looks at.",
     ),
+    "object_detection": SpacePage(
+        "See a Transformer find objects",
+        "Drop or draw an image, and see the objects that the model finds, and where each of its "
+        "queries looks.",
+    ),
     "trajectories": SpacePage(
         "See a Transformer forecast where people walk",
         "Draw a path or step through a scene of generated walkers, and see the predicted futures "

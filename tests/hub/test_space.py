@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import SpaceCard
 from packaging.requirements import Requirement
 
+from hf_vanilla.app import server
 from hf_vanilla.hub import space
 from hf_vanilla.hub.space import SpaceOptions, requirements, write_space
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
@@ -87,6 +88,10 @@ def test_a_space_of_a_forecaster_serves_the_page_of_trajectories(tmp_path):
     assert "forecast" in SpaceCard.load(folder / "README.md").data.title
     model = VanillaForTrajectoryPrediction.from_pretrained(folder / "model")
     assert model.config.encoder_layers == 1
+
+
+def test_every_page_of_the_app_can_be_a_space():
+    assert {*space.PAGES} == {*server.PAGES, "translation"}
 
 
 def test_a_task_without_a_page_is_refused_and_nothing_written(tmp_path):
