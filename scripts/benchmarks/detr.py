@@ -20,16 +20,17 @@ from hf_vanilla.models.loss_vanilla_detr import detection_loss, padded_targets
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
 SMALL = {
-    "d_model": 64,
+    "d_model": 128,
     "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 128,
+    "encoder_attention_heads": 8,
+    "encoder_ffn_dim": 256,
     "decoder_layers": 3,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 128,
+    "decoder_attention_heads": 8,
+    "decoder_ffn_dim": 256,
     "num_queries": 12,
     "num_labels": 10,
 }
+RATES = "dropout", "attention_dropout", "activation_dropout"  # transformers' defaults are others
 OBJECTS = 4  # of each image
 
 
@@ -54,9 +55,9 @@ def models(size: str) -> tuple[nn.Module, nn.Module]:
     backbone = ResNetConfig(
         embedding_size=32, hidden_sizes=[32, 64], depths=[1, 2], layer_type="basic"
     )
-    sizes = SMALL
+    sizes = SMALL | dict.fromkeys(RATES, 0.0)  # as the recipe digit_scenes
     if size == "r50":
-        backbone, sizes = ResNetConfig(), {"num_labels": 91}
+        backbone, sizes = ResNetConfig(), {"num_labels": 91} | dict.fromkeys(RATES, 0.1)
     backbone = ResNetConfig(
         **backbone.to_diff_dict() | {"out_features": [f"stage{len(backbone.depths)}"]}
     )
