@@ -98,6 +98,8 @@ class VanillaAttention(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             # tensor2tensor initializes them as one d x 3d matrix, whose Glorot range is narrower
             projection.init_gain = 2**-0.5  # type: ignore[assignment]  # a module takes any
+        # the three of one input in one product, for decoding; see `quantization_vanilla.py`
+        self.joined: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def forward(
         self,
@@ -122,8 +124,12 @@ class VanillaAttention(nn.Module):
         Returns:
             `(B, T, D)` and the weights `(B, H, T, S)`, None if the implementation returns none.
         """
-        query = split_heads(self.q_proj(query_input), self.head_dim)
-        key, value = self._keys_and_values(key_input, value_input, past_key_values)
+        if self.joined is not None and query_input is key_input is value_input:
+            projected, *of_keys = self.joined(query_input)
+        else:
+            projected, of_keys = self.q_proj(query_input), []
+        query = split_heads(projected, self.head_dim)
+        key, value = self._keys_and_values(key_input, value_input, past_key_values, of_keys)
         implementation = self.config._attn_implementation
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
         attended, weights = faster_attention(attend, query)(
@@ -139,15 +145,20 @@ class VanillaAttention(nn.Module):
         return self.out_proj(attended.flatten(2)), weights  # (B, T, H, W) -> (B, T, D)
 
     def _keys_and_values(
-        self, key_input: Tensor, value_input: Tensor, past_key_values: Cache | None
+        self,
+        key_input: Tensor,
+        value_input: Tensor,
+        past_key_values: Cache | None,
+        projected: list[Tensor],
     ) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots; `projected` has the new ones, or nothing."""
         is_of_source = isinstance(past_key_values, EncoderDecoderCache)
         cache: Any = past_key_values
         if is_of_source and cache.is_updated.get(self.layer_idx):
             cached = cache.cross_attention_cache.layers[self.layer_idx]
             return cached.keys, cached.values
-        key = split_heads(self.k_proj(key_input), self.head_dim)
-        value = split_heads(self.v_proj(value_input), self.v_head_dim)
+        key, value = projected or (self.k_proj(key_input), self.v_proj(value_input))
+        key, value = split_heads(key, self.head_dim), split_heads(value, self.v_head_dim)
         if is_of_source:
             cache.is_updated[self.layer_idx] = True
             cache = cache.cross_attention_cache

@@ -33,6 +33,7 @@ from .generation_vanilla import (
     with_settings,
 )
 from .loss_vanilla import training_loss
+from .quantization_vanilla import VanillaInt8Quantizer  # noqa: F401 - registers itself
 from .search_vanilla import beam_search, greedy_search
 from .search_vanilla_gate import can_search
 from .stacks_vanilla import (

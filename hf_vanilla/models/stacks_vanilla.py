@@ -42,7 +42,7 @@ class VanillaEmbedding(nn.Embedding):
                 because reading the ids back would slow every step.
         """
         try:
-            vectors = super().forward(input_ids)
+            vectors = self.rows(input_ids)
         except IndexError:
             raise ValueError(
                 f"token ids from {int(input_ids.min())} to {int(input_ids.max())}, but the "
@@ -52,6 +52,10 @@ class VanillaEmbedding(nn.Embedding):
         if self.padding_idx is None:
             return vectors
         return vectors.masked_fill(input_ids.eq(self.padding_idx).unsqueeze(-1), 0)
+
+    def rows(self, input_ids: Tensor) -> Tensor:
+        """Rows of the table, `(B, L, D)`, for the ids `(B, L)`."""
+        return super().forward(input_ids)
 
 
 class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
