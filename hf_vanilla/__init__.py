@@ -30,6 +30,7 @@ from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPr
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
 from hf_vanilla.models.pretrained_vanilla import VanillaPreTrainedModel
+from hf_vanilla.models.quantization_vanilla import VanillaInt8Config, quantize
 from hf_vanilla.models.saving_vanilla import register_families
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
@@ -62,6 +63,7 @@ __all__ = [
     "VanillaForSequenceClassification",
     "VanillaForTrajectoryDensityPrediction",
     "VanillaForTrajectoryPrediction",
+    "VanillaInt8Config",
     "VanillaModel",
     "VanillaPreTrainedModel",
     "VanillaTokenizer",
@@ -74,6 +76,7 @@ __all__ = [
     "inverse_sqrt_schedule",
     "load_translator",
     "paper_adam",
+    "quantize",
     "train_tokenizer",
     "translate",
 ]

@@ -108,6 +108,11 @@ COMMANDS = {
         "hf_vanilla.convert.ctranslate2:export_ctranslate2",
         ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
     ),
+    "quantize": Command(
+        "write a translation model with int8 weights, for CPUs",
+        "hf_vanilla.convert.quantize:quantize_folder",
+        ("hf_vanilla.convert.quantize:QuantizeOptions",),
+    ),
     "plot": Command(
         "draw attention, positions, rates, curves, objects, tracks",
         "hf_vanilla.plots.plot:plot",

@@ -79,6 +79,7 @@ class Page:
         sentence: initial text of the text box.
         max_tokens: maximum number of source tokens of a sentence.
         fixed_model: visitors cannot choose another model.
+        dtype: numbers of the model, as for `Translator`.
 
     Raises:
         ImportError: Gradio is not installed.
@@ -92,13 +93,14 @@ class Page:
         sentence: str | None = None,
         max_tokens: int = 256,
         fixed_model: bool = False,
+        dtype: str | None = None,
     ) -> None:
         self.gradio = import_gradio()
         self.model = model
         self.sentence = sentence
         self.max_tokens = max_tokens
         self.fixed_model = fixed_model
-        self.service = Service()
+        self.service = Service(dtype=dtype)
         self.description = self.service.describe(model)
         self.beams = min(self.service.num_beams(model), MAX_BEAMS)
 

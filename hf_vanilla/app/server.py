@@ -16,6 +16,7 @@ from hf_vanilla.hub.space import SpaceOptions, write_space
 from hf_vanilla.recipes.tasks import DEFAULT_TASK, task_of_model
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.translation.demo_model import demo_model
+from hf_vanilla.translation.precision import check_dtype
 
 from .image_page import ImagePage
 from .objects_page import ObjectsPage
@@ -40,6 +41,10 @@ class AppOptions:
             "help": "visitors cannot choose another model; default: true with --share or a --host "
             "that others can reach"
         },
+    )
+    dtype: str | None = field(
+        default=None,
+        metadata={"help": "of a translator: float32, bfloat16 or int8; default: as it was saved"},
     )
     sentence: str | None = field(default=None, metadata={"help": "initial text of the text box"})
     max_tokens: int = field(default=256, metadata={"help": "maximum source tokens of a sentence"})
@@ -68,6 +73,12 @@ class AppOptions:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: give a positive number")
+        check_dtype(self.dtype)
+        if self.dtype is not None and self.write_space is not None:
+            raise ValueError(
+                f"dtype={self.dtype!r}: a Space loads the model as it was saved: "
+                "leave it out, or quantize the model first"
+            )
         if self.frame_seconds is not None and not self.frame_seconds > 0:
             raise ValueError(f"frame_seconds={self.frame_seconds}: give a positive number")
         if self.port is not None and not 0 < self.port < 65536:
@@ -152,6 +163,7 @@ def _text_page(model: str, options: AppOptions) -> Any:
         sentence=options.sentence,
         max_tokens=options.max_tokens,
         fixed_model=options.is_model_fixed,
+        dtype=options.dtype,
     )
 
 

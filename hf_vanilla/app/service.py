@@ -44,10 +44,12 @@ class Service:
 
     Args:
         cached_models: size of the model cache; the least recently used model is dropped.
+        dtype: numbers of the models, as for `Translator`.
     """
 
-    def __init__(self, cached_models: int = CACHED_MODELS) -> None:
+    def __init__(self, cached_models: int = CACHED_MODELS, *, dtype: str | None = None) -> None:
         self._cached_models = cached_models
+        self._dtype = dtype
         self._lock = threading.Lock()
         self._model_cache: OrderedDict[str, Any] = OrderedDict()
 
@@ -123,7 +125,7 @@ class Service:
             raise ValueError("No model is named: give a model folder or a Hub id.")
         if name not in self._model_cache:
             try:
-                self._model_cache[name] = load_translator(name)
+                self._model_cache[name] = load_translator(name, dtype=self._dtype)
             except Exception as error:  # of any kind: the files may be anyone's
                 raise ValueError(f"This model cannot be used. {one_line(error)}") from error
         self._model_cache.move_to_end(name)

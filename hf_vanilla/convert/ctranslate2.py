@@ -19,6 +19,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
 from hf_vanilla.translation.engines import CTRANSLATE2_DECODING, import_ctranslate2
+from hf_vanilla.translation.precision import require_float
 from hf_vanilla.translation.translator import load_translator
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ def export_ctranslate2(options: ExportCTranslate2Options) -> Path:
     import_ctranslate2()
     with whole_folder(options.output) as folder:
         model, tokenizer = load_translator(options.model)
+        require_float(model, options.model)
         if not isinstance(model, VanillaForConditionalGeneration):
             raise ValueError(
                 f"{options.model} is a {type(model).__name__}: give an encoder-decoder"

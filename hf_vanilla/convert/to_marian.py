@@ -11,6 +11,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.translation.precision import require_float
 from hf_vanilla.translation.translator import load_translator
 
 from .marian import NAMES, SAME_FIELDS, compare
@@ -49,6 +50,7 @@ def convert_to_marian(options: ToMarianOptions) -> Path:
     """
     with whole_folder(options.output) as folder:
         ours, tokenizer = load_translator(options.input)
+        require_float(ours, options.input)
         if not isinstance(ours, VanillaForConditionalGeneration):
             raise ValueError(
                 f"{options.input} is a {type(ours).__name__}: give an encoder-decoder model"

@@ -57,7 +57,7 @@ class IntegerProduct:
     """
 
     def __init__(self, layers: "Sequence[QuantizedLinear]") -> None:
-        weights = [layer.weight for layer in layers]
+        weights = [layer.weight.detach() for layer in layers]
         device = weights[0].device.type
         if device != "cpu":
             raise ValueError(
@@ -67,10 +67,10 @@ class IntegerProduct:
         self.versions = _versions(layers)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.scale = torch.cat([layer.weight_scale.detach() for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
-        self.bias = torch.cat(biases).detach() if biases else None
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
         self.is_fast = multiplies_bytes()
-        self.weight = weight.detach()
+        self.weight = weight
         if self.is_fast:
             self.weight = torch.ops.onednn.qlinear_prepack(self.weight, None)
             self.zero_points = torch.zeros(len(weight), dtype=torch.int32)
@@ -122,8 +122,10 @@ def multiplies_bytes() -> bool:
     AVX-VNNI or AMX), they add pairs of products in 16 bits, which is too few for the largest.
     """
     generator = torch.Generator().manual_seed(0)
-    shape = {"size": (5, 2048), "dtype": torch.int8, "generator": generator}
-    rows, weight = (torch.randint(-LARGEST, LARGEST + 1, **shape) for _ in range(2))
+    rows, weight = (
+        torch.randint(-LARGEST, LARGEST + 1, (5, 2048), dtype=torch.int8, generator=generator)
+        for _ in range(2)
+    )
     rows[0], weight[0], weight[1] = LARGEST, LARGEST, -LARGEST
     ones, zeros = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.int32)
     wanted = exact_product(rows, weight)
@@ -288,19 +290,11 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
         has_values: quantize the present weights; False: they are loaded afterwards.
     """
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear:
-            new: Any = QuantizedLinear(
-                module.in_features, module.out_features, bias=module.bias is not None
-            )
-        elif type(module) is VanillaEmbedding:
-            new = QuantizedEmbedding(*module.weight.shape, module.padding_idx)
-        else:
+        new = _quantized_layer(module)
+        if new is None:
             continue
         if has_values:
-            levels, scale = quantized(module.weight.detach())
-            new.weight.data, new.weight_scale.data = levels, scale.squeeze(1)
-            if getattr(module, "bias", None) is not None:
-                new.bias.data = module.bias.detach().clone()
+            _copy_values(module, new)
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, new.train(module.training))
     for module in model.modules():
@@ -309,10 +303,31 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
             scales = {f"{key}_scale": f"{source}_scale" for key, source in keys.items()}
             module._tied_weights_keys = {**keys, **scales}
         if hasattr(module, "joined"):
-            module.joined = JoinedProjections((module.q_proj, module.k_proj, module.v_proj))
+            projections: Any = (module.q_proj, module.k_proj, module.v_proj)
+            module.joined = JoinedProjections(projections)
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
     if has_values:
         model.tie_weights()
+
+
+def _quantized_layer(module: nn.Module) -> QuantizedLinear | QuantizedEmbedding | None:
+    """A layer of the same shape, without values; None: this layer stays."""
+    if type(module) is nn.Linear:
+        has_bias = module.bias is not None
+        return QuantizedLinear(module.in_features, module.out_features, bias=has_bias)
+    if type(module) is VanillaEmbedding:
+        rows, width = module.weight.shape
+        return QuantizedEmbedding(rows, width, module.padding_idx)
+    return None
+
+
+def _copy_values(module: nn.Module, new: QuantizedLinear | QuantizedEmbedding) -> None:
+    """Quantize the weight of a float layer into a quantized one."""
+    old: Any = module
+    levels, scale = quantized(old.weight.detach())
+    new.weight.data, new.weight_scale.data = levels, scale.squeeze(1)
+    if isinstance(new, QuantizedLinear) and new.bias is not None:
+        new.bias.data = old.bias.detach().clone()
 
 
 # --- transformers' interface -------------------------------------------------------------------
@@ -353,7 +368,8 @@ class VanillaInt8Quantizer(HfQuantizer):
         """
         places = kwargs.get("device_map")
         found = places.values() if isinstance(places, dict) else [places]
-        if any(torch.device(place).type != "cpu" for place in found if place is not None):
+        # "auto" is a CPU on a machine without a GPU; on others the first product refuses
+        if any(str(place) not in ("None", "cpu", "cpu:0", "auto") for place in found):
             raise ValueError(
                 f"device_map={places!r}: int8 weights are for CPUs: leave it out, or load the "
                 "float model with dtype='bfloat16'"
@@ -375,7 +391,7 @@ class VanillaInt8Quantizer(HfQuantizer):
     ) -> PreTrainedModel:
         if not self.pre_quantized:
             replace_layers(model, has_values=True)
-        return model
+        return model.requires_grad_(False)
 
     def is_serializable(self) -> bool:
         """Whether the weights can be saved: yes."""

@@ -108,7 +108,15 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             self.__dict__.pop(name, None)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """Save; without code beside the weights, the file names no code."""
+        """Save; without code beside the weights, the file names no code.
+
+        With int8 weights, the file states that dtype, so that a version of this package which
+        cannot read them refuses it instead of taking them for floats.
+        """
         if self._auto_class is None:
             self.forget_code()
+        dtype = self.dtype
+        if getattr(self, "quantization_config", None) is not None:
+            self.dtype = "int8"
         super().save_pretrained(save_directory, *args, **kwargs)
+        self.dtype = dtype

@@ -29,6 +29,7 @@ from hf_vanilla.hub.card import CARD_FILE, CardFacts, languages_of, model_card, 
 from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.evaluation import Scores, score_translations
+from hf_vanilla.translation.precision import require_float
 from hf_vanilla.translation.translator import load_translator
 from hf_vanilla.translation.validation import validation_nll, validation_scores
 
@@ -192,6 +193,7 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     recipe = given_options(options, arguments)
     arguments = own_arguments(options, arguments)
     model, tokenizer = load_translator(options.model)
+    require_float(model, options.model)
     data = prepare_pairs(options, tokenizer, is_main=arguments.process_index == 0)
     trainer = train_on_pairs(model, tokenizer, data, options, arguments)
     write_result(trainer, data, options, recipe)

@@ -166,6 +166,7 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
         "model_files": {path.name: file_facts(path) for path in weights},
         "engine": options.engine,
         "num_beams": options.num_beams,
+        **({} if options.dtype is None else {"dtype": options.dtype}),
     }
 
 

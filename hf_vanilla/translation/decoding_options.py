@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from accelerate import PartialState
 
 from .engines import ENGINES
+from .precision import check_dtype
 from .translator import Translator, check_tokens_per_batch
 
 SHOWN_LINES = 10  # in the message about failed lines
@@ -20,6 +21,10 @@ class DecodingOptions:
         default="torch",
         metadata={"help": "torch, or ctranslate2 for a folder of hf-vanilla export"},
     )
+    dtype: str | None = field(
+        default=None,
+        metadata={"help": "float32, bfloat16 or int8, of engine torch; default: as it was saved"},
+    )
     num_beams: int | None = field(
         default=None, metadata={"help": "beams per sentence; default: the model's own number"}
     )
@@ -33,6 +38,7 @@ class DecodingOptions:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise ValueError(f"engine={self.engine!r}: choose one of {', '.join(ENGINES)}")
+        check_dtype(self.dtype)
         if self.num_beams is not None and self.num_beams < 1:
             raise ValueError(f"num_beams={self.num_beams}: give a positive number")
         check_tokens_per_batch(self.tokens_per_batch)
@@ -73,6 +79,7 @@ class DecodingOptions:
         return Translator(
             self.model,
             engine=self.engine,
+            dtype=self.dtype,
             tokens_per_batch=self.tokens_per_batch,
             processes=processes,
             **self.generate_kwargs,

@@ -12,17 +12,13 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from tqdm import tqdm
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import batch_bounds
 
 from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
 from .n_best import Hypothesis
+from .precision import check_dtype, load_in
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +39,8 @@ class Translator:
         model: folder or Hub id; for the engine `"ctranslate2"`, a folder that
             `hf-vanilla export` wrote. Or an engine.
         engine: `"torch"` or `"ctranslate2"`.
+        dtype: numbers of the engine `"torch"`: `"float32"`, `"bfloat16"` or `"int8"`; None: as the
+            model was saved.
         tokens_per_batch: upper limit of sentences times longest source; a longer sentence is a
             batch of its own.
         window: sentences sorted together.
@@ -72,6 +70,7 @@ class Translator:
         model: "str | Path | Engine",
         *,
         engine: str = "torch",
+        dtype: str | None = None,
         tokens_per_batch: int = 4096,
         window: int = WINDOW_LINES,
         processes: PartialState | None = None,
@@ -82,9 +81,10 @@ class Translator:
             raise ValueError(f"window={window}: give a positive number")
         if isinstance(model, str | Path):
             device = None if processes is None else processes.device
-            model = load_engine(str(model), engine, device=device, **generate_kwargs)
-        elif generate_kwargs:
-            names = ", ".join(generate_kwargs)
+            options = {"device": device, "dtype": dtype, **generate_kwargs}
+            model = load_engine(str(model), engine, **options)
+        elif generate_kwargs or dtype is not None:
+            names = ", ".join([*generate_kwargs, *([] if dtype is None else ["dtype"])])
             raise ValueError(f"{names}: a Translator of an engine takes no options of the search")
         self.engine: Engine = model
         self.tokens_per_batch = tokens_per_batch
@@ -254,7 +254,12 @@ class Translator:
 
 
 def load_engine(
-    name: str, engine: str = "torch", *, device: torch.device | None = None, **generate_kwargs: Any
+    name: str,
+    engine: str = "torch",
+    *,
+    device: torch.device | None = None,
+    dtype: str | None = None,
+    **generate_kwargs: Any,
 ) -> Engine:
     """Load the engine of a model folder or Hub id.
 
@@ -262,28 +267,45 @@ def load_engine(
         name: folder or Hub id; for `"ctranslate2"` a folder of `hf-vanilla export`.
         engine: `"torch"` or `"ctranslate2"`.
         device: where to compute; None: a GPU if there is one.
+        dtype: as for `Translator`.
         **generate_kwargs: changes to the model's generation config.
 
     Raises:
-        ValueError: the engine is unknown, or the folder has no model for it.
+        ValueError: the engine is unknown, the folder has no model for it, or the dtype is not
+            possible.
         OSError: no model is found under this name.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    check_dtype(dtype)
+    if engine == "ctranslate2" and dtype is not None:
+        raise ValueError(
+            f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
+            "hf-vanilla export --quantization"
+        )
     if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
-    model, tokenizer = load_translator(name)
+    model, tokenizer = load_translator(name, dtype=dtype, device=device)
     store_by_columns(model)
-    return TorchEngine(model.to(device or model.device), tokenizer, **generate_kwargs)
+    return TorchEngine(model, tokenizer, **generate_kwargs)
 
 
-def load_translator(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_translator(
+    name: str, *, dtype: str | None = None, device: torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer of a folder or Hub id; the model is in evaluation mode.
 
+    Args:
+        name: folder or Hub id.
+        dtype: as for `Translator`.
+        device: where to compute; None: a GPU if there is one, for int8 always a CPU.
+
     Raises:
-        ValueError: a local folder has no model, or one that does not translate.
+        ValueError: a local folder has no model, or one that does not translate, or the dtype is
+            not possible.
         OSError: no model is found under this name.
     """
+    check_dtype(dtype)
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(
             f"{name} is not a model folder: it has no config.json; "
@@ -294,9 +316,8 @@ def load_translator(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     parent = Path(name).parent
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
         raise FileNotFoundError(f"{name}: no such folder")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        model = AutoModelForSeq2SeqLM.from_pretrained(name).to(device).eval()
+        model = load_in(name, dtype, device)
     except OSError as error:
         reason = str(error).splitlines()[0]
         raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None

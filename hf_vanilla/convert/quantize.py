@@ -1,0 +1,49 @@
+"""Quantize a translation model: a folder of the same model with int8 weights, for CPUs."""
+
+import logging
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from huggingface_hub.constants import REPOCARD_NAME
+
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.quantization_vanilla import quantize
+from hf_vanilla.translation.precision import require_float
+from hf_vanilla.translation.translator import load_translator
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions:
+    """Write a translation model with int8 weights, with tokenizer and generation config."""
+
+    model: str = field(metadata={"help": "folder or Hub id of a float model of this package"})
+    output: str = field(metadata={"help": "folder for the quantized model"})
+
+
+def quantize_folder(options: QuantizeOptions) -> Path:
+    """Write the quantized model of a folder, with its tokenizer and card; returns the new folder.
+
+    Raises:
+        ValueError: the model is not one of this package, or is quantized already.
+        OSError: the model is not found, or the output exists.
+    """
+    with whole_folder(options.output) as folder:
+        model, tokenizer = load_translator(
+            options.model, dtype="float32", device=torch.device("cpu")
+        )
+        require_float(model, options.model)
+        before = model.get_memory_footprint()
+        quantize(model).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        card = Path(options.model) / REPOCARD_NAME
+        if card.is_file():
+            shutil.copyfile(card, folder / REPOCARD_NAME)
+        after = model.get_memory_footprint()
+        logger.info("weights: %.1f MB in int8, %.1f MB in float32", after / 1e6, before / 1e6)
+    return Path(options.output)

@@ -1,0 +1,97 @@
+"""In which numbers a loaded model computes: float32, bfloat16 or int8."""
+
+import logging
+from typing import Any
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+
+from hf_vanilla.models.quantization_vanilla import (
+    is_quantized,
+    multiplies_bytes,
+    quantize,
+)
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("float32", "bfloat16", "int8")
+# what a model is loaded in, before int8 is made of it
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Refuse an unknown name.
+
+    Raises:
+        ValueError: it is not one of `DTYPES`.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
+
+
+def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTrainedModel:
+    """Load a sequence-to-sequence model, in evaluation mode.
+
+    Where the processor has no instructions for `dtype`, a float model computes in float32 and a
+    warning says so, because the dtype would only make it slower.
+
+    Args:
+        name: folder or Hub id.
+        dtype: one of `DTYPES`; None: as the model was saved.
+        device: where to compute; None: a GPU if there is one, for int8 always a CPU.
+
+    Raises:
+        ValueError: the dtype is unknown, or not possible for this model or device.
+        OSError: no model is found under this name.
+    """
+    check_dtype(dtype)
+    if dtype == "int8":
+        _require_cpu("dtype='int8'", device)
+    default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = device or (torch.device("cpu") if dtype == "int8" else default)
+    used = dtype
+    if dtype is not None and not has_instructions(dtype, place):
+        logger.warning("this processor has no instructions for %s: computing in float32", dtype)
+        used = "float32"
+    given = {} if used is None else {"dtype": FLOATS[used]}
+    model = AutoModelForSeq2SeqLM.from_pretrained(name, **given).eval()
+    if not is_quantized(model):
+        return quantize(model) if used == "int8" else model.to(place)
+    if dtype in ("float32", "bfloat16"):
+        raise ValueError(
+            f"{name} has int8 weights: dtype={dtype!r} needs the float model that was quantized"
+        )
+    _require_cpu(f"{name} has int8 weights; int8", device)
+    return model
+
+
+def _require_cpu(what: str, device: torch.device | None) -> None:
+    if device is not None and device.type != "cpu":
+        raise ValueError(
+            f"{what} is for CPUs, but the model goes to {device.type!r}: load a float model with "
+            "dtype='bfloat16', or hide the GPUs by CUDA_VISIBLE_DEVICES=''"
+        )
+
+
+def has_instructions(dtype: str, device: torch.device) -> bool:
+    """Whether products of this dtype are faster than those of float32."""
+    if dtype == "int8":
+        return multiplies_bytes()
+    return dtype == "float32" or device.type != "cpu" or multiplies_bfloat16()
+
+
+def require_float(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model with int8 weights where others are needed.
+
+    Raises:
+        ValueError: it has int8 weights.
+    """
+    if is_quantized(model):
+        raise ValueError(f"{name} has int8 weights, which only translate: give the float model")
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers; True if torch cannot tell."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    known = [bool(value) for name, value in capabilities.items() if "bf16" in name]
+    return any(known) if known else True
