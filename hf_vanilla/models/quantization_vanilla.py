@@ -342,6 +342,18 @@ class VanillaInt8Config(QuantizationConfigMixin):
 
     Raises:
         ValueError: a newer version of this package wrote the weights.
+
+    Examples:
+        >>> import tempfile
+        >>> from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, VanillaInt8Config
+        >>> model = VanillaForConditionalGeneration(
+        ...     VanillaConfig(vocab_size=20, d_model=16, encoder_layers=1, decoder_layers=1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save_pretrained(folder)
+        ...     quantized = VanillaForConditionalGeneration.from_pretrained(
+        ...         folder, quantization_config=VanillaInt8Config())
+        >>> quantized.lm_head.weight.dtype
+        torch.int8
     """
 
     def __init__(self, version: int = FORMAT, **kwargs: Any) -> None:
@@ -391,7 +403,7 @@ class VanillaInt8Quantizer(HfQuantizer):
     ) -> PreTrainedModel:
         if not self.pre_quantized:
             replace_layers(model, has_values=True)
-        return model.requires_grad_(False)
+        return model.requires_grad_(requires_grad=False)
 
     def is_serializable(self) -> bool:
         """Whether the weights can be saved: yes."""

@@ -115,7 +115,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         """
         if self._auto_class is None:
             self.forget_code()
-        dtype = self.dtype
+        dtype: Any = getattr(self, "dtype", None)
         if getattr(self, "quantization_config", None) is not None:
             self.dtype = "int8"
         super().save_pretrained(save_directory, *args, **kwargs)
