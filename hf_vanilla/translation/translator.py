@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import batch_bounds
+from hf_vanilla.models.packing_vanilla import pack
 
 from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
 from .n_best import Hypothesis
@@ -286,7 +287,8 @@ def load_engine(
     if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name, dtype=dtype, device=device)
-    store_by_columns(model)
+    pack(model)
+    store_by_columns(model)  # what could not be packed
     return TorchEngine(model, tokenizer, **generate_kwargs)
 
 

@@ -31,12 +31,14 @@ from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.commands import run
 from hf_vanilla.convert.to_marian import to_marian
 from hf_vanilla.data.corpus import read_lines
-from hf_vanilla.translation.engines import store_by_columns
 from hf_vanilla.translation.evaluation import score_translations
-from hf_vanilla.translation.translator import load_translator
+from hf_vanilla.translation.precision import DTYPES
+from hf_vanilla.translation.translator import load_engine, load_translator
 
 MARIAN, PLAIN = "MarianMTModel", "hf_vanilla, transformers' search"
-OURS, BY_COLUMNS = "hf_vanilla", "hf_vanilla, as Translator loads it"
+OURS = "hf_vanilla"
+# as `Translator` loads it, by its name of the dtype
+TRANSLATOR = {f"hf_vanilla, Translator {dtype}": dtype for dtype in DTYPES}
 # by CTranslate2's names of what it computes in
 CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8_float32"}
 LONGEST = 120  # tokens of a translation
@@ -99,7 +101,7 @@ def prepare(options: BenchmarkOptions, folder: Path) -> None:
 def engines(options: BenchmarkOptions, folder: Path) -> dict[str, Callable[[], Any]]:
     """What loads each engine; an engine is a function of a padded batch."""
     found: dict[str, Callable[[], Any]] = {MARIAN: lambda: load_marian(folder)}
-    for name in (PLAIN, OURS, BY_COLUMNS):
+    for name in (PLAIN, OURS, *TRANSLATOR):
         found[name] = lambda name=name: load_ours(folder, name)
     if (folder / "ctranslate2").is_dir():
         for name, numbers in CTRANSLATE2.items():
@@ -114,12 +116,12 @@ def load_marian(folder: Path) -> Callable[..., Any]:
 
 
 def load_ours(folder: Path, name: str) -> Callable[..., Any]:
-    """Our `generate()`, in one of its three ways."""
+    """Our `generate()`, in one of its ways."""
+    if name in TRANSLATOR:
+        return load_engine(str(folder / "ours"), dtype=TRANSLATOR[name]).model.generate
     model = VanillaForConditionalGeneration.from_pretrained(folder / "ours").eval()
     if name == PLAIN:  # who listens hears transformers' own search
         model.register_forward_hook(lambda *_: None)
-    if name == BY_COLUMNS:
-        store_by_columns(model)
     return model.generate
 
 

@@ -98,7 +98,9 @@ def test_a_text_beyond_the_tokenizers_limit_is_refused(ask, trained):
 
 
 def test_a_huge_text_is_refused_before_it_is_tokenized(ask, monkeypatch):
-    monkeypatch.setattr(service_module, "load_translator", lambda _: pytest.fail("was loaded"))
+    monkeypatch.setattr(
+        service_module, "load_translator", lambda _, **__: pytest.fail("was loaded")
+    )
     with pytest.raises(ValueError, match="has 10,000,000 characters"):
         ask("x" * 10_000_000)
 
@@ -203,9 +205,9 @@ def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, tr
 def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
     loaded = []
 
-    def load(name):
+    def load(name, **options):
         loaded.append(name)
-        return load_translator(name)
+        return load_translator(name, **options)
 
     monkeypatch.setattr(service_module, "load_translator", load)
     service, together = Service(), threading.Barrier(4)
@@ -222,7 +224,9 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
 def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeypatch):
     loaded = []
     pair = load_translator(str(trained_run))
-    monkeypatch.setattr(service_module, "load_translator", lambda name: loaded.append(name) or pair)
+    monkeypatch.setattr(
+        service_module, "load_translator", lambda name, **_: loaded.append(name) or pair
+    )
     service = Service(cached_models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
         service.describe(name)

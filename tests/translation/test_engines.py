@@ -7,9 +7,11 @@ import logging
 import pytest
 import small_run
 import torch
+from torch import nn
 from transformers import GenerationConfig
 
 from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
+from hf_vanilla.models.packing_vanilla import PackedLinear, can_pack
 from hf_vanilla.translation.engines import (
     CTranslate2Engine,
     TorchEngine,
@@ -64,12 +66,13 @@ def test_column_major_weights_keep_translations_values_ties_and_size(trained):
         assert torch.equal(stored.state_dict()[name], weight)
 
 
-def test_a_translator_reorders_weights_only_of_a_model_that_it_loads(trained, trained_run):
+def test_a_translator_packs_only_a_model_that_it_loads(trained, trained_run):
     model, tokenizer = trained
     given = Translator(TorchEngine(model, tokenizer)).engine.model
-    assert given.model.decoder.layers[0].fc1.weight.is_contiguous()
+    assert type(given.model.decoder.layers[0].fc1) is nn.Linear
     loaded = Translator(str(trained_run)).engine.model
-    assert not loaded.model.decoder.layers[0].fc1.weight.is_contiguous()
+    expected = PackedLinear if can_pack(torch.float32) else nn.Linear
+    assert type(loaded.model.decoder.layers[0].fc1) is expected
 
 
 def test_a_line_that_fails_becomes_empty_with_ctranslate2(exported, caplog):

@@ -1,0 +1,74 @@
+"""Packed linear layers: the products of the layers they replace."""
+
+import copy
+
+import pytest
+import torch
+from lively import lively_model, sources
+from torch import nn
+
+from hf_vanilla.models import packing_vanilla
+from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, can_pack, pack
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_a_packed_layer_computes_the_product_of_its_layers(dtype, has_bias):
+    if not can_pack(dtype):
+        pytest.skip("this processor or this torch has no packed products")
+    layers = [nn.Linear(37, width, bias=has_bias, dtype=dtype) for width in (11, 5)]
+    states = torch.randn((2, 7, 37), dtype=dtype)
+    wanted = torch.cat([layer(states) for layer in layers], dim=-1)
+    # one rounding to 8 bits of a number below 4
+    tolerance = {"atol": 1e-5 if dtype == torch.float32 else 2**-6}
+    found = PackedLinear(layers)(states)
+    assert found.dtype == dtype
+    assert torch.allclose(found, wanted, **tolerance)
+    parts = JoinedPacked(layers)(states)
+    assert [part.shape[-1] for part in parts] == [11, 5]
+    assert torch.equal(torch.cat(parts, dim=-1), found)
+
+
+@torch.no_grad()
+def test_a_packed_model_has_the_same_logits_and_translations():
+    model = lively_model(attention_bias=True, lm_head_bias=True).float()
+    packed, batch = copy.deepcopy(model), sources(5, 3, 7)
+    pack(packed)
+    kinds = {type(module) for module in packed.modules()}
+    assert (nn.Linear in kinds) != can_pack(torch.float32)
+    ids = batch["input_ids"]
+    logits = [m(input_ids=ids, decoder_input_ids=ids).logits for m in (model, packed)]
+    assert torch.allclose(*logits, atol=1e-4)
+    for beams in (1, 3):
+        given = {**batch, "num_beams": beams}
+        assert torch.equal(model.generate(**given), packed.generate(**given))
+
+
+@torch.no_grad()
+def test_projections_of_different_inputs_are_those_of_the_layers():
+    attention = lively_model().float().model.decoder.layers[0].self_attn
+    wanted = attention(*(inputs := torch.randn(3, 2, 5, 12)))[0]
+    holder = nn.ModuleDict({"self_attn": attention})
+    pack(holder)
+    assert torch.allclose(attention(*inputs)[0], wanted, atol=1e-5)
+
+
+def test_layers_of_other_dtypes_stay(monkeypatch):
+    double = nn.Sequential(nn.Linear(3, 4).double())
+    pack(double)
+    assert type(double[0]) is nn.Linear
+    monkeypatch.setattr(packing_vanilla, "can_pack", lambda dtype: False)
+    single = nn.Sequential(nn.Linear(3, 4))
+    pack(single)
+    assert type(single[0]) is nn.Linear
+
+
+def test_a_packed_model_refuses_to_be_saved(tmp_path):
+    if not can_pack(torch.float32):
+        pytest.skip("this torch has no packed products")
+    model = lively_model().float()
+    pack(model)
+    with pytest.raises(ValueError, match="packed for decoding and cannot be saved"):
+        model.save_pretrained(tmp_path)
