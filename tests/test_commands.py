@@ -18,8 +18,8 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
-    *("inspect-data", "forecast", "evaluate", "score", "convert", "export", "plot", "push"),
-    *("app", "train-tokenizer", "average"),
+    *("inspect-data", "forecast", "evaluate", "score", "convert", "export"),
+    *("quantize", "plot", "push", "app", "train-tokenizer", "average"),
 ]
 
 
@@ -55,7 +55,7 @@ def test_help_of_a_command_lists_its_options_and_never_none(name, capsys):
     [
         (["plot", "attention"], "plot attention --model MODEL --sentence SENTENCE [OPTIONS]"),
         (["convert", "--format=marian"], "convert --format marian --input INPUT --output OUTPUT"),
-        (["translate"], "translate --model MODEL [OPTIONS]"),
+        (["translate"], "translate [OPTIONS]"),
         (["train"], "train [OPTIONS]"),
     ],
     ids=str,
