@@ -85,7 +85,7 @@ def test_the_search_works_in_a_browser_without_a_server(site, page):
     with sync.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page()
-        tab.set_default_timeout(120_000)
+        tab.set_default_timeout(300_000)
         requests, errors = [], []
         tab.on("request", lambda request: requests.append(request.url))
         tab.on("pageerror", lambda error: errors.append(error))

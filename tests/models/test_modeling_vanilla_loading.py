@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from reference import assert_same
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM
@@ -77,7 +78,7 @@ def test_a_model_in_shards_comes_back_exactly_with_its_tables_tied(tmp_path, sha
     assert len(set(shards_in(tmp_path)["weight_map"].values())) > 3
     loaded, report = load(tmp_path, output_loading_info=True)
     assert not any(report.values())
-    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert_same(logits_of(loaded), logits_of(model))
     ours = {name for name, _ in model.named_parameters()}  # each shared tensor once
     assert {name for name, _ in loaded.named_parameters()} == ours
 
@@ -110,7 +111,7 @@ def test_auto_takes_the_precision_of_the_checkpoint(model, tmp_path, dtype):
     model.to(dtype).save_pretrained(tmp_path)
     loaded = load(tmp_path, dtype="auto")
     assert {weight.dtype for weight in loaded.parameters()} == {dtype}
-    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert_same(logits_of(loaded), logits_of(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16"], ids=str)
@@ -129,7 +130,7 @@ def test_a_map_of_devices_changes_no_number(tmp_path, sharing, device_map):
     model.save_pretrained(tmp_path)
     loaded = load(tmp_path, device_map=device_map)
     assert {weight.device.type for weight in loaded.parameters()} == {"cpu"}
-    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert_same(logits_of(loaded), logits_of(model))
 
 
 @EACH_SHARING
@@ -143,7 +144,7 @@ def test_what_does_not_fit_into_memory_is_left_on_disk_and_changes_no_number(
     loaded = load(tmp_path, **settings)
     assert set(loaded.hf_device_map.values()) == {"cpu", "disk"}
     assert loaded.model.decoder.layers[1].fc1.weight.device.type == "meta"
-    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert_same(logits_of(loaded), logits_of(model))
 
 
 @EACH_SHARING
@@ -157,7 +158,7 @@ def test_a_model_without_memory_takes_its_weights_later(sharing, kind):
     empty.load_state_dict(model.state_dict(), assign=True)
     empty.tie_weights()
     # positions are computed or loaded: no table is left behind on the meta device
-    assert torch.equal(logits_of(empty), logits_of(model))
+    assert_same(logits_of(empty), logits_of(model))
     assert len(list(empty.parameters())) == len(list(model.parameters()))
 
 
@@ -176,7 +177,7 @@ def test_a_state_dict_can_be_given_in_place_of_a_file(model):
     loaded = VanillaForConditionalGeneration.from_pretrained(
         None, config=model.config, state_dict=model.state_dict()
     )
-    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert_same(logits_of(loaded), logits_of(model))
 
 
 # --- other tensors than expected ---------------------------------------------------------------
@@ -213,7 +214,7 @@ def test_a_surplus_tensor_is_reported_by_name_and_left_out(saved, model, caplog)
     assert report["unexpected_keys"] == {"model.stranger"}
     assert "model.stranger" in caplog.text
     assert "UNEXPECTED" in caplog.text
-    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert_same(logits_of(loaded), logits_of(model))
 
 
 def test_a_tensor_of_another_shape_is_refused_by_name_with_both_shapes(saved, caplog):
@@ -344,7 +345,7 @@ def test_code_in_a_pickle_is_refused_and_never_run(saved, save, name):
 
 def test_a_pickle_beside_safetensors_is_not_even_opened(saved, model):
     pickled(Hostile(str(saved / "trace")), saved / "pytorch_model.bin")
-    assert torch.equal(logits_of(load(saved)), logits_of(model))
+    assert_same(logits_of(load(saved)), logits_of(model))
     assert not (saved / "trace").exists()
 
 
@@ -361,7 +362,7 @@ def test_an_old_checkpoint_of_tensors_alone_still_loads(saved, model):
     (saved / "model.safetensors").unlink()
     torch.save(tensors, saved / "pytorch_model.bin")
     loaded = load(saved)
-    assert torch.equal(logits_of(loaded), logits_of(model))
+    assert_same(logits_of(loaded), logits_of(model))
     assert loaded.lm_head.weight is loaded.model.shared.weight
 
 

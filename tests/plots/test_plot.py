@@ -19,7 +19,7 @@ OPTIONS = {
     "patches": "model image kind layer output overwrite",
     "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds "
     "step_seconds homography unit model input output scene frame frames picture "
-    "theme overwrite",
+    "picture_homography theme overwrite",
 }
 
 

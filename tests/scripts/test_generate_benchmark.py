@@ -42,7 +42,7 @@ def test_all_engines_translate_alike_and_are_listed_with_speed_and_memory(tmp_pa
         "MarianMTModel",
         "hf_vanilla, transformers' search",
         "hf_vanilla",
-        "hf_vanilla, as Translator loads it",
+        "hf_vanilla, Translator float32",
     ]
     assert rows[0][1:3] == ["1.00 (1.00)", "1.00 (1.00)"]
     assert all(float(row[3]) > 1 for row in rows)

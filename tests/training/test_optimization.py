@@ -166,7 +166,7 @@ def test_two_hundred_steps_follow_the_curve_of_torchs_own_loss_and_adam(tiny_con
         curves.append([loss.item() for loss in losses])
     own, torchs = torch.tensor(curves).T
     assert own[-11:].mean() < own[:11].mean() - 0.5  # it learned
-    torch.testing.assert_close(own, torchs, rtol=0, atol=1e-3)  # rounding, over 200 steps
+    torch.testing.assert_close(own, torchs, rtol=0, atol=5e-3)  # rounding, over 200 steps
 
 
 # --- optimizer and schedule by name --------------------------------------------------------------
