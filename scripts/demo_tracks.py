@@ -7,7 +7,7 @@ import numpy as np
 
 from hf_vanilla.commands import run
 from hf_vanilla.data.built_in_tracks import FORK_ANGLES, FORK_ODDS, built_in_tracks
-from hf_vanilla.data.trajectories import cut_windows
+from hf_vanilla.data.track_windows import cut_windows
 from hf_vanilla.plots.tracks import PlotTracksOptions, plot_tracks
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.tasks.track_evaluation import EvaluateTracksOptions, evaluate_tracks

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from .track_formats import read_tracks
-from .trajectories import Scenes, cut_windows, join_scenes
+from .track_windows import cut_windows
+from .trajectories import Scenes, join_scenes
 
 OBSERVED, PREDICTED = 8, 12
 # rows of earlier frames train, the others validate

@@ -24,6 +24,4 @@ def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:
         return load_translator(str(folder))
     entry = task_entry(task)
     processor = load_part(entry.processor).from_pretrained(folder) if entry.processor else None
-    config = load_part(entry.config).from_pretrained(folder)
-    form = type(load_part(entry.model)(config))  # the config may choose between several
-    return form.from_pretrained(folder), processor
+    return load_part(entry.auto_class).from_pretrained(folder), processor

@@ -74,8 +74,8 @@ PAGES = {
     ),
     "object_detection": SpacePage(
         "See a Transformer find objects",
-        "Drop or draw an image, and see the objects that the model finds, and where each of its "
-        "queries looks.",
+        "Drop an image, and see the objects that the model finds, and where each of its queries "
+        "looks.",
     ),
     "trajectories": SpacePage(
         "See a Transformer forecast where people walk",

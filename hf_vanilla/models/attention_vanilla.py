@@ -98,7 +98,8 @@ class VanillaAttention(nn.Module):
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             # tensor2tensor initializes them as one d x 3d matrix, whose Glorot range is narrower
             projection.init_gain = 2**-0.5  # type: ignore[assignment]  # a module takes any
-        # the three of one input in one product, for decoding; see `quantization_vanilla.py`
+        # query, key and value of one input in one product; set for decoding by
+        # `packing_vanilla.py` and `quantization_vanilla.py`
         self.joined: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def forward(

@@ -83,12 +83,21 @@ def load_backbone(backbone: VanillaDetrBackbone, name: str) -> None:
         name: folder or Hub id, such as `microsoft/resnet-50`; a classifier's head is left out.
 
     Raises:
-        ValueError: it has other weights than the backbone.
+        ValueError: it has other weights than the backbone, or lacks some.
         OSError: nothing is found under the name.
     """
-    stages = list(backbone.model.config.out_features)
     # AutoBackbone would ask the Hub for a folder too
-    found = type(backbone.model).from_pretrained(name, out_features=stages).state_dict()
+    pretrained, report = type(backbone.model).from_pretrained(
+        name, out_features=list(backbone.model.config.out_features), output_loading_info=True
+    )
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ValueError(
+            f"backbone={name!r} lacks {len(missing)} weights of a "
+            f"{backbone.model.config.model_type}, such as {missing[0]}: give a backbone of that "
+            "kind"
+        )
+    found = pretrained.state_dict()
     shapes = [_shapes(state) for state in (found, backbone.model.state_dict())]
     if shapes[0] != shapes[1]:
         different = sorted(dict(shapes[0].items() ^ shapes[1].items()))

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
@@ -22,6 +21,7 @@ from .modeling_vanilla_trajectory import (
     VanillaTracksPreTrainedModel,
     VanillaTrajectoryOutput,
     check_future,
+    decode,
 )
 
 
@@ -105,14 +105,7 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         """Vectors `(B, M, D)` of the modes, frames, and last velocities `(B, 2)` in these."""
         encoded, attention_mask, frame, last = self.encoder(past_values, past_observed_mask)
         hidden_states = self.queries.weight.expand(encoded.shape[0], -1, -1)  # (B, M, D)
-        mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            encoder_hidden_states=encoded,
-        )
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, None, encoded, mask)
+        hidden_states = decode(self, hidden_states, encoded, attention_mask)
         return self.layer_norm(hidden_states), frame, last
 
     def _futures(

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from .configuration_vanilla_trajectory import VanillaTracksConfig
-from .frame_vanilla_trajectory import AgentFrame
 from .layers_vanilla import VanillaDecoderLayer
 from .modeling_vanilla_trajectory import (
     VanillaTracksEncoder,
@@ -25,6 +23,8 @@ from .modeling_vanilla_trajectory import (
     VanillaTrajectoryOutput,
     VelocityEmbedding,
     check_future,
+    decode,
+    true_velocities,
 )
 
 K_MEANS_ROUNDS = 10
@@ -78,16 +78,7 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
         encoded = encoder_outputs.last_hidden_state
         first = 0 if past_key_values is None else past_key_values.get_seq_length()
         hidden_states = self.embedding(self.codebook[decoder_input_ids], first)
-        mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            encoder_hidden_states=encoded,
-        )
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states, None, encoded, mask, past_key_values=past_key_values
-            )
+        hidden_states = decode(self, hidden_states, encoded, attention_mask, past_key_values)
         return Seq2SeqLMOutput(logits=self.head(hidden_states), past_key_values=past_key_values)
 
 
@@ -139,7 +130,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         """
         _, _, frame, _ = self.encoder(past_values, past_observed_mask)
         is_observed = check_future(self.config, future_values, future_observed_mask)
-        true, is_known = _true_velocities(frame, future_values, is_observed)
+        true, is_known = true_velocities(frame, future_values, is_observed)
         points, count = true[is_known], self.config.num_codes
         if len(points) < count:
             raise ValueError(
@@ -172,14 +163,16 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             **kwargs: `num_items_in_batch`, observed future steps of the optimizer step.
 
         Raises:
-            ValueError: an input does not fit; the message says which and how.
+            ValueError: an input does not fit, or `fit_codebook` was never called; the message says
+                which and how.
         """
+        self._check_codebook()
         hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
         start = self.decoder.nearest_codes(last)
         loss = codes = None
         if future_values is not None:
             is_observed = check_future(self.config, future_values, future_observed_mask)
-            true, is_known = _true_velocities(frame, future_values, is_observed)
+            true, is_known = true_velocities(frame, future_values, is_observed)
             wanted = self.decoder.nearest_codes(true)  # (B, P)
             inputs = torch.cat((start.unsqueeze(1), wanted[:, :-1]), dim=1)
             encoded = BaseModelOutput(last_hidden_state=hidden)
@@ -196,6 +189,13 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         return VanillaTrajectoryOutput(
             loss=loss, trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:2])
         )
+
+    def _check_codebook(self) -> None:
+        if not torch.compiler.is_compiling() and not self.decoder.codebook.any():
+            raise ValueError(
+                "the codebook is empty, so every forecast would stand still: call fit_codebook() "
+                "with training windows first"
+            )
 
     @torch.no_grad()
     def sample(self, hidden_states: Tensor, attention_mask: Tensor, start: Tensor) -> Tensor:
@@ -235,14 +235,3 @@ def k_means(points: Tensor, count: int, rounds: int = K_MEANS_ROUNDS) -> Tensor:
         sums = torch.zeros_like(centres).index_add_(0, nearest, points)
         centres = torch.where(members > 0, sums / members.clamp(min=1), centres)
     return centres
-
-
-def _true_velocities(
-    frame: AgentFrame, future_values: Tensor, is_observed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """True velocities `(B, P, 2)` in the frame, 0 where unknown, and which are known `(B, P)`."""
-    future = torch.where(is_observed.unsqueeze(-1), future_values, 0)
-    steps = torch.diff(future, dim=1, prepend=frame.origin.unsqueeze(1))
-    before = torch.cat((torch.ones_like(is_observed[:, :1]), is_observed[:, :-1]), dim=1)
-    is_known = is_observed & before
-    return torch.where(is_known.unsqueeze(-1), frame.enter(steps), 0), is_known

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils import ModelOutput, can_return_tuple
 
@@ -120,12 +120,40 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         return hidden_states, attention_mask, frame, last_velocity(inputs, is_known)
 
 
+def decode(
+    decoder: VanillaTracksPreTrainedModel,
+    hidden_states: Tensor,
+    encoder_hidden_states: Tensor,
+    attention_mask: Tensor | None,
+    cache: Cache | None = None,
+) -> Tensor:
+    """Outputs `(B, L, D)` of a decoder's `layers`.
+
+    Args:
+        decoder: the module with `layers` and `config`.
+        hidden_states: `(B, L, D)`.
+        encoder_hidden_states: `(B, T - 1, D)` of the encoder.
+        attention_mask: `(B, T - 1)`, 1 = real position; None: all are.
+        cache: keys and values of earlier steps, which are then left out of `hidden_states`.
+    """
+    source_mask = create_bidirectional_mask(
+        config=decoder.config,
+        inputs_embeds=hidden_states,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+    )
+    for layer in decoder.layers:
+        hidden_states = layer(
+            hidden_states, None, encoder_hidden_states, source_mask, past_key_values=cache
+        )
+    return hidden_states
+
+
 class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
     """One future per agent, autoregressively, each step from the observed and the predicted ones.
 
     The decoder predicts by how much each velocity differs from the last observed one. Training runs
-    the same rollout as inference, with gradients through all its steps; a cheaper form, parallel
-    passes over the steps of the pass before, learned to correct steps that no rollout takes.
+    the same rollout as inference, with gradients through all its steps.
 
     Examples:
         >>> import torch
@@ -214,13 +242,13 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         steps = [last]
         for number in range(self.config.predicted_steps):
             inputs = self.embedding(steps[-1].unsqueeze(1), number)
-            decoded = self._decode(inputs, hidden_states, attention_mask, cache)
+            decoded = decode(self, inputs, hidden_states, attention_mask, cache)
             steps.append(last + self.head(decoded[:, 0]))
         return torch.stack(steps[1:], dim=1)
 
     def _next_steps(self, inputs: Tensor, last: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
         """The velocity after each of `inputs` `(B, P, 2)`, all in the frame."""
-        decoded = self._decode(self.embedding(inputs), hidden, mask, None)
+        decoded = decode(self, self.embedding(inputs), hidden, mask)
         return last.unsqueeze(1) + self.head(decoded)
 
     def _teacher_forcing(
@@ -233,31 +261,9 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         is_observed: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Predicted velocities `(B, P, 2)` after the true ones, and which true steps are known."""
-        true = frame.enter(_steps(wanted, frame))
-        before = torch.cat((torch.ones_like(is_observed[:, :1]), is_observed[:, :-1]), dim=1)
-        is_known = is_observed & before
-        true = torch.where(is_known.unsqueeze(-1), true, 0)
+        true, is_known = true_velocities(frame, wanted, is_observed)
         inputs = torch.cat((last.unsqueeze(1), true[:, :-1]), dim=1)
         return self._next_steps(inputs, last, hidden, mask), is_known
-
-    def _decode(
-        self,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor,
-        attention_mask: Tensor,
-        cache: EncoderDecoderCache | None,
-    ) -> Tensor:
-        source_mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
-        )
-        for layer in self.layers:
-            hidden_states = layer(
-                hidden_states, None, encoder_hidden_states, source_mask, past_key_values=cache
-            )
-        return hidden_states
 
 
 def check_past(
@@ -311,6 +317,22 @@ def _observed(name: str, values: Tensor, mask: Tensor | None, wanted: tuple[int,
             f"{name}_observed_mask"
         )
     return is_observed
+
+
+def true_velocities(
+    frame: AgentFrame, future_values: Tensor, is_observed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """True velocities `(B, P, 2)` in the frame, 0 where unknown, and which are known, `(B, P)`.
+
+    Args:
+        frame: of each agent.
+        future_values: `(B, P, 2)` positions; anything where they are not observed.
+        is_observed: `(B, P)` bool.
+    """
+    future = torch.where(is_observed.unsqueeze(-1), future_values, 0)
+    before = torch.cat((torch.ones_like(is_observed[:, :1]), is_observed[:, :-1]), dim=1)
+    is_known = is_observed & before
+    return torch.where(is_known.unsqueeze(-1), frame.enter(_steps(future, frame)), 0), is_known
 
 
 def _steps(positions: Tensor, frame: AgentFrame) -> Tensor:

@@ -67,7 +67,7 @@ class JoinedPacked(nn.Module):
 
 
 class PartOfJoined(nn.Module):
-    """One layer of a joined product, for calls with different inputs, which decoding has not.
+    """One layer of a joined product, for calls whose query, key and value inputs differ.
 
     Args:
         joined: the product, which it computes as a whole.

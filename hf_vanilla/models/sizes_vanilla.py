@@ -118,5 +118,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         dtype: Any = getattr(self, "dtype", None)
         if getattr(self, "quantization_config", None) is not None:
             self.dtype = "int8"
-        super().save_pretrained(save_directory, *args, **kwargs)
-        self.dtype = dtype
+        try:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            self.dtype = dtype

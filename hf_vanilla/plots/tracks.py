@@ -8,7 +8,8 @@ import numpy as np
 
 from hf_vanilla.data.track_formats import on_plane, read_homography
 from hf_vanilla.data.track_options import TrackFileOptions
-from hf_vanilla.data.trajectories import Scenes, pasts_of_rows
+from hf_vanilla.data.track_windows import pasts_of_rows
+from hf_vanilla.data.trajectories import Scenes
 from hf_vanilla.files import whole_file
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.options import option

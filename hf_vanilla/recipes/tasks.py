@@ -28,6 +28,7 @@ class TaskEntry:
         prepare: function of a recipe that returns a `training.task.Task`.
         config: config class that the recipe's section `model` is for.
         model: class or function that makes a model from a config.
+        auto_class: Auto class of transformers that loads a saved model.
         processor: class with `from_pretrained` for tokenizer or image processor; empty: none.
         decoding: function from config and section `decoding` to a generation config; empty: the
             task has no such section.
@@ -40,6 +41,7 @@ class TaskEntry:
     prepare: str
     config: str
     model: str
+    auto_class: str
     processor: str = ""
     decoding: str = ""
     set_by_data: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ TASKS = {
         prepare="hf_vanilla.tasks.translation:prepare",
         config="hf_vanilla.models.configuration_vanilla:VanillaConfig",
         model="hf_vanilla.models.modeling_vanilla:VanillaForConditionalGeneration",
+        auto_class="transformers:AutoModelForSeq2SeqLM",
         processor="transformers:AutoTokenizer",
         decoding="hf_vanilla.tasks.translation_options:generation_config",
         set_by_data=("pad_token_id", "eos_token_id", "decoder_start_token_id"),
@@ -64,6 +67,7 @@ TASKS = {
         prepare="hf_vanilla.tasks.image_classification:prepare",
         config="hf_vanilla.models.configuration_vanilla_vit:VanillaVitConfig",
         model="hf_vanilla.models.modeling_vanilla_vit:VanillaForImageClassification",
+        auto_class="transformers:AutoModelForImageClassification",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
     ),
@@ -74,6 +78,7 @@ TASKS = {
         prepare="hf_vanilla.tasks.object_detection:prepare",
         config="hf_vanilla.models.configuration_vanilla_detr:VanillaDetrConfig",
         model="hf_vanilla.models.modeling_vanilla_detr:VanillaForObjectDetection",
+        auto_class="transformers:AutoModelForObjectDetection",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
     ),
@@ -84,6 +89,7 @@ TASKS = {
         prepare="hf_vanilla.tasks.trajectories:prepare",
         config="hf_vanilla.models.configuration_vanilla_trajectory:VanillaTracksConfig",
         model="hf_vanilla.trajectories.loading:new_forecaster",
+        auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
     ),
 }

@@ -8,7 +8,8 @@ import torch
 
 from hf_vanilla.data.eth_ucy import TEST_FILES, leave_one_out
 from hf_vanilla.data.track_options import TrackFileOptions
-from hf_vanilla.data.trajectories import Scenes, Windows, cut_windows, resample
+from hf_vanilla.data.track_windows import Windows, cut_windows
+from hf_vanilla.data.trajectories import Scenes, resample
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.options import option
 from hf_vanilla.trajectories.forecaster import check_rate

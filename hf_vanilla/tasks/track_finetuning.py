@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_vanilla.data.track_options import TrackFileOptions
-from hf_vanilla.data.trajectories import Scenes, Windows, cut_windows
+from hf_vanilla.data.track_windows import Windows, cut_windows
+from hf_vanilla.data.trajectories import Scenes
 from hf_vanilla.hub.track_card import track_card
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import option

@@ -16,7 +16,7 @@ from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_vanilla.data.trajectories import Windows
+from hf_vanilla.data.track_windows import Windows
 from hf_vanilla.hub.track_card import track_card
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction

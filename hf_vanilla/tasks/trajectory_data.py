@@ -8,7 +8,8 @@ import numpy as np
 
 from hf_vanilla.data.built_in_tracks import BUILT_IN
 from hf_vanilla.data.eth_ucy import leave_one_out
-from hf_vanilla.data.trajectories import Scenes, Windows, cut_windows, resample
+from hf_vanilla.data.track_windows import Windows, cut_windows
+from hf_vanilla.data.trajectories import Scenes, resample
 from hf_vanilla.recipes.recipe import Recipe
 
 from .trajectory_options import TrackDataOptions

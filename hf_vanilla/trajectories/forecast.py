@@ -15,7 +15,8 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from hf_vanilla.data.track_options import TrackFileOptions
-from hf_vanilla.data.trajectories import Scenes, pasts_of_rows
+from hf_vanilla.data.track_windows import pasts_of_rows
+from hf_vanilla.data.trajectories import Scenes
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.options import option

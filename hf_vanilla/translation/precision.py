@@ -6,11 +6,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
-from hf_vanilla.models.quantization_vanilla import (
-    is_quantized,
-    multiplies_bytes,
-    quantize,
-)
+from hf_vanilla.models.int8_vanilla import multiplies_bytes
+from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 
 logger = logging.getLogger(__name__)
 

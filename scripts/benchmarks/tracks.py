@@ -32,7 +32,7 @@ from hf_vanilla.commands import run
 from hf_vanilla.data.built_in_tracks import built_in_tracks
 from hf_vanilla.data.eth_ucy import FIRST_VALIDATION_FRAME
 from hf_vanilla.data.track_formats import read_tracks
-from hf_vanilla.data.trajectories import Windows, cut_windows
+from hf_vanilla.data.track_windows import Windows, cut_windows
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.options import option
 from hf_vanilla.trajectories.forecaster import predict

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hf_vanilla.data.eth_ucy import TEST_WINDOWS, leave_one_out
-from hf_vanilla.data.trajectories import cut_windows
+from hf_vanilla.data.track_windows import cut_windows
 
 FOLDER = Path(os.environ.get("ETH_UCY", "eth_ucy"))
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="ETH_UCY names no folder")

@@ -11,14 +11,8 @@ from numpy.testing import assert_allclose
 
 from hf_vanilla.data.built_in_tracks import FORK_ODDS, built_in_tracks, fork_branches
 from hf_vanilla.data.track_formats import Columns, TrackSource, read_homography, read_tracks
-from hf_vanilla.data.trajectories import (
-    Rows,
-    cut_windows,
-    join_scenes,
-    pasts_of_rows,
-    resample,
-    scenes_of_rows,
-)
+from hf_vanilla.data.track_windows import cut_windows, pasts_of_rows
+from hf_vanilla.data.trajectories import Rows, join_scenes, resample, scenes_of_rows
 
 
 def table(*rows, **options):

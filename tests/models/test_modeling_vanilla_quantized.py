@@ -51,6 +51,12 @@ def test_a_centre_without_points_stays_where_it_is():
     assert_close(k_means(points, 2)[1], points[1])
 
 
+def test_without_a_codebook_a_forecast_is_refused():
+    past, _ = walks()
+    with pytest.raises(ValueError, match=r"call fit_codebook\(\)"):
+        VanillaForQuantizedTrajectoryPrediction(VanillaTracksConfig(**SIZES)).eval()(past)
+
+
 def test_every_sampled_step_is_a_code_in_the_frame_of_the_agent(model):
     past, _ = walks()
     tracks = model(past).trajectories

@@ -15,15 +15,15 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, VanillaInt8Config, quantize
-from hf_vanilla.models import quantization_vanilla
-from hf_vanilla.models.quantization_vanilla import (
+from hf_vanilla.models import int8_vanilla
+from hf_vanilla.models.int8_vanilla import (
     IntegerProduct,
     QuantizedLinear,
     exact_product,
     multiplies_bytes,
     quantized,
-    replace_layers,
 )
+from hf_vanilla.models.quantization_vanilla import replace_layers
 
 KINDS = {
     "tied": {},
@@ -41,7 +41,7 @@ KINDS = {
 def processor(request, monkeypatch):
     """With the products of this processor, and with those of one that has no instructions."""
     if not request.param:
-        monkeypatch.setattr(quantization_vanilla, "multiplies_bytes", lambda: False)
+        monkeypatch.setattr(int8_vanilla, "multiplies_bytes", lambda: False)
 
 
 def quantized_linear(linear: nn.Linear) -> QuantizedLinear:
@@ -166,7 +166,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from transformers import AutoModelForSeq2SeqLM
 import hf_vanilla
-from hf_vanilla.models.quantization_vanilla import multiplies_bytes
+from hf_vanilla.models.int8_vanilla import multiplies_bytes
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[2])
 ids = torch.tensor([[5, 9, 3, 1], [7, 2, 8, 1]])
 logits = model(input_ids=ids, decoder_input_ids=ids).logits.detach()

@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from detection_files import TINY, TINY_BACKBONE, tiny_detector
+from safetensors.torch import save_file
 from transformers import (
     AutoImageProcessor,
     AutoModelForObjectDetection,
@@ -135,6 +136,16 @@ def test_a_backbone_of_other_sizes_is_refused(tmp_path):
     model, data = {"backbone_is_pretrained": True}, {"backbone": str(tmp_path / "resnet")}
     task = prepare(recipe(tmp_path / "run", model=model, data=data))
     with pytest.raises(ValueError, match=r"differs from model.backbone_config in \d+ weights"):
+        task.model()
+
+
+def test_a_backbone_without_its_weights_is_refused(tmp_path):
+    config = ResNetConfig(**TINY_BACKBONE)
+    config.save_pretrained(tmp_path / "resnet")
+    save_file({"other": torch.ones(2)}, tmp_path / "resnet" / "model.safetensors", {"format": "pt"})
+    model, data = {"backbone_is_pretrained": True}, {"backbone": str(tmp_path / "resnet")}
+    task = prepare(recipe(tmp_path / "run", model=model, data=data))
+    with pytest.raises(ValueError, match=r"lacks \d+ weights of a resnet, such as"):
         task.model()
 
 
