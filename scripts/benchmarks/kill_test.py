@@ -32,6 +32,7 @@ POLLING_SECONDS = 0.0005
 PHASES = ("start-up", "steps", "checkpoint writing", "pruning", "final writing")
 IMPORTED = ["hf_vanilla.training.run", "hf_vanilla.tasks.translation", "matplotlib.pyplot"]
 IMPORTED += ["hf_vanilla.tasks.image_classification", "sklearn.datasets"]
+IMPORTED += ["hf_vanilla.tasks.object_detection", "hf_vanilla.tasks.trajectories"]
 # two micro-batches a step, epochs of a few steps, a checkpoint at every fifth; the wide layers make
 # files of some megabytes, so that writing and pruning take a few milliseconds
 SHARED = f"""
@@ -51,6 +52,18 @@ RECIPES = {
 --recipe digits_halves --images_per_step 64 --images_per_batch 32 --warmup_steps 20
 --model.d_model 32 --model.encoder_layers 2 --model.encoder_attention_heads 2
 --model.encoder_ffn_dim 4096 --model.dropout 0.1
+""",
+    "object_detection": """
+--recipe digit_scenes --digits digits --validation_scenes 4 --images_per_step 4 --images_per_batch 2
+--warmup_steps 20 --model.d_model 32 --model.encoder_layers 1 --model.encoder_attention_heads 2
+--model.encoder_ffn_dim 2048 --model.decoder_layers 2 --model.decoder_attention_heads 2
+--model.decoder_ffn_dim 2048 --model.dropout 0.1
+""",
+    "trajectories": """
+--recipe demo_tracks --windows_per_step 32 --windows_per_batch 16 --warmup_steps 20
+--model.d_model 32 --model.encoder_layers 1 --model.encoder_attention_heads 2
+--model.encoder_ffn_dim 2048 --model.decoder_layers 1 --model.decoder_attention_heads 2
+--model.decoder_ffn_dim 2048 --model.dropout 0.1
 """,
 }
 OPTIONS_FILE = "options"  # of the run, beside its data
