@@ -1,14 +1,13 @@
 """Image classification by the engine: runs, resumes, processes, and what is refused."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import small_run
 import torch
 from image_files import colour_folder, coloured
+from process_runs import assert_processes_agree
 from torch.testing import assert_close
 from transformers import pipeline
 
@@ -98,23 +97,10 @@ def test_an_interrupted_run_ends_in_the_same_weights(images, tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_processes_and_micro_batches_give_the_same_weights(images, tmp_path):
-    """Four micro-batches of a step: 1 process x 4, 2 x 2 and 4 x 1."""
-    found = {}
-    for processes in (1, 2, 4):
-        asked = recipe(tmp_path / str(processes), images, data={"images_per_batch": 2})
-        path = tmp_path / f"{processes}.yaml"
-        path.write_text(asked.to_yaml(), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={processes}", "scripts/train.py", "--recipe", str(path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found[processes] = small_run.weights(tmp_path / str(processes))
-    for processes in (2, 4):
-        for name, weight in found[1].items():
-            if name.endswith("k_proj.bias"):
-                continue  # softmax ignores it: its gradient is rounding noise, which Adam scales
-            # float32 gradients are summed in another order, and Adam divides by their size
-            assert_close(found[processes][name], weight, rtol=0, atol=5e-5)
+    data = {"images_per_batch": 2}
+    assert_processes_agree(
+        lambda folder: recipe(folder, images, data=data), tmp_path, ignored="k_proj.bias"
+    )
 
 
 def test_a_run_whose_images_changed_is_not_resumed(images, tmp_path):

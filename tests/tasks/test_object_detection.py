@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from detection_files import TINY, TINY_BACKBONE, tiny_detector
+from process_runs import assert_processes_agree
 from safetensors.torch import save_file
 from transformers import (
     AutoImageProcessor,
@@ -186,6 +187,17 @@ def test_micro_batches_give_the_gradient_of_one_batch(tmp_path):
         )
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_processes_and_micro_batches_give_the_same_weights(tmp_path):
+    """With fixed statistics of BatchNorm; others are those of a micro-batch."""
+    ResNetForImageClassification(ResNetConfig(**TINY_BACKBONE)).save_pretrained(tmp_path / "resnet")
+    data = {"backbone": str(tmp_path / "resnet"), "images_per_batch": 1}
+    model = {"backbone_is_pretrained": True}
+    assert_processes_agree(
+        lambda folder: recipe(folder, model=model, data=data), tmp_path, ignored="k_proj.bias"
+    )
 
 
 def test_orders_never_repeat_a_scene_and_cut_a_step(tmp_path):

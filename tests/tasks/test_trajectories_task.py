@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import small_run
 import torch
+from process_runs import assert_processes_agree
 from torch.testing import assert_close
 from transformers import AutoModelForTimeSeriesPrediction
 
@@ -100,24 +101,10 @@ def test_an_interrupted_run_ends_in_the_same_weights(tracks, tmp_path, monkeypat
 
 @pytest.mark.slow
 def test_processes_and_micro_batches_give_the_same_weights(tracks, tmp_path):
-    """Four micro-batches of a step: 1 process x 4, 2 x 2 and 4 x 1."""
-    found = {}
-    for processes in (1, 2, 4):
-        data = {"windows_per_batch": 4, "winner_temperature": 0.3}
-        asked = recipe(tmp_path / str(processes), tracks, data=data)
-        path = tmp_path / f"{processes}.yaml"
-        path.write_text(asked.to_yaml(), encoding="utf-8")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc_per_node={processes}", "scripts/train.py", "--recipe", str(path)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        found[processes] = small_run.weights(tmp_path / str(processes))
-    for processes in (2, 4):
-        for name, weight in found[1].items():
-            if name == "score_head.bias":
-                continue  # softmax ignores it: its gradient is rounding noise, which Adam scales
-            # float32 gradients are summed in another order, and Adam divides by their size
-            assert_close(found[processes][name], weight, rtol=0, atol=5e-5)
+    data = {"windows_per_batch": 4, "winner_temperature": 0.3}
+    assert_processes_agree(
+        lambda folder: recipe(folder, tracks, data=data), tmp_path, ignored="score_head.bias"
+    )
 
 
 KILLED = """
