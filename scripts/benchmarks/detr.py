@@ -1,4 +1,4 @@
-"""Speed of DETR beside transformers': training step, matching and loss, inference.
+"""Speed of DETR beside transformers' or the authors': training step, matching and loss, inference.
 
 Both have the same shapes and the same trainable weights; in each round each makes one step, in
 turn. Shown are medians of milliseconds of wall and of CPU time, and of the rounds' ratios.
@@ -8,17 +8,22 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+from detr_official import official_detr
 from torch import Tensor, nn
-from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+from transformers import DetrConfig, DetrForObjectDetection, PreTrainedConfig, ResNetConfig
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss
 
 from hf_vanilla.commands import run
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import detection_loss, padded_targets
+from hf_vanilla.models.matching_vanilla_detr import Targets
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
+Criterion = Callable[[dict[str, Any], list[dict[str, Tensor]]], Tensor]
 SMALL = {
     "d_model": 128,
     "encoder_layers": 2,
@@ -44,6 +49,9 @@ class BenchmarkOptions:
     width: int = field(default=64, metadata={"help": "pixels"})
     rounds: int = field(default=7, metadata={"help": "steps measured of each"})
     threads: int = field(default=1, metadata={"help": "of this process"})
+    official: str | None = field(
+        default=None, metadata={"help": "clone of the authors' repository to compare with"}
+    )
 
     def __post_init__(self) -> None:
         if self.size not in ("small", "r50"):
@@ -103,29 +111,97 @@ def measure(options: BenchmarkOptions) -> None:
         @torch.inference_mode()
         def step() -> None:
             model.eval()
-            model(pixel_values=pixels)
+            model(pixels)
 
         return step
 
     print(f"{options.size}, {options.batch_size} images of {options.height} x {options.width}")
+    their_step, their_losses = training(theirs, labels=targets), losses(theirs, targets)
+    if options.official is not None:
+        theirs, criterion = official_detr(Path(options.official), ours)
+        renamed = [{"labels": row["class_labels"], "boxes": row["boxes"]} for row in targets]
+        check_equal(ours, theirs, criterion, pixels, padded, renamed)
+        their_step = official_step(theirs, criterion, pixels, renamed)
+        their_losses = official_losses(ours, criterion, targets, renamed)
+    name = "transformers" if options.official is None else "official"
     compare(
         "training step",
         training(ours, labels=padded.labels, boxes=padded.boxes),
-        training(theirs, labels=targets),
+        their_step,
         options.rounds,
+        name,
     )
-    compare("matching, loss", *losses(theirs, targets), options.rounds)
-    compare("inference", inference(ours), inference(theirs), options.rounds)
+    compare("matching, loss", *their_losses, options.rounds, name)
+    compare("inference", inference(ours), inference(theirs), options.rounds, name)
+
+
+def check_equal(
+    ours: nn.Module,
+    theirs: nn.Module,
+    criterion: Criterion,
+    pixels: Tensor,
+    padded: Targets,
+    targets: list[dict[str, Tensor]],
+) -> None:
+    """Print the largest differences of outputs and loss in evaluation mode."""
+    with torch.no_grad():
+        mine = ours.eval()(pixels, labels=padded.labels, boxes=padded.boxes)
+        other = theirs.eval()(pixels)
+    differences = {
+        "logits": (mine.logits - other["pred_logits"]).abs().max(),
+        "boxes": (mine.pred_boxes - other["pred_boxes"]).abs().max(),
+        "loss": (mine.loss - criterion(other, targets)).abs(),
+    }
+    print(", ".join(f"{name} differ by {float(value):.1e}" for name, value in differences.items()))
+
+
+def official_step(
+    theirs: nn.Module, criterion: Criterion, pixels: Tensor, targets: list[dict[str, Tensor]]
+) -> Callable[[], None]:
+    """A training step of the authors' model."""
+
+    def step() -> None:
+        theirs.train()
+        theirs.zero_grad()
+        criterion(theirs(pixels), targets).backward()
+
+    return step
+
+
+def random_outputs(config: PreTrainedConfig, count: int) -> tuple[Tensor, Tensor]:
+    """Logits and boxes of all layers, which need gradients."""
+    shape = config.decoder_layers, count, config.num_queries
+    logits = torch.randn(*shape, config.num_labels + 1, requires_grad=True)
+    return logits, torch.rand(*shape, 4, requires_grad=True)
+
+
+def official_losses(
+    ours: nn.Module,
+    criterion: Criterion,
+    targets: list[dict[str, Tensor]],
+    renamed: list[dict[str, Tensor]],
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """The loss alone on random outputs of all layers: ours, the authors'."""
+    logits, boxes = random_outputs(ours.config, len(targets))
+
+    def mine() -> None:
+        detection_loss(logits, boxes, padded_targets(targets)).total.backward()
+
+    def other() -> None:
+        layers = [
+            {"pred_logits": one, "pred_boxes": box} for one, box in zip(logits, boxes, strict=True)
+        ]
+        criterion(layers[-1] | {"aux_outputs": layers[:-1]}, renamed).backward()
+
+    return mine, other
 
 
 def losses(
     theirs: nn.Module, targets: list[dict[str, Tensor]]
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """The loss alone on random outputs of all layers: ours, transformers'."""
-    config, count = theirs.config, len(targets)
-    layers, queries = config.decoder_layers, config.num_queries
-    logits = torch.randn(layers, count, queries, config.num_labels + 1, requires_grad=True)
-    boxes = torch.rand(layers, count, queries, 4, requires_grad=True)
+    config = theirs.config
+    logits, boxes = random_outputs(config, len(targets))
 
     def ours() -> None:
         detection_loss(logits, boxes, padded_targets(targets)).total.backward()
@@ -138,7 +214,9 @@ def losses(
     return ours, other
 
 
-def compare(name: str, ours: Callable[[], None], theirs: Callable[[], None], rounds: int) -> None:
+def compare(
+    name: str, ours: Callable[[], None], theirs: Callable[[], None], rounds: int, other_name: str
+) -> None:
     """Print medians of two alternating functions."""
     walls: list[tuple[float, float]] = []
     cpus: list[tuple[float, float]] = []
@@ -151,7 +229,7 @@ def compare(name: str, ours: Callable[[], None], theirs: Callable[[], None], rou
         mine, other = (1000 * statistics.median(column) for column in zip(*pairs, strict=True))
         ratio = statistics.median(b / a for a, b in pairs)
         print(
-            f"{name:15} {kind:4}  ours {mine:9.1f} ms  transformers {other:9.1f} ms  {ratio:.2f}x"
+            f"{name:15} {kind:4}  ours {mine:9.1f} ms  {other_name} {other:9.1f} ms  {ratio:.2f}x"
         )
 
 
