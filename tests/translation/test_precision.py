@@ -1,15 +1,23 @@
 """Loading a translator in float32, bfloat16 or int8, and the command that writes int8."""
 
 import logging
+import random
 
 import pytest
 import small_run
 import torch
 from transformers import AutoModelForSeq2SeqLM, pipeline
 
-from hf_vanilla import Translator, VanillaInt8Config, VanillaTranslationPipeline, load_translator
+from hf_vanilla import (
+    Translator,
+    VanillaInt8Config,
+    VanillaTranslationPipeline,
+    demo_model,
+    load_translator,
+)
 from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
 from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
+from hf_vanilla.data.corpus import number_words
 from hf_vanilla.models.quantization_vanilla import is_quantized
 from hf_vanilla.translation import precision
 from hf_vanilla.translation.evaluation import EvaluateOptions
@@ -17,6 +25,19 @@ from hf_vanilla.translation.precision import load_in, multiplies_bfloat16, requi
 
 PAIRS = small_run.digit_pairs()
 SOURCES = [source for source, _ in PAIRS[:19]]
+
+
+@pytest.mark.slow
+def test_batch_mates_do_not_change_1000_translations_in_bfloat16():
+    draw = random.Random(0)
+    sentences = [number_words(number)["source"] for number in draw.sample(range(10**6), 1000)]
+    few, many = (
+        list(
+            Translator(demo_model(), dtype="bfloat16", tokens_per_batch=tokens).translate(sentences)
+        )
+        for tokens in (60, 4096)
+    )
+    assert few == many
 
 
 @pytest.fixture(scope="module")
