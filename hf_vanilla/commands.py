@@ -133,6 +133,11 @@ COMMANDS = {
         "hf_vanilla.data.tokenizer_training:train_tokenizer_on_files",
         ("hf_vanilla.data.tokenizer_training:TrainTokenizerOptions",),
     ),
+    "prepare": Command(
+        "tokenize a corpus into shards that training reads",
+        "hf_vanilla.tasks.translation_shards:prepare_shards",
+        ("hf_vanilla.tasks.translation_shards:PrepareOptions",),
+    ),
     "average": Command(
         "average the last or best checkpoints of a run",
         "hf_vanilla.training.averaging:average_run",

@@ -160,6 +160,20 @@ def encode_pairs(
         new_fingerprint=key,
         desc="Tokenizing",
     )
+    return pairs_within(rows, limits, key)
+
+
+def pairs_within(rows: Dataset, limits: LengthLimits, key: str) -> EncodedPairs:
+    """The pairs within the limits.
+
+    Args:
+        rows: all pairs, with the columns of `ENCODED`.
+        limits: which pairs are kept.
+        key: of the rows in the cache of `datasets`.
+
+    Raises:
+        ValueError: no pair is left.
+    """
     # Arrow columns to numpy directly: as Python lists they would need a hundred times the memory
     source, target = (
         rows.data.column(f"{side}_length").to_numpy() for side in ("source", "target")

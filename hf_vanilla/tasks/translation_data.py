@@ -1,7 +1,6 @@
 """Text of a translation run: corpus, tokenizer, encoded pairs, fingerprints."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +20,7 @@ from hf_vanilla.data.corpus import (
     streams_from_dataset,
 )
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
+from hf_vanilla.data.token_shards import read_shards, shards_tokenizer, tokenizer_fingerprint
 from hf_vanilla.data.tokenizer_training import train_tokenizer
 from hf_vanilla.recipes.recipe import Recipe
 
@@ -68,12 +68,17 @@ class TextData:
 def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset | IterableDataset]:
     """Splits `train` and, where there is one, `validation`: rows of `source` and `target`.
 
+    Where training pairs are prepared shards, there is no split `train`.
+
     Raises:
         ValueError: the data do not match the options.
         OSError: a file cannot be read.
     """
     if options.streaming:
         return _load_stream(options)
+    if options.prepared is not None:
+        files = options.validation_files
+        return {} if files is None else {"validation": pairs_from_files(*files)}
     if options.train_files is not None:
         corpus = DatasetDict(train=pairs_from_files(*options.train_files))
         if options.validation_files is not None:
@@ -126,25 +131,38 @@ def prepare_text(recipe: Recipe) -> TextData:
     if "validation" in corpus:
         validation = ValidationSet(encoded["validation"], corpus["validation"])
     # mapped text takes memory once it was read, so only its ids are kept
-    train = corpus["train"] if options.streaming else encoded["train"]
+    if options.prepared is not None:
+        train = read_shards(Path(options.prepared), _limits(options, "train"))
+        _report("train", train, _limits(options, "train"))
+    else:
+        train = corpus["train"] if options.streaming else encoded["train"]
     return TextData(tokenizer, train, validation)
 
 
 def _encode(
     options: TranslationDataOptions, pairs: Dataset, tokenizer: PreTrainedTokenizerBase, split: str
 ) -> EncodedPairs:
-    # the ratio cleans training data; validation stays whole
-    ratio = options.max_length_ratio if split == "train" else None
-    limits = LengthLimits(options.max_length, ratio)
+    limits = _limits(options, split)
     encoded = encode_pairs(pairs, tokenizer, limits, workers=options.preprocessing_workers)
+    _report(split, encoded, limits)
+    return encoded
+
+
+def _limits(options: TranslationDataOptions, split: str) -> LengthLimits:
+    # the ratio cleans training data; validation stays whole
+    return LengthLimits(options.max_length, options.max_length_ratio if split == "train" else None)
+
+
+def _report(split: str, encoded: EncodedPairs, limits: LengthLimits) -> None:
     dropped = encoded.dropped.describe(limits)
     logger.info("%s: %d pairs; dropped: %s", split, len(encoded.rows), dropped)
-    return encoded
 
 
 def _make_tokenizer(recipe: Recipe, corpus: dict[str, Any]) -> PreTrainedTokenizerBase:
     """The recipe's tokenizer, that of an earlier start of the run, or a new one."""
     output_dir = Path(recipe.train.output_dir)
+    if recipe.data.prepared is not None:
+        return shards_tokenizer(Path(recipe.data.prepared))
     if recipe.data.tokenizer is not None:
         return AutoTokenizer.from_pretrained(recipe.data.tokenizer)
     if (output_dir / "tokenizer.json").is_file():
@@ -170,7 +188,7 @@ def text_facts(data: TextData, options: TranslationDataOptions) -> dict[str, str
         facts["training data"] = _stream_fingerprint(data.train, options)
     if data.validation is not None:
         facts["validation data"] = _fingerprint(data.validation.pairs)
-    facts["tokenizer"] = _tokenizer_fingerprint(data.tokenizer)
+    facts["tokenizer"] = tokenizer_fingerprint(data.tokenizer)
     return facts
 
 
@@ -203,9 +221,3 @@ def _stream_fingerprint(stream: IterableDataset, options: TranslationDataOptions
     for row in first:
         digest.update(f"{row['source']}\t{row['target']}\n".encode(errors="surrogatepass"))
     return f"stream, {digest.hexdigest()[:16]}"
-
-
-def _tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Size and hash of the vocabulary; the fingerprint of the data covers the ids of the text."""
-    entries = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return f"{len(tokenizer):,} entries, {hashlib.sha256(entries.encode()).hexdigest()[:16]}"

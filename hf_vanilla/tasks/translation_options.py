@@ -50,6 +50,12 @@ class TranslationDataOptions:
     train_target: str | None = option(
         None, "file of their translations, line by line", of_data=True, chooses_data=True
     )
+    prepared: str | None = option(
+        None,
+        "folder of `hf-vanilla prepare`: its token ids are the training pairs",
+        of_data=True,
+        chooses_data=True,
+    )
     validation_source: str | None = option(
         None, "file of source sentences for validation", of_data=True
     )
@@ -91,12 +97,21 @@ class TranslationDataOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        self._check_prepared()
         self._check_data()
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
                 f"{self.max_length}: a batch must hold one sentence"
             )
+
+    def _check_prepared(self) -> None:
+        for name in ("dataset", "train_source", "tokenizer", "streaming"):
+            if self.prepared is not None and (value := getattr(self, name)):
+                raise ValueError(
+                    f"prepared={self.prepared!r} and {name}={value!r}: the prepared folder has "
+                    f"pairs and tokenizer; leave {name} out"
+                )
 
     def _check_data(self) -> None:
         for pair in PAIRED_OPTIONS:
@@ -112,8 +127,9 @@ class TranslationDataOptions:
             raise ValueError(
                 "streaming needs a dataset or train_source: it reads no built-in corpus"
             )
-        if self.validation_source is not None and self.train_source is None:
-            raise ValueError("validation files need train_source and train_target")
+        has_files = self.train_source is not None or self.prepared is not None
+        if self.validation_source is not None and not has_files:
+            raise ValueError("validation files need train_source and train_target, or prepared")
 
     def check_with(self, train: TrainRecipe) -> None:
         """Compare with the shared options.
@@ -125,7 +141,8 @@ class TranslationDataOptions:
         of_text = train.best_by in ("bleu", "exact_match")
         if needs_validation and of_text and not self.eval_sentences:
             raise ValueError(f"best_by={train.best_by!r} needs translations: set eval_sentences")
-        if needs_validation and self.train_source is not None and self.validation_source is None:
+        is_files = self.train_source is not None or self.prepared is not None
+        if needs_validation and is_files and self.validation_source is None:
             raise ValueError("average_best and patience need validation files")
 
     @property
