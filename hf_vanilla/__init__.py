@@ -13,10 +13,13 @@ if sys.argv[:1] == ["-m"] and "hf_vanilla" in sys.orig_argv:
     limit_threads(os.environ)
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
+from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
+from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
 from hf_vanilla.models.modeling_vanilla_detr import VanillaDetrModel, VanillaForObjectDetection
 from hf_vanilla.models.modeling_vanilla_encoder import (
@@ -49,6 +52,7 @@ __all__ = [
     "PairCollator",
     "TokenBatches",
     "Translator",
+    "VanillaAgentFormerConfig",
     "VanillaConfig",
     "VanillaDetrConfig",
     "VanillaDetrModel",
@@ -56,7 +60,9 @@ __all__ = [
     "VanillaFairseqTokenizer",
     "VanillaForCausalLM",
     "VanillaForConditionalGeneration",
+    "VanillaForDiverseTrajectoryPrediction",
     "VanillaForImageClassification",
+    "VanillaForJointTrajectoryPrediction",
     "VanillaForMultimodalTrajectoryPrediction",
     "VanillaForObjectDetection",
     "VanillaForQuantizedTrajectoryPrediction",

@@ -69,6 +69,15 @@ FAMILIES = {
             )
         },
     ),
+    "vanilla_agentformer": Family(
+        config="configuration_vanilla_agentformer.VanillaAgentFormerConfig",
+        models={
+            "AutoModelForTimeSeriesPrediction": (
+                "modeling_vanilla_agentformer.VanillaForJointTrajectoryPrediction",
+                "dlow_vanilla_agentformer.VanillaForDiverseTrajectoryPrediction",
+            ),
+        },
+    ),
     "vanilla_detr": Family(
         config="configuration_vanilla_detr.VanillaDetrConfig",
         models={

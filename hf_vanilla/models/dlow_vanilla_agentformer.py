@@ -1,0 +1,134 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""The second stage of AgentFormer: K maps to latents, so that K samples differ (3.3).
+
+Shapes: B scenes, A agents, K samples, P predicted steps, Z `latent_dim`.
+"""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .modeling_vanilla_agentformer import (
+    HEAD_STD,
+    VanillaAgentFormerPreTrainedModel,
+    VanillaForJointTrajectoryPrediction,
+    VanillaJointTrajectoryOutput,
+    decode_samples,
+    read_truth,
+    scene_output,
+)
+from .scene_vanilla_agentformer import read_scene
+from .stacks_vanilla_agentformer import Gaussian
+
+SMALLEST_VARIANCE = 1e-8  # as in the authors' code
+
+
+class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
+    """Second stage: K futures of a scene without chance, from K learned maps over the first stage.
+
+    An agent's context gives the latent of each of its K samples. The first stage is frozen and
+    stays in evaluation mode. Loss: the closest sample, the divergence of the K normal distributions
+    from the prior, and the similarity of the samples.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_agentformer import (
+        ...     VanillaAgentFormerConfig)
+        >>> from hf_vanilla.models.dlow_vanilla_agentformer import (
+        ...     VanillaForDiverseTrajectoryPrediction)
+        >>> config = VanillaAgentFormerConfig(d_model=16, num_modes=5)
+        >>> model = VanillaForDiverseTrajectoryPrediction(config).eval()
+        >>> model(past_values=torch.randn(2, 3, 8, 2)).trajectories.shape
+        torch.Size([2, 3, 5, 12, 2])
+    """
+
+    def __init__(self, config: VanillaAgentFormerConfig) -> None:
+        super().__init__(config)
+        self.first_stage = VanillaForJointTrajectoryPrediction(config).requires_grad_(
+            requires_grad=False
+        )
+        widths = [config.d_model, *config.map_dims]
+        self.map_hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        size = config.num_modes * config.latent_dim
+        self.map_scale = nn.Linear(widths[-1], size)
+        self.map_shift = nn.Linear(widths[-1], size)
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initial values of the authors: small hidden layers, torch's own for the maps."""
+        super()._init_weights(module)
+        if isinstance(module, type(self)):
+            for layer in module.map_hidden:
+                init.normal_(layer.weight, std=HEAD_STD)
+                init.zeros_(layer.bias)
+            for layer in (module.map_scale, module.map_shift):
+                bound = 1 / math.sqrt(layer.in_features)
+                init.uniform_(layer.weight, -bound, bound)
+                init.uniform_(layer.bias, -bound, bound)
+
+    def train(self, mode: bool = True) -> "VanillaForDiverseTrajectoryPrediction":
+        """Training mode for the maps alone."""
+        super().train(mode)
+        self.first_stage.eval()
+        return self
+
+    @capture_outputs
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        agent_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> VanillaJointTrajectoryOutput:
+        """Joint futures of the agents of each scene; with `future_values` the losses.
+
+        Arguments and errors are those of the first stage, without `noise`.
+        """
+        config, first = self.config, self.first_stage
+        scene = read_scene(config, past_values, past_observed_mask, agent_mask)
+        with torch.no_grad():
+            context, agent_context = first.context_encoder(scene)
+            prior = first.future_decoder.prior(agent_context)
+        maps = self._maps(agent_context)  # (B, K, A, Z)
+        if future_values is None:
+            futures = decode_samples(first, scene, context, maps.mean, **kwargs)
+            return scene_output(config, scene, futures)
+        truth = read_truth(config, scene, future_values, future_observed_mask, **kwargs)
+        futures = decode_samples(first, scene, context, maps.mean)
+        # summed over the samples, as in the authors' code
+        prior = Gaussian(prior.mean.unsqueeze(1), prior.log_variance.unsqueeze(1))
+        nats = maps.divergence(prior).sum(dim=1)  # (B, A)
+        output = scene_output(config, scene, futures)
+        output.sample_loss = truth.closest(futures)
+        output.divergence = truth.divergence(nats, config.map_divergence_floor)
+        output.similarity = truth.similarity(futures, config.diversity_scale)
+        output.loss = (
+            config.map_reconstruction_weight * output.sample_loss
+            + config.map_divergence_weight * output.divergence
+            + config.diversity_weight * output.similarity
+        )
+        if config.joint_weight:
+            together = truth.closest_together(futures)
+            output.loss = output.loss + config.joint_weight * together
+        return output
+
+    def _maps(self, agent_context: Tensor) -> Gaussian:
+        """Normal distributions of the latents of each sample, `(B, K, A, Z)`."""
+        hidden_states = agent_context
+        for layer in self.map_hidden:
+            hidden_states = layer(hidden_states).tanh()
+        by_sample = (self.config.num_modes, self.config.latent_dim)
+        scale, shift = (
+            layer(hidden_states).unflatten(-1, by_sample).transpose(1, 2)
+            for layer in (self.map_scale, self.map_shift)
+        )
+        return Gaussian(shift, (scale.square() + SMALLEST_VARIANCE).log())

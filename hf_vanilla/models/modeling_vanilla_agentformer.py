@@ -1,0 +1,253 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""AgentFormer (2103.14023): joint futures of all agents of a scene.
+
+Shapes: B scenes, A agents, T observed steps, P predicted steps, K samples, D `d_model`,
+Z `latent_dim`.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention_vanilla_agent import AgentAwareAttention
+from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .loss_vanilla_agentformer import Truth
+from .pretrained_vanilla import VanillaPreTrainedModel
+from .scene_vanilla_agentformer import Scene, check_finite, known_steps, read_scene
+from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEncoder
+
+logger = logging.getLogger(__name__)
+
+HEAD_STD = 0.01  # of the initial values of output and latent heads, as in the authors' code
+
+
+@dataclass
+class VanillaJointTrajectoryOutput(ModelOutput):
+    """What a joint forecaster returns.
+
+    Attributes:
+        loss: weighted sum of the other losses.
+        trajectories: `(B, A, K, P, 2)` positions in the world; sample k of all agents of a scene
+            belongs together.
+        mode_logits: `(B, A, K)` zeros: samples are equally probable.
+        sample_loss: squared error of each agent's closest sample.
+        reconstruction_loss: squared error of the future decoded from the posterior; first stage.
+        divergence: nats per agent.
+        similarity: of the samples of an agent, from 0 to 1; second stage.
+        attentions: weights `(B, H, T A, T A)` of each layer of the context encoder, with
+            `output_attentions=True`.
+    """
+
+    loss: Tensor | None = None
+    trajectories: Tensor | None = None
+    mode_logits: Tensor | None = None
+    sample_loss: Tensor | None = None
+    reconstruction_loss: Tensor | None = None
+    divergence: Tensor | None = None
+    similarity: Tensor | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+class VanillaAgentFormerPreTrainedModel(VanillaPreTrainedModel):
+    """The base of both stages."""
+
+    config_class = VanillaAgentFormerConfig
+    main_input_name = "past_values"
+    supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
+    # the scores of one agent's steps are overwritten, which only the formula itself can do
+    _supports_sdpa = False
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+    _supports_attention_backend = False
+    _can_record_outputs = {  # noqa: RUF012 - transformers' form
+        "attentions": OutputRecorder(AgentAwareAttention, index=1, layer_name="context_encoder"),
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Small heads, so that training starts near a standing agent and a standard latent."""
+        super()._init_weights(module)
+        for stack in (FutureEncoder, FutureDecoder):
+            if isinstance(module, stack):
+                names = ("head", "prior_head", "latent_head")
+                heads = [getattr(module, name) for name in names if hasattr(module, name)]
+                for head in (*heads, *module.hidden):
+                    init.normal_(head.weight, std=HEAD_STD)
+                    init.zeros_(head.bias)
+
+
+class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
+    """First stage: K futures of a whole scene, each drawn with a latent for each agent.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_agentformer import (
+        ...     VanillaAgentFormerConfig)
+        >>> from hf_vanilla.models.modeling_vanilla_agentformer import (
+        ...     VanillaForJointTrajectoryPrediction)
+        >>> config = VanillaAgentFormerConfig(d_model=16, num_modes=5)
+        >>> model = VanillaForJointTrajectoryPrediction(config).eval()
+        >>> model(past_values=torch.randn(2, 3, 8, 2)).trajectories.shape
+        torch.Size([2, 3, 5, 12, 2])
+    """
+
+    def __init__(self, config: VanillaAgentFormerConfig) -> None:
+        super().__init__(config)
+        self.context_encoder = ContextEncoder(config)
+        self.future_encoder = FutureEncoder(config)
+        self.future_decoder = FutureDecoder(config)
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        agent_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> VanillaJointTrajectoryOutput:
+        """Joint futures of the agents of each scene; with `future_values` the losses.
+
+        Args:
+            past_values: `(B, A, T, 2)` positions in the world.
+            past_observed_mask: `(B, A, T)`, 1 = observed; None: all are. Each agent's last step is.
+            agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
+            future_values: `(B, A, P, 2)` positions to predict.
+            future_observed_mask: `(B, A, P)`, 1 = known; None: all are.
+            noise: `(B, A, K, Z)` standard normal draws; None: drawn. Their number decides K.
+            **kwargs: `num_items_in_batch`, agents of the optimizer step; `predicted_steps`, another
+                number of steps, without `future_values`; `samples_at_once`, fewer need less memory;
+                `output_attentions`.
+
+        Raises:
+            ValueError: an input does not fit; the message says which and how.
+        """
+        scene = read_scene(self.config, past_values, past_observed_mask, agent_mask)
+        context, agent_context = self.context_encoder(scene)
+        prior = self.future_decoder.prior(agent_context)
+        noise = self._noise(prior.mean, noise)  # (B, A, K, Z)
+        mean, log_variance = prior.mean.unsqueeze(2), prior.log_variance.unsqueeze(2)
+        latents = (mean + noise * (0.5 * log_variance).exp()).transpose(1, 2)  # (B, K, A, Z)
+        if future_values is None:
+            futures = decode_samples(self, scene, context, latents, **kwargs)
+            return scene_output(self.config, scene, futures)
+        truth = read_truth(self.config, scene, future_values, future_observed_mask, **kwargs)
+        posterior = self.future_encoder(scene, context, truth.future, truth.is_known)
+        one = posterior.draw(torch.randn_like(posterior.mean)).unsqueeze(1)  # (B, 1, A, Z)
+        both = torch.cat((one, latents), dim=1)
+        rebuilt, futures = decode_samples(self, scene, context, both).split(
+            (1, latents.shape[1]), dim=1
+        )
+        config = self.config
+        reconstruction, closest = truth.reconstruction(rebuilt), truth.closest(futures)
+        divergence = truth.divergence(posterior.divergence(prior), config.divergence_floor)
+        loss = (
+            config.reconstruction_weight * reconstruction
+            + config.divergence_weight * divergence
+            + config.sample_weight * closest
+        )
+        if config.joint_weight:
+            loss = loss + config.joint_weight * truth.closest_together(futures)
+        output = scene_output(config, scene, futures)
+        output.loss, output.sample_loss = loss, closest
+        output.reconstruction_loss, output.divergence = reconstruction, divergence
+        return output
+
+    def _noise(self, mean: Tensor, noise: Tensor | None) -> Tensor:
+        """Standard normal draws `(B, A, K, Z)`."""
+        scenes, agents, width = mean.shape
+        if noise is None:
+            return mean.new_empty(scenes, agents, self.config.num_modes, width).normal_()
+        if noise.dim() != 4 or (*noise.shape[:2], noise.shape[3]) != (scenes, agents, width):
+            raise ValueError(
+                f"noise has shape {tuple(noise.shape)}: give ({scenes}, {agents}, samples, {width})"
+            )
+        return noise
+
+
+def decode_samples(
+    model: Any,
+    scene: Scene,
+    context: Tensor,
+    latents: Tensor,
+    *,
+    predicted_steps: int | None = None,
+    samples_at_once: int | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Positions `(B, N, P, A, 2)` relative to the origin, of latents `(B, N, A, Z)`.
+
+    Args:
+        model: with `config` and `future_decoder`.
+        scene: the observed part.
+        context: `(B, T A, D)` of the context encoder.
+        latents: `(B, N, A, Z)`.
+        predicted_steps: P; None: as trained.
+        samples_at_once: decode so many samples at a time; None: all.
+        **kwargs: ignored.
+
+    Raises:
+        ValueError: a number is not positive.
+    """
+    steps = model.config.predicted_steps if predicted_steps is None else predicted_steps
+    size = latents.shape[1] if samples_at_once is None else samples_at_once
+    for name, value in {"predicted_steps": steps, "samples_at_once": size}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: give a positive number")
+    if steps > model.config.predicted_steps:
+        logger.warning(
+            "predicted_steps=%d: the model was trained on %d, later steps are less certain",
+            *(steps, model.config.predicted_steps),
+        )
+    parts = [model.future_decoder(scene, context, part, steps) for part in latents.split(size, 1)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+
+def scene_output(
+    config: VanillaAgentFormerConfig, scene: Scene, futures: Tensor
+) -> VanillaJointTrajectoryOutput:
+    """Futures `(B, N, P, A, 2)` relative to the origin as positions in the world; padding is 0."""
+    tracks = futures.permute(0, 3, 1, 2, 4) + scene.origin.unsqueeze(1)  # (B, A, N, P, 2)
+    tracks = torch.where(scene.is_agent[..., None, None, None], tracks * config.position_scale, 0)
+    return VanillaJointTrajectoryOutput(
+        trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:3])
+    )
+
+
+def read_truth(
+    config: VanillaAgentFormerConfig,
+    scene: Scene,
+    future_values: Tensor,
+    future_observed_mask: Tensor | None,
+    *,
+    num_items_in_batch: "Tensor | float | None" = None,
+    **kwargs: Any,
+) -> Truth:
+    """Check and centre the future of a batch; arguments as of the models.
+
+    Raises:
+        ValueError: a shape does not fit, or a value is not finite.
+    """
+    steps = config.predicted_steps
+    is_known = known_steps("future", future_values, future_observed_mask, steps)
+    if is_known.shape[:2] != scene.is_agent.shape:
+        raise ValueError(
+            f"future_values has {tuple(is_known.shape[:2])} scenes and agents, past_values "
+            f"{tuple(scene.is_agent.shape)}: give the same"
+        )
+    is_known = is_known & scene.is_agent.unsqueeze(-1)
+    check_finite("future", future_values, is_known)
+    future = torch.where(is_known.unsqueeze(-1), future_values, 0) / config.position_scale
+    future = torch.where(is_known.unsqueeze(-1), future - scene.origin, 0)
+    count = scene.is_agent.sum() if num_items_in_batch is None else num_items_in_batch
+    divisor = torch.as_tensor(count, device=future.device).clamp(min=1)
+    return Truth(future, is_known, scene.is_agent, divisor)

@@ -1,0 +1,231 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""The three stacks of AgentFormer (3.2): context encoder, future encoder, future decoder.
+
+Shapes: B scenes, A agents, T observed steps, P predicted steps, N samples, L any number of steps,
+D `d_model`, Z `latent_dim`.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from .attention_vanilla_agent import AgentDecoderLayer, AgentEncoderLayer
+from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .kernels_vanilla import VanillaDropout
+from .positions_vanilla import sinusoid
+from .scene_vanilla_agentformer import Scene, causal_steps, scene_mask
+
+SMALLEST_SPREAD = 1e-8  # added to the prior's standard deviation, as in the authors' code
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent normal distributions, one of Z numbers for each agent.
+
+    Attributes:
+        mean: `(..., Z)`.
+        log_variance: `(..., Z)`.
+    """
+
+    mean: Tensor
+    log_variance: Tensor
+
+    def draw(self, noise: Tensor) -> Tensor:
+        """A sample that depends differentiably on mean and variance; `noise` is N(0, 1)."""
+        return self.mean + noise * (0.5 * self.log_variance).exp()
+
+    def divergence(self, prior: "Gaussian") -> Tensor:
+        """Kullback-Leibler divergence from `prior`, `(...)` nats per agent."""
+        spread = (0.5 * prior.log_variance).exp() + SMALLEST_SPREAD
+        shift = (self.mean - prior.mean) / spread
+        ratio = (0.5 * self.log_variance).exp() / spread
+        return (0.5 * (shift.square() + ratio.square()) - 0.5 - ratio.log()).sum(dim=-1)
+
+
+class StepEmbedding(nn.Module):
+    """Steps of agents as tokens: a Linear, then another over it and the sinusoid of its step.
+
+    The sinusoid is concatenated, not added as in 3.5 of the 2017 paper.
+
+    Args:
+        config: read for `d_model` and `dropout`.
+        width: numbers per step and agent.
+    """
+
+    def __init__(self, config: VanillaAgentFormerConfig, width: int) -> None:
+        super().__init__()
+        self.projection = nn.Linear(width, config.d_model)
+        self.time_projection = nn.Linear(2 * config.d_model, config.d_model)
+        self.dropout = VanillaDropout(config.dropout)
+
+    def forward(self, inputs: Tensor, first: int = 0) -> Tensor:
+        """Tokens `(B, L A, D)` of inputs `(B, L, A, width)`, whose steps count from `first`."""
+        vectors = self.projection(inputs)  # (B, L, A, D)
+        steps = torch.arange(first, first + inputs.shape[1], device=inputs.device)
+        code = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
+        code = code.view(1, len(steps), 1, -1).expand_as(vectors)
+        return self.dropout(self.time_projection(torch.cat((vectors, code), dim=-1))).flatten(1, 2)
+
+
+class HiddenLayers(nn.ModuleList):
+    """Linear layers, each followed by a ReLU; none where `widths` is empty."""
+
+    def __init__(self, width: int, widths: list[int]) -> None:
+        inputs = [width, *widths]
+        super().__init__(nn.Linear(a, b) for a, b in pairwise(inputs))
+        self.width = inputs[-1]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`(..., width)` to `(..., widths[-1])`."""
+        for layer in self:
+            hidden_states = layer(hidden_states).relu()
+        return hidden_states
+
+
+class ContextEncoder(nn.Module):
+    """All observed steps of all agents as one sequence."""
+
+    def __init__(self, config: VanillaAgentFormerConfig) -> None:
+        super().__init__()
+        self.embedding = StepEmbedding(config, 4)
+        layers = [AgentEncoderLayer(config) for _ in range(config.encoder_layers)]
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, scene: Scene) -> tuple[Tensor, Tensor]:
+        """`(B, T A, D)`, and the mean over each agent's observed steps, `(B, A, D)`."""
+        steps, agents = scene.past.shape[2], scene.past.shape[1]
+        mask = None
+        if not scene.is_whole:
+            mask = scene_mask(scene, steps, steps, scene.observed_keys())
+        hidden_states = self.embedding(scene.step_inputs())
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, num_agents=agents)
+        by_agent = hidden_states.unflatten(1, (steps, agents))
+        return hidden_states, mean_of_steps(by_agent, scene.is_observed)
+
+
+class FutureEncoder(nn.Module):
+    """The posterior of each agent's latent, from the true future; used in training only."""
+
+    def __init__(self, config: VanillaAgentFormerConfig) -> None:
+        super().__init__()
+        self.embedding = StepEmbedding(config, 4)
+        layers = [AgentDecoderLayer(config, index) for index in range(config.posterior_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.hidden = HiddenLayers(config.d_model, config.head_dims)
+        self.latent_head = nn.Linear(self.hidden.width, 2 * config.latent_dim)
+
+    def forward(self, scene: Scene, context: Tensor, future: Tensor, is_known: Tensor) -> Gaussian:
+        """The posterior, Z numbers for each agent.
+
+        Args:
+            scene: the observed part.
+            context: `(B, T A, D)` of the context encoder.
+            future: `(B, A, P, 2)` positions relative to the origin; 0 where not known.
+            is_known: `(B, A, P)` bool.
+        """
+        inputs = scene.future_inputs(future, is_known)  # (B, P, A, 4)
+        steps, agents = inputs.shape[1:3]
+        mask = source_mask = None
+        if not (scene.is_whole and is_known.all()):
+            # an agent without any known step sees itself, so that no query is without a key
+            is_key = is_known | ~is_known.any(dim=2, keepdim=True)
+            mask = scene_mask(scene, steps, steps, is_key.transpose(1, 2).flatten(1))
+            source_mask = scene_mask(scene, steps, scene.past.shape[2], scene.observed_keys())
+        hidden_states = self.embedding(inputs)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
+        by_agent = hidden_states.unflatten(1, (steps, agents))
+        pooled = self.hidden(mean_of_steps(by_agent, is_known))
+        return Gaussian(*self.latent_head(pooled).chunk(2, dim=-1))
+
+
+class FutureDecoder(nn.Module):
+    """The prior of each agent's latent, and the future that follows from latents, step by step."""
+
+    def __init__(self, config: VanillaAgentFormerConfig) -> None:
+        super().__init__()
+        self.embedding = StepEmbedding(config, 2 + config.latent_dim)
+        layers = [AgentDecoderLayer(config, index) for index in range(config.decoder_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.hidden = HiddenLayers(config.d_model, config.head_dims)
+        self.head = nn.Linear(self.hidden.width, 2)
+        self.prior_head = nn.Linear(config.d_model, 2 * config.latent_dim)
+
+    def prior(self, agent_context: Tensor) -> Gaussian:
+        """The prior of latents from each agent's context `(B, A, D)`."""
+        return Gaussian(*self.prior_head(agent_context).chunk(2, dim=-1))
+
+    def forward(self, scene: Scene, context: Tensor, latents: Tensor, steps: int) -> Tensor:
+        """Positions `(B, N, P, A, 2)` relative to the origin.
+
+        No gradient flows from a step's input to the step before it, so training needs the rollout
+        without gradients, and then one pass over all steps at once.
+
+        Args:
+            scene: the observed part.
+            context: `(B, T A, D)` of the context encoder.
+            latents: `(B, N, A, Z)`.
+            steps: P.
+        """
+        futures = self._rollout(scene, context, latents, steps)
+        if not torch.is_grad_enabled():
+            return futures
+        agents = latents.shape[2]
+        mask = causal_steps(scene_mask(scene, steps, steps), steps)
+        if mask.shape[0] > 1:  # one scene broadcasts over its samples
+            mask = mask.repeat_interleave(latents.shape[1], dim=0)
+        source_mask = self._source_mask(scene, latents.shape[1] * steps)
+        start = self._last(scene, latents.shape[1])
+        before = torch.cat((start, futures[:, :, :-1]), dim=2)  # (B, N, P, A, 2)
+        hidden_states = self._tokens(before, latents, 0)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
+        return start + self._changes(hidden_states, futures.shape)
+
+    @torch.no_grad()
+    def _rollout(self, scene: Scene, context: Tensor, latents: Tensor, steps: int) -> Tensor:
+        """Positions `(B, N, P, A, 2)`; each step is computed once, with a KV cache."""
+        samples, agents = latents.shape[1:3]
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        source_mask = self._source_mask(scene, samples)
+        start = self._last(scene, samples)
+        found = [start]
+        for number in range(steps):
+            mask = None
+            if source_mask is not None:
+                mask = scene_mask(scene, 1, number + 1).repeat_interleave(samples, dim=0)
+            hidden_states = self._tokens(found[-1], latents, number)  # (B N, A, D)
+            for layer in self.layers:
+                hidden_states = layer(
+                    hidden_states, mask, context, source_mask, cache, num_agents=agents
+                )
+            found.append(start + self._changes(hidden_states, start.shape))
+        return torch.cat(found[1:], dim=2)
+
+    def _source_mask(self, scene: Scene, queries: int) -> Tensor | None:
+        if scene.is_whole:
+            return None
+        return scene_mask(scene, queries, scene.past.shape[2], scene.observed_keys())
+
+    def _last(self, scene: Scene, samples: int) -> Tensor:
+        """Last observed positions `(B, N, 1, A, 2)`."""
+        return scene.past[:, None, None, :, -1].expand(-1, samples, -1, -1, -1)
+
+    def _tokens(self, before: Tensor, latents: Tensor, first: int) -> Tensor:
+        """Tokens `(B N, L A, D)` of the positions `(B, N, L, A, 2)` before each step."""
+        latents = latents.unsqueeze(2).expand(-1, -1, before.shape[2], -1, -1)
+        return self.embedding(torch.cat((before, latents), dim=-1).flatten(0, 1), first)
+
+    def _changes(self, hidden_states: Tensor, shape: torch.Size) -> Tensor:
+        """Displacements from the last observed position, `(B, N, L, A, 2)`."""
+        return self.head(self.hidden(hidden_states)).view(shape)
+
+
+def mean_of_steps(by_agent: Tensor, is_known: Tensor) -> Tensor:
+    """Mean `(B, A, D)` over the known steps `(B, A, L)` of `(B, L, A, D)`; 0 without any."""
+    weight = is_known.transpose(1, 2).unsqueeze(-1).to(by_agent.dtype)  # (B, L, A, 1)
+    return (by_agent * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
