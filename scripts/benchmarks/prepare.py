@@ -3,7 +3,7 @@
     scripts/benchmarks/prepare.py --folder DIR --pairs 100000000
 
 Sentences are made-up words; lengths are those of text (geometric, 25 tokens on average). Readers
-are processes that each take every n-th batch of an epoch, as the processes of a training do. For the
+are processes that each take every n-th batch of an epoch, as those of a training do. For the
 start-up, only lengths are made, since it reads nothing else.
 """
 

@@ -230,9 +230,9 @@ def test_learning_in_half_precision_on_a_cpu_loses_nothing_between_the_products(
 
 
 @torch.no_grad()
-def test_reading_in_half_precision_is_transformers_own():
-    module = attention("sdpa").to(torch.bfloat16)
-    states = [state.to(torch.bfloat16) for state in inputs()]
+def test_reading_in_float16_is_transformers_own():
+    module = attention("sdpa").to(torch.float16)
+    states = [state.to(torch.float16) for state in inputs()]
     query, key, value = (
         project(state).unflatten(-1, (H, -1)).transpose(1, 2)
         for project, state in zip(

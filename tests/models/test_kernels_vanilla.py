@@ -1,10 +1,17 @@
-"""Dropout (5.4): the rate, the means, and when it is torch's own."""
+"""Dropout (5.4) and attention in bfloat16: the formulas, and when torch's own are called."""
 
 import pytest
 import torch
 from torch.testing import assert_close
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_vanilla.models.kernels_vanilla import VanillaDropout
+from hf_vanilla.models.attention_vanilla import VanillaAttention, eager_attention
+from hf_vanilla.models.kernels_vanilla import (
+    VanillaDropout,
+    attention_in_products,
+    faster_attention,
+    sdpa_in_float32,
+)
 
 SIZE = 1_000_003  # no multiple of the four draws in a word
 
@@ -65,3 +72,37 @@ def test_a_compiled_program_takes_torchs_own():
     states = torch.ones(SIZE)
     share = (compiled(states) == 0).double().mean().item()
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / SIZE) ** 0.5
+
+
+BATCH, QUERIES, KEYS = 3, 5, 7
+MASKS = {
+    "none": None,
+    "bool": torch.rand(BATCH, 1, QUERIES, KEYS, generator=torch.Generator().manual_seed(1)) < 0.6,
+    "float": torch.zeros(BATCH, 1, QUERIES, KEYS).masked_fill_(
+        torch.arange(KEYS) > torch.arange(QUERIES)[:, None] + 1, float("-inf")
+    ),
+    "a query without keys": torch.arange(QUERIES)[:, None].expand(BATCH, 1, -1, KEYS) > 0,
+    "causal": None,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_bfloat16_attention_in_products_is_the_formula(name, tiny_config):
+    module = VanillaAttention(tiny_config, 2, is_causal=name == "causal").eval()
+    keys = QUERIES if name == "causal" else KEYS
+    states = [torch.randn(BATCH, 2, n, 6).bfloat16() for n in (QUERIES, keys, keys)]
+    mask = MASKS[name]
+    rounded = mask.bfloat16() if name == "float" else mask
+    found, _ = attention_in_products(module, *states, rounded, scaling=6**-0.5)
+    expected, _ = eager_attention(module, *(each.float() for each in states), mask)
+    assert found.dtype == torch.bfloat16
+    assert_close(found.float(), expected, rtol=0, atol=0.03)  # 8 bits of mantissa, values up to 3
+
+
+def test_only_bfloat16_without_gradients_on_a_cpu_takes_the_products():
+    sdpa, query = ALL_ATTENTION_FUNCTIONS["sdpa"], torch.ones(1, 1, 2, 4)
+    assert faster_attention(sdpa, query.bfloat16()) is attention_in_products
+    assert faster_attention(sdpa, query.bfloat16().requires_grad_()) is sdpa_in_float32
+    for other in (query, query.half(), query.bfloat16().to("meta")):
+        assert faster_attention(sdpa, other) is sdpa
+    assert faster_attention(eager_attention, query.bfloat16()) is eager_attention
