@@ -138,6 +138,16 @@ COMMANDS = {
         "hf_vanilla.tasks.translation_shards:prepare_shards",
         ("hf_vanilla.tasks.translation_shards:PrepareOptions",),
     ),
+    "sweep": Command(
+        "train the runs of a list with several seeds; resumable",
+        "hf_vanilla.tasks.sweep:run_sweep",
+        ("hf_vanilla.tasks.sweep:read_sweep_command",),
+    ),
+    "compare": Command(
+        "compare the runs of a sweep: mean, deviation, bootstrap",
+        "hf_vanilla.tasks.comparison:compare_runs",
+        ("hf_vanilla.tasks.comparison:read_comparison",),
+    ),
     "average": Command(
         "average the last or best checkpoints of a run",
         "hf_vanilla.training.averaging:average_run",

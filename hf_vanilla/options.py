@@ -1,6 +1,7 @@
 """Dataclasses of options: from YAML files and command lines, with constraints on their fields."""
 
 import difflib
+import json
 import math
 import re
 from argparse import ArgumentError
@@ -46,7 +47,8 @@ def option(
         choices: allowed names.
         **notes: facts that the owner of the class reads from `field.metadata`:
             `may_change=True` where a resumed run may have another value; `of_data=True` where the
-            option describes the data set; `chooses_data=True` where it chooses one.
+            option describes the data set; `chooses_data=True` where it chooses one;
+            `is_section=True` where `--NAME.KEY VALUE` gives one entry of it.
     """
     limits = {"at_least": at_least, "above": above, "below": below, "choices": tuple(choices)}
     given = {name: value for name, value in limits.items() if value not in (None, ())}
@@ -139,6 +141,7 @@ def parse_options(
         formatter_class=OptionFormatter,
     )
     _set_apart_foreign_options(parser, classes)
+    arguments = _joined_sections(arguments, classes)
     given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
     missing = sorted(required - given)
     misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
@@ -160,6 +163,24 @@ def parse_options(
         for kind, values in zip(classes, parsed, strict=True)
     ]
     return made[0] if isinstance(options, type) else tuple(made)
+
+
+def _joined_sections(arguments: Sequence[str], classes: Sequence[type]) -> list[str]:
+    """The arguments with `--NAME.KEY VALUE` of a section as one `--NAME={"KEY": VALUE}`."""
+    rest = list(arguments)
+    for section in sorted(name for kind in classes for name in noted(kind, "is_section")):
+        entries: dict[str, Any] = {}
+        for key in dict.fromkeys(a.split("=")[0] for a in rest if a.startswith(f"--{section}.")):
+            text = pop_option(rest, key) or ""
+            try:
+                entries[key.removeprefix(f"--{section}.")] = yaml_value(text)
+            except ValueError:
+                raise UsageError(f"{key}={text!r} is not a YAML value") from None
+        if entries:
+            whole = pop_option(rest, f"--{section}")
+            earlier = {} if whole is None else yaml_value(whole)
+            rest.append(f"--{section}={json.dumps({**earlier, **entries})}")
+    return rest
 
 
 def _set_apart_foreign_options(parser: HfArgumentParser, classes: Sequence[type]) -> None:
@@ -224,6 +245,19 @@ def pop_option(arguments: list[str], name: str) -> str | None:
             raise UsageError(f"{name} needs a value")
         value = found if value is None else value
     return value
+
+
+def options_and_paths(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of a command line with their values, and all other arguments; `-` is a path."""
+    options, paths, remaining = [], [], iter(arguments)
+    for argument in remaining:
+        if argument == "-" or not argument.startswith("-"):
+            paths.append(argument)
+            continue
+        options.append(argument)
+        if "=" not in argument and argument not in ("-h", "--help"):
+            options.extend([value] if (value := next(remaining, None)) is not None else [])
+    return options, paths
 
 
 # --- YAML ----------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
     *("inspect-data", "forecast", "evaluate", "score", "convert", "export"),
-    *("quantize", "plot", "push", "app", "train-tokenizer", "prepare", "average"),
+    *("quantize", "plot", "push", "app", "train-tokenizer", "prepare", "sweep", "compare"),
+    "average",
 ]
 
 

@@ -102,12 +102,14 @@ class EncodedPairs:
         source_lengths: `(N,)` int32, tokens of each source.
         target_lengths: `(N,)` int32, tokens of each target.
         dropped: counts of the pairs that are not among the rows.
+        kept: `(N,)` number of each row in the text; None where no pair was dropped.
     """
 
     rows: Dataset
     source_lengths: np.ndarray
     target_lengths: np.ndarray
     dropped: DroppedPairs
+    kept: np.ndarray | None = None
 
 
 def encode_texts(
@@ -198,6 +200,7 @@ def pairs_within(rows: Dataset, limits: LengthLimits, key: str) -> EncodedPairs:
         source_lengths=source,
         target_lengths=target,
         dropped=dropped,
+        kept=None if keep.all() else np.flatnonzero(keep),
     )
 
 

@@ -22,6 +22,7 @@ from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits
 from hf_vanilla.data.streaming import StreamedBatches
+from hf_vanilla.data.subword_dropout import SubwordDropout
 from hf_vanilla.hub.card import CardFacts, model_card
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -32,6 +33,7 @@ from hf_vanilla.translation.evaluation import check_bleu_tokenizer
 from hf_vanilla.translation.validation import plain_nll, validation_nll, validation_scores
 
 from .translation_data import TextData, prepare_text, text_facts
+from .translation_loss import rdrop_outputs
 from .translation_options import MEASURES, TranslationDataOptions
 
 logger = get_logger(__name__)
@@ -49,7 +51,19 @@ def prepare(recipe: Recipe) -> "TranslationTask":
         check_bleu_tokenizer(recipe.data.bleu_tokenize)
     data = prepare_text(recipe)
     rows = data.train.rows.with_format("arrow") if isinstance(data.train, EncodedPairs) else None
-    return TranslationTask(recipe, data, rows, PairCollator(data.tokenizer.pad_token_id))
+    collate = PairCollator(data.tokenizer.pad_token_id)
+    return TranslationTask(recipe, data, rows, collate, _subword_dropout(recipe, data))
+
+
+def _subword_dropout(recipe: Recipe, data: TextData) -> SubwordDropout | None:
+    if not recipe.data.bpe_dropout:
+        return None
+    return SubwordDropout(
+        data.tokenizer,
+        rate=recipe.data.bpe_dropout,
+        seed=recipe.train.seed,
+        max_length=recipe.data.max_length,
+    )
 
 
 @dataclass(frozen=True)
@@ -82,12 +96,14 @@ class TranslationTask:
         data: tokenizer, training and validation pairs.
         rows: encoded training pairs as Arrow tables; None for a stream.
         collate: rows to padded tensors.
+        dropout: encodes the training text anew for each batch; None without BPE-dropout.
     """
 
     recipe: Recipe
     data: TextData
     rows: Dataset | None
     collate: PairCollator
+    dropout: SubwordDropout | None = None
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
@@ -166,8 +182,19 @@ class TranslationTask:
         """Pad the rows: `input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, int64."""
         if isinstance(rows, pa.Table):
             return self.collate(rows)
+        if self.dropout is not None:
+            return self._dropout_batch(rows, generator)
         assert self.rows is not None
         return self.collate(self.rows[rows])
+
+    def _dropout_batch(self, rows: list[int], generator: torch.Generator) -> Batch:
+        """The rows with other segmentations of their words."""
+        assert self.dropout is not None
+        assert self.data.train_text is not None
+        pairs = self.data.train_text[rows]
+        ids, labels = (self.dropout(pairs[side], generator) for side in ("source", "target"))
+        columns = zip(ids, labels, strict=True)
+        return self.collate([{"input_ids": row, "labels": label} for row, label in columns])
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Real target tokens."""
@@ -178,7 +205,10 @@ class TranslationTask:
     ) -> dict[str, Tensor]:
         """Nats per target token of the step: smoothed, and plain where the step is logged."""
         (tokens,) = totals
-        outputs = model(**batch, num_items_in_batch=tokens)
+        if self.options.rdrop_alpha:
+            outputs = rdrop_outputs(model, batch, tokens, alpha=self.options.rdrop_alpha)
+        else:
+            outputs = model(**batch, num_items_in_batch=tokens)
         if not is_logged:
             return {"loss": outputs.loss}
         nll = plain_nll(outputs.logits.detach(), batch["labels"]) / tokens
@@ -198,7 +228,7 @@ class TranslationTask:
             items=target_tokens,
             real_positions=int(sources.sum()) + target_tokens,
             padded_positions=batch["attention_mask"].numel() + batch["labels"].numel(),
-            flops=training_flops(config, sources, targets),
+            flops=training_flops(config, sources, targets) * (2 if self.options.rdrop_alpha else 1),
         )
 
     def validate(

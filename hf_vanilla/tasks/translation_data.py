@@ -58,11 +58,14 @@ class TextData:
         tokenizer: of both languages.
         train: encoded pairs; or a stream of text, encoded while it is read.
         validation: None where there are no validation pairs.
+        train_text: rows of `source` and `target`, one per encoded pair; None unless BPE-dropout
+            reads them.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: EncodedPairs | IterableDataset
     validation: ValidationSet | None
+    train_text: Dataset | None = None
 
 
 def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset | IterableDataset]:
@@ -130,13 +133,17 @@ def prepare_text(recipe: Recipe) -> TextData:
     validation = None
     if "validation" in corpus:
         validation = ValidationSet(encoded["validation"], corpus["validation"])
-    # mapped text takes memory once it was read, so only its ids are kept
+    # mapped text takes memory once it was read, so only its ids are kept, if they suffice
+    text = None
     if options.prepared is not None:
         train = read_shards(Path(options.prepared), _limits(options, "train"))
         _report("train", train, _limits(options, "train"))
     else:
         train = corpus["train"] if options.streaming else encoded["train"]
-    return TextData(tokenizer, train, validation)
+    if options.bpe_dropout:
+        kept = encoded["train"].kept
+        text = corpus["train"] if kept is None else corpus["train"].select(kept)
+    return TextData(tokenizer, train, validation, text)
 
 
 def _encode(

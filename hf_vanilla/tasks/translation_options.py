@@ -87,6 +87,18 @@ class TranslationDataOptions:
     tokens_per_batch: int = option(
         3_125, "tokens per side, process and micro-batch, padding included", at_least=1
     )
+    rdrop_alpha: float = option(
+        0.0,
+        "R-Drop: weight of the divergence between two passes with different dropout, such as 5; 0: "
+        "one pass",
+        at_least=0,
+    )
+    bpe_dropout: float = option(
+        0.0,
+        "probability to leave out a merge of BPE in the training text, such as 0.1; 0: none is",
+        at_least=0,
+        below=1,
+    )
     eval_sentences: int = option(
         200,
         "validation sentences translated for BLEU; 0: none",
@@ -130,6 +142,11 @@ class TranslationDataOptions:
         has_files = self.train_source is not None or self.prepared is not None
         if self.validation_source is not None and not has_files:
             raise ValueError("validation files need train_source and train_target, or prepared")
+        if self.bpe_dropout and (self.streaming or self.prepared is not None):
+            raise ValueError(
+                f"bpe_dropout={self.bpe_dropout:g} reads the text again in each epoch: give files "
+                "or a dataset, without streaming and prepared"
+            )
 
     def check_with(self, train: TrainRecipe) -> None:
         """Compare with the shared options.

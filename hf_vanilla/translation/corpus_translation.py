@@ -167,6 +167,8 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
         "engine": options.engine,
         "num_beams": options.num_beams,
         **({} if options.dtype is None else {"dtype": options.dtype}),
+        **({"generation": options.generation_fields} if options.generation else {}),
+        **({} if options.seed is None else {"seed": options.seed}),
     }
 
 

@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from accelerate import PartialState
+from transformers import GenerationConfig
+
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.generation_vanilla import paper_decoding
+from hf_vanilla.options import check_names, option, yaml_value
 
 from .engines import ENGINES
 from .precision import check_dtype
 from .translator import Translator, check_tokens_per_batch
 
+GENERATION_FIELDS = (
+    GenerationConfig().to_dict().keys() | paper_decoding(VanillaConfig()).to_dict().keys()
+)
 SHOWN_LINES = 10  # in the message about failed lines
 
 
@@ -28,6 +37,14 @@ class DecodingOptions:
     num_beams: int | None = field(
         default=None, metadata={"help": "beams per sentence; default: the model's own number"}
     )
+    generation: str | None = option(
+        None,
+        "field of the generation config: --generation.KEY VALUE, such as --generation.top_k 10",
+        is_section=True,
+    )
+    seed: int | None = field(
+        default=None, metadata={"help": "of sampling (--generation.do_sample true)"}
+    )
     tokens_per_batch: int = field(
         default=4096, metadata={"help": "source tokens in a batch, padding included"}
     )
@@ -42,11 +59,22 @@ class DecodingOptions:
         if self.num_beams is not None and self.num_beams < 1:
             raise ValueError(f"num_beams={self.num_beams}: give a positive number")
         check_tokens_per_batch(self.tokens_per_batch)
+        check_names("generation", self.generation_fields, GENERATION_FIELDS)
+        if "num_beams" in self.generation_fields:
+            raise ValueError("generation.num_beams: give --num_beams")
+        if self.seed is not None and not self.generation_fields.get("do_sample"):
+            raise ValueError(f"seed={self.seed} needs --generation.do_sample true")
 
     @property
-    def generate_kwargs(self) -> dict[str, int]:
-        """Changes to the model's generation config."""
-        return {} if self.num_beams is None else {"num_beams": self.num_beams}
+    def generation_fields(self) -> dict[str, Any]:
+        """The fields in `generation`."""
+        return {} if self.generation is None else yaml_value(self.generation)
+
+    @property
+    def generate_kwargs(self) -> dict[str, Any]:
+        """Changes to the model's generation config, and the seed of sampling."""
+        changes = {**self.generation_fields, "num_beams": self.num_beams, "seed": self.seed}
+        return {name: value for name, value in changes.items() if value is not None}
 
     def check_failures(self, failed: Sequence[int]) -> None:
         """Refuse failed lines, unless `accept_failures` is on.

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -57,15 +60,23 @@ class TorchEngine:
     Args:
         model: a sequence-to-sequence model in evaluation mode.
         tokenizer: its tokenizer.
+        seed: of sampling: what is drawn for a batch is a function of the seed and its sentences;
+            None: torch's generator as it is.
         **generate_kwargs: passed on to `model.generate`. Of several returned sequences the first,
             which beam search ranks best, is the translation.
     """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **generate_kwargs: Any
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int | None = None,
+        **generate_kwargs: Any,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.seed = seed
         self.generate_kwargs = generate_kwargs
 
     @torch.inference_mode()
@@ -74,27 +85,44 @@ class TorchEngine:
         input_ids = padded(rows, self.tokenizer.pad_token_id)
         lengths = torch.tensor([len(row) for row in rows])
         attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
-        generated = self.model.generate(
-            input_ids=input_ids.to(self.model.device),
-            attention_mask=attention_mask.to(self.model.device),
-            # one sequence per sentence, whatever the generation config says
-            **{**self.generate_kwargs, "num_return_sequences": 1, "return_dict_in_generate": False},
-        )
+        # one sequence per sentence, whatever the generation config says
+        returned = {"num_return_sequences": 1, "return_dict_in_generate": False}
+        with self._drawing(rows):
+            generated = self.model.generate(
+                input_ids=input_ids.to(self.model.device),
+                attention_mask=attention_mask.to(self.model.device),
+                **{**self.generate_kwargs, **returned},
+            )
         # without the start token, which some tokenizers do not count as special
         return self.tokenizer.batch_decode(generated[:, 1:], skip_special_tokens=True)
 
     def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:
-        """The n best hypotheses per row of input ids, by beam search."""
-        return n_best_of_rows(self.model, self.tokenizer, rows, n, **self.generate_kwargs)
+        """The n best hypotheses per row of input ids, by beam search or sampling."""
+        with self._drawing(rows):
+            return n_best_of_rows(self.model, self.tokenizer, rows, n, **self.generate_kwargs)
+
+    @contextmanager
+    def _drawing(self, rows: list[list[int]]) -> Iterator[None]:
+        """Draw by the seed and these rows; torch's generators then go on as before."""
+        if self.seed is None:
+            yield
+            return
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            # the generator of a CPU reads 32 bits of a seed
+            torch.manual_seed(zlib.crc32(repr((self.seed, rows)).encode()))
+            yield
 
     def check_n_best(self, n: int) -> None:
-        """Refuse an n-best list that the search cannot give.
+        """Refuse an n-best list that the search cannot give; sampling without beams gives any.
 
         Raises:
             ValueError: `n` is above the number of beams, or there is no beam search.
         """
         saved = self.model.generation_config
         beams = self.generate_kwargs.get("num_beams", saved.num_beams) or 1
+        if self.generate_kwargs.get("do_sample", saved.do_sample) and beams == 1:
+            return
         if n > beams or beams == 1:
             wanted = max(n, 2)
             raise ValueError(f"n_best={n}, but num_beams={beams}: add --num_beams {wanted}")

@@ -1,5 +1,6 @@
 """The n-best list of one sentence: translations with the scores of the search (6.1)."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.data.batching import padded
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
+
+from .forced_decoding import log_probs_of_pairs
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,16 @@ def n_best_of_rows(
     n: int,
     **generate_kwargs: Any,
 ) -> list[list[Hypothesis]]:
-    """The n best hypotheses of each sentence of a batch, by beam search.
+    """The n best hypotheses of each sentence of a batch, by beam search or sampling.
+
+    Sampled hypotheses have the score of the model itself, without temperature and the like, and
+    are sorted by it; some may be equal.
 
     Args:
         model: an encoder-decoder in evaluation mode.
         tokenizer: its tokenizer.
         rows: input ids of each sentence.
-        n: hypotheses per sentence; at most the number of beams.
+        n: hypotheses per sentence; at most the number of beams, unless they are sampled.
         **generate_kwargs: changes to the model's generation config.
     """
     input_ids = padded(rows, tokenizer.pad_token_id)
@@ -98,11 +104,24 @@ def n_best_of_rows(
     )
     ids = _rows_until_end(found.sequences, model)
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    hypotheses = [
-        Hypothesis(*values)
-        for values in zip(texts, ids, found.sequences_scores.tolist(), strict=True)
+    scores = found.get("sequences_scores")
+    if scores is None:
+        values = _model_scores(model, [(rows[i // n], row) for i, row in enumerate(ids)])
+    else:
+        values = scores.tolist()
+    hypotheses = [Hypothesis(*one) for one in zip(texts, ids, values, strict=True)]
+    lists = [hypotheses[i : i + n] for i in range(0, len(hypotheses), n)]
+    return [sorted(one, key=lambda found: -found.score) for one in lists]
+
+
+def _model_scores(model: PreTrainedModel, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
+    """Log-probability of each target in nats, divided by the length penalty."""
+    settings = model.generation_config
+    alpha = 1.0 if settings.length_penalty is None else settings.length_penalty
+    return [
+        math.fsum(values) / length_penalty(len(values), alpha, penalty_form(settings))
+        for values in log_probs_of_pairs(model, pairs)
     ]
-    return [hypotheses[i : i + n] for i in range(0, len(hypotheses), n)]
 
 
 def _rows_until_end(sequences: Tensor, model: PreTrainedModel) -> list[list[int]]:

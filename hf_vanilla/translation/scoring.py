@@ -1,25 +1,20 @@
-"""Log-probabilities of given translations, by forced decoding: to filter and to rerank.
-
-Shapes: B batch, S source, T target, V vocabulary.
-"""
+"""Log-probabilities of given translations, by forced decoding: to filter and to rerank."""
 
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 
-import numpy as np
-import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import batch_bounds, padded
 from hf_vanilla.data.corpus import read_pairs
 from hf_vanilla.files import check_output_file
 
-from .attentions import readable_tokens, start_token_id
+from .attentions import readable_tokens
 from .file_translation import STANDARD_STREAM, open_output
+from .forced_decoding import log_probs_of_pairs
 from .translator import check_tokens_per_batch, load_translator
 
 FORMATS = ("tsv", "jsonl")
@@ -116,53 +111,3 @@ def pair_ids(
                     f"{limit}: remove the pair"
                 )
     return list(zip(sides["source"][1], sides["target"][1], strict=True))
-
-
-@torch.inference_mode()
-def log_probs_of_pairs(
-    model: PreTrainedModel,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-    *,
-    tokens_per_batch: int = 4096,
-) -> list[list[float]]:
-    """Log-probability in nats of every target token, given the source and the tokens before it.
-
-    Args:
-        model: an encoder-decoder in evaluation mode.
-        pairs: input ids and target ids of each pair; the targets have no start token.
-        tokens_per_batch: upper limit of pairs times longest side.
-
-    Returns:
-        One list per pair, in the same order, with one number per target id.
-    """
-    longest = [max(len(source), len(target)) for source, target in pairs]
-    order = sorted(range(len(pairs)), key=lambda i: -longest[i])
-    lengths = np.minimum([longest[i] for i in order], tokens_per_batch)
-    found: list[list[float]] = [[] for _ in pairs]
-    for begin, end in pairwise(batch_bounds(lengths, tokens_per_batch).tolist()):
-        batch = order[begin:end]
-        log_probs = _batch_log_probs(model, [pairs[i] for i in batch]).tolist()
-        for i, row in zip(batch, log_probs, strict=True):
-            found[i] = row[: len(pairs[i][1])]
-    return found
-
-
-def _batch_log_probs(
-    model: PreTrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> torch.Tensor:
-    """`(B, T)`; entries behind a pair's target are meaningless."""
-    pad, device = model.config.pad_token_id, model.device
-    input_ids = padded([source for source, _ in pairs], pad)  # (B, S)
-    targets = padded([target for _, target in pairs], pad).to(device)  # (B, T)
-    lengths = torch.tensor([len(source) for source, _ in pairs])
-    attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
-    start = targets.new_full((len(pairs), 1), start_token_id(model))
-    logits = model(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
-        decoder_input_ids=torch.cat([start, targets[:, :-1]], dim=1),
-        use_cache=False,
-    ).logits  # (B, T, V)
-    log_probs = logits.float().log_softmax(dim=-1)
-    return log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

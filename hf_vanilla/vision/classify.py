@@ -14,7 +14,7 @@ from typing import TextIO
 
 from hf_vanilla.data.image_files import IMAGE_SUFFIXES, ImageError
 from hf_vanilla.files import whole_file
-from hf_vanilla.options import UsageError, parse_options
+from hf_vanilla.options import UsageError, options_and_paths, parse_options
 
 from .classifier import Classified, load_classifier
 
@@ -68,19 +68,6 @@ def read_classification(arguments: Sequence[str]) -> Classification:
     if not paths:
         raise UsageError("missing: paths of images or folders, or - to read them from stdin")
     return Classification(parsed, tuple(paths))
-
-
-def options_and_paths(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of a command line with their values, and all other arguments."""
-    options, paths, remaining = [], [], iter(arguments)
-    for argument in remaining:
-        if argument == STDIN or not argument.startswith("-"):
-            paths.append(argument)
-            continue
-        options.append(argument)
-        if "=" not in argument and argument not in ("-h", "--help"):
-            options.extend([value] if (value := next(remaining, None)) is not None else [])
-    return options, paths
 
 
 def classify_files(asked: Classification) -> None:

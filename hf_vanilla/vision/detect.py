@@ -13,9 +13,9 @@ from typing import Any, TextIO
 from hf_vanilla.data.detection_sources import read_coco
 from hf_vanilla.data.image_files import ImageError, open_image
 from hf_vanilla.files import whole_file
-from hf_vanilla.options import UsageError, parse_options
+from hf_vanilla.options import UsageError, options_and_paths, parse_options
 
-from .classify import STDIN, image_paths, options_and_paths
+from .classify import STDIN, image_paths
 from .coco_scores import coco_results
 from .detector import Detected, Found, load_detector
 from .drawing import drawn_objects

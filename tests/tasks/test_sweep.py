@@ -1,0 +1,178 @@
+"""A sweep trains each run with each seed once; its comparison agrees with sacreBLEU and scipy."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import small_run
+import yaml
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+from scipy.stats import spearmanr
+
+from hf_vanilla.options import UsageError
+from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.tasks import comparison, sweep
+from hf_vanilla.tasks.comparison import CompareOptions, compare_runs
+from hf_vanilla.tasks.sweep import SweepOptions, TestSet, read_sweep, run_sweep
+from hf_vanilla.training.run import train
+from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
+
+
+def write_sweep(folder, files, **changes):
+    """A sweep of two runs with two seeds on the corpus of digits."""
+    options = {**small_run.TRAINING, **files, "max_steps": 2, "average_checkpoints": 1}
+    values = {
+        "output_dir": str(folder / "runs"),
+        "seeds": [0, 7],
+        "options": {**options, "model": small_run.MODEL},
+        "runs": {"small": {"published": 25.0}, "smoothed": {"model.label_smoothing": 0.2}},
+        "test": {"source": files["validation_source"], "reference": files["validation_target"]},
+        **changes,
+    }
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Runs the commands of a sweep in this process, and lists them."""
+    called = []
+
+    def run(command, **_):
+        name, *arguments = command[3:]
+        called.append((name, arguments))
+        if name == "train":
+            train(read_recipe(arguments))
+        else:
+            given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+            names = {key.removeprefix("--"): value for key, value in given.items()}
+            translate_file(TranslateOptions(**{**names, "overwrite": True}))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(sweep.subprocess, "run", run)
+    return called
+
+
+def test_a_sweep_trains_each_seed_once_and_is_compared(corpus_files, tmp_path, commands):
+    path = write_sweep(tmp_path, corpus_files)
+    asked = path, SweepOptions(processes=1)
+    assert "4 runs are finished" in run_sweep(asked)
+    trained = [arguments for name, arguments in commands if name == "train"]
+    # seed by seed, so that an interrupted sweep has all runs
+    assert [arguments[-2] for arguments in trained] == ["--seed=0"] * 2 + ["--seed=7"] * 2
+    run_sweep(asked)
+    assert len(commands) == 8  # nothing was trained twice
+    table = compare_runs((path, CompareOptions(samples=20, output=str(tmp_path / "t.md"))))
+    head, _, *rows = table.splitlines()
+    assert "test BLEU" in head
+    assert rows[0].startswith("| small | 2 |")
+    assert " ± " in rows[0]
+    assert rows[1].startswith("| smoothed | 2 |")
+    assert (tmp_path / "t.md").read_text() == table + "\n"
+    one, other = (small_run.weights(tmp_path / f"runs/small-seed-{seed}") for seed in (0, 7))
+    assert any(not np.array_equal(one[name], other[name]) for name in one)
+    path = write_sweep(tmp_path, corpus_files, runs={"small": {"max_length": 39}})
+    with pytest.raises(ValueError, match="was trained with other options"):
+        run_sweep((path, SweepOptions()))
+
+
+def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_path, monkeypatch):
+    path = write_sweep(tmp_path, corpus_files)
+    monkeypatch.setattr(
+        sweep.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1)
+    )
+    with pytest.raises(ValueError, match=r"4 of 4 runs failed; see .*small-seed-0.log"):
+        run_sweep((path, SweepOptions(processes=2)))
+    with pytest.raises(ValueError, match="no run of the sweep is finished"):
+        compare_runs((path, CompareOptions()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": [1]}, "unknown key 'seed'; did you mean 'seeds'"),
+        ({"seeds": []}, "seeds is missing"),
+        ({"seeds": [1, "b"]}, r"seeds=\[1, 'b'\]: give a list of numbers"),
+        ({"runs": {"a": {"max_step": 3}}}, "runs.a: unknown: --max_step=3; did you mean"),
+        ({"runs": {"a": {"bpe_dropout": 2}}}, "runs.a: bpe_dropout=2"),
+        ({"test": {"source": "x"}}, "test needs source and reference"),
+        ({"test": {"sources": "x"}}, "unknown key 'sources'"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_runs(changes, message, corpus_files, tmp_path):
+    path = write_sweep(tmp_path, corpus_files, **changes)
+    with pytest.raises(ValueError, match=message):
+        read_sweep(path)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("read", [sweep.read_sweep_command, comparison.read_comparison])
+def test_both_commands_need_one_file(read):
+    assert read(["a.yaml"])[0] == Path("a.yaml")
+    with pytest.raises(UsageError, match="FILE"):
+        read([])
+
+
+def test_shipped_sweeps_can_be_read(monkeypatch, tmp_path):
+    shipped = Path(sweep.__file__).parents[2] / "scripts" / "sweeps"
+    for path in shipped.glob("*.yaml"):
+        values = yaml.safe_load(path.read_text())
+        monkeypatch.chdir(tmp_path)
+        for file in values.get("test", {}).values():
+            Path(file).write_text("")
+        assert len(read_sweep(path).runs) == len(values["seeds"]) * len(values["runs"])
+
+
+# --- statistics ----------------------------------------------------------------------------------
+
+
+def noisy(sentences, share, seed):
+    draw = np.random.default_rng(seed)
+    return [
+        " ".join("x" if draw.random() < share else word for word in sentence.split())
+        for sentence in sentences
+    ]
+
+
+def test_the_bootstrap_agrees_with_that_of_sacrebleu():
+    draw = np.random.default_rng(1)
+    references = [" ".join(map(str, draw.integers(9, size=12))) for _ in range(60)]
+    base, other = noisy(references, 0.20, 2), noisy(references, 0.17, 3)
+    _, results = PairedTest(
+        [("base", base), ("other", other)],
+        {"BLEU": BLEU()},
+        [references],
+        n_samples=1000,
+    )()
+    theirs = results["BLEU"]
+    test = TestSet(source="", reference="")
+    counts = [comparison.sentence_counts(texts, references, test) for texts in (base, other)]
+    found = comparison.paired_bootstrap([counts[1]], [counts[0]], samples=1000)
+    assert found.value == pytest.approx(theirs[1].score - theirs[0].score)
+    assert found.low < found.value < found.high
+    # both are shares of 1,000 draws
+    assert found.p_value == pytest.approx(theirs[1].p_value, abs=0.05)
+    assert 0.02 < found.p_value < 0.9
+
+
+def test_two_seeds_are_compared_by_the_mean_of_their_scores():
+    references = ["a b c d e f", "g h i j k l"]
+    test = TestSet(source="", reference="")
+    good, bad = (
+        comparison.sentence_counts(texts, references, test)
+        for texts in (references, noisy(references, 0.4, 0))
+    )
+    every = np.arange(2)
+    found = comparison.paired_bootstrap([good, bad], [bad], samples=10)
+    assert found.value == pytest.approx((good.bleu(every) - bad.bleu(every)) / 2)
+
+
+def test_the_rank_correlation_is_that_of_scipy():
+    first, second = np.random.default_rng(0).integers(5, size=(2, 9)).tolist()
+    assert comparison.rank_correlation(first, second) == pytest.approx(
+        spearmanr(first, second).statistic
+    )
