@@ -98,6 +98,11 @@ COMMANDS = {
         "hf_vanilla.translation.scoring:score_files",
         ("hf_vanilla.translation.scoring:ScoreOptions",),
     ),
+    "align": Command(
+        "word alignments of given translations, by attention",
+        "hf_vanilla.translation.alignment_files:align_files",
+        ("hf_vanilla.translation.alignment_files:AlignOptions",),
+    ),
     "convert": Command(
         "convert models of OPUS-MT, fairseq, torch.nn, ViT, ...",
         "hf_vanilla.convert.formats:convert",

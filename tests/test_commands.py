@@ -18,9 +18,9 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
-    *("inspect-data", "forecast", "evaluate", "score", "convert", "export"),
-    *("quantize", "plot", "push", "app", "train-tokenizer", "prepare", "sweep", "compare"),
-    "average",
+    *("inspect-data", "forecast", "evaluate", "score", "align", "convert"),
+    *("export", "quantize", "plot", "push", "app", "train-tokenizer", "prepare", "sweep"),
+    *("compare", "average"),
 ]
 
 

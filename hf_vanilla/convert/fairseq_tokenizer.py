@@ -52,6 +52,7 @@ class TextSettings:
         target_lang: language of the target, for Moses.
         use_moses: tokenize and detokenize with Moses rules.
         do_lower_case: lowercase the text.
+        normalize_punctuation: rewrite quotes and punctuation as Moses does, before tokenization.
         model_max_length: tokens at which `truncation=True` cuts.
     """
 
@@ -59,6 +60,7 @@ class TextSettings:
     target_lang: str
     use_moses: bool = True
     do_lower_case: bool = False
+    normalize_punctuation: bool = False
     model_max_length: int = 1024
 
 
@@ -202,17 +204,41 @@ def build_tokenizer(
         ValueError: the file is not of the format of its name, or cannot be converted exactly.
         OSError: a file cannot be read.
     """
+    if Path(pieces).suffix != SENTENCEPIECE_SUFFIX:
+        return tokenizer_of_merges(read_codes(pieces), dictionaries, settings)
+    backend = sentencepiece_backend(pieces, dictionaries)
+    return _tokenizer(backend, dictionaries, dictionaries.target, settings)
+
+
+def tokenizer_of_merges(
+    merges: Iterable[tuple[str, str]], dictionaries: Dictionaries, settings: TextSettings
+) -> VanillaFairseqTokenizer:
+    """The tokenizer of a model with BPE codes.
+
+    Args:
+        merges: in order.
+        dictionaries: tokens of both sides.
+        settings: how a text is prepared.
+    """
     target = dictionaries.target
-    if Path(pieces).suffix == SENTENCEPIECE_SUFFIX:
-        backend = sentencepiece_backend(pieces, dictionaries)
-    else:
-        backend = bpe_backend(read_codes(pieces), dictionaries)
-        target = None if target is None else bpe_pieces(target)
+    pieces = None if target is None else bpe_pieces(target)
+    return _tokenizer(bpe_backend(merges, dictionaries), dictionaries, pieces, settings)
+
+
+def _tokenizer(
+    backend: Tokenizer,
+    dictionaries: Dictionaries,
+    target: list[str] | None,
+    settings: TextSettings,
+) -> VanillaFairseqTokenizer:
+    """The backend with ids per side; `target` are the target's pieces as the backend has them."""
     _, pad, eos, unknown = SPECIAL_TOKENS
     end = (eos, SPECIAL_TOKENS.index(eos))
     backend.post_processor = processors.TemplateProcessing(
         single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[end]
     )
+    # left out where it is off, as in folders of earlier versions
+    rewrites = {"normalize_punctuation": True} if settings.normalize_punctuation else {}
     return VanillaFairseqTokenizer(
         tokenizer_object=backend,
         pad_token=pad,
@@ -228,6 +254,7 @@ def build_tokenizer(
         target_lang=settings.target_lang,
         use_moses=settings.use_moses,
         do_lower_case=settings.do_lower_case,
+        **rewrites,
     )
 
 

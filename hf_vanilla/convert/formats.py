@@ -9,6 +9,7 @@ from hf_vanilla.options import parse_options, pop_option
 
 from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
 from .fairseq import FairseqOptions, convert_fairseq
+from .fsmt import FsmtOptions, convert_fsmt
 from .marian import MarianOptions, convert_marian
 from .timm import TimmOptions, ToTimmOptions, convert_timm, convert_to_timm
 from .to_marian import ToMarianOptions, convert_to_marian
@@ -24,6 +25,7 @@ from .vit_google import (
 FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
     "detr": (DetrOptions, convert_detr),
     "fairseq": (FairseqOptions, convert_fairseq),
+    "fsmt": (FsmtOptions, convert_fsmt),
     "marian": (MarianOptions, convert_marian),
     "timm": (TimmOptions, convert_timm),
     "to-detr": (ToDetrOptions, convert_to_detr),

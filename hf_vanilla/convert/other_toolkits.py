@@ -13,7 +13,7 @@ MARIAN = (
     "a checkpoint of Marian itself: convert it with transformers' "
     "convert_marian_to_pytorch, then use --format marian"
 )
-FSMT = "an FSMT model of transformers: give the fairseq checkpoint that it was made from"
+FSMT = "an FSMT model of transformers: use --format fsmt"
 
 # beginnings of the names of pickled classes
 CLASSES = {

@@ -269,20 +269,25 @@ def number_words(number: int) -> dict[str, str]:
     return {"source": english, "target": num2words(number, lang="de")}
 
 
+def built_in_numbers(seed: int = 0) -> dict[str, list[int]]:
+    """The numbers of the built-in corpus by split; no two splits share one."""
+    draw = random.Random(seed)
+    numbers = [*range(DENSE), *draw.sample(range(DENSE, LARGEST + 1), SPARSE)]
+    draw.shuffle(numbers)
+    return {
+        "test": numbers[:EVALUATION_PAIRS],
+        "validation": numbers[EVALUATION_PAIRS : 2 * EVALUATION_PAIRS],
+        "train": numbers[2 * EVALUATION_PAIRS :],
+    }
+
+
 def built_in_corpus(seed: int = 0) -> DatasetDict:
     """Numbers in English and German words: a small real translation task without a download.
 
     German writes a number as one word and swaps tens and units. Train, validation and test share
     no number; validation and test have 1,000 pairs each.
     """
-    draw = random.Random(seed)
-    numbers = [*range(DENSE), *draw.sample(range(DENSE, LARGEST + 1), SPARSE)]
-    draw.shuffle(numbers)
-    parts = {
-        "test": numbers[:EVALUATION_PAIRS],
-        "validation": numbers[EVALUATION_PAIRS : 2 * EVALUATION_PAIRS],
-        "train": numbers[2 * EVALUATION_PAIRS :],
-    }
+    splits = built_in_numbers(seed).items()
     return DatasetDict(
-        {split: Dataset.from_list([number_words(n) for n in part]) for split, part in parts.items()}
+        {split: Dataset.from_list([number_words(n) for n in part]) for split, part in splits}
     )

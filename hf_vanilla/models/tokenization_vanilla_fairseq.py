@@ -2,10 +2,19 @@
 """The tokenizer of a model that came from fairseq: its dictionaries, its pieces, and Moses."""
 
 import importlib
+import re
+import unicodedata
 from functools import cached_property
 from typing import Any
 
 from transformers import TokenizersBackend
+
+# what replace-unicode-punctuation.perl of Moses rewrites
+SPACED_STOPS = re.compile(r"[\u3002\uff0e]\s*")
+PUNCTUATION = str.maketrans(
+    "，、”“∶：？《》）！（；１」「０３２５６９７８４～’━〈〉【】％",  # noqa: RUF001 - these are meant
+    ',,""::?"")!(;1""032569784~\'-<>[]%',
+) | {ord("…"): "..."}
 
 
 class VanillaFairseqTokenizer(TokenizersBackend):
@@ -19,7 +28,7 @@ class VanillaFairseqTokenizer(TokenizersBackend):
     There is deliberately no `__init__`: transformers rebuilds a tokenizer whose class has one from
     its vocabulary and merges. The settings are in `tokenizer_config.json`:
     `source_vocab_size`, `target_pieces` (None: both sides share the dictionary), `source_lang`,
-    `target_lang`, `use_moses` and `do_lower_case`.
+    `target_lang`, `use_moses`, `do_lower_case` and, of FSMT, `normalize_punctuation`.
 
     Examples:
         >>> from tokenizers import Tokenizer, models, pre_tokenizers
@@ -106,10 +115,18 @@ class VanillaFairseqTokenizer(TokenizersBackend):
             return [self._prepared(part) for part in text]
         if self.init_kwargs.get("use_moses"):
             side = "target_lang" if self.is_for_target else "source_lang"
+            if self.init_kwargs.get("normalize_punctuation"):
+                text = self._normalized(text, side)
             words = self._moses("MosesTokenizer", side)
             # as fairseq calls it
             text = words.tokenize(text, aggressive_dash_splits=True, return_str=True, escape=True)
         return text.lower() if self.init_kwargs.get("do_lower_case") else text
+
+    def _normalized(self, text: str, side: str) -> str:
+        """Text with the punctuation of Moses' scripts and without invisible characters."""
+        text = SPACED_STOPS.sub(". ", text).translate(PUNCTUATION)
+        text = self._moses("MosesPunctNormalizer", side).normalize(text)
+        return "".join(c for c in text if not unicodedata.category(c).startswith("C"))
 
     @cached_property
     def _moses_tools(self) -> dict[tuple[str, str], Any]:

@@ -78,7 +78,7 @@ def attentions(
         written = model.generate(**inputs)[0].tolist()
     else:
         written = [start_token_id(model), *_target_ids(tokenizer, translation)]
-    eager = _eager_copy(model)
+    eager = eager_copy(model)
     with torch.inference_mode():
         read = torch.tensor([written[:-1]], device=model.device)
         outputs = eager(**inputs, decoder_input_ids=read, output_attentions=True, use_cache=False)
@@ -113,7 +113,7 @@ def _target_ids(
     return ids
 
 
-def _eager_copy(model: PreTrainedModel) -> PreTrainedModel:
+def eager_copy(model: PreTrainedModel) -> PreTrainedModel:
     """Copy the modules, share the weights, and switch the copy to eager attention.
 
     Other implementations return no attention weights. Switching the model itself would switch it

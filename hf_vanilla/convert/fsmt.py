@@ -1,0 +1,253 @@
+"""Convert FSMT models of transformers, such as facebook/wmt19-en-de, without their class."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import GenerationConfig
+
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+
+from .fairseq_settings import SIDES, Sharing, config_values, names_of
+from .fairseq_tokenizer import (
+    CONTINUED,
+    SPECIAL_TOKENS,
+    WORD_END,
+    Dictionaries,
+    TextSettings,
+    tokenizer_of_merges,
+)
+from .weight_names import load_renamed, rename_to_ours
+
+MERGES, TOKENIZER_SETTINGS = "merges.txt", "tokenizer_config.json"
+VOCABULARIES = ("vocab-src.json", "vocab-tgt.json")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+FILES = (*VOCABULARIES, *WEIGHTS, MERGES, TOKENIZER_SETTINGS, "config.json")
+GENERATION = "generation_config.json"
+PREFIX = "model."
+# fields of the config that have another name in fairseq's settings
+SIZES = {
+    "encoder_embed_dim": "d_model",
+    "encoder_layers": "encoder_layers",
+    "encoder_attention_heads": "encoder_attention_heads",
+    "encoder_ffn_embed_dim": "encoder_ffn_dim",
+    "decoder_layers": "decoder_layers",
+    "decoder_attention_heads": "decoder_attention_heads",
+    "decoder_ffn_embed_dim": "decoder_ffn_dim",
+}
+# what FSMTConfig has where a file leaves it out
+DEFAULTS: dict[str, Any] = {
+    "activation_function": "relu",
+    "d_model": 1024,
+    "max_position_embeddings": 1024,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 12),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 16),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 4096),
+    "dropout": 0.1,
+    **dict.fromkeys(("attention_dropout", "activation_dropout"), 0.0),
+    "scale_embedding": True,
+    "decoder_start_token_id": 2,
+}
+DECODING: dict[str, Any] = {
+    "num_beams": 5,
+    "max_length": 200,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": 2,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsmtOptions:
+    """Convert an FSMT model of transformers."""
+
+    input: str = field(metadata={"help": "folder or Hub id, such as facebook/wmt19-en-de"})
+    output: str = field(metadata={"help": "folder to write; must be empty or not exist"})
+
+
+def convert_fsmt(options: FsmtOptions) -> Path:
+    """Write model, tokenizer and generation config of an FSMT model; returns the folder.
+
+    Raises:
+        ValueError: a file is missing or damaged, or our model cannot express it exactly.
+        OSError: the model is not found, or the output exists.
+    """
+    folder = _folder(options.input)
+    settings = _read_json(folder / "config.json")
+    if (kind := settings.get("model_type")) != "fsmt":
+        raise ValueError(f"{options.input} is a model of type {kind!r}: give one of type 'fsmt'")
+    settings = {**DEFAULTS, **settings}
+    with whole_folder(options.output) as output:
+        model = _model(_read_weights(folder), settings, options.input)
+        model.generation_config = _decoding(folder, settings)
+        tokenizer = _tokenizer(folder, settings)
+        with code_beside_weights(model, tokenizer):
+            model.save_pretrained(output)
+            tokenizer.save_pretrained(output)
+    return Path(options.output)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _folder(name: str) -> Path:
+    """A local folder, or the files of a Hub id."""
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        return Path(snapshot_download(name, allow_patterns=[*FILES, GENERATION]))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} has no {path.name}: the FSMT model is not whole") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): download it again") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold keys and values")
+    return content
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All weights in float32, by names without `model.`."""
+    path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if path is None:
+        raise ValueError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged files raise many different exceptions
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
+    return {
+        name.removeprefix(PREFIX): weight.float() if weight.is_floating_point() else weight
+        for name, weight in weights.items()
+    }
+
+
+# --- model --------------------------------------------------------------------------------------
+
+
+def _model(
+    weights: dict[str, Tensor], settings: Mapping[str, Any], origin: str
+) -> VanillaForConditionalGeneration:
+    sharing = _sharing(weights)
+    values = config_values({name: settings[ours] for name, ours in SIZES.items()}, sharing)
+    same = ("dropout", "attention_dropout", "activation_dropout", "activation_function")
+    values |= {name: settings[name] for name in (*same, "max_position_embeddings")}
+    values |= {name: settings[name] for name in ("scale_embedding", "decoder_start_token_id")}
+    names = {k: v for k, v in names_of(sharing).items() if ".embed_positions." not in k}
+    # computed tables, stored by some versions
+    names["{side}.embed_positions.weight"] = None
+    try:
+        config = VanillaConfig(
+            **values,
+            vocab_size=settings["src_vocab_size"],
+            decoder_vocab_size=settings["tgt_vocab_size"],
+        )
+        model = VanillaForConditionalGeneration(config)
+    except KeyError as error:
+        raise ValueError(f"{origin}: its config has no {error}") from None
+    except (ValueError, StrictDataclassError) as error:
+        raise ValueError(f"{origin} cannot be converted: {error}") from None
+    load_renamed(model, rename_to_ours(weights, names), origin=origin)
+    return model.eval()
+
+
+def _sharing(weights: Mapping[str, Tensor]) -> Sharing:
+    """Which tables are equal; a table that a file leaves out is that of the other side."""
+    source, target = (weights.get(f"{side}.embed_tokens.weight") for side in SIDES)
+    output = weights.get("decoder.output_projection.weight")
+    tables = [table for table in (target, output) if table is not None]
+    return Sharing(
+        of_sides=target is None or source is None or torch.equal(source, target),
+        of_output=len(tables) < 2 or torch.equal(*tables),
+    )
+
+
+def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
+    """The saved generation config, or what older files have among the model's settings."""
+    if (folder / GENERATION).is_file():
+        decoding = GenerationConfig.from_pretrained(folder)
+    else:
+        given = {name: settings.get(name, value) for name, value in DECODING.items()}
+        decoding = GenerationConfig(**given)
+    decoding.length_penalty_form = "power"
+    decoding._from_model_config = False  # or it would be rebuilt from the config
+    return decoding
+
+
+# --- tokenizer ----------------------------------------------------------------------------------
+
+
+def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqTokenizer:
+    vocabularies = [_read_json(folder / name) for name in VOCABULARIES]
+    sizes = [settings["src_vocab_size"], settings["tgt_vocab_size"]]
+    sides = zip(VOCABULARIES, vocabularies, sizes, strict=True)
+    tokens = [_dictionary(folder / name, ids, size) for name, ids, size in sides]
+    own = _read_json(folder / TOKENIZER_SETTINGS) if (folder / TOKENIZER_SETTINGS).is_file() else {}
+    languages = own.get("langs") or settings.get("langs")
+    if not isinstance(languages, list) or len(languages) != 2:
+        raise ValueError(f"{folder}: langs={languages!r}: the config must name two languages")
+    source, target = tokens
+    return tokenizer_of_merges(
+        _merges(folder / MERGES),
+        Dictionaries(source=source, target=None if target == source else target),
+        TextSettings(
+            source_lang=languages[0],
+            target_lang=languages[1],
+            do_lower_case=bool(own.get("do_lower_case")),
+            normalize_punctuation=True,
+            model_max_length=settings["max_position_embeddings"],
+        ),
+    )
+
+
+def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
+    """The pieces of a vocabulary in the order of their ids, written as fairseq's dictionaries."""
+    ordered = sorted(ids, key=lambda piece: ids[piece])
+    is_whole = [ids[piece] for piece in ordered] == list(range(size))
+    if not is_whole or tuple(ordered[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:
+        raise ValueError(
+            f"{path} must have the ids 0 to {size - 1}, {', '.join(SPECIAL_TOKENS)} first"
+        )
+    rest = ordered[len(SPECIAL_TOKENS) :]
+    return [*SPECIAL_TOKENS, *(_as_fairseq(piece) for piece in rest)]
+
+
+def _as_fairseq(piece: str) -> str:
+    return piece.removesuffix(WORD_END) if piece.endswith(WORD_END) else piece + CONTINUED
+
+
+def _merges(path: Path) -> list[tuple[str, str]]:
+    """The merges of a file, two pieces a line; what follows them is a count."""
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}: the FSMT model is not whole")
+    merges: dict[tuple[str, str], None] = {}
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        parts = line.split()[:2]
+        if len(parts) == 2:
+            merges.setdefault((parts[0], parts[1]))
+    return list(merges)

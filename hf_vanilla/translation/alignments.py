@@ -1,0 +1,306 @@
+"""Word alignments from cross-attention (3.2.3): which source words a target word translates.
+
+Shapes: S source tokens, T target tokens, H heads, U parts of the source, V parts of the target.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_vanilla.data.batching import padded
+from hf_vanilla.data.number_alignments import AlignedPair
+from hf_vanilla.files import write_text
+
+from .attentions import eager_copy, start_token_id
+
+ALIGNMENT_FILE = "alignment.json"
+PAIRS_PER_BATCH = 32
+
+Spans = Sequence[tuple[int, int]]
+Links = list[tuple[int, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentHead:
+    """Which cross-attention aligns.
+
+    Attributes:
+        layer: of the decoder, from 0.
+        head: from 0; None: the mean of all heads.
+        is_next: a target token has the weights of the step that reads it; otherwise of the step
+            that writes it.
+    """
+
+    layer: int
+    head: int | None = None
+    is_next: bool = False
+
+
+def default_head(model: PreTrainedModel) -> AlignmentHead:
+    """The mean of the last layer but one, where nothing was chosen on data."""
+    return AlignmentHead(layer=max(model.config.decoder_layers - 2, 0))
+
+
+def saved_head(folder: str | Path) -> AlignmentHead | None:
+    """What `save_head` wrote beside a model; None where it wrote nothing."""
+    path = Path(folder) / ALIGNMENT_FILE
+    if not path.is_file():
+        return None
+    return AlignmentHead(**json.loads(path.read_text(encoding="utf-8"))["best"])
+
+
+def save_head(folder: str | Path, rates: dict[AlignmentHead, float], data: str) -> AlignmentHead:
+    """Write the head of the lowest alignment error rate beside a model, and all rates; returns it.
+
+    Args:
+        folder: of the model.
+        rates: alignment error rates in [0, 1].
+        data: what they were measured on.
+    """
+    best = min(rates, key=lambda head: rates[head])
+    measured = [{**asdict(head), "error_rate": round(rate, 4)} for head, rate in rates.items()]
+    content = {"best": asdict(best), "data": data, "measured": measured}
+    write_text(Path(folder) / ALIGNMENT_FILE, json.dumps(content, indent=1) + "\n")
+    return best
+
+
+class Aligner:
+    """Aligns sentences with their translations.
+
+    The model keeps its attention implementation; a copy that shares its weights computes with the
+    eager one, since fused kernels return no attention weights.
+
+    Args:
+        model: an encoder-decoder in evaluation mode.
+        tokenizer: its tokenizer, of one vocabulary for both languages.
+        head: which attention; None: the mean of the last layer but one.
+
+    Raises:
+        ValueError: the tokenizer has a vocabulary per language, or the model has no such layer or
+            head.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        head: AlignmentHead | None = None,
+    ) -> None:
+        is_double = tokenizer.init_kwargs.get("target_pieces") is not None
+        if is_double or getattr(tokenizer, "separate_vocabs", False):
+            raise ValueError("alignments need a tokenizer with one vocabulary for both languages")
+        self.head = default_head(model) if head is None else head
+        check_head(model, self.head)
+        self._model, self._tokenizer = eager_copy(model), tokenizer
+
+    def align(self, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+        """The source word of each target word, for each pair of texts.
+
+        Args:
+            pairs: sources and translations; words are separated by white space.
+
+        Returns:
+            Pairs of word numbers from 0, source and target, sorted; none for a pair with a blank
+            side.
+        """
+        found: list[Links] = [[] for _ in pairs]
+        filled = [i for i, texts in enumerate(pairs) if all(text.strip() for text in texts)]
+        for first in range(0, len(filled), PAIRS_PER_BATCH):
+            batch = filled[first : first + PAIRS_PER_BATCH]
+            texts = [pairs[i] for i in batch]
+            spans = [(word_spans(source), word_spans(target)) for source, target in texts]
+            for i, weights in zip(batch, self.weights(texts, spans, [self.head]), strict=True):
+                found[i] = best_links(weights[0])
+        return found
+
+    @torch.inference_mode()
+    def weights(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        spans: Sequence[tuple[Spans, Spans]],
+        heads: Sequence[AlignmentHead],
+    ) -> list[Tensor]:
+        """The attention of every part of a target to every part of its source.
+
+        Args:
+            pairs: sources and translations, not blank.
+            spans: the parts of both, as characters from and to.
+            heads: which attentions.
+
+        Returns:
+            `(len(heads), V, U)` for each pair.
+        """
+        sources = self._tokenizer([source for source, _ in pairs], verbose=False).input_ids
+        targets = self._tokenizer(
+            text_target=[target for _, target in pairs], verbose=False
+        ).input_ids
+        attentions = _cross_attentions(self._model, sources, targets)
+        found = []
+        for row, (texts, parts) in enumerate(zip(pairs, spans, strict=True)):
+            shares = [
+                token_shares(self._tokenizer, ids[row], text, of)
+                for ids, text, of in zip((sources, targets), texts, parts, strict=True)
+            ]
+            chosen = [_of_head(attentions, head, row) for head in heads]  # each (T + 1, S)
+            found.append(
+                torch.stack(
+                    [
+                        part_weights(weights, *shares, is_next=head.is_next)
+                        for weights, head in zip(chosen, heads, strict=True)
+                    ]
+                )
+            )
+        return found
+
+
+def check_head(model: PreTrainedModel, head: AlignmentHead) -> None:
+    """Refuse a layer or head that the model does not have.
+
+    Raises:
+        ValueError: there is none of that number.
+    """
+    layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
+    if not 0 <= head.layer < layers:
+        raise ValueError(f"layer={head.layer}: the decoder has the layers 0 to {layers - 1}")
+    if head.head is not None and not 0 <= head.head < heads:
+        raise ValueError(f"head={head.head}: a layer has the heads 0 to {heads - 1}")
+
+
+def _cross_attentions(
+    model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]
+) -> tuple[Tensor, ...]:
+    """`(B, H, T + 1, S)` per layer: step t writes target token t and reads token t - 1."""
+    device = model.device
+    input_ids = padded(sources, model.config.pad_token_id)
+    lengths = torch.tensor([len(row) for row in sources])
+    attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
+    start = start_token_id(model)
+    read = padded([[start, *row] for row in targets], model.config.pad_token_id)
+    return model(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
+        decoder_input_ids=read.to(device),
+        output_attentions=True,
+        use_cache=False,
+    ).cross_attentions
+
+
+def _of_head(attentions: tuple[Tensor, ...], head: AlignmentHead, row: int) -> Tensor:
+    """`(T + 1, S)` weights of one pair, padding included."""
+    weights = attentions[head.layer][row].float().cpu()  # (H, T + 1, S)
+    return weights.mean(0) if head.head is None else weights[head.head]
+
+
+def word_spans(text: str) -> Spans:
+    """The words of a text, separated by white space, as characters from and to."""
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def token_shares(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str, spans: Spans
+) -> Tensor:
+    """Which share of a token lies in which part of its text: `(tokens, parts)`.
+
+    The characters of a token are those by which it lengthens the decoded text, without white
+    space, so this holds for every tokenizer that decodes what it has encoded. Special tokens have
+    none.
+
+    Args:
+        tokenizer: of the text.
+        ids: the tokens of the text.
+        text: raw.
+        spans: the parts, as characters from and to.
+    """
+    part_of = []  # by character that is not white space
+    for place, character in enumerate(text):
+        if not character.isspace():
+            inside = [n for n, (first, last) in enumerate(spans) if first <= place < last]
+            part_of.append(inside[0] if inside else None)
+    shares, seen = torch.zeros(len(ids), len(spans)), 0
+    for number in range(len(ids)):
+        decoded = tokenizer.decode(ids[: number + 1], skip_special_tokens=True)
+        length = min(sum(not character.isspace() for character in decoded), len(part_of))
+        for part in part_of[seen:length]:
+            if part is not None:
+                shares[number, part] += 1 / (length - seen)
+        seen = max(seen, length)
+    return shares
+
+
+def part_weights(
+    attention: Tensor, source_shares: Tensor, target_shares: Tensor, *, is_next: bool
+) -> Tensor:
+    """Attention between parts: mean over the tokens of a target part, sum over a source part.
+
+    Args:
+        attention: `(T + 1, S)` or larger by padding.
+        source_shares: `(S, U)`.
+        target_shares: `(T, V)`.
+        is_next: row t + 1 belongs to target token t, instead of row t.
+
+    Returns:
+        `(V, U)`.
+    """
+    tokens, first = len(target_shares), int(is_next)
+    rows = attention[first : first + tokens, : len(source_shares)]  # (T, S)
+    mean = target_shares / target_shares.sum(0).clamp(min=1e-9)
+    return mean.T @ rows @ source_shares
+
+
+def best_links(weights: Tensor) -> Links:
+    """Each target part with its source part of the largest weight.
+
+    Args:
+        weights: `(V, U)`.
+    """
+    return sorted((source, target) for target, source in enumerate(weights.argmax(1).tolist()))
+
+
+def pharaoh(links: Links) -> str:
+    """Links as `source-target`, separated by spaces."""
+    return " ".join(f"{source}-{target}" for source, target in links)
+
+
+def error_rate(found: Sequence[Links], gold: Sequence[AlignedPair]) -> float:
+    """Alignment error rate of Och and Ney 2003, in [0, 1]: 0 where all links are right."""
+    right, counted = 0, 0
+    for links, pair in zip(found, gold, strict=True):
+        chosen = set(links)
+        right += len(chosen & pair.sure) + len(chosen & pair.possible)
+        counted += len(chosen) + len(pair.sure)
+    return 1 - right / max(counted, 1)
+
+
+def error_rates(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, gold: Sequence[AlignedPair]
+) -> dict[AlignmentHead, float]:
+    """The alignment error rate of every layer: each head, the mean of all, both steps.
+
+    Args:
+        model: an encoder-decoder in evaluation mode.
+        tokenizer: its tokenizer.
+        gold: pairs with known alignments.
+    """
+    config = model.config
+    heads = [
+        AlignmentHead(layer=layer, head=head, is_next=is_next)
+        for layer in range(config.decoder_layers)
+        for head in (None, *range(config.decoder_attention_heads))
+        for is_next in (False, True)
+    ]
+    aligner, links = Aligner(model, tokenizer), {head: [] for head in heads}
+    for first in range(0, len(gold), PAIRS_PER_BATCH):
+        batch = gold[first : first + PAIRS_PER_BATCH]
+        texts = [(pair.source, pair.target) for pair in batch]
+        spans = [(pair.source_spans, pair.target_spans) for pair in batch]
+        for weights in aligner.weights(texts, spans, heads):
+            for head, of_head in zip(heads, weights, strict=True):
+                links[head].append(best_links(of_head))
+    return {head: error_rate(links[head], gold) for head in heads}
