@@ -295,7 +295,8 @@ def error_rates(
         for head in (None, *range(config.decoder_attention_heads))
         for is_next in (False, True)
     ]
-    aligner, links = Aligner(model, tokenizer), {head: [] for head in heads}
+    aligner = Aligner(model, tokenizer)
+    links: dict[AlignmentHead, list[Links]] = {head: [] for head in heads}
     for first in range(0, len(gold), PAIRS_PER_BATCH):
         batch = gold[first : first + PAIRS_PER_BATCH]
         texts = [(pair.source, pair.target) for pair in batch]
