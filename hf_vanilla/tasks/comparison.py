@@ -42,7 +42,7 @@ def read_comparison(arguments: Sequence[str]) -> tuple[Path, CompareOptions]:
         UsageError: there is not exactly one file, or an option is unknown.
     """
     options, paths = options_and_paths(arguments)
-    parsed = parse_options(CompareOptions, options)
+    parsed = parse_options(CompareOptions, options, chosen="FILE")
     if len(paths) != 1:
         raise UsageError("give the YAML file of a sweep: hf-vanilla compare FILE")
     return Path(paths[0]), parsed

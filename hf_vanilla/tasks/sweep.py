@@ -152,7 +152,7 @@ def read_sweep_command(arguments: Sequence[str]) -> tuple[Path, SweepOptions]:
         UsageError: there is not exactly one file, or an option is unknown.
     """
     options, paths = options_and_paths(arguments)
-    parsed = parse_options(SweepOptions, options)
+    parsed = parse_options(SweepOptions, options, chosen="FILE")
     if len(paths) != 1:
         raise UsageError("give one YAML file of runs: hf-vanilla sweep FILE")
     return Path(paths[0]), parsed

@@ -15,6 +15,7 @@ OPTIONS = {
         input output dictionaries member source_lang target_lang pieces use_moses do_lower_case
         trust_pickle
     """,
+    "fsmt": "input output",
     "marian": "input output frequencies check",
     "timm": "input output heads",
     "to-detr": "input output",
@@ -71,7 +72,7 @@ def test_format_and_options_may_come_in_any_order():
     [
         ([], "missing: --format"),
         (["--input", "a"], "missing: --format"),
-        (["--format", "moses"], "format='moses': choose one of detr, fairseq, marian"),
+        (["--format", "moses"], "format='moses': choose one of detr, fairseq, fsmt, marian"),
         (["--format", "marian", "--input", "a"], "missing: --output"),
         (["--format", "marian", "--input", "a", "--output", "b", "--heads", "3"], "--heads"),
         (["--format", "torch", "--input", "a", "--output", "b"], "missing: --decoder_start_token"),
