@@ -35,10 +35,10 @@ NAMES = """
 """
 TRANSLATION_NAMES = """
     dataset dataset_config source_column target_column
-    train_source train_target validation_source validation_target
+    train_source train_target prepared validation_source validation_target
     source_language target_language tokenizer max_length
     max_length_ratio streaming window_pairs preprocessing_workers
-    tokens_per_step tokens_per_batch eval_sentences bleu_tokenize
+    tokens_per_step tokens_per_batch rdrop_alpha bpe_dropout eval_sentences bleu_tokenize
 """
 OPTIONS = [*NAMES.split(), *TRANSLATION_NAMES.split()]
 FIELDS = [*fields(TrainRecipe), *fields(TranslationDataOptions)]
