@@ -99,6 +99,7 @@ def pack(model: nn.Module) -> None:
         for child_name, child in list(module.named_children()):
             if is_packable(child):
                 setattr(module, child_name, PackedLinear([child]))
+    model.eval()  # a new module trains, and our search leaves models that train to transformers
 
 
 def _join(attention: Any) -> None:

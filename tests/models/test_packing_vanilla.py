@@ -9,6 +9,7 @@ from torch import nn
 
 from hf_vanilla.models import packing_vanilla
 from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, can_pack, pack
+from hf_vanilla.models.search_vanilla_gate import is_as_built
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -47,6 +48,15 @@ def test_a_packed_model_has_the_same_logits_and_translations():
 
 
 @torch.no_grad()
+def test_our_search_runs_on_a_packed_model():
+    model = lively_model().float()
+    pack(model)
+    assert any(isinstance(module, PackedLinear) for module in model.modules()) == can_pack(
+        torch.float32
+    )
+    assert is_as_built(model)
+
+
 def test_projections_of_different_inputs_are_those_of_the_layers():
     attention = lively_model().float().model.decoder.layers[0].self_attn
     wanted = attention(*(inputs := torch.randn(3, 2, 5, 12)))[0]
