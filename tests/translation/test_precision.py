@@ -19,6 +19,7 @@ from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctra
 from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.models.quantization_vanilla import is_quantized
+from hf_vanilla.models.search_vanilla_gate import is_as_built
 from hf_vanilla.translation import precision
 from hf_vanilla.translation.evaluation import EvaluateOptions
 from hf_vanilla.translation.precision import load_in, multiplies_bfloat16, require_float
@@ -52,6 +53,7 @@ def test_a_trained_model_translates_the_same_in_every_dtype(trained_run, trained
     kind = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}[dtype]
     assert translator.engine.model.dtype == kind
     assert is_quantized(translator.engine.model) == (dtype == "int8")
+    assert is_as_built(translator.engine.model)  # so our search runs
     # it has learned its training pairs by heart, so small errors change nothing
     expected = list(Translator(str(trained_run)).translate(SOURCES))
     assert list(translator.translate(SOURCES)) == expected
