@@ -24,9 +24,9 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def quantize(model: PreTrainedModel) -> PreTrainedModel:
-    """Quantize the linear layers and embeddings of a text model of this package, in place.
+    """Quantize the linear layers and token embeddings of a model of this package, in place.
 
-    Norms, biases and learned positions stay in float32.
+    Norms, biases, convolutions and learned positions stay in float32.
 
     Args:
         model: with float weights on a CPU; its layers are replaced.
@@ -53,10 +53,10 @@ def check_quantizable(model: PreTrainedModel) -> None:
         ValueError: the reason and the remedy.
     """
     name, device = type(model).__name__, model.device.type
-    if getattr(model.config, "model_type", None) != "vanilla":
+    if not str(getattr(model.config, "model_type", None)).startswith("vanilla"):
         raise ValueError(
-            f"int8: a {name} is not a text model of hf_vanilla: convert it by hf-vanilla convert, "
-            "or load it with dtype='bfloat16'"
+            f"int8: a {name} is not a model of hf_vanilla: convert it by hf-vanilla convert, or "
+            "load it with dtype='bfloat16'"
         )
     if is_quantized(model):
         raise ValueError(f"this {name} has int8 weights already: quantize the float model")
@@ -73,7 +73,7 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
     """Replace linear layers and embeddings by quantized ones, and tie what was tied.
 
     Args:
-        model: a text model of this package.
+        model: of this package.
         has_values: quantize the present weights; False: they are loaded afterwards.
     """
     for name, module in list(model.named_modules()):

@@ -1,10 +1,15 @@
-"""Export of DETR: torch.export and ONNX with a dynamic batch, height, width and mask."""
+"""DETR exported, with a dynamic batch, height, width and mask; compiled, in bfloat16, in int8."""
+
+import copy
 
 import pytest
 import torch
 from detection_files import tiny_detector
 from torch import nn
 from torch.testing import assert_close
+from transformers import AutoModelForObjectDetection
+
+from hf_vanilla import quantize
 
 
 class Boxes(nn.Module):
@@ -47,3 +52,52 @@ def test_an_exported_program_gives_the_boxes_of_padded_batches_of_other_sizes(mo
         given = batch(*size)
         for ours, theirs in zip(model(*given), program(*given), strict=True):
             assert_close(theirs, ours, atol=1e-5, rtol=0)
+
+
+def test_onnx_runtime_gives_the_boxes_of_padded_batches_of_other_sizes(model, tmp_path):
+    for name in ("onnx", "onnxscript"):
+        pytest.importorskip(name)
+    runtime = pytest.importorskip("onnxruntime")
+    path = tmp_path / "detr.onnx"
+    torch.onnx.export(model, batch(2, 64, 80), dynamic_shapes=dynamic(), dynamo=True).save(path)
+    session = runtime.InferenceSession(path)
+    for size in ((3, 96, 72), (2, 80, 120)):
+        given = batch(*size)
+        names = (each.name for each in session.get_inputs())
+        inputs = {name: value.numpy() for name, value in zip(names, given, strict=True)}
+        with torch.no_grad():
+            ours = model(*given)
+        for mine, other in zip(ours, session.run(None, inputs), strict=True):
+            assert_close(torch.from_numpy(other), mine, atol=1e-4, rtol=0)
+
+
+@torch.no_grad()
+def test_a_compiled_detector_gives_the_same_boxes(model):
+    given = batch(2, 64, 80)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for ours, theirs in zip(model(*given), compiled(*given), strict=True):
+        assert_close(theirs, ours, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_boxes_in_bfloat16_are_close(model):
+    pixels, mask = batch(2, 64, 80)
+    logits, boxes = model(pixels, mask)
+    half_logits, half_boxes = copy.deepcopy(model).bfloat16()(pixels.bfloat16(), mask)
+    assert half_logits.dtype == half_boxes.dtype == torch.bfloat16
+    assert_close(half_boxes.float(), boxes, atol=0.03, rtol=0)  # 8 bits of mantissa
+    assert_close(half_logits.float(), logits, atol=0.15, rtol=0)
+
+
+@torch.no_grad()
+def test_boxes_in_int8_are_close_and_come_back_from_disk(model, tmp_path):
+    given = batch(2, 64, 80)
+    logits, boxes = model(*given)
+    found = quantize(copy.deepcopy(model.model))
+    assert found.class_labels_classifier.weight.dtype == torch.int8
+    outputs = found(*given)
+    assert 0 < (outputs.pred_boxes - boxes).abs().max() < 0.03
+    assert_close(outputs.logits, logits, atol=0.15, rtol=0)
+    found.save_pretrained(tmp_path / "int8")
+    again = AutoModelForObjectDetection.from_pretrained(tmp_path / "int8")
+    assert torch.equal(again(*given).pred_boxes, outputs.pred_boxes)
