@@ -48,6 +48,7 @@ def option(
         **notes: facts that the owner of the class reads from `field.metadata`:
             `may_change=True` where a resumed run may have another value; `of_data=True` where the
             option describes the data set; `chooses_data=True` where it chooses one;
+            `repeats_model=True` where it is the list of all `--model` behind the first;
             `is_section=True` where `--NAME.KEY VALUE` gives one entry of it.
     """
     limits = {"at_least": at_least, "above": above, "below": below, "choices": tuple(choices)}
@@ -141,7 +142,7 @@ def parse_options(
         formatter_class=OptionFormatter,
     )
     _set_apart_foreign_options(parser, classes)
-    arguments = _joined_sections(arguments, classes)
+    arguments = _joined_sections(_listed_models(arguments, classes), classes)
     given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
     missing = sorted(required - given)
     misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
@@ -163,6 +164,29 @@ def parse_options(
         for kind, values in zip(classes, parsed, strict=True)
     ]
     return made[0] if isinstance(options, type) else tuple(made)
+
+
+def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[str]:
+    """The arguments with every `--model` behind the first in the option that lists them."""
+    rest = list(arguments)
+    for name in {name for kind in classes for name in noted(kind, "repeats_model")}:
+        models = []
+        while (model := _pop_first(rest, "--model")) is not None:
+            models.append(model)
+        rest += ["--model", models[0]] if models else []
+        rest += [f"--{name}", *models[1:]] if models[1:] else []
+    return rest
+
+
+def _pop_first(arguments: list[str], name: str) -> str | None:
+    """Remove the first `name VALUE` or `name=VALUE` and return the value; None if there is none."""
+    for index, argument in enumerate(arguments):
+        if argument.startswith(f"{name}="):
+            return arguments.pop(index).split("=", 1)[1]
+        if argument == name and index + 1 < len(arguments):
+            del arguments[index]
+            return arguments.pop(index)
+    return None
 
 
 def _joined_sections(arguments: Sequence[str], classes: Sequence[type]) -> list[str]:

@@ -35,6 +35,7 @@ from .generation_vanilla import (
 from .loss_vanilla import training_loss
 from .quantization_vanilla import VanillaInt8Quantizer  # noqa: F401 - registers itself
 from .search_vanilla import beam_search, greedy_search
+from .search_vanilla_ensemble import EncodedEnsemble, Ensemble
 from .search_vanilla_gate import can_search
 from .stacks_vanilla import (
     VanillaDecoder,
@@ -291,12 +292,15 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             logits_processor: list of processors beside those of the settings.
             stopping_criteria: list of criteria beside those of the settings.
             *args: transformers' further arguments.
-            **kwargs: settings by name, inputs, and transformers' further arguments.
+            **kwargs: settings by name, inputs, and transformers' further arguments; and
+                `ensemble`, an `Ensemble` of models that decode together with this one.
 
         Raises:
             ValueError: `length_penalty_form` is unknown, `num_beams` is below 1, the batch is
-                empty or not 2-D, or logits are NaN; and what transformers raises.
+                empty or not 2-D, logits are NaN, or our search does not serve an ensemble; and
+                what transformers raises.
         """
+        ensemble = kwargs.pop("ensemble", None)
         settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
         if inputs is not None:
             arguments["input_ids"] = inputs
@@ -315,7 +319,15 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         is_own = type(self).forward is VanillaForConditionalGeneration.forward
         if is_own and not args and can_search(self, settings, arguments):
             greedy = partial(greedy_search, streamer=kwargs.get("streamer"))
-            kwargs["custom_generate"] = beam_search if is_beam else greedy
+            search = beam_search if is_beam else greedy
+            if ensemble is not None:
+                search = partial(search, ensemble=self._encoded(ensemble, arguments))
+            kwargs["custom_generate"] = search
+        elif ensemble is not None:
+            raise ValueError(
+                "an ensemble decodes by greedy or beam search of input_ids, without hooks and "
+                "records of the decoder: leave out the other arguments"
+            )
         elif is_beam and form == "gnmt":
             alpha = settings.length_penalty
             changes["length_penalty"] = GnmtExponent(1.0 if alpha is None else alpha)
@@ -323,6 +335,13 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         return super().generate(
             inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
         )
+
+    def _encoded(self, ensemble: Ensemble, arguments: dict[str, Any]) -> EncodedEnsemble:
+        """The other models of an ensemble after reading the source."""
+        ensemble.check(self)
+        if arguments.get("input_ids") is None:
+            raise ValueError("an ensemble needs input_ids, which every model reads")
+        return ensemble.encode(arguments["input_ids"], arguments["attention_mask"])
 
     def _source_mask(self, arguments: dict[str, Any]) -> Tensor | None:
         """The mask given, or else which source ids are no padding; None with neither."""

@@ -31,6 +31,7 @@ from .search_vanilla_beams import (
     with_finished,
 )
 from .search_vanilla_decoder import OutputBuffer, SearchDecoder
+from .search_vanilla_ensemble import EncodedEnsemble, EnsembleDecoder
 from .stacks_vanilla import VanillaPreTrainedModel
 
 # Each treats every hypothesis by itself, so sentences may leave the batch and change places; what
@@ -98,23 +99,26 @@ def refuse_nan(has_nan: bool, step: int) -> None:
 
 def search_decoder(
     model: VanillaPreTrainedModel, inputs: dict[str, Any], beams: int, *, has_buffer: bool
-) -> SearchDecoder:
+) -> SearchDecoder | EnsembleDecoder:
     """The decoder for what `generate()` hands to a search.
 
     Args:
         model: `VanillaForConditionalGeneration`.
-        inputs: `encoder_outputs` and `attention_mask`, a row for each beam.
+        inputs: `encoder_outputs` and `attention_mask`, a row for each beam; `ensemble`, other
+            models with their encoder outputs, if any.
         beams: n.
         has_buffer: each step may overwrite the logits of the last one.
     """
     mask = inputs.get("attention_mask")
-    return SearchDecoder(
+    decoder = SearchDecoder(
         model,
         inputs["encoder_outputs"].last_hidden_state[::beams],
         None if mask is None else mask[::beams],
         beams=beams,
         buffer=OutputBuffer() if has_buffer else None,
     )
+    ensemble: EncodedEnsemble | None = inputs.get("ensemble")
+    return decoder if ensemble is None else ensemble.decoder(decoder)
 
 
 # --- greedy search -----------------------------------------------------------------------------
@@ -188,7 +192,7 @@ def greedy_search(
 
 
 def _greedy_output(
-    sequences: Tensor, config: GenerationConfig, decoder: SearchDecoder, scores: Any, logits: Any
+    sequences: Tensor, config: GenerationConfig, decoder: Any, scores: Any, logits: Any
 ) -> Any:
     """What `generate()` returns, from the sequences of all B sentences."""
     if not config.return_dict_in_generate:
@@ -211,7 +215,7 @@ def _with_rows(
     return results
 
 
-def _select_sentences(rows: Tensor, decoder: SearchDecoder, *rules: Any) -> None:
+def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *rules: Any) -> None:
     """Keep sentences `rows` wherever something is stored per sentence."""
     decoder.select(rows)
     for rule in rules:
@@ -302,7 +306,7 @@ def _log_probs(logits: Tensor, buffer: OutputBuffer | None) -> Tensor:
 
 
 def _beam_output(
-    state: BeamState, config: GenerationConfig, decoder: SearchDecoder, scores: Any, logits: Any
+    state: BeamState, config: GenerationConfig, decoder: Any, scores: Any, logits: Any
 ) -> Any:
     """What `generate()` returns, from the finished hypotheses of all B sentences."""
     returned = config.num_return_sequences

@@ -169,7 +169,14 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
         **({} if options.dtype is None else {"dtype": options.dtype}),
         **({"generation": options.generation_fields} if options.generation else {}),
         **({} if options.seed is None else {"seed": options.seed}),
+        **({"ensemble": _members(options)} if options.ensemble else {}),
     }
+
+
+def _members(options: CorpusOptions) -> dict[str, Any]:
+    """The further models of an ensemble, as settings."""
+    names = [str(Path(n).absolute()) if Path(n).is_dir() else n for n in options.ensemble]
+    return {"models": names, "average": options.ensemble_average}
 
 
 def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:

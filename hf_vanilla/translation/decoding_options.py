@@ -9,6 +9,7 @@ from transformers import GenerationConfig
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import paper_decoding
+from hf_vanilla.models.search_vanilla_ensemble import AVERAGES
 from hf_vanilla.options import check_names, option, yaml_value
 
 from .engines import ENGINES
@@ -26,6 +27,15 @@ class DecodingOptions:
     """Which model translates, and how it searches."""
 
     model: str = field(metadata={"help": "model folder or Hub id"})
+    ensemble: list[str] = option(  # noqa: RUF009 - a field
+        (),
+        "further models of one vocabulary that decode together with it; --model A --model B is the "
+        "same",
+        repeats_model=True,
+    )
+    ensemble_average: str = option(
+        "probabilities", f"mean of their {' or '.join(AVERAGES)}", choices=AVERAGES
+    )
     engine: str = field(
         default="torch",
         metadata={"help": "torch, or ctranslate2 for a folder of hf-vanilla export"},
@@ -56,6 +66,10 @@ class DecodingOptions:
         if self.engine not in ENGINES:
             raise ValueError(f"engine={self.engine!r}: choose one of {', '.join(ENGINES)}")
         check_dtype(self.dtype)
+        if self.ensemble_average not in AVERAGES:
+            raise ValueError(
+                f"ensemble_average={self.ensemble_average!r}: choose one of {', '.join(AVERAGES)}"
+            )
         if self.num_beams is not None and self.num_beams < 1:
             raise ValueError(f"num_beams={self.num_beams}: give a positive number")
         check_tokens_per_batch(self.tokens_per_batch)
@@ -104,11 +118,15 @@ class DecodingOptions:
             ValueError: the folder has no model for this engine.
             OSError: no model is found under this name.
         """
+        further: dict[str, Any] = {}
+        if self.ensemble:
+            further = {"ensemble": self.ensemble, "ensemble_average": self.ensemble_average}
         return Translator(
             self.model,
             engine=self.engine,
             dtype=self.dtype,
             tokens_per_batch=self.tokens_per_batch,
             processes=processes,
+            **further,
             **self.generate_kwargs,
         )

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import batch_bounds
 from hf_vanilla.models.packing_vanilla import pack
+from hf_vanilla.models.search_vanilla_ensemble import Ensemble
 
 from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
 from .n_best import Hypothesis
@@ -47,7 +48,8 @@ class Translator:
         window: sentences sorted together.
         processes: Accelerate's state, to share every window among its processes. All of them must
             then translate the same sentences, and all receive all translations.
-        **generate_kwargs: changes to the model's generation config, such as `num_beams`.
+        **generate_kwargs: changes to the model's generation config, such as `num_beams`; and
+            `ensemble`, `ensemble_average` of `load_engine`.
 
     Attributes:
         failed: line numbers of the sentences that the latest `translate` could not translate.
@@ -260,6 +262,8 @@ def load_engine(
     *,
     device: torch.device | None = None,
     dtype: str | None = None,
+    ensemble: Sequence[str] = (),
+    ensemble_average: str = "probabilities",
     **generate_kwargs: Any,
 ) -> Engine:
     """Load the engine of a model folder or Hub id.
@@ -269,11 +273,13 @@ def load_engine(
         engine: `"torch"` or `"ctranslate2"`.
         device: where to compute; None: a GPU if there is one.
         dtype: as for `Translator`.
+        ensemble: further models, which decode together with the first one.
+        ensemble_average: mean of their `"probabilities"` or `"log_probabilities"`.
         **generate_kwargs: changes to the model's generation config.
 
     Raises:
-        ValueError: the engine is unknown, the folder has no model for it, or the dtype is not
-            possible.
+        ValueError: the engine is unknown, the folder has no model for it, the dtype is not
+            possible, or the models of an ensemble have different vocabularies.
         OSError: no model is found under this name.
     """
     if engine not in ENGINES:
@@ -284,12 +290,35 @@ def load_engine(
             f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
             "hf-vanilla export --quantization"
         )
+    if engine == "ctranslate2" and ensemble:
+        raise ValueError("an ensemble needs the engine torch")
     if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name, dtype=dtype, device=device)
-    pack(model)
-    store_by_columns(model)  # what could not be packed
+    others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
+    for one in (model, *others):
+        pack(one)
+        store_by_columns(one)  # what could not be packed
+    if others:
+        generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
     return TorchEngine(model, tokenizer, **generate_kwargs)
+
+
+def _further_model(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    other: str,
+    dtype: str | None,
+    device: torch.device | None,
+) -> PreTrainedModel:
+    """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
+    model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
+    if its_tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"{name} and {other} have different vocabularies: an ensemble needs models of one "
+            "tokenizer"
+        )
+    return model
 
 
 def load_translator(

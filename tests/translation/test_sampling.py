@@ -82,3 +82,31 @@ def test_length_limits_of_the_command_line_hold(trained):
 def test_bad_fields_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         parse_options(TranslateOptions, arguments)
+
+
+# --- ensembles ----------------------------------------------------------------------------------
+
+
+def test_further_models_on_the_command_line_are_an_ensemble():
+    for arguments in (
+        ["--model", "a", "--num_beams=2", "--model=b", "--model", "c"],
+        ["--model", "a", "--num_beams=2", "--ensemble", "b", "c"],
+    ):
+        options = parse_options(TranslateOptions, arguments)
+        assert (options.model, list(options.ensemble), options.num_beams) == ("a", ["b", "c"], 2)
+    assert not parse_options(TranslateOptions, ["--model", "a"]).ensemble
+
+
+def test_a_translator_of_two_equal_folders_translates_as_one(trained_run, trained):
+    single = list(Translator(str(trained_run)).translate(SENTENCES))
+    double = Translator(str(trained_run), ensemble=[str(trained_run)])
+    assert list(double.translate(SENTENCES)) == single
+
+
+def test_models_of_other_vocabularies_are_no_ensemble(trained_run):
+    from hf_vanilla.translation.demo_model import demo_model
+
+    with pytest.raises(ValueError, match="have different vocabularies: an ensemble needs"):
+        Translator(str(trained_run), ensemble=[demo_model()])
+    with pytest.raises(ValueError, match="an ensemble needs the engine torch"):
+        Translator("x", engine="ctranslate2", ensemble=["y"])
