@@ -17,6 +17,8 @@ from hf_vanilla.data.corpus import built_in_corpus
 from hf_vanilla.files import write_files, write_text
 from hf_vanilla.recipes.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
+from hf_vanilla.translation.alignment_files import NUMBERS, validation_numbers
+from hf_vanilla.translation.alignments import error_rates, save_head
 from hf_vanilla.translation.demo_model import FACTS, FILES
 from hf_vanilla.translation.evaluation import score_translations
 from hf_vanilla.translation.translator import load_translator, translate
@@ -48,6 +50,8 @@ def build(options: BuildOptions) -> str:
         "exact_match": scores.exact_match,
     }
     write_text(FILES / FACTS, json.dumps(facts, indent=1) + "\n")
+    rates = error_rates(model, tokenizer, validation_numbers())
+    save_head(FILES, rates, f"{NUMBERS}, {len(validation_numbers())} pairs")
     return str(scores)
 
 

@@ -114,7 +114,7 @@ def _choose(options: AlignOptions) -> str:
     """Measure all layers and heads, save the best, and return the table of the layers."""
     if not Path(options.model).is_dir():
         raise ValueError(f"model={options.model!r}: gold writes into it, so give a folder")
-    gold = _numbers() if options.gold == NUMBERS else _gold_of_files(options)
+    gold = validation_numbers() if options.gold == NUMBERS else _gold_of_files(options)
     rates = error_rates(*load_translator(options.model), gold)
     best = save_head(options.model, rates, f"{options.gold}, {len(gold)} pairs")
     lines = ["alignment error rate, the mean of all heads and the best head of each layer:"]
@@ -131,7 +131,7 @@ def _named(head: AlignmentHead) -> str:
     return f"{which}, step that {'reads' if head.is_next else 'writes'} the token"
 
 
-def _numbers() -> list[AlignedPair]:
+def validation_numbers() -> list[AlignedPair]:
     """The validation part of the built-in corpus with its alignments."""
     return [aligned_number(number) for number in built_in_numbers()["validation"]]
 

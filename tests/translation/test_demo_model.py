@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from hf_vanilla.data.corpus import built_in_corpus
+from hf_vanilla.data.corpus import built_in_corpus, built_in_numbers
+from hf_vanilla.data.number_alignments import aligned_number
 from hf_vanilla.recipes.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
+from hf_vanilla.translation.alignments import error_rates, saved_head
 from hf_vanilla.translation.demo_model import demo_model, demo_model_facts
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
 from hf_vanilla.translation.translator import load_translator, translate
@@ -34,6 +36,14 @@ def test_it_computes_in_float32_and_translates_unseen_numbers():
     found = translate(model, tokenizer, unseen["source"][:])
     right = sum(a == b for a, b in zip(found, unseen["target"][:], strict=True))
     assert right >= 49
+
+
+def test_it_comes_with_the_attention_that_aligns_numbers_best():
+    gold = [aligned_number(number) for number in built_in_numbers()["validation"][:50]]
+    rates = error_rates(*load_translator(demo_model()), gold)
+    best = saved_head(demo_model())
+    assert rates[best] < 0.35
+    assert rates[best] < min(rate for head, rate in rates.items() if head.layer != best.layer)
 
 
 def test_translate_uses_it_where_no_model_is_named(monkeypatch, capsysbinary, caplog):
