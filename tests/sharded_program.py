@@ -67,6 +67,11 @@ def main(folder):
     # each process at its own pace, as in validation: shards would wait for each other forever
     for _ in range(1 + rank):
         copy.generate(torch.tensor([[5, 6, 7, 1]]), max_new_tokens=3, num_beams=2)
+    # the sharded model itself, in step
+    source = torch.tensor([[5, 6, 7, 1], [9, 4, 1, 1]])
+    given = {"max_new_tokens": 5, "num_beams": 2}
+    found = sharded.eval().generate(source, synced_gpus=True, **given)
+    assert torch.equal(found, copy.generate(source, **given))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         print("whole")  # noqa: T201 - the test reads it

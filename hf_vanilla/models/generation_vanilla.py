@@ -8,10 +8,11 @@ Shapes: B sentences, n beams, L tokens so far, V vocabulary.
 """
 
 import copy
+import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedConfig, StoppingCriteria
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
@@ -97,6 +98,19 @@ def merged_settings(
     settings = GenerationConfig() if given is None else copy.copy(given)
     settings.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
     return settings, settings.update(**arguments)
+
+
+def gathers_for_generate(model: nn.Module) -> bool:
+    """Whether `generate` was just replaced by one that gathers the weights of a sharded model.
+
+    Under FSDP2, the embeddings belong to the whole model and are gathered by its `forward`, but
+    `generate()` calls the encoder first.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # without it, nothing is sharded
+    if fsdp is None or not isinstance(model, fsdp.FSDPModule) or "generate" in vars(model):
+        return False
+    fsdp.register_fsdp_forward_method(model, "generate")
+    return True
 
 
 def check_call(settings: GenerationConfig, arguments: dict[str, Any]) -> None:

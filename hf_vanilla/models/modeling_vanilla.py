@@ -23,6 +23,7 @@ from .generation_vanilla import (
     SourceLengthCriteria,
     SourceLengthEnd,
     check_call,
+    gathers_for_generate,
     has_source_limit,
     merged_settings,
     paper_decoding,
@@ -300,6 +301,10 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
                 empty or not 2-D, logits are NaN, or our search does not serve an ensemble; and
                 what transformers raises.
         """
+        if gathers_for_generate(self):
+            return self.generate(
+                inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
+            )
         ensemble = kwargs.pop("ensemble", None)
         settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
         if inputs is not None:
