@@ -77,7 +77,9 @@ def run_command(words):
         if f"{name} ".startswith(f"{start} "):
             return action(words)
     smaller = TINY_IMAGES if "image_classification" in words else SMALLER.get(name, "")
-    if "tracks_own" in words:  # the page's own options are small, and none is of translation
+    if {"tracks_own", "demo_scenes"} & {
+        *words
+    }:  # the page's own options are small, and none is of translation
         smaller = "--use_cpu True"
     return run_program([*words, *smaller.split()])
 

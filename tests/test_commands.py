@@ -305,7 +305,7 @@ def test_output_is_utf8_in_any_locale():
         (["plot"], 2, "first comes one of architecture, attention, positions"),
         (["plot", "atention"], 2, "did you mean 'attention'?"),
         (["app", "--port", "0"], 1, "port=0: give a number from 1 to 65535"),
-        (["convert", "--format", "onnx"], 1, "choose one of detr, fairseq, marian"),
+        (["convert", "--format", "onnx"], 1, "choose one of agentformer, detr, fairseq"),
         (["average", "--run", "nowhere", "--output", "mean"], 1, "nowhere"),
     ],
     ids=str,

@@ -7,6 +7,7 @@ from typing import Any
 
 from hf_vanilla.options import parse_options, pop_option
 
+from .agentformer import AgentFormerOptions, convert_agentformer
 from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
 from .fairseq import FairseqOptions, convert_fairseq
 from .fsmt import FsmtOptions, convert_fsmt
@@ -23,6 +24,7 @@ from .vit_google import (
 )
 
 FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
+    "agentformer": (AgentFormerOptions, convert_agentformer),
     "detr": (DetrOptions, convert_detr),
     "fairseq": (FairseqOptions, convert_fairseq),
     "fsmt": (FsmtOptions, convert_fsmt),

@@ -35,6 +35,11 @@ class Windows:
         return replace(self, first=self.first[chosen])
 
     @property
+    def length(self) -> int:
+        """Steps of a window, T + P."""
+        return self.observed + self.predicted
+
+    @property
     def last_rows(self) -> np.ndarray:
         """`(W,)` row of each window's last observed step, which is never missing."""
         return self.grid[self.first + self.observed - 1]

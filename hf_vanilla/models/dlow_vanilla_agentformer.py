@@ -10,12 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from .modeling_vanilla_agentformer import (
-    HEAD_STD,
     VanillaAgentFormerPreTrainedModel,
     VanillaForJointTrajectoryPrediction,
     VanillaJointTrajectoryOutput,
@@ -24,7 +22,7 @@ from .modeling_vanilla_agentformer import (
     scene_output,
 )
 from .scene_vanilla_agentformer import read_scene
-from .stacks_vanilla_agentformer import Gaussian
+from .stacks_vanilla_agentformer import Gaussian, small_linear
 
 SMALLEST_VARIANCE = 1e-8  # as in the authors' code
 
@@ -54,24 +52,13 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
             requires_grad=False
         )
         widths = [config.d_model, *config.map_dims]
-        self.map_hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.map_hidden = nn.ModuleList(small_linear(a, b) for a, b in pairwise(widths))
         size = config.num_modes * config.latent_dim
         self.map_scale = nn.Linear(widths[-1], size)
         self.map_shift = nn.Linear(widths[-1], size)
+        bound: Any = 1 / math.sqrt(widths[-1])  # torch's own initial values
+        self.map_scale.init_bound = self.map_shift.init_bound = bound
         self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Initial values of the authors: small hidden layers, torch's own for the maps."""
-        super()._init_weights(module)
-        if isinstance(module, type(self)):
-            for layer in module.map_hidden:
-                init.normal_(layer.weight, std=HEAD_STD)
-                init.zeros_(layer.bias)
-            for layer in (module.map_scale, module.map_shift):
-                bound = 1 / math.sqrt(layer.in_features)
-                init.uniform_(layer.weight, -bound, bound)
-                init.uniform_(layer.bias, -bound, bound)
 
     def train(self, mode: bool = True) -> "VanillaForDiverseTrajectoryPrediction":
         """Training mode for the maps alone."""

@@ -24,8 +24,6 @@ from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEnc
 
 logger = logging.getLogger(__name__)
 
-HEAD_STD = 0.01  # of the initial values of output and latent heads, as in the authors' code
-
 
 @dataclass
 class VanillaJointTrajectoryOutput(ModelOutput):
@@ -71,15 +69,15 @@ class VanillaAgentFormerPreTrainedModel(VanillaPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Small heads, so that training starts near a standing agent and a standard latent."""
+        """Glorot; small heads, so that training starts near a standing agent and equal latents."""
         super()._init_weights(module)
-        for stack in (FutureEncoder, FutureDecoder):
-            if isinstance(module, stack):
-                names = ("head", "prior_head", "latent_head")
-                heads = [getattr(module, name) for name in names if hasattr(module, name)]
-                for head in (*heads, *module.hidden):
-                    init.normal_(head.weight, std=HEAD_STD)
-                    init.zeros_(head.bias)
+        width = getattr(module, "init_std", None)
+        if width is not None:
+            init.normal_(module.weight, std=width)
+        reach = getattr(module, "init_bound", None)
+        if reach is not None:
+            init.uniform_(module.weight, -reach, reach)
+            init.uniform_(module.bias, -reach, reach)
 
 
 class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):

@@ -18,6 +18,7 @@ from .kernels_vanilla import VanillaDropout
 from .positions_vanilla import sinusoid
 from .scene_vanilla_agentformer import Scene, causal_steps, scene_mask
 
+HEAD_STD = 0.01  # of the initial values of output and latent heads, as in the authors' code
 SMALLEST_SPREAD = 1e-8  # added to the prior's standard deviation, as in the authors' code
 
 
@@ -70,12 +71,19 @@ class StepEmbedding(nn.Module):
         return self.dropout(self.time_projection(torch.cat((vectors, code), dim=-1))).flatten(1, 2)
 
 
+def small_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A Linear that starts near zero."""
+    layer = nn.Linear(inputs, outputs)
+    layer.init_std = HEAD_STD  # type: ignore[assignment]  # a module takes any
+    return layer
+
+
 class HiddenLayers(nn.ModuleList):
     """Linear layers, each followed by a ReLU; none where `widths` is empty."""
 
     def __init__(self, width: int, widths: list[int]) -> None:
         inputs = [width, *widths]
-        super().__init__(nn.Linear(a, b) for a, b in pairwise(inputs))
+        super().__init__(small_linear(a, b) for a, b in pairwise(inputs))
         self.width = inputs[-1]
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -116,7 +124,7 @@ class FutureEncoder(nn.Module):
         layers = [AgentDecoderLayer(config, index) for index in range(config.posterior_layers)]
         self.layers = nn.ModuleList(layers)
         self.hidden = HiddenLayers(config.d_model, config.head_dims)
-        self.latent_head = nn.Linear(self.hidden.width, 2 * config.latent_dim)
+        self.latent_head = small_linear(self.hidden.width, 2 * config.latent_dim)
 
     def forward(self, scene: Scene, context: Tensor, future: Tensor, is_known: Tensor) -> Gaussian:
         """The posterior, Z numbers for each agent.
@@ -152,8 +160,8 @@ class FutureDecoder(nn.Module):
         layers = [AgentDecoderLayer(config, index) for index in range(config.decoder_layers)]
         self.layers = nn.ModuleList(layers)
         self.hidden = HiddenLayers(config.d_model, config.head_dims)
-        self.head = nn.Linear(self.hidden.width, 2)
-        self.prior_head = nn.Linear(config.d_model, 2 * config.latent_dim)
+        self.head = small_linear(self.hidden.width, 2)
+        self.prior_head = small_linear(config.d_model, 2 * config.latent_dim)
 
     def prior(self, agent_context: Tensor) -> Gaussian:
         """The prior of latents from each agent's context `(B, A, D)`."""

@@ -92,6 +92,16 @@ TASKS = {
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
     ),
+    "joint_trajectories": TaskEntry(
+        model_types=("vanilla_agentformer",),
+        data="hf_vanilla.tasks.joint_trajectory_options:JointDataOptions",
+        measures="hf_vanilla.tasks.joint_trajectory_options:MEASURES",
+        prepare="hf_vanilla.tasks.joint_trajectories:prepare",
+        config="hf_vanilla.models.configuration_vanilla_agentformer:VanillaAgentFormerConfig",
+        model="hf_vanilla.trajectories.loading:new_joint_forecaster",
+        auto_class="transformers:AutoModelForTimeSeriesPrediction",
+        set_by_data=("step_seconds", "unit", "largest_step"),
+    ),
 }
 
 

@@ -39,6 +39,12 @@ TEXT = ModelCommands(
     "hf_vanilla.tasks.translation_finetuning:finetune",
     "hf_vanilla.tasks.translation_finetuning:FinetuneOptions",
 )
+TRACKS = ModelCommands(
+    "hf_vanilla.tasks.track_evaluation:evaluate_tracks",
+    "hf_vanilla.tasks.track_evaluation:EvaluateTracksOptions",
+    "hf_vanilla.tasks.track_finetuning:finetune_tracks",
+    "hf_vanilla.tasks.track_finetuning:FinetuneTracksOptions",
+)
 # by `model_type`; any other counts as text
 COMMANDS_OF = {
     "vanilla_vit": ModelCommands(
@@ -53,12 +59,8 @@ COMMANDS_OF = {
         "hf_vanilla.tasks.object_finetuning:finetune_objects",
         "hf_vanilla.tasks.object_finetuning:FinetuneObjectsOptions",
     ),
-    "vanilla_tracks": ModelCommands(
-        "hf_vanilla.tasks.track_evaluation:evaluate_tracks",
-        "hf_vanilla.tasks.track_evaluation:EvaluateTracksOptions",
-        "hf_vanilla.tasks.track_finetuning:finetune_tracks",
-        "hf_vanilla.tasks.track_finetuning:FinetuneTracksOptions",
-    ),
+    "vanilla_agentformer": TRACKS,
+    "vanilla_tracks": TRACKS,
 }
 
 
@@ -120,7 +122,7 @@ def _commands(arguments: Sequence[str]) -> ModelCommands:
     if name is None:
         return TEXT
     if name in SIMPLE_MODELS:
-        return COMMANDS_OF["vanilla_tracks"]
+        return TRACKS
     try:
         settings, _ = PreTrainedConfig.get_config_dict(name)
     except (OSError, ValueError):

@@ -13,7 +13,9 @@ from hf_vanilla.data.trajectories import Scenes, resample
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.options import option
 from hf_vanilla.trajectories.forecaster import check_rate
+from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.scene_layout import is_joint, scene_batches
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.trajectories.track_scores import (
     COLLISION_DISTANCE,
@@ -24,7 +26,7 @@ from hf_vanilla.trajectories.track_scores import (
     collision_share,
 )
 
-from .trajectories import add_windows, model_inputs
+from .trajectories import add_scenes, model_inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,21 +121,21 @@ def score_windows(
         largest_step=model.config.largest_step,
         has_spreads=has_spreads,
     )
-    device = next(model.parameters(), torch.empty(0)).device
-    best = []
-    for first in range(0, len(windows), options.batch_size):
-        rows = np.arange(first, min(first + options.batch_size, len(windows)))
-        best.append(add_windows(sums, model, windows, rows, device).numpy())
-    origin = windows.scenes.positions[windows.last_rows][:, None]
-    collided = collision_share(
-        np.concatenate(best) + origin, windows.groups, distance=options.collision_distance
-    )
-    return TrackScores({**sums.means(), "collision_share": collided}, protocol)
+    together = JointSums(modes, collision_distance=options.collision_distance)
+    groups = windows.groups
+    best = np.empty((len(windows), windows.predicted, 2))
+    for rows in scene_batches(groups, options.batch_size):
+        best[rows] = add_scenes(sums, together, model, windows, rows).numpy()
+    collided = collision_share(best, groups, distance=options.collision_distance)
+    values = {**sums.means(), **together.means(), "collision_share": collided}
+    return TrackScores(values, protocol)
 
 
 @torch.no_grad()
 def _modes(model: Any, windows: Windows) -> tuple[int, bool]:
     """How many modes a model has, and whether each has spreads."""
+    if is_joint(model.config):
+        return model.config.num_modes, False
     device = next(model.parameters(), torch.empty(0)).device
     inputs = model_inputs(windows, np.array([0]))
     past, mask = (inputs[name].to(device) for name in ("past_values", "past_observed_mask"))

@@ -19,6 +19,7 @@ from hf_vanilla.options import option
 from hf_vanilla.training.task import RunFacts
 from hf_vanilla.trajectories.forecaster import check_rate
 from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.scene_layout import is_joint
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.trajectories.track_scores import Protocol, TrackScores
 
@@ -84,6 +85,11 @@ def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments
     if options.model in SIMPLE_MODELS:
         raise ValueError(f"{options.model} has no weights: give a model folder")
     model = load_forecaster(options.model, device="cpu")
+    if is_joint(model.config):
+        raise ValueError(
+            f"{options.model} forecasts whole scenes, and finetune trains forecasters of single "
+            "agents: use hf-vanilla train --task joint_trajectories"
+        )
     train = _windows(options, options.dataset, model.config, seed=0)
     validation = None
     if options.validation is not None:

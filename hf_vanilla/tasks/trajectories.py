@@ -23,10 +23,18 @@ from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTraj
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import FORMS, new_forecaster
+from hf_vanilla.trajectories.scene_layout import is_joint, joint_forecast
 from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSums
 
-from .trajectory_data import TrackData, prepare_tracks, track_facts
+from .trajectory_data import (
+    TrackData,
+    position_errors,
+    prepare_tracks,
+    random_changes,
+    track_facts,
+)
 from .trajectory_options import MEASURES, TrackDataOptions
 
 TEMPERATURE_ENDS = 2 / 3  # of the run
@@ -162,40 +170,17 @@ class TrajectoryTask:
     def batch(self, rows: WindowRows, generator: torch.Generator) -> Batch:
         """Windows as the model's inputs, changed at random."""
         inputs = model_inputs(self.tracks.train, rows.rows)
-        change = self._random_change(len(rows.rows), generator)  # (B, 2, 2)
+        change = random_changes(self.options, len(rows.rows), generator)  # (B, 2, 2)
         for name in ("past_values", "future_values"):
             inputs[name] = inputs[name] @ change
         if self.options.position_noise:
-            inputs["past_values"] += self._noise(inputs["past_values"].shape, generator)
+            shape = inputs["past_values"].shape
+            inputs["past_values"] += position_errors(self.options, shape, generator)
         start = self.options.winner_temperature
         if start and self.options.form in ("modes", "density"):
             done = rows.step / (TEMPERATURE_ENDS * self.recipe.train.max_steps)
             inputs["winner_temperature"] = torch.tensor(start * max(0.0, 1 - done))
         return inputs
-
-    def _random_change(self, count: int, generator: torch.Generator) -> Tensor:
-        """A matrix for each window that mirrors, scales and turns it."""
-        options = self.options
-        mirror, speed, angle = torch.rand(3, count, generator=generator)
-        change = torch.eye(2).repeat(count, 1, 1)
-        change[:, 1, 1] = torch.where(mirror < options.mirror, -1.0, 1.0)
-        # as often by a factor as by its inverse
-        change *= ((1 + options.speed_change) ** (2 * speed - 1)).view(-1, 1, 1)
-        if options.rotate:
-            turn = 2 * torch.pi * angle
-            rows = torch.stack((turn.cos(), turn.sin(), -turn.sin(), turn.cos()), -1)
-            change = change @ rows.view(-1, 2, 2)
-        return change
-
-    def _noise(self, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-        """Errors of observed positions `(B, T, 2)`, as large for all positions of a window.
-
-        Recordings differ in their noise; a model that has seen several averages over as many steps
-        as the noise of a track asks for.
-        """
-        share, level = torch.rand(2, shape[0], 1, 1, generator=generator)
-        level = level * self.options.position_noise * (share < self.options.noise_share)
-        return level * torch.randn(*shape, generator=generator)
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Observed future steps."""
@@ -243,18 +228,7 @@ class TrajectoryTask:
         return Validation(values, TrackScores(means, self._protocol(windows)))
 
     def _protocol(self, windows: Windows) -> Protocol:
-        data = "validation part"
-        if self.options.test_scene is not None:
-            data = f"ETH/UCY without {self.options.test_scene}, validation cut"
-        return Protocol(
-            data=data,
-            observed=windows.observed,
-            predicted=windows.predicted,
-            step_seconds=windows.scenes.step_seconds,
-            unit=windows.scenes.unit,
-            windows=len(windows),
-            seed=str(self.recipe.train.seed),
-        )
+        return validation_protocol(windows, self.options.test_scene, self.recipe.train.seed)
 
     def save(self, folder: Path) -> None:
         """Nothing is needed beside config and weights."""
@@ -269,6 +243,22 @@ class TrajectoryTask:
             data=f"{scenes.describe()}; {len(self.tracks.train):,} windows",
             scores=None if validation is None else str(validation.details),
         )
+
+
+def validation_protocol(windows: Windows, test_scene: str | None, seed: int) -> Protocol:
+    """The protocol of a run's validation windows."""
+    data = "validation part"
+    if test_scene is not None:
+        data = f"ETH/UCY without {test_scene}, validation cut"
+    return Protocol(
+        data=data,
+        observed=windows.observed,
+        predicted=windows.predicted,
+        step_seconds=windows.scenes.step_seconds,
+        unit=windows.scenes.unit,
+        windows=len(windows),
+        seed=str(seed),
+    )
 
 
 def model_inputs(windows: Windows, rows: np.ndarray) -> Batch:
@@ -295,18 +285,58 @@ def model_inputs(windows: Windows, rows: np.ndarray) -> Batch:
 @torch.no_grad()
 def add_windows(
     sums: TrackSums, model: Any, windows: Windows, rows: np.ndarray, device: torch.device
-) -> Tensor:
-    """Predict some windows and add them to the sums; returns the top-scored tracks `(B, P, 2)`."""
+) -> tuple[Tensor, Tensor]:
+    """Predict some windows and add them to the sums.
+
+    Args:
+        sums: to add to.
+        model: a forecaster; of a joint one, `rows` are all windows of their scenes.
+        windows: cut from a table.
+        rows: `(B,)` numbers of windows.
+        device: of the model.
+
+    Returns:
+        `(B, M, P, 2)` tracks relative to the last observed positions, `(B, M)` scores of the modes.
+    """
     inputs = model_inputs(windows, rows)
+    past, is_observed = inputs["past_values"], inputs["past_observed_mask"]
     with torch.random.fork_rng():  # samples do not depend on what was drawn before
         torch.manual_seed(SAMPLING_SEED + int(rows[0]))
-        outputs = model(
-            inputs["past_values"].to(device),
-            past_observed_mask=inputs["past_observed_mask"].to(device),
-        )
+        if is_joint(model.config):
+            last = windows.scenes.positions[windows.last_rows[rows]]
+            outputs = joint_forecast(model, past, is_observed, last, windows[rows].groups)
+            spreads = None
+        else:
+            outputs = model(past.to(device), past_observed_mask=is_observed.to(device))
+            spreads = outputs.spreads
     tracks, logits = outputs.trajectories.float().cpu(), outputs.mode_logits.float().cpu()
-    spreads = None if outputs.spreads is None else outputs.spreads.float().cpu()
+    spreads = None if spreads is None else spreads.float().cpu()
     sums.add(
         tracks, logits, inputs["future_values"], inputs["future_observed_mask"], spreads=spreads
     )
-    return tracks[torch.arange(len(tracks)), logits.argmax(1)]
+    return tracks, logits
+
+
+def add_scenes(
+    sums: TrackSums, together: JointSums, model: Any, windows: Windows, rows: np.ndarray
+) -> Tensor:
+    """Predict all windows of some scenes and add them to both sums.
+
+    Args:
+        sums: scores of single agents.
+        together: scores of scenes.
+        model: a forecaster.
+        windows: cut from a table.
+        rows: `(B,)` numbers of windows, all those of their scenes.
+
+    Returns:
+        `(B, P, 2)` float64 top-scored tracks in the world.
+    """
+    device = next(model.parameters(), torch.empty(0)).device
+    tracks, logits = add_windows(sums, model, windows, rows, device)
+    positions, is_known, origin = windows.positions(rows)
+    in_world = tracks.double() + torch.from_numpy(origin)[:, None, None]
+    future = torch.from_numpy(positions[:, windows.observed :] + origin[:, None])
+    known = torch.from_numpy(is_known[:, windows.observed :])
+    together.add(in_world, future, known, windows[rows].groups)
+    return in_world[torch.arange(len(rows)), logits.argmax(1)]

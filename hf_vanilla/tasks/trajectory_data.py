@@ -2,9 +2,12 @@
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hf_vanilla.data.built_in_tracks import BUILT_IN
 from hf_vanilla.data.eth_ucy import leave_one_out
@@ -12,7 +15,7 @@ from hf_vanilla.data.track_windows import Windows, cut_windows
 from hf_vanilla.data.trajectories import Scenes, resample
 from hf_vanilla.recipes.recipe import Recipe
 
-from .trajectory_options import TrackDataOptions
+from .trajectory_options import WindowOptions
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
         ValueError: the tracks do not match the recipe, or no window fits.
         OSError: a file cannot be read.
     """
-    options: TrackDataOptions = recipe.data
+    options: WindowOptions = recipe.data
     config = recipe.config()
     tables = training_and_validation(options)
 
@@ -76,7 +79,7 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     return TrackData(train, validation, std, float(lengths.max(initial=0)))
 
 
-def training_and_validation(options: TrackDataOptions) -> tuple[Scenes, Scenes | None]:
+def training_and_validation(options: WindowOptions) -> tuple[Scenes, Scenes | None]:
     """The tables to train and to validate on.
 
     Raises:
@@ -99,6 +102,33 @@ def training_and_validation(options: TrackDataOptions) -> tuple[Scenes, Scenes |
     kept = np.random.default_rng(VALIDATION_SEED).permutation(agents)[:count]
     is_kept = np.isin(train.agent, kept)
     return train.rows(~is_kept), train.rows(is_kept)
+
+
+def random_changes(options: WindowOptions, count: int, generator: torch.Generator) -> Tensor:
+    """Matrices `(count, 2, 2)` that mirror, scale and turn, each at random."""
+    mirror, speed, angle = torch.rand(3, count, generator=generator)
+    change = torch.eye(2).repeat(count, 1, 1)
+    change[:, 1, 1] = torch.where(mirror < options.mirror, -1.0, 1.0)
+    # as often by a factor as by its inverse
+    change *= ((1 + options.speed_change) ** (2 * speed - 1)).view(-1, 1, 1)
+    if options.rotate:
+        turn = 2 * torch.pi * angle
+        rows = torch.stack((turn.cos(), turn.sin(), -turn.sin(), turn.cos()), -1)
+        change = change @ rows.view(-1, 2, 2)
+    return change
+
+
+def position_errors(
+    options: WindowOptions, shape: Sequence[int], generator: torch.Generator
+) -> Tensor:
+    """Errors of observed positions `(B, T, 2)`, as large for all positions of a window.
+
+    Recordings differ in their noise; a model that has seen several averages over as many steps as
+    the noise of a track asks for.
+    """
+    share, level = torch.rand(2, shape[0], 1, 1, generator=generator)
+    level = level * options.position_noise * (share < options.noise_share)
+    return level * torch.randn(*shape, generator=generator)
 
 
 def track_facts(data: TrackData) -> dict[str, str]:

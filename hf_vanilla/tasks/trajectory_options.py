@@ -20,10 +20,8 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the command line
-    """Tracks to train on, how windows are cut and changed, and how they become batches."""
-
-    _argument_group_name = "options of task trajectories"
+class WindowOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Tracks to train on, and how windows are cut and changed."""
 
     dataset: str = option(
         "walkers",
@@ -46,23 +44,9 @@ class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the com
     validation_share: float = option(
         0.1, "share of the agents kept for validation", at_least=0, below=1
     )
-    form: str = option(
-        "modes",
-        "modes: several futures with scores; one: one future, step by step; density: modes with a "
-        "spread per step; quantized: futures drawn from classes of velocities",
-        choices=tuple(FORMS),
-    )
     stride: int = option(1, "steps from one training window to the next", at_least=1)
     allow_missing: bool = option(
         default=False, text="mask missing steps instead of leaving out windows that have some"
-    )
-    windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
-    windows_per_batch: int = option(256, "windows of a process and micro-batch", at_least=1)
-    winner_temperature: float = option(
-        0.0,
-        "of the loss over modes at the start, in units of the tracks; falls to 0 in two thirds of "
-        "the run; 0: only the closest mode is regressed",
-        at_least=0,
     )
     mirror: float = option(0.5, "probability of a mirror image", at_least=0)
     speed_change: float = option(
@@ -79,14 +63,39 @@ class TrackDataOptions(TrackFileOptions):  # the files' options, flat on the com
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.windows_per_step % self.windows_per_batch:
-            raise ValueError(
-                f"windows_per_step={self.windows_per_step} is not a multiple of "
-                f"windows_per_batch={self.windows_per_batch}: change either"
-            )
         for name in ("mirror", "noise_share"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a probability")
 
     def check_with(self, train: TrainRecipe) -> None:
         """Nothing here depends on the shared options."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackDataOptions(WindowOptions):  # flat on the command line
+    """Windows of single agents: form of the model and size of batches."""
+
+    _argument_group_name = "options of task trajectories"
+
+    form: str = option(
+        "modes",
+        "modes: several futures with scores; one: one future, step by step; density: modes with a "
+        "spread per step; quantized: futures drawn from classes of velocities",
+        choices=tuple(FORMS),
+    )
+    windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
+    windows_per_batch: int = option(256, "windows of a process and micro-batch", at_least=1)
+    winner_temperature: float = option(
+        0.0,
+        "of the loss over modes at the start, in units of the tracks; falls to 0 in two thirds of "
+        "the run; 0: only the closest mode is regressed",
+        at_least=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.windows_per_step % self.windows_per_batch:
+            raise ValueError(
+                f"windows_per_step={self.windows_per_step} is not a multiple of "
+                f"windows_per_batch={self.windows_per_batch}: change either"
+            )

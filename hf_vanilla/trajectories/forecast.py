@@ -23,6 +23,7 @@ from hf_vanilla.options import option
 
 from .forecaster import check_rate, predict
 from .loading import load_forecaster
+from .scene_layout import is_joint
 from .simple_models import SIMPLE_MODELS
 
 logger = logging.getLogger(__name__)
@@ -102,8 +103,10 @@ def forecasts(
 ) -> Iterator[pyarrow.Table]:
     """Futures as tables with columns scene, frame, agent, step, mode, x, y, probability.
 
-    Agents come in the order of their first appearance, frames in theirs; step 1 is the first after
-    `frame`; mode 0 is the most probable.
+    Agents come in the order of their first appearance, frames in theirs; a joint forecaster's
+    tables are sorted by scene and frame. Step 1 is the first after `frame`; mode 0 is the most
+    probable. A joint forecaster also reads all other agents of a frame; mode k of all agents of a
+    frame belongs together.
 
     Args:
         model: a forecaster in evaluation mode.
@@ -117,19 +120,49 @@ def forecasts(
     if at == "all":
         rows = rows[np.lexsort((scenes.agent, scenes.frame, scenes.scene))]
     left_out = 0
-    for first in range(0, len(rows), batch_size):
-        chosen = rows[first : first + batch_size]
-        past, mask = pasts_of_rows(scenes, chosen, model.config.observed_steps)
+    for chosen, company in _row_batches(scenes, rows, batch_size, joint=is_joint(model.config)):
+        together = np.concatenate((chosen, company))
+        past, mask = pasts_of_rows(scenes, together, model.config.observed_steps)
         is_enough = mask.sum(1) >= least_observed
-        left_out += int((~is_enough).sum())
-        if is_enough.any():
-            found = predict(model, past[is_enough], mask[is_enough])
-            yield _table(scenes, chosen[is_enough], *found)
+        is_chosen = np.arange(len(together)) < len(chosen)
+        left_out += int((~is_enough & is_chosen).sum())
+        if (is_enough & is_chosen).any():
+            groups = groups_of_rows(scenes, together[is_enough])
+            found = predict(model, past[is_enough], mask[is_enough], groups)
+            shown = is_chosen[is_enough]
+            tracks, probabilities = (part[shown] for part in found)
+            yield _table(scenes, chosen[is_enough[: len(chosen)]], tracks, probabilities)
     if left_out:
         logger.warning(
             "%d of %d rows have fewer than %d observed steps and no forecast",
             *(left_out, len(rows), least_observed),
         )
+
+
+def groups_of_rows(scenes: Scenes, rows: np.ndarray) -> np.ndarray:
+    """`(B,)` equal numbers for rows `(B,)` of one scene at one frame."""
+    keys = np.stack((scenes.scene[rows], scenes.frame[rows]), 1)
+    return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def _row_batches(
+    scenes: Scenes, rows: np.ndarray, size: int, *, joint: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows to forecast and, for a joint forecaster, the others of their scenes and frames."""
+    if not joint:
+        for first in range(0, len(rows), size):
+            yield rows[first : first + size], rows[:0]
+        return
+    every = groups_of_rows(scenes, np.arange(len(scenes)))
+    by_group = np.argsort(every, kind="stable")
+    starts = np.searchsorted(every[by_group], np.arange(every.max(initial=-1) + 2))
+    wanted = np.unique(every[rows])
+    is_wanted = np.zeros(len(scenes), bool)
+    is_wanted[rows] = True
+    sizes = np.cumsum(np.diff(starts)[wanted])
+    for part in np.split(wanted, np.flatnonzero(np.diff((sizes - 1) // size)) + 1):
+        found = np.concatenate([by_group[starts[g] : starts[g + 1]] for g in part])
+        yield found[is_wanted[found]], found[~is_wanted[found]]
 
 
 def _table(

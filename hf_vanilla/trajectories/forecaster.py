@@ -12,6 +12,8 @@ import torch
 
 from hf_vanilla.data.trajectories import Scenes
 
+from .scene_layout import is_joint, joint_forecast
+
 STEP_TOLERANCE = 1e-3  # relative
 
 
@@ -131,7 +133,9 @@ class Forecaster:
 
 
 @torch.inference_mode()
-def predict(model: Any, past: np.ndarray, is_observed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def predict(
+    model: Any, past: np.ndarray, is_observed: np.ndarray, groups: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Futures of agents in one batch, the most probable mode first.
 
     The model computes in single precision relative to each last position, so large coordinates,
@@ -141,6 +145,8 @@ def predict(model: Any, past: np.ndarray, is_observed: np.ndarray) -> tuple[np.n
         model: a forecaster in evaluation mode.
         past: `(A, T, 2)` float64; anything where not observed.
         is_observed: `(A, T)` bool; last steps are observed.
+        groups: `(A,)` equal numbers for agents of one scene at one frame, which a joint forecaster
+            forecasts together; None: all are in one scene.
 
     Returns:
         `(A, M, P, 2)` float64 and probabilities `(A, M)` float64.
@@ -148,7 +154,7 @@ def predict(model: Any, past: np.ndarray, is_observed: np.ndarray) -> tuple[np.n
     config = model.config
     if not len(past):
         return np.zeros((0, 1, config.predicted_steps, 2)), np.zeros((0, 1))
-    outputs = _outputs(model, past, is_observed)
+    outputs = _outputs(model, past, is_observed, groups)
     probabilities, order = _sorted_modes(outputs)
     tracks = outputs.trajectories.double().cpu()
     tracks = tracks.gather(1, order[..., None, None].expand_as(tracks)).numpy()
@@ -168,6 +174,8 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
         `(A, M, T - 1)`, modes in the order of `predict`; weight t belongs to the displacement from
         step t to step t + 1. None where the model records none.
     """
+    if is_joint(model.config):
+        return None
     outputs = _outputs(model, past, is_observed, output_attentions=True)
     if not outputs.cross_attentions:
         return None
@@ -176,15 +184,22 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
     return weights.gather(1, order.unsqueeze(-1).expand_as(weights)).numpy()
 
 
-def _outputs(model: Any, past: np.ndarray, is_observed: np.ndarray, **kwargs: Any) -> Any:
+def _outputs(
+    model: Any,
+    past: np.ndarray,
+    is_observed: np.ndarray,
+    groups: np.ndarray | None = None,
+    **kwargs: Any,
+) -> Any:
     """Outputs for positions relative to each agent's last one."""
-    device = next(model.parameters(), torch.empty(0)).device
     relative = np.where(is_observed[..., None], past - past[:, -1:], 0)
-    return model(
-        torch.as_tensor(relative, dtype=torch.float32, device=device),
-        past_observed_mask=torch.as_tensor(is_observed, device=device),
-        **kwargs,
-    )
+    values = torch.as_tensor(relative, dtype=torch.float32)
+    mask = torch.as_tensor(is_observed)
+    if is_joint(model.config):
+        groups = np.zeros(len(past), np.int64) if groups is None else groups
+        return joint_forecast(model, values, mask, past[:, -1], groups)
+    device = next(model.parameters(), torch.empty(0)).device
+    return model(values.to(device), past_observed_mask=mask.to(device), **kwargs)
 
 
 def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
+from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_agentformer import (
+    VanillaAgentFormerPreTrainedModel,
+    VanillaForJointTrajectoryPrediction,
+)
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_spread import VanillaForTrajectoryDensityPrediction
@@ -22,6 +28,21 @@ FORMS = {
     "density": VanillaForTrajectoryDensityPrediction,
     "quantized": VanillaForQuantizedTrajectoryPrediction,
 }
+SET_BY_DATA = ("step_seconds", "unit", "largest_step", "transformers_version")
+STAGES = {
+    "first": VanillaForJointTrajectoryPrediction,
+    "second": VanillaForDiverseTrajectoryPrediction,
+}
+
+
+def new_joint_forecaster(config: VanillaAgentFormerConfig) -> VanillaAgentFormerPreTrainedModel:
+    """A model with initial weights, of the class that `config.architectures` names.
+
+    Without a name there, the first stage.
+    """
+    names = config.architectures or []
+    is_second = STAGES["second"].__name__ in names
+    return STAGES["second" if is_second else "first"](config)
 
 
 def new_forecaster(config: VanillaTracksConfig) -> VanillaTracksPreTrainedModel:
@@ -52,9 +73,45 @@ def load_forecaster(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name in SIMPLE_MODELS:
         return SimpleForecaster(name, config or VanillaTracksConfig()).eval().to(place)
-    if not isinstance(AutoConfig.from_pretrained(name), VanillaTracksConfig):
+    kinds = (VanillaTracksConfig, VanillaAgentFormerConfig)
+    if not isinstance(AutoConfig.from_pretrained(name), kinds):
         raise ValueError(
-            f"{name} is no trajectory forecaster: give a folder of task trajectories, or one of "
-            f"{', '.join(SIMPLE_MODELS)}"
+            f"{name} is no trajectory forecaster: give a folder of task trajectories or "
+            f"joint_trajectories, or one of {', '.join(SIMPLE_MODELS)}"
         )
     return AutoModelForTimeSeriesPrediction.from_pretrained(name).eval().to(place)
+
+
+def load_first_stage(
+    name: str, config: VanillaAgentFormerConfig
+) -> VanillaForJointTrajectoryPrediction:
+    """A trained first stage that a second stage of this config can hold.
+
+    Args:
+        name: model folder or Hub id.
+        config: of the second stage.
+
+    Raises:
+        ValueError: it is no first stage, or one of another config.
+        OSError: there is no such model.
+    """
+    model = load_forecaster(name, device="cpu")
+    if not isinstance(model, VanillaForJointTrajectoryPrediction):
+        raise ValueError(
+            f"first_stage={name!r} holds {type(model).__name__}: give a folder of task "
+            "joint_trajectories, stage first"
+        )
+    fields = [key for key in config.to_diff_dict() if key in vars(model.config)]
+    fields += [key for key in model.config.to_diff_dict() if key in vars(config)]
+    free = ("map_", "diversity_", "joint_weight", "_", "architectures", "dtype", *SET_BY_DATA)
+    wrong = [
+        f"{key} is {getattr(model.config, key)} there and {getattr(config, key)} here"
+        for key in dict.fromkeys(fields)
+        if not key.startswith(free) and getattr(model.config, key) != getattr(config, key)
+    ]
+    if wrong:
+        raise ValueError(
+            f"first_stage={name!r} has another config: {'; '.join(wrong)}: set the section model "
+            "to the values there"
+        )
+    return model

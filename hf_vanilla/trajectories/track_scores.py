@@ -257,6 +257,9 @@ class TrackScores:
             shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
         if name.startswith("single_"):
             return f"{name} {shown} | {self.protocol.line(single=_SINGLE)}"
+        if name.startswith(("minJ", "joint_")):
+            best = f"best of {modes}" if name.startswith("minJ") else "all"
+            return f"{name} {shown} | {self.protocol.line(single=f'{best} {_TOGETHER}')}"
         return f"{name} {shown} | {self.protocol.line(modes)}"
 
     @property
@@ -265,6 +268,7 @@ class TrackScores:
 
 
 _SINGLE = "track of the smallest expected distance"
-_SHARES = ("miss_rate", "off_speed_share", "collision_share")
+_SHARES = ("miss_rate", "off_speed_share", "collision_share", "joint_collision_share")
 _NATS = ("kde_nll", "density_nll")
 _OVER_ALL = ("miss_rate", "brier_minFDE", *_NATS)
+_TOGETHER = "of futures of scenes of two or more people"

@@ -10,6 +10,7 @@ from hf_vanilla.convert.marian import MarianOptions
 
 # adding an option means editing this list in review
 OPTIONS = {
+    "agentformer": "input config output second second_config",
     "detr": "input output without_masks heads dilation",
     "fairseq": """
         input output dictionaries member source_lang target_lang pieces use_moses do_lower_case
@@ -72,7 +73,7 @@ def test_format_and_options_may_come_in_any_order():
     [
         ([], "missing: --format"),
         (["--input", "a"], "missing: --format"),
-        (["--format", "moses"], "format='moses': choose one of detr, fairseq, fsmt, marian"),
+        (["--format", "moses"], "format='moses': choose one of agentformer, detr, fairseq"),
         (["--format", "marian", "--input", "a"], "missing: --output"),
         (["--format", "marian", "--input", "a", "--output", "b", "--heads", "3"], "--heads"),
         (["--format", "torch", "--input", "a", "--output", "b"], "missing: --decoder_start_token"),

@@ -305,8 +305,8 @@ def test_micro_batches_of_scenes_add_up_to_the_batch():
     config = VanillaAgentFormerConfig(
         **SIZES, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, joint_weight=0.5
     )
-    model = VanillaForDiverseTrajectoryPrediction(config).train()
-    past, future = scenes(3, 4)
+    model = lively(VanillaForDiverseTrajectoryPrediction(config)).train().double()
+    past, future = (part.double() for part in scenes(3, 4))
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
     model(past, agent_mask=mask, future_values=future).loss.backward()
     together = [weight.grad.clone() for weight in model.parameters() if weight.grad is not None]
@@ -317,7 +317,7 @@ def test_micro_batches_of_scenes_add_up_to_the_batch():
     apart = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert len(apart) == len(list(model.map_hidden.parameters())) + 4
     for one, other in zip(together, apart, strict=True):
-        assert_close(one, other, rtol=1e-4, atol=1e-5)
+        assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_the_first_stage_learns_to_follow_its_posterior():
@@ -343,6 +343,24 @@ def test_the_second_stage_leaves_the_first_as_it_is():
     model(past, future_values=future).loss.backward()
     assert all(weight.grad is None for weight in model.first_stage.parameters())
     assert all(weight.grad is not None for weight in model.map_hidden.parameters())
+
+
+def test_training_starts_near_standing_agents_and_equal_latents():
+    model = VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerConfig()).eval()
+    first = model.first_stage
+    for head in (first.future_decoder.head, first.future_encoder.latent_head, model.map_hidden[1]):
+        assert 0.008 < head.weight.std() < 0.012
+        assert not head.bias.any()
+    bound = 1 / math.sqrt(256)
+    assert 0.9 * bound < model.map_scale.weight.abs().max() <= bound
+    glorot = math.sqrt(6 / (2 * 256 + 256))  # of the d x 2d matrix of own queries and keys
+    own = first.context_encoder.layers[0].self_attn.own_q_proj.weight.abs().max()
+    assert 0.98 * glorot < own <= glorot
+    past = torch.randn(1, 2, 8, 2)
+    with torch.no_grad():
+        output = first(past, future_values=past[:, :, -1:].expand(-1, -1, 12, -1))
+    assert output.sample_loss < 12 * 0.5  # half a metre per step and coordinate
+    assert output.divergence == 2.0
 
 
 # --- sizes, saving, failures ---------------------------------------------------------------------

@@ -1,0 +1,231 @@
+"""Checkpoints of the authors' AgentFormer (github.com/Khrylx/AgentFormer) to our models."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_vanilla.files import whole_folder
+from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
+from hf_vanilla.options import read_yaml
+
+from .checkpoint_files import read_checkpoint
+from .weight_names import Renamed, load_renamed, rename_to_ours
+
+logger = logging.getLogger(__name__)
+
+FIRST_STAGE: dict[str, str | tuple[str, ...] | None] = {
+    "{stack}.input_fc.{kind}": "{stack}.embedding.projection.{kind}",
+    "{stack}.pos_encoder.fc.{kind}": "{stack}.embedding.time_projection.{kind}",
+    "{stack}.pos_encoder.pe": None,  # sinusoids, which we compute
+    "{stack}.{tf}.layers.{n}.linear1.{kind}": "{stack}.layers.{n}.fc1.{kind}",
+    "{stack}.{tf}.layers.{n}.linear2.{kind}": "{stack}.layers.{n}.fc2.{kind}",
+    "{stack}.{tf}.layers.{n}.norm1.{kind}": "{stack}.layers.{n}.self_attn_layer_norm.{kind}",
+    "{stack}.tf_encoder.layers.{n}.norm2.{kind}": "{stack}.layers.{n}.final_layer_norm.{kind}",
+    "{stack}.tf_decoder.layers.{n}.norm2.{kind}": (
+        "{stack}.layers.{n}.encoder_attn_layer_norm.{kind}"
+    ),
+    "{stack}.tf_decoder.layers.{n}.norm3.{kind}": "{stack}.layers.{n}.final_layer_norm.{kind}",
+    "{stack}.out_mlp.affine_layers.{n}.{kind}": "{stack}.hidden.{n}.{kind}",
+    "future_encoder.q_z_net.{kind}": "future_encoder.latent_head.{kind}",
+    "future_decoder.out_fc.{kind}": "future_decoder.head.{kind}",
+    "future_decoder.p_z_net.{kind}": "future_decoder.prior_head.{kind}",
+}
+for theirs, ours in {
+    "{stack}.tf_encoder.layers.{n}.self_attn": "{stack}.layers.{n}.self_attn",
+    "{stack}.tf_decoder.layers.{n}.self_attn": "{stack}.layers.{n}.self_attn",
+    "{stack}.tf_decoder.layers.{n}.multihead_attn": "{stack}.layers.{n}.encoder_attn",
+}.items():
+    FIRST_STAGE[f"{theirs}.out_proj.{{kind}}"] = f"{ours}.out_proj.{{kind}}"
+    for kind in ("weight", "bias"):
+        common, own = ("q_proj", "k_proj", "v_proj"), ("own_q_proj", "own_k_proj")
+        FIRST_STAGE[f"{theirs}.in_proj_{kind}"] = tuple(f"{ours}.{p}.{kind}" for p in common)
+        FIRST_STAGE[f"{theirs}.in_proj_{kind}_self"] = tuple(f"{ours}.{p}.{kind}" for p in own)
+SECOND_STAGE: dict[str, str | tuple[str, ...] | None] = {
+    "q_mlp.affine_layers.{n}.{kind}": "map_hidden.{n}.{kind}",
+    "q_A.{kind}": "map_scale.{kind}",
+    "q_b.{kind}": "map_shift.{kind}",
+}
+# what our model is, by key of their YAML: the value it must have, and the one where it is left out
+FIXED: dict[str, tuple[Any, Any]] = {
+    "model_id": ("agentformer", "agentformer"),
+    "input_type": (["scene_norm", "vel"], "pos"),
+    "pred_type": ("scene_norm", None),
+    "sn_out_type": ("norm", "scene_norm"),
+    "z_type": ("gaussian", "gaussian"),
+    "learn_prior": (True, False),
+    "pos_concat": (True, False),
+    "ar_detach": (True, True),
+    "use_agent_enc": (False, False),
+    "vel_heading": (False, False),
+    "sn_out_heading": (False, False),
+    "use_map": (False, False),
+    "dec_input_type": ([], []),
+    "tf_cfg": ({}, {}),
+}
+ALL_CONNECTED = 1000.0  # their conn_dist from here on limits nothing
+# published ADE/FDE in metres of both stages together, best of 20 per person
+PUBLISHED = {
+    "eth": ".45/.75",
+    "hotel": ".14/.22",
+    "univ": ".25/.45",
+    "zara1": ".18/.30",
+    "zara2": ".14/.24",
+}
+STEP_SECONDS = 0.4  # of ETH and UCY; the YAML does not say it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentFormerOptions:
+    """Convert a checkpoint of AgentFormer's authors, with or without its second stage."""
+
+    input: str = field(metadata={"help": "checkpoint of the first stage, *_agentformer_pre"})
+    config: str = field(metadata={"help": "its YAML file, such as zara1_agentformer_pre.yml"})
+    output: str = field(metadata={"help": "folder for our model"})
+    second: str | None = field(
+        default=None, metadata={"help": "checkpoint of the second stage, *_agentformer"}
+    )
+    second_config: str | None = field(default=None, metadata={"help": "its YAML file"})
+
+    def __post_init__(self) -> None:
+        if (self.second is None) != (self.second_config is None):
+            raise ValueError("give both second and second_config, or neither")
+
+
+def convert_agentformer(options: AgentFormerOptions) -> Path:
+    """Write our model folder; returns the folder.
+
+    Raises:
+        ValueError: the checkpoint does not fit its YAML, or a setting is not ours; the message
+            names every tensor or setting at fault.
+        OSError: a file is not found, or the output exists.
+    """
+    settings = read_yaml(Path(options.config))
+    changes = first_stage_fields(settings, origin=options.config)
+    renamed = rename_to_ours(_weights(options.input), FIRST_STAGE)
+    model: Any
+    if options.second is None or options.second_config is None:
+        model = VanillaForJointTrajectoryPrediction(VanillaAgentFormerConfig(**changes))
+        load_renamed(model, renamed, origin=options.input)
+    else:
+        second = read_yaml(Path(options.second_config))
+        if second.get("nz") != settings.get("nz"):
+            raise ValueError(
+                f"{options.second_config} has nz={second.get('nz')}, but {options.config} "
+                f"nz={settings.get('nz')}: give the first stage that pred_cfg names"
+            )
+        changes |= second_stage_fields(second)
+        model = VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerConfig(**changes))
+        maps = rename_to_ours(_weights(options.second), SECOND_STAGE)
+        both = _joined(renamed, maps)
+        load_renamed(model, both, origin=f"{options.input} with {options.second}")
+    scene = settings.get("dataset")
+    if scene in PUBLISHED and options.second is not None:
+        logger.info(
+            "published for %s: best of 20 %s m; compare with: hf-vanilla evaluate --model %s "
+            "--dataset FOLDER --test_scene %s",
+            *(scene, PUBLISHED[scene], options.output, scene),
+        )
+    with whole_folder(options.output) as folder:
+        model.save_pretrained(folder)
+    return Path(options.output)
+
+
+def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str, Any]:
+    """Fields of our config from the YAML of a first stage.
+
+    Args:
+        settings: content of the YAML.
+        origin: name of the file, for messages.
+
+    Raises:
+        ValueError: it is a model with a raster map, or settings are missing or are not those of our
+            model; the message names all of them.
+    """
+    inputs = [settings.get(key) or [] for key in ("input_type", "fut_input_type", "dec_input_type")]
+    if settings.get("use_map") or any("map" in kinds for kinds in inputs):
+        raise ValueError(f"{origin} is a model with a raster map, which our model does not read")
+    wrong = [
+        f"{key}={settings.get(key, default)!r} instead of {wanted!r}"
+        for key, (wanted, default) in FIXED.items()
+        if settings.get(key, default) != wanted
+    ]
+    stacks = [settings.get(name) or {} for name in ("future_encoder", "future_decoder")]
+    hidden = [list(stack.get("out_mlp_dim") or []) for stack in stacks]
+    if hidden[0] != hidden[1]:
+        wrong.append(f"out_mlp_dim={hidden[0]} of future_encoder and {hidden[1]} of future_decoder")
+    needed = ("past_frames", "future_frames", "tf_model_dim", "tf_ff_dim", "tf_nhead", "tf_dropout")
+    wrong += [f"no {key}" for key in (*needed, "nz") if key not in settings]
+    if wrong:
+        raise ValueError(f"{origin} is not the model of ETH and UCY: {'; '.join(wrong)}")
+    distance = settings.get("conn_dist", ALL_CONNECTED)
+    losses = settings.get("loss_cfg") or {}
+    sizes = {
+        f"{side}_{what}": settings[key]
+        for side in ("encoder", "decoder")
+        for what, key in {"attention_heads": "tf_nhead", "ffn_dim": "tf_ff_dim"}.items()
+    }
+    rates = ("dropout", "attention_dropout", "activation_dropout")
+    return {
+        **sizes,
+        **dict.fromkeys(rates, settings["tf_dropout"]),
+        "observed_steps": settings["past_frames"],
+        "predicted_steps": settings["future_frames"],
+        "step_seconds": STEP_SECONDS,
+        "position_scale": settings.get("traj_scale", 1),
+        "origin_is_past_mean": settings.get("scene_orig_all_past", False),
+        "connection_distance": distance if distance < ALL_CONNECTED else 0.0,
+        "num_modes": settings.get("sample_k", 20),
+        "latent_dim": settings["nz"],
+        "head_dims": hidden[0],
+        "d_model": settings["tf_model_dim"],
+        "encoder_layers": (settings.get("context_encoder") or {}).get("nlayer", 6),
+        "posterior_layers": stacks[0].get("nlayer", 6),
+        "decoder_layers": stacks[1].get("nlayer", 6),
+        "reconstruction_weight": _of_loss(losses, "mse", "weight", 1.0),
+        "divergence_weight": _of_loss(losses, "kld", "weight", 1.0),
+        "divergence_floor": _of_loss(losses, "kld", "min_clip", 2.0),
+        "sample_weight": _of_loss(losses, "sample", "weight", 1.0),
+    }
+
+
+def second_stage_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of our config from the YAML of a second stage."""
+    losses = settings.get("loss_cfg") or {}
+    return {
+        "num_modes": settings.get("sample_k", 20),
+        "map_dims": list(settings.get("qnet_mlp", [512, 256])),
+        "map_divergence_weight": _of_loss(losses, "kld", "weight", 0.1),
+        "map_divergence_floor": _of_loss(losses, "kld", "min_clip", 10.0),
+        "map_reconstruction_weight": _of_loss(losses, "recon", "weight", 5.0),
+        "diversity_weight": _of_loss(losses, "diverse", "weight", 5.0),
+        "diversity_scale": _of_loss(losses, "diverse", "d_scale", 5.0),
+    }
+
+
+def _of_loss(losses: Mapping[str, Any], name: str, key: str, default: float) -> float:
+    return (losses.get(name) or {}).get(key, default)
+
+
+def _weights(path: str) -> dict[str, Tensor]:
+    content = read_checkpoint(path)
+    if not isinstance(content, dict) or not isinstance(content.get("model_dict"), dict):
+        raise ValueError(f"{path} has no model_dict: give a checkpoint of AgentFormer's train.py")
+    return content["model_dict"]
+
+
+def _joined(first: Renamed, maps: Renamed) -> Renamed:
+    """Both stages under the names of the second."""
+    inside = {f"first_stage.{name}": weight for name, weight in first.weights.items()}
+    origins = {f"first_stage.{name}": origin for name, origin in first.origins.items()}
+    return Renamed(
+        weights={**inside, **maps.weights},
+        origins={**origins, **maps.origins},
+        left_over=[*first.left_over, *maps.left_over],
+        problems=[*first.problems, *maps.problems],
+    )

@@ -1,0 +1,124 @@
+"""Agents in rows, scenes in batches: how joint forecasters are fed.
+
+Shapes: W windows or agents, S scenes, A agents of the largest scene, T observed steps, K samples,
+P predicted steps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
+
+
+def is_joint(config: Any) -> bool:
+    """Whether a model of this config forecasts all agents of a scene together."""
+    return getattr(config, "model_type", "") == VanillaAgentFormerConfig.model_type
+
+
+@dataclass(frozen=True, eq=False)
+class SceneLayout:
+    """Where each row stands in a padded batch of scenes.
+
+    Attributes:
+        scene: `(W,)` row of the batch.
+        slot: `(W,)` number of the agent in its scene.
+    """
+
+    scene: np.ndarray
+    slot: np.ndarray
+
+    @classmethod
+    def of_groups(cls, groups: np.ndarray) -> "SceneLayout":
+        """The layout of rows `(W,)` whose numbers are equal where they share a scene.
+
+        Examples:
+            >>> import numpy as np
+            >>> layout = SceneLayout.of_groups(np.array([7, 3, 7]))
+            >>> layout.scene.tolist(), layout.slot.tolist()
+            ([1, 0, 1], [0, 0, 1])
+        """
+        scene = np.unique(groups, return_inverse=True)[1].reshape(-1)
+        order = np.argsort(scene, kind="stable")
+        slot = np.empty_like(scene)
+        starts = np.searchsorted(scene[order], np.arange(scene.max(initial=-1) + 1))
+        slot[order] = np.arange(len(scene)) - starts[scene[order]]
+        return cls(scene, slot)
+
+    def pad(self, values: Tensor) -> Tensor:
+        """Rows `(W, ...)` as `(S, A, ...)`, 0 or False where there is no agent."""
+        shape = (int(self.scene.max()) + 1, int(self.slot.max()) + 1, *values.shape[1:])
+        padded = values.new_zeros(shape)
+        padded[torch.from_numpy(self.scene), torch.from_numpy(self.slot)] = values
+        return padded
+
+    def unpad(self, values: Tensor) -> Tensor:
+        """`(S, A, ...)` as rows `(W, ...)`."""
+        return values[torch.from_numpy(self.scene), torch.from_numpy(self.slot)]
+
+
+def scene_batches(groups: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Rows of whole scenes, scenes of similar size together, up to `size` rows with padding.
+
+    Args:
+        groups: `(W,)` equal numbers for rows of one scene.
+        size: rows of a batch; a scene that is larger makes a batch of its own.
+    """
+    _, scene, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    scene = scene.reshape(-1)
+    order = np.lexsort((scene, counts[scene]))  # smallest scenes first
+    scenes = np.flatnonzero(np.diff(scene[order], prepend=-1))  # place of each first row
+    ends = [*scenes.tolist(), len(order)][1:]
+    start = inside = 0
+    for first, end in zip(scenes.tolist(), ends, strict=True):
+        if inside and (inside + 1) * (end - first) > size:
+            yield order[start:first]
+            start, inside = first, 0
+        inside += 1
+    if len(order):
+        yield order[start:]
+
+
+def joint_forecast(
+    model: Any, past: Tensor, is_observed: Tensor, last: np.ndarray, groups: np.ndarray
+) -> Any:
+    """Outputs of a joint forecaster for agents in rows.
+
+    Positions enter relative to the mean of the last positions of a scene, so that single precision
+    suffices for large coordinates.
+
+    Args:
+        model: a joint forecaster.
+        past: `(W, T, 2)` positions relative to each agent's last one.
+        is_observed: `(W, T)` bool; last steps are observed.
+        last: `(W, 2)` float64 last positions in the world.
+        groups: `(W,)` equal numbers for agents of one scene.
+
+    Returns:
+        Outputs whose `trajectories` `(W, K, P, 2)` are relative to each agent's last position and
+        whose `mode_logits` are `(W, K)`.
+    """
+    device = next(model.parameters()).device
+    layout = SceneLayout.of_groups(groups)
+    offset = torch.from_numpy(offsets_in_scene(last, layout)).to(past.dtype)  # (W, 2)
+    agents = torch.ones(len(past), dtype=torch.bool)
+    outputs = model(
+        layout.pad(past + offset.unsqueeze(1)).to(device),
+        past_observed_mask=layout.pad(is_observed).to(device),
+        agent_mask=layout.pad(agents).to(device),
+    )
+    tracks = layout.unpad(outputs.trajectories.float().cpu())
+    outputs.trajectories = tracks - offset[:, None, None]
+    outputs.mode_logits = layout.unpad(outputs.mode_logits.float().cpu())
+    return outputs
+
+
+def offsets_in_scene(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
+    """Last positions `(W, 2)` relative to the mean of those of the scene."""
+    counts = np.bincount(layout.scene)
+    mean = np.stack([np.bincount(layout.scene, column) / counts for column in last.T], 1)
+    return last - mean[layout.scene]
