@@ -5,6 +5,7 @@ Shapes: B batch, S source, T target, D `d_model`, V vocabulary.
 """
 
 import copy
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,7 @@ from .generation_vanilla import (
 from .loss_vanilla import training_loss
 from .quantization_vanilla import VanillaInt8Quantizer  # noqa: F401 - registers itself
 from .search_vanilla import beam_search, greedy_search
-from .search_vanilla_ensemble import EncodedEnsemble, Ensemble
+from .search_vanilla_ensemble import Ensemble
 from .search_vanilla_gate import can_search
 from .stacks_vanilla import (
     VanillaDecoder,
@@ -325,9 +326,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         if is_own and not args and can_search(self, settings, arguments):
             greedy = partial(greedy_search, streamer=kwargs.get("streamer"))
             search = beam_search if is_beam else greedy
-            if ensemble is not None:
-                search = partial(search, ensemble=self._encoded(ensemble, arguments))
-            kwargs["custom_generate"] = search
+            kwargs["custom_generate"] = self._of_ensemble(search, ensemble, arguments)
         elif ensemble is not None:
             raise ValueError(
                 "an ensemble decodes by greedy or beam search of input_ids, without hooks and "
@@ -341,12 +340,17 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
         )
 
-    def _encoded(self, ensemble: Ensemble, arguments: dict[str, Any]) -> EncodedEnsemble:
-        """The other models of an ensemble after reading the source."""
+    def _of_ensemble(
+        self, search: Callable, ensemble: Ensemble | None, arguments: dict[str, Any]
+    ) -> Callable:
+        """The search with the other models of an ensemble, after these have read the source."""
+        if ensemble is None:
+            return search
         ensemble.check(self)
         if arguments.get("input_ids") is None:
             raise ValueError("an ensemble needs input_ids, which every model reads")
-        return ensemble.encode(arguments["input_ids"], arguments["attention_mask"])
+        encoded = ensemble.encode(arguments["input_ids"], arguments["attention_mask"])
+        return partial(search, ensemble=encoded)
 
     def _source_mask(self, arguments: dict[str, Any]) -> Tensor | None:
         """The mask given, or else which source ids are no padding; None with neither."""
