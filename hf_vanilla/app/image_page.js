@@ -1,34 +1,24 @@
-// The page of `image_page.py`. Gradio provides `element`, and `server` with the function
-// `look`. Names of labels are set as text, never as HTML.
+// The page of `image_page.py`; `component.js` stands in front of it.
 
-const part = (name) => element.querySelector(`.${name}`);
 const pad = part("drawing");
 const pen = pad.getContext("2d");
 const PEN_SHARE = 0.11; // width of a line by the width of the drawing, as in data sets of digits
 const ROLLOUT = "rollout";
 const SHOWN_PIXELS = 160; // width of the picture of a head
-const DARKEST = 0.75; // opacity of the colour over the patch of the largest weight
 
 let answer = null; // of the last picture
 let picture = null; // what the model sees
 let layer = null; // index, or ROLLOUT; kept when another picture comes
-let asked = 0; // requests so far: only the answer to the last one is shown
 let last = null; // end of the line that is being drawn
 
 // --- results ------------------------------------------------------------------------------------
-
-function made(name, text, parent) {
-  const child = document.createElement(name);
-  child.textContent = text;
-  return parent.appendChild(child);
-}
 
 function showLabels() {
   part("labels").replaceChildren();
   for (const { label, probability } of answer.labels) {
     const row = made("li", "", part("labels"));
     made("span", label, row).className = "name";
-    made("span", `${(100 * probability).toFixed(1)} %`, row).className = "percent";
+    made("span", percent(probability, 1), row).className = "percent";
     row.style.setProperty("--share", probability);
   }
 }
@@ -64,13 +54,8 @@ function showWeights(weights, name) {
   const drawing = canvas.getContext("2d");
   drawing.imageSmoothingEnabled = picture.naturalWidth > SHOWN_PIXELS;
   drawing.drawImage(picture, 0, 0, canvas.width, canvas.height);
-  const [rows, columns] = answer.grid;
-  const [high, wide] = [canvas.height / rows, canvas.width / columns];
   const largest = Math.max(...weights, 1);
-  weights.forEach((weight, index) => {
-    drawing.fillStyle = `rgb(249 115 22 / ${(DARKEST * weight) / largest})`;
-    drawing.fillRect((index % columns) * wide, Math.floor(index / columns) * high, wide, high);
-  });
+  colourPlaces(canvas, answer.grid, weights.map((weight) => weight / largest));
   const sum = Math.round(weights.reduce((total, weight) => total + weight, 0) / 10);
   const text = `${name}: ${sum} % on patches`;
   canvas.role = "img";
@@ -82,34 +67,12 @@ function showWeights(weights, name) {
 // --- pictures -----------------------------------------------------------------------------------
 
 async function ask(url, isDrawn) {
-  const number = ++asked;
-  element.setAttribute("aria-busy", "true");
-  const found = await server
-    .look({ picture: url, isDrawn })
-    .catch(() => ({ error: "The server does not answer." }));
-  if (number !== asked) return;
-  element.removeAttribute("aria-busy");
-  part("problem").textContent = found.error ?? "";
-  part("results").hidden = Boolean(found.error);
-  if (found.error) return;
-  const image = new Image();
-  image.src = found.image;
-  await image.decode();
-  if (number !== asked) return;
-  [answer, picture] = [found, image];
+  const looked = await lookAt({ picture: url, isDrawn });
+  if (!looked) return;
+  [answer, picture] = [looked.found, looked.image];
   showLabels();
   showLayers();
   showHeads();
-}
-
-function send(file) {
-  if (!file) return;
-  const reader = new FileReader();
-  reader.addEventListener("load", () => {
-    // a file of unknown type has a URL that names none
-    ask(reader.result.replace(/^data:;?(?!.*base64,)/, "data:;base64,"), false);
-  });
-  reader.readAsDataURL(file);
 }
 
 function clear() {
@@ -153,20 +116,10 @@ pad.addEventListener("pointercancel", () => {
 
 part("clear").addEventListener("click", () => {
   clear();
-  asked += 1; // an answer to the old drawing is not shown
+  cancel("look"); // an answer to the old drawing is not shown
   part("problem").textContent = "";
   part("results").hidden = true;
 });
 
-part("file").addEventListener("change", (event) => {
-  send(event.target.files[0]);
-  event.target.value = ""; // the same file may be chosen again
-});
-for (const kind of ["dragover", "drop"]) {
-  element.addEventListener(kind, (event) => {
-    event.preventDefault(); // the browser would open the file
-    if (kind === "drop") send(event.dataTransfer.files[0]);
-  });
-}
-
+acceptPictures((url) => ask(url, false));
 clear();

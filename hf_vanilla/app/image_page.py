@@ -5,7 +5,6 @@ L layers, H heads, R x K patches.
 """
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,14 +13,13 @@ from torch import Tensor
 from hf_vanilla.vision.attention import patch_attention
 from hf_vanilla.vision.classifier import Classifier, load_classifier
 
-from .page import import_gradio, message
+from .component import import_gradio, page_of_component
 from .pictures import picture_url, received_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 TITLE = "What is in the picture? Labels and attention"
-HERE = Path(__file__).parent
 SCALE = 1000  # weights are sent as integers, which keeps the answer small
 
 
@@ -38,7 +36,7 @@ class ImagePage:
     """
 
     def __init__(self, model: str) -> None:
-        self.gradio = import_gradio()
+        import_gradio()
         self.name = model
         self.classifier: Classifier = load_classifier(model, device="cpu")
         self._lock = threading.Lock()  # attention is computed by another implementation
@@ -102,20 +100,10 @@ class ImagePage:
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""
 
-        # Gradio calls it by its name with one value, and marks it, which a bound method refuses
         def look(asked: dict[str, Any]) -> dict[str, Any]:
             return self.look(str(asked.get("picture")), is_drawn=bool(asked.get("isDrawn")))
 
-        gradio = self.gradio
-        with gradio.Blocks(title=TITLE, analytics_enabled=False) as blocks:
-            gradio.HTML(f"<h1>{TITLE}</h1>{message(self.about())}")
-            gradio.HTML(
-                (HERE / "image_page.html").read_text(encoding="utf-8"),
-                elem_id="images",
-                js_on_load=(HERE / "image_page.js").read_text(encoding="utf-8"),
-                server_functions=[look],
-            )
-        return blocks
+        return page_of_component(TITLE, "image_page", {"look": look}, about=self.about())
 
 
 def centred(drawing: "Image") -> "Image":

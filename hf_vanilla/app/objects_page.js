@@ -1,21 +1,13 @@
-// The page of `objects_page.py`. Gradio provides `element`, and `server` with the function
-// `look`. Names of classes are set as text, never as HTML.
+// The page of `objects_page.py`; `component.js` stands in front of it.
 
-const part = (name) => element.querySelector(`.${name}`);
 const canvas = part("picture");
-const DARKEST = 0.75; // opacity of the colour over the position of the largest weight
 const HINT = "Choose a box to see where its query looks, or a place in the picture.";
 
 let answer = null; // of the last picture
 let picture = null;
-let asked = 0; // requests so far: only the answer to the last one is shown
 let chosen = null; // { object } or { place }, an index; null: nothing
 
 // --- weights ------------------------------------------------------------------------------------
-
-function numbers(text) {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-}
 
 function direction() {
   return element.querySelector("[name=direction]:checked").value;
@@ -60,10 +52,7 @@ function show() {
   const weights = chosenWeights();
   const [rows, columns] = answer.grid;
   const [high, wide] = [canvas.height / rows, canvas.width / columns];
-  weights.forEach((weight, index) => {
-    drawing.fillStyle = `rgb(249 115 22 / ${DARKEST * weight})`;
-    drawing.fillRect((index % columns) * wide, Math.floor(index / columns) * high, wide, high);
-  });
+  colourPlaces(canvas, answer.grid, weights);
   if (chosen.place !== undefined) {
     drawing.lineWidth = 3;
     drawing.strokeStyle = "rgb(14 116 144)";
@@ -103,20 +92,9 @@ function showBoxes() {
 // --- pictures -----------------------------------------------------------------------------------
 
 async function ask(url) {
-  const number = ++asked;
-  element.setAttribute("aria-busy", "true");
-  const found = await server
-    .look({ picture: url })
-    .catch(() => ({ error: "The server does not answer." }));
-  if (number !== asked) return;
-  element.removeAttribute("aria-busy");
-  part("problem").textContent = found.error ?? "";
-  part("results").hidden = Boolean(found.error);
-  if (found.error) return;
-  const image = new Image();
-  image.src = found.image;
-  await image.decode();
-  if (number !== asked) return;
+  const looked = await lookAt({ picture: url });
+  if (!looked) return;
+  const { found, image } = looked;
   answer = { ...found, cross: numbers(found.cross), encoder: numbers(found.encoder) };
   [picture, chosen] = [image, null];
   // small pictures are shown larger
@@ -125,16 +103,6 @@ async function ask(url) {
   canvas.height = image.naturalHeight * scale;
   canvas.getContext("2d").imageSmoothingEnabled = scale === 1;
   showBoxes();
-}
-
-function send(file) {
-  if (!file) return;
-  const reader = new FileReader();
-  reader.addEventListener("load", () => {
-    // a file of unknown type has a URL that names none
-    ask(reader.result.replace(/^data:;?(?!.*base64,)/, "data:;base64,"));
-  });
-  reader.readAsDataURL(file);
 }
 
 function choosePlace(row, column) {
@@ -168,13 +136,4 @@ part("score").addEventListener("input", showBoxes);
 for (const radio of element.querySelectorAll("[name=direction]")) {
   radio.addEventListener("change", show);
 }
-part("file").addEventListener("change", (event) => {
-  send(event.target.files[0]);
-  event.target.value = ""; // the same file may be chosen again
-});
-for (const kind of ["dragover", "drop"]) {
-  element.addEventListener(kind, (event) => {
-    event.preventDefault(); // the browser would open the file
-    if (kind === "drop") send(event.dataTransfer.files[0]);
-  });
-}
+acceptPictures(ask);

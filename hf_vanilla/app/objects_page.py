@@ -6,7 +6,6 @@ m objects, S = h * w positions of the feature map.
 
 import base64
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,14 +13,13 @@ from torch import Tensor
 from hf_vanilla.vision.detector import Detector, load_detector
 from hf_vanilla.vision.object_attention import object_attention
 
-from .page import import_gradio, message
+from .component import import_gradio, page_of_component
 from .pictures import picture_url, received_picture
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 TITLE = "What is where? Objects and attention"
-HERE = Path(__file__).parent
 SHOWN_PIXELS = 960  # longest side of the picture that is sent back
 MOST_POSITIONS = 2500  # of the feature map; the weights of the encoder are their square
 
@@ -39,7 +37,7 @@ class ObjectsPage:
     """
 
     def __init__(self, model: str) -> None:
-        self.gradio = import_gradio()
+        import_gradio()
         self.name = model
         self.detector: Detector = load_detector(model, device="cpu")
         self._lock = threading.Lock()  # attention is computed by another implementation
@@ -90,20 +88,10 @@ class ObjectsPage:
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""
 
-        # Gradio calls it by its name with one value, and marks it, which a bound method refuses
         def look(asked: dict[str, Any]) -> dict[str, Any]:
             return self.look(str(asked.get("picture")))
 
-        gradio = self.gradio
-        with gradio.Blocks(title=TITLE, analytics_enabled=False) as blocks:
-            gradio.HTML(f"<h1>{TITLE}</h1>{message(self.about())}")
-            gradio.HTML(
-                (HERE / "objects_page.html").read_text(encoding="utf-8"),
-                elem_id="objects",
-                js_on_load=(HERE / "objects_page.js").read_text(encoding="utf-8"),
-                server_functions=[look],
-            )
-        return blocks
+        return page_of_component(TITLE, "objects_page", {"look": look}, about=self.about())
 
 
 def _shown(image: "Image") -> "Image":

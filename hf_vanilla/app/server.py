@@ -18,13 +18,13 @@ from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.translation.demo_model import demo_model
 from hf_vanilla.translation.precision import check_dtype
 
+from .component import style, theme
 from .image_page import ImagePage
 from .objects_page import ObjectsPage
-from .page import HERE, Page, theme
+from .text_page import TextPage
 from .tracks_page import TracksPage
 
 EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
-MAX_QUEUE = 64  # waiting requests; Gradio refuses more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +139,14 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
     if options.model is None:
         raise ValueError("no model is named: give a model folder or a Hub id")
     blocks = page_of(options.model, options).blocks()
-    blocks.queue(max_size=MAX_QUEUE, api_open=False)
+    blocks.queue(api_open=False)
     blocks.launch(
         server_name=options.host,
         server_port=options.port,
         share=options.share,
         prevent_thread_lock=not is_blocking,
         theme=theme(),
-        css=(HERE / "app.css").read_text(encoding="utf-8"),
+        css=style(),
         footer_links=[],
         run_history=False,  # do not store what visitors type
         enable_monitoring=False,
@@ -158,7 +158,7 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
 
 
 def _text_page(model: str, options: AppOptions) -> Any:
-    return Page(
+    return TextPage(
         model,
         sentence=options.sentence,
         max_tokens=options.max_tokens,

@@ -1,20 +1,30 @@
-"""The service behind the web page: n-best translations and attention weights of one sentence.
+"""The service behind the page of translation: searches, attention weights, vectors of a layer.
 
 Any number of threads may call it at once; it stores nothing about a visitor.
 """
 
 import threading
+import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from transformers import GenerationConfig
+
+from hf_vanilla.models.generation_vanilla import filling_ids
 from hf_vanilla.translation.attentions import Attentions, attentions
+from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
 from hf_vanilla.translation.n_best import Hypothesis, best_translations
+from hf_vanilla.translation.search_record import Candidate, SearchRecord
 from hf_vanilla.translation.translator import load_translator
 
 CACHED_MODELS = 2
 CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
 MAX_MESSAGE = 400  # characters
+MAX_SECONDS = 30.0  # of one search
+MAX_VISITORS = 64  # who wait at once
 
 
 @dataclass(frozen=True)
@@ -25,15 +35,19 @@ class Result:
         model: folder or Hub id.
         sentence: the text that was translated.
         hypotheses: n-best list, best first.
-        selected: index of the hypothesis that `attentions` belongs to.
-        attentions: weights of the sentence and that hypothesis.
+        steps: the candidates of each step of the search.
+        settings: of decoding.
+        attentions: weights of the sentence and the best hypothesis.
+        has_layers: whether `inside` knows the model's layers.
     """
 
     model: str
     sentence: str
     hypotheses: list[Hypothesis]
-    selected: int
+    steps: list[list[Candidate]]
+    settings: GenerationConfig
     attentions: Attentions
+    has_layers: bool
 
 
 class Service:
@@ -45,12 +59,24 @@ class Service:
     Args:
         cached_models: size of the model cache; the least recently used model is dropped.
         dtype: numbers of the models, as for `Translator`.
+        max_tokens: maximum number of source tokens.
+        max_seconds: a search that takes longer is stopped.
     """
 
-    def __init__(self, cached_models: int = CACHED_MODELS, *, dtype: str | None = None) -> None:
+    def __init__(
+        self,
+        cached_models: int = CACHED_MODELS,
+        *,
+        dtype: str | None = None,
+        max_tokens: int = 256,
+        max_seconds: float = MAX_SECONDS,
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.max_seconds = max_seconds
         self._cached_models = cached_models
         self._dtype = dtype
         self._lock = threading.Lock()
+        self._places = threading.BoundedSemaphore(MAX_VISITORS)
         self._model_cache: OrderedDict[str, Any] = OrderedDict()
 
     def describe(self, name: str) -> str:
@@ -59,13 +85,13 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        with self._lock:
+        with self._turn():
             model = self._load(name)[0]
         config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
         if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
-            return f"{name}: {size}"
+            return size
         return (
-            f"{name}: {size}, {config.encoder_layers} + {config.decoder_layers} layers, "
+            f"{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
             f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
         )
 
@@ -75,49 +101,135 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        with self._lock:
+        with self._turn():
             return self._load(name)[0].generation_config.num_beams or 1
 
-    def translate(self, name: str, text: str, *, num_beams: int, max_tokens: int) -> Result:
-        """Translate one sentence and compute the attention weights of its best translation.
+    def translate(self, name: str, text: str, *, num_beams: int) -> Result:
+        """Translate one sentence, record the search, and compute the attention of the best result.
 
         Args:
             name: model folder or Hub id.
             text: any input of a visitor.
             num_beams: beams, and length of the n-best list.
-            max_tokens: maximum number of source tokens.
 
         Raises:
-            ValueError: the text is blank or too long, or the model cannot be used.
+            ValueError: the text is blank or too long, the search takes too long, the model cannot
+                be used, or too many visitors wait.
         """
-        sentence = _one_sentence(text, max_tokens)
-        with self._lock:
+        sentence = _one_sentence(text, self.max_tokens)
+        with self._turn():
             model, tokenizer = self._load(name)
-            limit = min(max_tokens, tokenizer.model_max_length)
-            length = len(tokenizer(sentence, verbose=False).input_ids)
-            if length > limit:
-                raise ValueError(
-                    f"The text has {length:,} tokens; the limit is {limit:,}: "
-                    "give one sentence at a time."
+            self._check_length(tokenizer, sentence)
+            record, start = SearchRecord(num_beams), time.monotonic()
+            with _any_error_of(name):
+                found = best_translations(
+                    model,
+                    tokenizer,
+                    sentence,
+                    num_beams=num_beams,
+                    record=record,
+                    max_time=self.max_seconds,
                 )
-            try:
-                found = best_translations(model, tokenizer, sentence, num_beams=num_beams)
+                seconds = time.monotonic() - start
                 weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
-            except Exception as error:  # of any kind: the model may be anyone's
-                raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
-        return Result(name, sentence, found, 0, weights)
+            settings = model.generation_config
+            steps = record.steps([h.ids for h in found], set(filling_ids(settings)[0]))
+        if seconds >= self.max_seconds:
+            raise ValueError(
+                f"The search was stopped after {self.max_seconds:g} seconds: give a shorter "
+                "sentence, or fewer beams."
+            )
+        has_layers = has_layer_steps(model)
+        return Result(name, sentence, found, steps, settings, weights, has_layers)
 
-    def select(self, result: Result, index: int) -> Result:
-        """The same result with the attention weights of another hypothesis.
+    def attend(self, name: str, text: str, ids: list[int]) -> Attentions:
+        """Attention weights of a sentence and one of its translations.
+
+        Args:
+            name: model folder or Hub id.
+            text: the sentence.
+            ids: of the translation, without the start token.
 
         Raises:
-            ValueError: the model can no longer be loaded.
+            ValueError: as for `translate`, or the ids are none of the model.
         """
-        with self._lock:
-            model, tokenizer = self._load(result.model)
-            ids = result.hypotheses[index].ids
-            weights = attentions(model, tokenizer, result.sentence, translation=ids)
-        return replace(result, selected=index, attentions=weights)
+        sentence = _one_sentence(text, self.max_tokens)
+        with self._turn():
+            model, tokenizer = self._load(name)
+            self._check_length(tokenizer, sentence)
+            self._check_ids(model, tokenizer, ids)
+            with _any_error_of(name):
+                return attentions(model, tokenizer, sentence, translation=ids)
+
+    def inside(
+        self, name: str, text: str, ids: list[int], *, kind: str, place: tuple[int, int, int]
+    ) -> LayerSteps:
+        """The vectors of one token in one head of one layer.
+
+        Args:
+            name: model folder or Hub id.
+            text: the sentence.
+            ids: of its translation, without the start token.
+            kind: of attention, one of `KINDS`.
+            place: layer, head and query token, from 0.
+
+        Raises:
+            ValueError: as for `attend`, or the place does not exist.
+        """
+        sentence = _one_sentence(text, self.max_tokens)
+        layer, head, token = place
+        with self._turn():
+            model, tokenizer = self._load(name)
+            self._check_length(tokenizer, sentence)
+            self._check_ids(model, tokenizer, ids)
+            return layer_steps(
+                model,
+                tokenizer,
+                sentence,
+                translation=ids,
+                kind=kind,
+                layer=layer,
+                head=head,
+                token=token,
+            )
+
+    def tokenizer(self, name: str) -> Any:
+        """The tokenizer of a model.
+
+        Raises:
+            ValueError: it cannot be loaded.
+        """
+        with self._turn():
+            return self._load(name)[1]
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """The lock, unless too many wait for it."""
+        if not self._places.acquire(blocking=False):
+            raise ValueError("Too many visitors wait at the moment: try again in a minute.")
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._places.release()
+
+    def _check_length(self, tokenizer: Any, sentence: str) -> None:
+        limit = min(self.max_tokens, tokenizer.model_max_length)
+        length = len(tokenizer(sentence, verbose=False).input_ids)
+        if length > limit:
+            raise ValueError(
+                f"The text has {length:,} tokens; the limit is {limit:,}: "
+                "give one sentence at a time."
+            )
+
+    def _check_ids(self, model: Any, tokenizer: Any, ids: Any) -> None:
+        """Refuse ids that are no translation; a visitor may send anything."""
+        beyond = getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
+        most = 2 * min(self.max_tokens, tokenizer.model_max_length) + beyond
+        size = model.get_output_embeddings().weight.shape[0]
+        is_list = isinstance(ids, list) and 0 < len(ids) <= most
+        if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
+            raise ValueError("This translation is none of the model: translate again.")
 
     def _load(self, name: str) -> Any:
         """Model and tokenizer; the caller holds the lock."""
@@ -132,6 +244,15 @@ class Service:
         while len(self._model_cache) > self._cached_models:
             self._model_cache.popitem(last=False)
         return self._model_cache[name]
+
+
+@contextmanager
+def _any_error_of(name: str) -> Iterator[None]:
+    """Report any error of a model, which may be anyone's, as a ValueError of one line."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
 
 
 def _one_sentence(text: str, max_tokens: int) -> str:

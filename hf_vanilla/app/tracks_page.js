@@ -1,7 +1,6 @@
-// The page of `tracks_page.py`. Gradio provides `element` and `server`, whose functions are those
-// of the class `TracksPage`. All positions are in units of the world; y points up.
+// The page of `tracks_page.py`; `component.js` stands in front of it. All positions are in units of
+// the world; y points up.
 
-const part = (name) => element.querySelector(`.${name}`);
 const plane = part("plane");
 const HEIGHT_SHARE = 0.6; // height of the plane by its width
 const MARGIN = 0.08;
@@ -13,12 +12,6 @@ let agents = [];
 let agent = 0; // selected
 let mode = -1; // selected; -1: none
 let path = null; // points of the path that is being drawn
-
-function shape(name, attributes, parent = plane) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  return parent.appendChild(made);
-}
 
 const onScreen = ([x, y]) => [x - view.left, view.top - y];
 const asText = (points) => points.map((point) => onScreen(point).map((n) => n.toFixed(3)).join(",")).join(" ");
@@ -103,7 +96,8 @@ function choose(nextAgent, nextMode) {
 }
 
 async function ask(name, value) {
-  const answer = await server[name](value);
+  const answer = await call(name, value);
+  if (!answer) return;
   part("message").textContent = answer.error ?? "";
   if (answer.error) return;
   agents = answer.agents;
@@ -201,7 +195,7 @@ for (const name of ["truth", "straight"]) {
   });
 }
 
-server.settings(null).then((found) => {
+call("settings", null).then((found) => {
   settings = found;
   const seconds = (steps) => `${(steps * found.stepSeconds).toFixed(1)} s`;
   part("about").textContent =

@@ -5,8 +5,6 @@ Shapes: T observed steps, M modes, P predicted steps.
 """
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +18,9 @@ from hf_vanilla.trajectories.forecaster import attention_of_modes, check_rate, p
 from hf_vanilla.trajectories.loading import load_forecaster
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS, constant_velocity
 
-from .page import import_gradio
+from .component import import_gradio, page_of_component
 
 TITLE = "Where will they walk? Observed tracks and predicted futures"
-HERE = Path(__file__).parent
 STEPS_ACROSS = 40  # of usual length, over the width of the plane to draw on
 MOST_POINTS = 2000  # of a drawn path
 DIGITS = 3
@@ -47,7 +44,7 @@ class TracksPage:
     def __init__(
         self, model: str, *, tracks: str = BUILT_IN[0], frame_seconds: float | None = None
     ) -> None:
-        self.gradio = import_gradio()
+        import_gradio()
         self.model = load_forecaster(model, device="cpu")
         if model not in SIMPLE_MODELS:
             self.model.set_attn_implementation("eager")  # the only one that returns weights
@@ -143,32 +140,17 @@ class TracksPage:
 
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""
-        gradio = self.gradio
-        script = (HERE / "tracks_page.js").read_text(encoding="utf-8")
-        with gradio.Blocks(title=TITLE, analytics_enabled=False) as blocks:
-            gradio.HTML(
-                (HERE / "tracks_page.html").read_text(encoding="utf-8"),
-                elem_id="tracks",
-                js_on_load=script,
-                # Gradio marks the functions, a bound method takes no mark, and each gets one value
-                server_functions=[
-                    named("settings", lambda _: self.settings()),
-                    named("draw", lambda points: self.draw(points)),
-                    named("frame", lambda asked: self.frame(asked["scene"], asked["frame"])),
-                ],
-            )
-        return blocks
+        functions = {
+            "settings": lambda _: self.settings(),
+            "draw": self.draw,
+            "frame": lambda asked: self.frame(asked["scene"], asked["frame"]),
+        }
+        return page_of_component(TITLE, "tracks_page", functions)
 
 
 def _of_steps(looks: np.ndarray) -> np.ndarray:
     """Weights `(M, T)` of the steps at which the displacements of `looks` `(M, T - 1)` end."""
     return np.pad(looks, ((0, 0), (1, 0)))
-
-
-def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under another name, by which the script calls it."""
-    function.__name__ = name
-    return function
 
 
 def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Attention weights of every layer and head for one sentence and its translation (3.2.3).
 
-Shapes: S source, T target, H heads.
+Shapes: S source, T target, H heads, V vocabulary.
 """
 
 import copy
@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 START = "<start>"
+CROSS, ENCODER, DECODER = "cross-attention", "encoder self-attention", "decoder self-attention"
+KINDS = (CROSS, ENCODER, DECODER)
 SPACE, LINE_END = "␣", "↵"
 
 
@@ -30,6 +32,8 @@ class Attentions:
         decoder: `(layers, H, T, T)`; row t belongs to the step that wrote `target[t]`, columns
             belong to `read`. Later positions, right of the diagonal, are 0.
         cross: `(layers, H, T, S)`; row t belongs to the step that wrote `target[t]`.
+        log_probs: `(T, V)`, nats, of every token at the step that wrote `target[t]`.
+        target_ids: T token ids.
     """
 
     source: list[str]
@@ -38,6 +42,23 @@ class Attentions:
     encoder: Tensor
     decoder: Tensor
     cross: Tensor
+    log_probs: Tensor
+    target_ids: list[int]
+
+    def of(self, kind: str) -> Tensor:
+        """The weights of one kind, `(layers, H, queries, keys)`.
+
+        Raises:
+            ValueError: the kind is unknown.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"kind={kind!r}: choose one of {', '.join(KINDS)}")
+        return {CROSS: self.cross, ENCODER: self.encoder, DECODER: self.decoder}[kind]
+
+    def tokens(self, kind: str) -> tuple[list[str], list[str]]:
+        """The queries and the keys of one kind."""
+        queries = self.source if kind == ENCODER else self.target
+        return queries, self.read if kind == DECODER else self.source
 
 
 def attentions(
@@ -68,6 +89,44 @@ def attentions(
         )
     if not sentence.strip():
         raise ValueError("the sentence is blank: give some text")
+    inputs, written = model_inputs(model, tokenizer, sentence, translation)
+    eager = eager_copy(model)
+    with torch.inference_mode():
+        outputs = eager(**inputs, output_attentions=True, use_cache=False)
+    target = readable_tokens(tokenizer, written[1:])
+    return Attentions(
+        source=readable_tokens(tokenizer, inputs["input_ids"][0].tolist(), is_source=True),
+        target=target,
+        read=[START, *target[:-1]],
+        encoder=_stacked(outputs.encoder_attentions),
+        decoder=_stacked(outputs.decoder_attentions),
+        cross=_stacked(outputs.cross_attentions),
+        log_probs=outputs.logits[0].float().log_softmax(dim=-1).cpu(),
+        target_ids=list(written[1:]),
+    )
+
+
+def model_inputs(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentence: str,
+    translation: str | Sequence[int] | None,
+) -> tuple[dict[str, Tensor], list[int]]:
+    """What the model reads for a sentence and its translation, and the ids that it writes.
+
+    Args:
+        model: an encoder-decoder.
+        tokenizer: its tokenizer.
+        sentence: source text.
+        translation: as for `attentions`.
+
+    Returns:
+        Arguments of the model's forward pass for a batch of one; the ids of the translation behind
+        the start token.
+
+    Raises:
+        ValueError: the translation is blank, or the sentence is too long.
+    """
     inputs = tokenizer(sentence, return_tensors="pt", verbose=False).to(model.device)
     length, limit = inputs.input_ids.shape[1], tokenizer.model_max_length
     if length > limit:
@@ -78,19 +137,8 @@ def attentions(
         written = model.generate(**inputs)[0].tolist()
     else:
         written = [start_token_id(model), *_target_ids(tokenizer, translation)]
-    eager = eager_copy(model)
-    with torch.inference_mode():
-        read = torch.tensor([written[:-1]], device=model.device)
-        outputs = eager(**inputs, decoder_input_ids=read, output_attentions=True, use_cache=False)
-    target = readable_tokens(tokenizer, written[1:])
-    return Attentions(
-        source=readable_tokens(tokenizer, inputs.input_ids[0].tolist(), is_source=True),
-        target=target,
-        read=[START, *target[:-1]],
-        encoder=_stacked(outputs.encoder_attentions),
-        decoder=_stacked(outputs.decoder_attentions),
-        cross=_stacked(outputs.cross_attentions),
-    )
+    read = torch.tensor([written[:-1]], device=model.device)
+    return {**inputs, "decoder_input_ids": read}, written
 
 
 def start_token_id(model: PreTrainedModel) -> int:

@@ -13,6 +13,7 @@ from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 
 from .forced_decoding import log_probs_of_pairs
+from .search_record import SearchRecord
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ def best_translations(
     sentence: str,
     *,
     num_beams: int,
+    record: SearchRecord | None = None,
+    **generate_kwargs: Any,
 ) -> list[Hypothesis]:
     """Search with `num_beams` beams and return that many hypotheses, best first.
 
@@ -48,7 +51,14 @@ def best_translations(
         tokenizer: its tokenizer.
         sentence: source text.
         num_beams: 1 is greedy search.
+        record: takes down the steps of the search.
+        **generate_kwargs: other changes to the model's generation config.
     """
+    if record is not None:
+        generate_kwargs |= {
+            "logits_processor": record.processors,
+            "stopping_criteria": record.criteria,
+        }
     inputs = tokenizer(sentence, return_tensors="pt", verbose=False).to(model.device)
     found = model.generate(
         input_ids=inputs.input_ids,
@@ -58,6 +68,7 @@ def best_translations(
         num_return_sequences=num_beams,
         return_dict_in_generate=True,
         output_scores=True,
+        **generate_kwargs,
     )
     rows = _rows_until_end(found.sequences, model)
     if found.get("sequences_scores") is None:  # greedy search computes no score

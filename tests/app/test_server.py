@@ -1,39 +1,19 @@
-"""The app without a browser: options, event handlers, and network access."""
+"""The app without a browser: options, the choice of models, and network access."""
 
 import socket
 import sys
 import urllib.request
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
-import torch
 
-from hf_vanilla.app import page as page_module
 from hf_vanilla.app import server as app
-from hf_vanilla.app.attention_view import CROSS, DECODER, ENCODER, MEAN, attention_figure
-from hf_vanilla.app.page import Page, message
+from hf_vanilla.app.component import message
 from hf_vanilla.app.server import EXAMPLE, AppOptions, open_app, serve
+from hf_vanilla.app.text_page import TITLE
 from hf_vanilla.translation.demo_model import demo_model
 
 gradio = pytest.importorskip("gradio")
-
-SENTENCE = "three one four"
-
-
-@pytest.fixture(scope="module")
-def page(trained_run):
-    return Page(str(trained_run), max_tokens=40)
-
-
-@pytest.fixture
-def ask(page):
-    def ask(text=SENTENCE, beams=3, kind=CROSS, layer=0, head=MEAN, name=page.model):
-        names = ["message", "column", "translation", "hypotheses", "result"]
-        names += ["layer", "head", "figure"]
-        got = page.translate(name, text, beams, kind, layer, head)
-        return dict(zip(names, got, strict=True))
-
-    return ask
 
 
 # --- options -----------------------------------------------------------------------------------
@@ -98,13 +78,6 @@ def test_without_a_model_the_one_of_the_package_is_served_with_an_example(monkey
     ]
 
 
-def test_load_describes_the_model_or_reports_the_error(page):
-    assert "1 + 1 layers, 2 + 2 heads" in page.load(f" {page.model} ")
-    error = page.load("<b>nobody</b>/nothing")
-    assert 'class="message error"' in error
-    assert "&lt;b&gt;nobody&lt;/b&gt;" in error
-
-
 @pytest.mark.parametrize(
     ("changes", "is_fixed"),
     [
@@ -123,106 +96,11 @@ def test_only_visitors_on_this_machine_choose_a_model_unless_told_otherwise(chan
     assert AppOptions(**changes).is_model_fixed == is_fixed
 
 
-def test_a_fixed_model_cannot_be_replaced(trained_run, ask):
-    fixed = Page(str(trained_run), fixed_model=True)
-    got = fixed.translate("nobody/nothing", SENTENCE, 3, CROSS, 1, MEAN)
-    assert got[2] == ask()["translation"]
-    labels = [block.label for block in fixed.blocks().blocks.values() if hasattr(block, "label")]
-    assert "Model folder or Hub id" not in labels
-
-
-# --- event handlers ----------------------------------------------------------------------------
-
-
-def test_translate_shows_translation_n_best_list_and_attention(ask):
-    got = ask()
-    result = got["result"]
-    assert f'dir="auto">{result.hypotheses[0].text}</p>' in got["translation"]
-    labels = [label for label, _ in got["hypotheses"]["choices"]]
-    assert [index for _, index in got["hypotheses"]["choices"]] == [0, 1, 2]
-    for label, hypothesis in zip(labels, result.hypotheses, strict=True):
-        assert label == f"{hypothesis.score:.3f}\u2003\u2068{hypothesis.text}\u2069"
-    assert got["figure"] == attention_figure(result.attentions, CROSS, 0, MEAN)
-    assert got["column"]["visible"]
-    assert got["message"] == message("")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message_part"),
-    [
-        ({"text": " "}, "There is no text"),
-        ({"text": "x " * 100}, "the limit is 40"),
-        ({"text": "x" * 10**6}, "1,000,000 characters"),
-        ({"name": "nobody/nothing"}, "This model cannot be used"),
-        ({"name": ""}, "No model is named"),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_a_refused_text_shows_a_message_and_no_old_result(ask, changes, message_part):
-    got = ask(**changes)
-    assert message_part in got["message"]
-    assert 'role="alert"' in got["message"]
-    assert (got["result"], got["figure"], got["translation"]) == (None, "", "")
-    assert not got["column"]["visible"]
-    assert got["hypotheses"]["choices"] == []
-
-
-def test_another_kind_keeps_layer_and_head_if_they_exist(page, ask):
-    result = ask()["result"]
-    weights = replace(
-        result.attentions,
-        encoder=torch.ones(3, 5, *result.attentions.encoder.shape[2:]),
-        decoder=torch.ones(2, 2, *result.attentions.decoder.shape[2:]),
-    )
-    result = replace(result, attentions=weights)
-    layer, head, figure = page.choose_kind(result, ENCODER, 0, 4)
-    assert (layer["value"], head["value"]) == (0, 4)
-    assert layer["choices"] == [(str(n), n) for n in range(3)] or layer["choices"] == [0, 1, 2]
-    assert figure == attention_figure(weights, ENCODER, 0, 4)
-    layer, head, figure = page.choose_kind(result, DECODER, 2, 4)
-    assert (layer["value"], head["value"]) == (1, MEAN)  # the last layer
-    assert figure == attention_figure(weights, DECODER, 1, MEAN)
-
-
-def test_choosing_a_hypothesis_shows_its_attention(page, ask):
-    got = ask()
-    result, text, figure = page.choose_hypothesis(got["result"], 1, CROSS, 0, 1)
-    assert result.selected == 1
-    assert f">{result.hypotheses[1].text}</p>" in text
-    assert figure == attention_figure(result.attentions, CROSS, 0, 1)
-    assert figure != got["figure"]
-
-
-def test_events_before_a_result_show_nothing(page):
-    assert page.figure(None, CROSS, 0, 0) == ""
-    assert page.choose_kind(None, CROSS, 0, 0)[-1] == ""
-    assert page.choose_hypothesis(None, 0, CROSS, 0, 0) == [None, "", ""]
-
-
-def test_a_model_that_cannot_be_loaded_again_is_reported(page, ask):
-    result = replace(ask()["result"], model="nobody/nothing")
-    assert "This model cannot be used" in page.choose_hypothesis(result, 1, CROSS, 0, 0)[-1]
-
-
-def test_translations_are_escaped(ask):
-    result = ask()["result"]
-    hostile = replace(result.hypotheses[0], text="<b>&amp;")
-    shown = page_module.translation_html(replace(result, hypotheses=[hostile]))
-    assert ">&lt;b&gt;&amp;amp;</p>" in shown
-
-
-def test_messages_are_escaped():
-    assert "<b>" not in message("<b>")
-    assert "&lt;b&gt;" in message("<b>")
-
-
 # --- network -----------------------------------------------------------------------------------
 
 
-def test_no_event_is_offered_as_an_api(page):
-    blocks = page.blocks()
-    assert blocks.analytics_enabled is False
-    assert {fn.api_visibility for fn in blocks.fns.values()} == {"private"}
+def test_messages_are_escaped():
+    assert message("<b>") == '<p class="message" dir="auto">&lt;b&gt;</p>'
 
 
 def test_serving_connects_to_no_other_machine(trained_run, monkeypatch):
@@ -240,7 +118,7 @@ def test_serving_connects_to_no_other_machine(trained_run, monkeypatch):
             text = result.read().decode("utf-8")
     finally:
         blocks.close()
-    assert page_module.TITLE in text
+    assert TITLE in text
     assert "fonts.googleapis" not in text
     assert "127.0.0.1" in reached  # connections are recorded
     assert reached <= {"127.0.0.1", "localhost", "file"}

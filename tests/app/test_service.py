@@ -20,10 +20,8 @@ SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
 
 @pytest.fixture
 def ask(trained_run):
-    service = Service()
-
     def ask(text, name=trained_run, num_beams=2, max_tokens=40):
-        return service.translate(str(name), text, num_beams=num_beams, max_tokens=max_tokens)
+        return Service(max_tokens=max_tokens).translate(str(name), text, num_beams=num_beams)
 
     return ask
 
@@ -40,22 +38,41 @@ def test_a_result_has_the_n_best_list_and_the_attentions_of_the_best(ask, traine
     assert result.attentions.target == expected_weights.target
 
 
-def test_select_computes_the_attentions_of_another_hypothesis(trained_run, trained):
+def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, trained):
+    service = Service(max_tokens=40)
+    result = service.translate(str(trained_run), SENTENCE, num_beams=3)
+    ids = result.hypotheses[1].ids
+    found = service.attend(str(trained_run), SENTENCE, ids)
+    assert torch.equal(found.decoder, attentions(*trained, SENTENCE, translation=ids).decoder)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[], [-1], [10**9], ["1"], [True], [1] * 5000, "12", None, [[1]]],
+    ids=lambda v: str(v)[:9],
+)
+def test_ids_that_are_no_translation_are_refused(trained_run, ids):
+    with pytest.raises(ValueError, match="This translation is none of the model"):
+        Service(max_tokens=40).attend(str(trained_run), SENTENCE, ids)
+
+
+def test_a_search_that_takes_too_long_is_stopped_and_reported(trained_run):
+    with pytest.raises(ValueError, match=r"stopped after 0 seconds: give a shorter sentence"):
+        Service(max_seconds=0).translate(str(trained_run), SENTENCE, num_beams=2)
+
+
+def test_too_many_visitors_at_once_are_refused(trained_run, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_VISITORS", 1)
     service = Service()
-    result = service.translate(str(trained_run), SENTENCE, num_beams=3, max_tokens=40)
-    second = service.select(result, 1)
-    expected_weights = attentions(*trained, SENTENCE, translation=result.hypotheses[1].ids)
-    assert torch.equal(second.attentions.decoder, expected_weights.decoder)
-    assert (second.selected, second.hypotheses) == (1, result.hypotheses)
+    with service._turn(), pytest.raises(ValueError, match="Too many visitors wait"):
+        service.describe(str(trained_run))
+    assert service.describe(str(trained_run))
 
 
 def test_a_model_is_described_in_one_line(trained_run, trained):
     millions = trained[0].num_parameters() / 1e6
     description = Service().describe(str(trained_run))
-    assert (
-        description
-        == f"{trained_run}: {millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
-    )
+    assert description == f"{millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
     assert Service().num_beams(str(trained_run)) == trained[0].generation_config.num_beams
 
 
@@ -67,11 +84,12 @@ def test_models_of_transformers_work_too(trained, tmp_path):
     model.generation_config.max_new_tokens = 5
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    service = Service()
-    assert service.describe(str(tmp_path)) == f"{tmp_path}: 0.0 million parameters"
+    service = Service(max_tokens=40)
+    assert service.describe(str(tmp_path)) == "0.0 million parameters"
     assert service.num_beams(str(tmp_path)) == 1
-    result = service.translate(str(tmp_path), SENTENCE, num_beams=2, max_tokens=40)
+    result = service.translate(str(tmp_path), SENTENCE, num_beams=2)
     assert len(result.hypotheses) == 2
+    assert not result.has_layers
     assert result.attentions.cross.shape[:2] == (2, 2)
 
 
@@ -186,13 +204,13 @@ def test_an_empty_name_is_reported(ask, name):
 
 def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, trained):
     expected = dict(zip(SENTENCES, translate(*trained, SENTENCES), strict=True))
-    service = Service()
+    service = Service(max_tokens=40)
     beams = trained[0].generation_config.num_beams
 
     def visit(turn):
         name = str((trained_run, copied)[turn % 2])
         sentence = SENTENCES[turn % len(SENTENCES)]
-        result = service.translate(name, sentence, num_beams=beams, max_tokens=40)
+        result = service.translate(name, sentence, num_beams=beams)
         assert result.sentence == sentence
         sums = result.attentions.encoder.sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums))

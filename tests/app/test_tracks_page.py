@@ -1,10 +1,9 @@
 """The page of trajectories: what its script gets, and the page in headless Chromium."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
+from chromium import launched, needs_chromium, served, tab_of
 from numpy.testing import assert_allclose
 
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
@@ -12,11 +11,9 @@ from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTraject
 from hf_vanilla.trajectories.forecaster import predict
 
 pytest.importorskip("gradio")
-from hf_vanilla.app.server import AppOptions, serve
+from hf_vanilla.app.server import AppOptions
 from hf_vanilla.app.tracks_page import TracksPage, path_in_steps
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SIZES = {"observed_steps": 5, "predicted_steps": 3, "num_modes": 4, "d_model": 24}
 
 
@@ -110,27 +107,14 @@ def test_a_model_without_weights_can_be_shown():
 
 @pytest.fixture
 def shown(folder, tracks):
-    driver = pytest.importorskip("playwright.sync_api")
-    blocks = serve(AppOptions(model=folder, tracks=tracks, frame_seconds=0.4), is_blocking=False)
-    failures, hosts = [], []
-    with driver.sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        shown = chromium.new_page()
-        shown.set_default_timeout(60_000)
-        shown.on("pageerror", lambda error: failures.append(str(error)))
-        shown.on("request", lambda request: hosts.append(request.url))
-        shown.goto(blocks.local_url)
-        shown.locator(".tracks .about", has_text="5 observed steps").wait_for()
-        yield shown
-        chromium.close()
-    blocks.close()
-    assert failures == []
-    local = ("http://127.0.0.1:", "data:", "blob:")
-    assert [host for host in hosts if not host.startswith(local)] == []
+    options = AppOptions(model=folder, tracks=tracks, frame_seconds=0.4)
+    with launched() as browser, served(options) as address, tab_of(browser, address) as tab:
+        tab.locator(".tracks .about", has_text="5 observed steps").wait_for()
+        yield tab
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 def test_draw_a_path_then_step_through_a_scene(shown):
     box = shown.locator(".plane").bounding_box()
     shown.mouse.move(box["x"] + 100, box["y"] + 200)

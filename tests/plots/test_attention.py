@@ -31,6 +31,8 @@ def seen():
         encoder=torch.rand(L, H, S, S),
         decoder=torch.rand(L, H, T, T),
         cross=torch.rand(L, H, T, S),
+        log_probs=torch.rand(T, 11),
+        target_ids=[5, 6, 7, 1],
     )
 
 
@@ -147,7 +149,8 @@ def test_the_dark_field_of_the_picture_is_the_heavy_weight(tmp_path, seen, row, 
 
 def test_a_sentence_too_long_to_draw_is_refused(tmp_path):
     words = ["word"] * 400
-    seen = Attentions(words, words, words, *(torch.zeros(6, 8, 400, 400) for _ in range(3)))
+    weights = (torch.zeros(6, 8, 400, 400) for _ in range(3))
+    seen = Attentions(words, words, words, *weights, torch.zeros(400, 2), [0] * 400)
     with pytest.raises(ValueError, match="inches: draw less of it"):
         save_attention(seen, tmp_path / "a.png", layer="all", head="all")
 

@@ -1,0 +1,128 @@
+"""The page of translation: n-best list, attention, search, and the vectors of a layer.
+
+The page is one HTML component; its scripts draw it and call the functions of `TextPage`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hf_vanilla.translation.demo_model import demo_model
+
+from .component import import_gradio, page_of_component
+from .service import Service
+from .text_answer import answer_of_attention, answer_of_layer, answer_of_result
+
+TITLE = "Attention Is All You Need: watch it translate"
+MAX_BEAMS = 10
+SCRIPTS = ("text_drawing.js", "text_attention.js", "text_search.js", "text_layer.js")
+# of the package's own model
+EXAMPLES = (
+    "forty-two",
+    "one hundred thousand one",
+    "seven hundred forty-two thousand three hundred nineteen",
+)
+
+
+class TextPage:
+    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+
+    Args:
+        model: model folder or Hub id, loaded at once.
+        sentence: initial text of the text box, and the first example.
+        max_tokens: maximum number of source tokens of a sentence.
+        fixed_model: visitors cannot choose another model.
+        dtype: numbers of the model, as for `Translator`.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        sentence: str | None = None,
+        max_tokens: int = 256,
+        fixed_model: bool = False,
+        dtype: str | None = None,
+    ) -> None:
+        import_gradio()
+        self.model = model
+        self.sentence = sentence
+        self.fixed_model = fixed_model
+        self.service = Service(dtype=dtype, max_tokens=max_tokens)
+        self.beams = min(self.service.num_beams(model), MAX_BEAMS)
+
+    def settings(self) -> dict[str, Any]:
+        """What the script needs at the start."""
+        given = [] if self.sentence is None else [self.sentence]
+        examples = EXAMPLES if self.model == demo_model() else ()
+        return {
+            "model": self.model,
+            "shortName": Path(self.model).name,  # of a link, which serves on other machines too
+            "about": self._about(self.model),
+            "isFixed": self.fixed_model,
+            "beams": self.beams,
+            "maxBeams": MAX_BEAMS,
+            "sentence": self.sentence or "",
+            "examples": list(dict.fromkeys([*given, *examples]))[:3],
+        }
+
+    def load(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """`about`, one line about the model that a visitor named."""
+        return {"about": self._about(self._name(asked))}
+
+    def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Translate the `text` with so many `beams`; see `answer_of_result`."""
+        name, beams = self._name(asked), int(asked["beams"])
+        if not 1 <= beams <= MAX_BEAMS:
+            raise ValueError(f"beams={beams}: give 1 to {MAX_BEAMS}")
+        result = self.service.translate(name, str(asked["text"]), num_beams=beams)
+        return answer_of_result(result, self.service.tokenizer(name))
+
+    def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""
+        name = self._name(asked)
+        found = self.service.attend(name, str(asked["text"]), asked["ids"])
+        return answer_of_attention(found, self.service.tokenizer(name))
+
+    def inside(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """The vectors at a `kind`, `layer`, `head` and `token`; see `answer_of_layer`."""
+        steps = self.service.inside(
+            self._name(asked),
+            str(asked["text"]),
+            asked["ids"],
+            kind=str(asked["kind"]),
+            place=(int(asked["layer"]), int(asked["head"]), int(asked["token"])),
+        )
+        return answer_of_layer(steps)
+
+    def _about(self, name: str) -> str:
+        shown = "The model of the package" if name == demo_model() else name
+        return f"{shown}: {self.service.describe(name)}"
+
+    def _name(self, asked: dict[str, Any]) -> str:
+        """The model of a request."""
+        return self.model if self.fixed_model else str(asked.get("model") or "").strip()
+
+    def functions(self) -> dict[str, Callable[[Any], Any]]:
+        """What the script calls; bad input is answered by `error`, a text."""
+        calls = (self.load, self.translate, self.attend, self.inside)
+        reported = {call.__name__: _reported(call) for call in calls}
+        return {"settings": lambda _: self.settings(), **reported}
+
+    def blocks(self) -> Any:
+        """The page as Gradio's `Blocks`."""
+        return page_of_component(TITLE, "text_page", self.functions(), scripts=SCRIPTS)
+
+
+def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    def reported(asked: Any) -> dict[str, Any]:
+        try:
+            return call(asked)
+        except ValueError as error:
+            return {"error": str(error)}
+
+    return reported

@@ -1,0 +1,167 @@
+"""What the script of the page of translation gets from its functions."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+from chromium import HOSTILE
+
+from hf_vanilla import demo_model
+from hf_vanilla.app.text_answer import direction
+from hf_vanilla.app.text_page import EXAMPLES, TextPage
+from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, KINDS, attentions
+from hf_vanilla.translation.n_best import best_translations
+
+pytest.importorskip("gradio")
+
+SENTENCE = "three one four"
+
+
+@pytest.fixture(scope="module")
+def page(trained_run):
+    return TextPage(str(trained_run), max_tokens=40)
+
+
+@pytest.fixture
+def ask(page):
+    def ask(function="translate", **changes):
+        asked = {"model": page.model, "text": SENTENCE, "beams": 3, **changes}
+        found = page.functions()[function](asked)
+        json.dumps(found, allow_nan=False)
+        return found
+
+    return ask
+
+
+def test_the_answer_has_the_n_best_list_with_penalties(ask, trained):
+    found = ask()
+    expected = best_translations(*trained, SENTENCE, num_beams=3)
+    for shown, hypothesis in zip(found["hypotheses"], expected, strict=True):
+        assert (shown["text"], shown["ids"]) == (hypothesis.text, hypothesis.ids)
+        assert shown["score"] == pytest.approx(hypothesis.score, abs=1e-4)
+        assert shown["penalty"] == pytest.approx(((5 + len(hypothesis.ids)) / 6) ** 0.6, abs=1e-4)
+        assert shown["logProb"] == pytest.approx(shown["score"] * shown["penalty"], abs=1e-3)
+    assert found["penalty"] == {"form": "gnmt", "alpha": 0.6}
+
+
+def test_each_result_is_a_finished_node_of_the_tree_and_its_path_is_its_text(ask, trained):
+    found = ask()
+    steps = found["steps"]
+    for rank, hypothesis in enumerate(found["hypotheses"]):
+        ((step, node),) = [
+            (t, n) for t, nodes in enumerate(steps) for n in nodes if n["rank"] == rank
+        ]
+        assert node["status"] == "finished"
+        assert node["score"] == pytest.approx(hypothesis["score"], abs=2e-4)
+        path = []
+        for t in range(step, -1, -1):
+            path.insert(0, node["token"])
+            node = steps[t - 1][node["parent"]] if t else None
+        seen = attentions(*trained, SENTENCE, translation=hypothesis["ids"])
+        assert path == seen.target
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_travel_as_bytes_with_the_tokens_of_both_axes(ask, trained, kind):
+    found = ask()
+    seen = attentions(*trained, SENTENCE, translation=found["hypotheses"][0]["ids"])
+    sent = found["attention"]["kinds"][kind]
+    weights = np.frombuffer(base64.b64decode(sent["weights"]), np.uint8) / 255
+    expected = seen.of(kind)
+    assert sent["shape"] == list(expected.shape)
+    np.testing.assert_allclose(weights, expected.flatten(), atol=0.5 / 255 + 1e-6)
+    sides = {
+        CROSS: (seen.target, seen.source),
+        ENCODER: (seen.source, seen.source),
+        DECODER: (seen.target, ["<start>", *seen.target[:-1]]),
+    }
+    assert (sent["queries"], sent["keys"]) == sides[kind]
+    assert np.array(sent["patterns"]).shape == expected.shape[:2]
+
+
+def test_each_token_has_its_probability_and_the_best_others(ask, trained):
+    second = ask()["hypotheses"][1]["ids"]
+    found = ask("attend", ids=second)
+    seen = attentions(*trained, SENTENCE, translation=second)
+    probabilities = seen.log_probs.exp()
+    for row, (step, chosen) in enumerate(zip(found["steps"], second, strict=True)):
+        assert step["token"] == seen.target[row]
+        assert step["probability"] == pytest.approx(probabilities[row, chosen].item(), abs=1e-4)
+        others = probabilities[row].clone()
+        others[chosen] = -1
+        expected = others.topk(5).values
+        shown = torch.tensor([other["probability"] for other in step["others"]])
+        torch.testing.assert_close(shown, expected, rtol=0, atol=1e-4)
+        assert step["rank"] == int((probabilities[row] > probabilities[row, chosen]).sum())
+
+
+def test_the_vectors_of_a_layer_are_sent(ask):
+    ids = ask()["hypotheses"][0]["ids"]
+    found = ask("inside", ids=ids, kind=CROSS, layer=0, head=1, token=2)
+    assert np.sum(found["weights"]) == pytest.approx(1, abs=1e-2)
+    assert len(found["keys"]) == len(found["values"]) == len(found["weights"])
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "problem"),
+    [
+        ("translate", {"text": " "}, "There is no text"),
+        ("translate", {"text": "x " * 100}, "the limit is 40"),
+        ("translate", {"text": "x" * 10**6}, "1,000,000 characters"),
+        ("translate", {"beams": 11}, "beams=11: give 1 to 10"),
+        ("translate", {"beams": None}, "not one of this page"),
+        ("translate", {"model": "nobody/nothing"}, "This model cannot be used"),
+        ("translate", {"model": ""}, "No model is named"),
+        ("load", {"model": HOSTILE}, "This model cannot be used"),
+        ("attend", {"ids": [10**9]}, "This translation is none of the model"),
+        ("inside", {"ids": [1], "kind": "x", "layer": 0, "head": 0, "token": 0}, "kind='x'"),
+        ("inside", {"ids": [1], "kind": CROSS, "layer": 9, "head": 0, "token": 0}, "layer=9"),
+        ("inside", {"ids": [1]}, "not one of this page"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_answered_is_one_line(page, function, changes, problem):
+    from hf_vanilla.app.component import _called
+
+    asked = {"model": page.model, "text": SENTENCE, "beams": 3, **changes}
+    found = _called(function, page.functions()[function])(asked)
+    assert list(found) == ["error"]
+    assert problem in found["error"]
+    assert "\n" not in found["error"]
+
+
+def test_a_fixed_model_cannot_be_replaced(trained_run, ask):
+    fixed = TextPage(str(trained_run), fixed_model=True, max_tokens=40)
+    asked = {"model": "nobody/nothing", "text": SENTENCE, "beams": 3}
+    assert fixed.translate(asked) == ask()
+    assert fixed.settings()["isFixed"]
+
+
+def test_examples_are_those_of_the_packages_model_and_the_given_sentence(trained_run):
+    assert TextPage(demo_model(), sentence="two").settings()["examples"] == ["two", *EXAMPLES[:2]]
+    own = TextPage(str(trained_run)).settings()
+    assert own["examples"] == []
+    assert "1 + 1 layers, 2 + 2 heads" in own["about"]
+
+
+def test_no_event_is_offered_as_an_api(page):
+    blocks = page.blocks()
+    assert blocks.analytics_enabled is False
+    assert {fn.api_visibility for fn in blocks.fns.values()} <= {"private"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["⟨D7⟩", "שלום"], "ltr"),  # hexadecimal is written from left to right
+        (["␣", "שלום", "abc"], "rtl"),
+        (["12", "مرحبا"], "rtl"),
+        (["12", "abc", "مرحبا"], "ltr"),
+        (["1", "!"], "ltr"),
+        ([], "ltr"),
+    ],
+)
+def test_direction_is_that_of_the_first_letter(tokens, expected):
+    assert direction(tokens) == expected

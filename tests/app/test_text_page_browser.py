@@ -1,0 +1,400 @@
+"""The page of translation in headless Chromium: mouse, keyboard, touch; axe; layout shift."""
+
+import json
+import re
+
+import pytest
+from chromium import HOSTILE, launched, needs_chromium, served, tab_of, violations
+
+from hf_vanilla import train_tokenizer
+from hf_vanilla.app.server import AppOptions
+from hf_vanilla.app.text_page import TextPage
+from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, attentions
+from hf_vanilla.translation.n_best import best_translations
+from hf_vanilla.translation.translator import load_translator, translate
+
+pytest.importorskip("gradio")
+expect = pytest.importorskip("playwright.sync_api").expect
+
+pytestmark = [pytest.mark.slow, needs_chromium]
+
+SENTENCE, HEBREW = "three one four", "שלום עולם"
+VIEWS = ["map", "lines", "heads", "tokens", "search", "compare", "layer"]
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+@pytest.fixture(scope="module")
+def folder(trained_run, tmp_path_factory):
+    model, tokenizer = load_translator(str(trained_run))
+    tokenizer.model_max_length = 400  # room for long sentences
+    folder = tmp_path_factory.mktemp("served")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with served(AppOptions(model=folder, max_tokens=400)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Opens the page for visitors; each is closed and checked at the end."""
+    open_tabs = []
+
+    def visit(path="", **context):
+        open_tabs.append(tab_of(browser, address + path, **context))
+        tab = open_tabs[-1].__enter__()
+        tab.locator(".about:not(:empty)").wait_for()
+        return tab
+
+    yield visit
+    for tab in open_tabs:
+        tab.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def found(trained):
+    return best_translations(*trained, SENTENCE, num_beams=trained[0].generation_config.num_beams)
+
+
+@pytest.fixture(scope="module")
+def seen(trained, found):
+    return attentions(*trained, SENTENCE, translation=found[0].ids)
+
+
+def ask(tab, text=SENTENCE):
+    tab.get_by_label("Sentence").fill(text)
+    tab.get_by_role("button", name="Translate").click()
+    tab.locator(".translator:not([aria-busy])").wait_for()
+
+
+def asked(tab, text=SENTENCE):
+    ask(tab, text)
+    tab.locator(".panel svg").wait_for()
+    return tab
+
+
+def show(tab, view):
+    tab.locator(f"#tab-{view}").click()
+
+
+def said(tab, text):
+    expect(tab.locator(".said")).to_contain_text(text)
+
+
+def percent(weight):
+    return f"{round(100 * round(255 * weight.item()) / 255)} %"
+
+
+def drawn(tab):
+    return tab.locator(".panel svg text").all_text_contents()
+
+
+# --- by mouse ----------------------------------------------------------------------------------
+
+
+def test_translate_and_read_a_weight_of_the_map(visit, found, seen):
+    tab = asked(visit())
+    expect(tab.locator(".translation")).to_have_text(found[0].text)
+    assert [t for t in drawn(tab) if not t.isdigit()] == [*seen.source, *seen.target]
+    tab.get_by_label("Head").select_option("1")
+    cells = tab.locator(".panel [data-hover]")
+    place = 2 * len(seen.source) + 1
+    cells.nth(place).hover()
+    weight = percent(seen.cross[0, 1, 2, 1])
+    said(tab, f"{seen.target[2]}\u2069” gives “\u2068{seen.source[1]}\u2069” {weight} of its")
+    assert "head 1" in tab.locator(".said").inner_text()
+
+
+def test_kind_layer_and_head_change_the_map(visit, seen):
+    tab = asked(visit())
+    for kind, keys in ((ENCODER, seen.source), (DECODER, seen.read)):
+        tab.get_by_label("Attention").select_option(kind)
+        said(tab, f"{kind[1:]}, layer 0, mean of 2 heads")
+        assert [t for t in drawn(tab) if not t.isdigit()][: len(keys)] == keys
+    said(tab, "<start>\u2069” 100 %")  # all that the decoder has at its first step
+
+
+def test_a_head_of_the_grid_opens_the_map(visit):
+    tab = asked(visit())
+    show(tab, "heads")
+    said(tab, "1 layers of 2 heads")
+    tab.locator(".panel [data-click]").nth(1).click()
+    expect(tab.locator("#tab-map")).to_have_attribute("aria-selected", "true")
+    said(tab, "layer 0, head 1")
+
+
+def test_tokens_have_probabilities_and_the_chosen_one_is_marked(visit, seen):
+    tab = asked(visit())
+    show(tab, "tokens")
+    shown = drawn(tab)
+    for row, chosen in enumerate(seen.target_ids):
+        assert f"{100 * seen.log_probs[row, chosen].exp():.1f} %" in shown
+    assert sum(text.startswith("✓ ") for text in shown) == len(seen.target)
+    tab.locator(".panel [data-hover]").nth(1).hover()
+    said(tab, f"“\u2068{seen.target[1]}\u2069” had a probability of")
+
+
+def test_another_hypothesis_is_shown_and_compared(visit, found):
+    tab = asked(visit())
+    tab.get_by_label("Translation", exact=True).select_option("1")
+    expect(tab.locator(".translation")).to_have_text(found[1].text)
+    tab.get_by_label("Compare with").select_option("2")
+    show(tab, "compare")
+    said(tab, found[2].text)
+    scores = [text for text in drawn(tab) if text.startswith("score")]
+    assert [text.split()[1].rstrip(",") for text in scores] == [
+        f"{found[n].score:.3f}" for n in (1, 2)
+    ]
+
+
+def test_two_models_are_compared(visit, deep):
+    tab = asked(visit())
+    tab.get_by_label("Second model").fill(deep)
+    tab.get_by_role("button", name="Compare", exact=True).click()
+    said(tab, "Bars are the probabilities")
+    assert any(text.startswith(deep[:20]) for text in drawn(tab))
+
+
+def test_a_layer_shows_its_vectors_with_formulas(visit, seen):
+    tab = asked(visit())
+    show(tab, "layer")
+    said(tab, "its query meets the keys")
+    shown = drawn(tab)
+    assert "softmax(q · k / √d_k) (3.2.1)" in shown
+    assert sum(text.endswith("numbers") for text in shown) == 10
+    tab.get_by_role("button", name="Next").click()
+    said(tab, f"“\u2068{seen.target[1]}\u2069” in head 0")
+
+
+def test_downloads_are_complete_files(visit, found):
+    tab = asked(visit())
+    contents = {}
+    for kind in ("PNG", "SVG", "JSON"):
+        with tab.expect_download() as download:
+            tab.get_by_role("button", name=kind).click()
+        contents[kind] = download.value.path().read_bytes()
+        assert download.value.suggested_filename == f"hf_vanilla_map.{kind.lower()}"
+    assert contents["PNG"].startswith(b"\x89PNG")
+    assert contents["SVG"].startswith(b"<svg")
+    assert b"data-" not in contents["SVG"]
+    answer = json.loads(contents["JSON"])
+    assert [h["text"] for h in answer["hypotheses"]] == [h.text for h in found]
+    assert answer["attention"]["kinds"][CROSS]["weights"]
+
+
+# --- by keyboard, by touch, right to left -------------------------------------------------------
+
+
+def test_the_page_works_by_keyboard(visit, seen, trained_run, found):
+    tab = visit()
+    tab.get_by_label("Sentence").focus()
+    tab.keyboard.type(SENTENCE)
+    tab.keyboard.press("Enter")
+    tab.locator(".panel svg").wait_for()
+    for _ in range(12):
+        tab.keyboard.press("Tab")
+        if tab.locator("#tab-map:focus").count():
+            break
+    tab.keyboard.press("ArrowRight")
+    expect(tab.locator("#tab-lines")).to_be_focused()
+    tab.keyboard.press("Tab")
+    expect(tab.locator(".panel")).to_be_focused()
+    tab.keyboard.press("ArrowDown")
+    said(tab, f"“\u2068{seen.target[1]}\u2069” attends to")
+    tab.keyboard.press("End")
+    said(tab, "“\u2068</s>\u2069” attends to")
+
+    show(tab, "search")
+    tab.locator(".panel").focus()
+    asked_for = {"model": str(trained_run), "text": SENTENCE, "beams": len(found)}
+    steps = TextPage(str(trained_run)).translate(asked_for)["steps"]
+    for step, nodes in enumerate(steps):
+        said(tab, f"Step {step + 1} of {len(steps)}")
+        for node in nodes:
+            words = {"pruned": "pruned", "kept": "kept", "stopped": "ends here"}
+            said(tab, words.get(node["status"], f"score \N{MINUS SIGN}{-node['score']:.2f}"))
+            tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("ArrowRight")
+    assert len(drawn(tab)) == len(steps) + 2 * sum(len(nodes) for nodes in steps)
+    tab.keyboard.press("Home")
+    said(tab, "Step 1 of")
+
+    show(tab, "heads")
+    tab.locator(".panel").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Enter")
+    said(tab, "head 1")
+
+
+def test_a_phone_shows_result_and_map_at_once_and_every_target_is_large_enough(visit, seen):
+    tab = asked(visit(**PHONE))
+    for part in (".translation", ".panel"):
+        box = tab.locator(part).bounding_box()
+        assert box["y"] >= 0
+        assert box["y"] + box["height"] <= 844
+    sizes = tab.locator(".translator :is(button, input, select):visible").evaluate_all(
+        "all => all.map(e => [e.className || e.id, e.offsetWidth, e.offsetHeight])"
+    )
+    assert [size for size in sizes if size[1] < 44 or size[2] < 44] == []
+    for view in VIEWS:
+        tab.locator(f"#tab-{view}").tap()
+        width = "Math.max(document.documentElement.scrollWidth, document.body.scrollWidth)"
+        assert tab.evaluate(width) <= 390
+    tab.locator("#tab-lines").tap()
+    tab.locator(".panel [data-click]").nth(1).tap()
+    said(tab, f"“\u2068{seen.target[1]}\u2069” attends to")
+    heights = tab.locator(".panel [data-click]").evaluate_all(
+        "all => all.map(e => e.getBoundingClientRect().height)"
+    )
+    assert min(heights) >= 44
+    tab.get_by_role("button", name="Next").tap()
+    said(tab, f"“\u2068{seen.target[2]}\u2069” attends to")
+    tab.locator("#tab-search").tap()
+    tab.get_by_role("button", name="Next").tap()
+    said(tab, "Step 2 of")
+
+
+@pytest.fixture
+def deep(tiny_model, tmp_path):
+    """A model of 2 + 5 layers and 3 + 2 heads that reads Hebrew."""
+    tokenizer = train_tokenizer([HEBREW] * 2, vocab_size=300)
+    tiny_model.resize_token_embeddings(len(tokenizer))
+    tiny_model.generation_config.max_new_tokens = 4
+    tiny_model.save_pretrained(tmp_path / "deep")
+    tokenizer.save_pretrained(tmp_path / "deep")
+    return str(tmp_path / "deep")
+
+
+def test_another_model_and_text_from_right_to_left(visit, deep):
+    tab = visit()
+    tab.get_by_label("Model folder or Hub id").fill(deep)
+    tab.get_by_role("button", name="Load").click()
+    tab.get_by_text("2 + 5 layers, 3 + 2 heads").wait_for()
+    asked(tab, HEBREW)
+    said(tab, "layer 4, mean of 2 heads")
+    tab.get_by_label("Attention").select_option(ENCODER)
+    said(tab, "layer 1, mean of 3 heads")
+    cells = tab.locator(".panel [data-hover]")
+    assert cells.nth(0).bounding_box()["x"] > cells.nth(1).bounding_box()["x"]
+    tab.locator(".panel").focus()
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("ArrowLeft")
+    assert "y=1" in tab.url
+
+
+# --- the address -------------------------------------------------------------------------------
+
+
+def test_a_link_shows_the_same_view(visit):
+    tab = asked(visit())
+    tab.get_by_label("Head").select_option("1")
+    show(tab, "search")
+    tab.get_by_role("button", name="Next").click()
+    said(tab, "Step 2 of")
+    other = visit("#" + tab.url.split("#")[1])
+    said(other, "Step 2 of")
+    assert other.get_by_label("Head").input_value() == "1"
+    assert other.url.split("#")[1] == tab.url.split("#")[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda state: re.sub("m=[^&]*", "m=other", state), "of another model"),
+        (lambda state: state.replace("v=map", "v=sideways"), "damaged"),
+        (lambda state: state.replace("l=0", "l=zero"), "damaged"),
+        (lambda state: "%%%&&&", "damaged"),
+        (lambda state: state.replace("l=0", "l=7"), "does not fit"),
+        (lambda state: state.replace("c=0", "c=999"), "does not fit"),
+    ],
+)
+def test_a_state_that_cannot_be_used_is_ignored_with_a_word(visit, folder, change, word):
+    state = f"m={folder.rpartition('/')[2]}&s=two&b=2&v=map&k={CROSS}&l=0&d=mean&q=0&h=0&t=0&c=0"
+    tab = visit("#" + change(state))
+    expect(tab.get_by_role("alert")).to_contain_text(word)
+    asked(tab)
+    expect(tab.get_by_role("alert")).to_be_empty()
+
+
+# --- bad input, several visitors ---------------------------------------------------------------
+
+
+def test_html_in_a_text_and_a_model_name_is_text(visit):
+    tab = asked(visit(), HOSTILE)
+    tab.get_by_label("Attention").select_option(ENCODER)
+    for view in VIEWS:
+        show(tab, view)
+    tab.locator(".translator:not([aria-busy])").wait_for()
+    assert tab.locator(".panel :is(img, script, b)").count() == 0
+    tab.get_by_label("Model folder or Hub id").fill(HOSTILE)
+    tab.get_by_role("button", name="Load").click()
+    expect(tab.get_by_role("alert")).to_contain_text("<img src=x onerror=")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("", "There is no text"), ("one " * 500, "the limit is"), ("x" * 20_000, "20,000 characters")],
+    ids=["blank", "long", "huge"],
+)
+def test_a_refused_text_shows_a_message_and_the_next_text_works(visit, text, expected):
+    tab = asked(visit())
+    ask(tab, text)
+    expect(tab.get_by_role("alert")).to_contain_text(expected)
+    expect(tab.locator(".panel svg")).to_have_count(0)
+    asked(tab, "two")
+    expect(tab.get_by_role("alert")).to_be_empty()
+
+
+def test_a_broken_model_shows_a_message_and_the_old_model_works(visit, tmp_path, folder):
+    (tmp_path / "config.json").write_text("{")
+    tab = asked(visit())
+    for name, problem in ((str(tmp_path), "This model cannot be used"), (folder, "")):
+        tab.get_by_label("Model folder or Hub id").fill(name)
+        tab.get_by_role("button", name="Load").click()
+        expect(tab.get_by_role("alert")).to_contain_text(problem)
+    asked(tab)
+
+
+def test_two_visitors_at_once_see_their_own_results(visit, trained):
+    sentences = ["three one four", "eight"]
+    tabs = [visit(), visit()]
+    for tab, sentence in zip(tabs, sentences, strict=True):
+        tab.get_by_label("Sentence").fill(sentence)
+        tab.get_by_role("button", name="Translate").click()
+    for tab, translation in zip(tabs, translate(*trained, sentences), strict=True):
+        expect(tab.locator(".translation")).to_have_text(translation)
+    show(tabs[0], "search")
+    said(tabs[0], "Step 1 of")
+    said(tabs[1], "Cross-attention")
+
+
+# --- axe and layout shift -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "phone"])
+def test_axe_finds_nothing_and_nothing_moves_in_any_state(visit, scheme, context):
+    tab = visit(color_scheme=scheme, **context)
+    assert violations(tab) == []
+    asked(tab)
+    for view in VIEWS:
+        show(tab, view)
+        tab.locator(".translator:not([aria-busy])").wait_for()
+        assert violations(tab) == [], view
+    show(tab, "map")
+    asked(tab, "three one four " * 20 + "x" * 60)
+    assert violations(tab) == []
+    ask(tab, "")
+    expect(tab.get_by_role("alert")).to_contain_text("There is no text")
+    assert violations(tab) == []
+    assert sum(tab.evaluate("window.shifts")) == 0

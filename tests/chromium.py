@@ -1,0 +1,77 @@
+"""Headless Chromium for the tests of the app's pages."""
+
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+from hf_vanilla.app.server import serve
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+HOSTILE = (
+    "<img src=x onerror=\"window.broken='tag'\"><script>window.broken='script'</script>"
+    "${window.broken='dollar'} {{window.broken}} **b** &lt;i&gt; \"'`"
+)
+LOCAL = ("http://127.0.0.1:", "data:", "blob:")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+# every shift counts, also one that follows an input at once
+RECORD_SHIFTS = """
+window.shifts = [];
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) window.shifts.push(entry.value);
+}).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@contextmanager
+def launched():
+    """A browser; the tests are skipped without playwright."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def served(options):
+    """The address of the app with these options."""
+    blocks = serve(options, is_blocking=False)
+    yield blocks.local_url
+    blocks.close()
+
+
+@contextmanager
+def tab_of(browser, address, **context):
+    """A page of a visitor; it must not fail, run what is text, or reach another machine."""
+    own = browser.new_context(**context)
+    tab = own.new_page()
+    tab.set_default_timeout(60_000)
+    hosts, failures = [], []
+    tab.on("request", lambda request: hosts.append(request.url))
+    tab.on("pageerror", lambda error: failures.append(str(error)))
+    tab.add_init_script(RECORD_SHIFTS)
+    tab.goto(address)
+    yield tab
+    broken = tab.evaluate("window.broken")
+    own.close()
+    assert failures == []
+    assert broken is None
+    assert [host for host in hosts if not host.startswith(LOCAL)] == []
+
+
+def violations(tab):
+    """What axe-core finds on a page as it is now."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(tab, context=".translator").response["violations"]
+    return [(rule["id"], node["html"][:200]) for rule in found for node in rule["nodes"]]
