@@ -31,7 +31,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, name in ROOT_PAGES.items():
         # relative to the folder of pages, as on_page_markdown expects all links
         text = re.sub(r"\]\((?!\w+:|#)", "](../", (root / source).read_text(encoding="utf-8"))
-        files.append(File.generated(config, name, content=text.replace("](../docs/", "](")))
+        text = text.replace("](../docs/", "](").replace('="docs/', '="')  # also of HTML tags
+        files.append(File.generated(config, name, content=text))
     for name, content in notebook_files(root, config).items():
         files.append(File.generated(config, name, content=content))
     return files

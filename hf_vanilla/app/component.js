@@ -5,6 +5,7 @@
 const part = (name) => element.querySelector(`.${name}`);
 const SVG = "http://www.w3.org/2000/svg";
 const DARKEST = 0.75; // opacity of the colour over the place of the largest weight
+const page = element.firstElementChild; // Gradio puts it into a box
 const calls = {}; // number of the last call of each function
 
 function made(name, text, parent, attributes = {}) {
@@ -27,16 +28,16 @@ function shape(name, attributes, parent, text) {
 async function call(name, value) {
   const number = (calls[name] ?? 0) + 1;
   calls[name] = number;
-  element.setAttribute("aria-busy", "true");
+  page.setAttribute("aria-busy", "true");
   const found = await server[name](value).catch(() => ({ error: "The server does not answer." }));
   if (number !== calls[name]) return null;
-  element.removeAttribute("aria-busy");
+  page.removeAttribute("aria-busy");
   return found;
 }
 
 function cancel(name) {
   calls[name] = (calls[name] ?? 0) + 1;
-  element.removeAttribute("aria-busy");
+  page.removeAttribute("aria-busy");
 }
 
 const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;

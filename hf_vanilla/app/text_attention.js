@@ -179,7 +179,8 @@ views.heads = {
         });
         const [name, entropy] = patternOf(layer, head);
         write(root, x, y + picture + 12, fitted(name, wide - 6, 12), { size: 12, weight: 700 });
-        write(root, x, y + picture + 28, `head ${head}, ${entropy}`, { size: 11, fill: paint.faint });
+        const caption = wide < 120 ? `${head}: ${entropy}` : `head ${head}, ${entropy}`;
+        write(root, x, y + picture + 28, caption, { size: 11, fill: paint.faint });
         const place = box(root, x, y, wide - 6, high - 8, { fill: paint.ground, "fill-opacity": 0 });
         place.dataset.hover = change({ layer, head });
         place.dataset.click = change({ layer, head, view: "map" });

@@ -19,7 +19,7 @@ SCRIPTS = ("text_drawing.js", "text_attention.js", "text_search.js", "text_layer
 # of the package's own model
 EXAMPLES = (
     "forty-two",
-    "one hundred thousand one",
+    "one thousand nine",
     "seven hundred forty-two thousand three hundred nineteen",
 )
 

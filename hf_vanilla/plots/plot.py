@@ -8,6 +8,7 @@ from typing import Any
 
 from hf_vanilla.options import UsageError, check_names, parse_options
 
+from .animation import PlotAnimationOptions, plot_animation
 from .architecture import PlotArchitectureOptions, plot_architecture
 from .attention import PlotAttentionOptions, plot_attention
 from .curves import PlotCurvesOptions, plot_curves
@@ -24,6 +25,7 @@ from .tracks import PlotTracksOptions, plot_tracks
 
 # the function that draws it, and its options
 FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
+    "animation": (plot_animation, PlotAnimationOptions),
     "architecture": (plot_architecture, PlotArchitectureOptions),
     "attention": (plot_attention, PlotAttentionOptions),
     "positions": (plot_positions, PlotPositionsOptions),
