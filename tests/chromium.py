@@ -28,7 +28,11 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not in
 RECORD_SHIFTS = """
 window.shifts = [];
 new PerformanceObserver((list) => {
-  for (const entry of list.getEntries()) window.shifts.push(entry.value);
+  for (const { value, sources } of list.getEntries()) {
+    const parts = sources.map(({ node, previousRect, currentRect }) =>
+      [node?.className ?? node?.textContent, previousRect.y, currentRect.y].join(" "));
+    window.shifts.push([value, ...parts]);
+  }
 }).observe({ type: "layout-shift", buffered: true });
 """
 

@@ -227,9 +227,15 @@ part("beams").addEventListener("change", () => {
 });
 
 const panel = part("panel");
+// A browser also reports a mouse that rests where something new was drawn or scrolled to: only a mouse
+// that moves selects, or else the arrow keys could not.
+let mouse = "";
 panel.addEventListener("pointerover", (event) => {
+  const at = `${event.screenX} ${event.screenY}`;
+  const hasMoved = at !== mouse;
+  mouse = at;
   const place = event.target.closest("[data-hover]");
-  if (!place || event.pointerType !== "mouse") return;
+  if (!place || !hasMoved || event.pointerType !== "mouse" || matchMedia("(hover: none)").matches) return;
   const changes = JSON.parse(place.dataset.hover);
   if (Object.entries(changes).some(([name, value]) => state[name] !== value)) set(changes);
 });
