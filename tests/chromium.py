@@ -66,7 +66,11 @@ def tab_of(browser, address, **context):
     tab.on("pageerror", lambda error: failures.append(str(error)))
     tab.add_init_script(RECORD_SHIFTS)
     tab.goto(address)
-    yield tab
+    try:
+        yield tab
+    except Exception as error:
+        error.add_note(f"errors of the page: {failures}")
+        raise
     broken = tab.evaluate("window.broken")
     own.close()
     assert failures == []

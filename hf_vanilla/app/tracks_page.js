@@ -38,7 +38,8 @@ function showAll() {
 function paint() {
   plane.replaceChildren();
   agents.forEach((shown, index) => {
-    const group = shape("g", { class: index === agent ? "agent selected" : "agent", "data-agent": index });
+    const name = index === agent ? "agent selected" : "agent";
+    const group = shape("g", { class: name, "data-agent": index }, plane);
     const strongest = shown.probabilities[0];
     shown.tracks.map((track, rank) => [track, rank]).reverse().forEach(([track, rank]) => {
       const future = line([shown.past.at(-1), ...track], "future", group);

@@ -25,7 +25,6 @@ from .tracks import PlotTracksOptions, plot_tracks
 
 # the function that draws it, and its options
 FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
-    "animation": (plot_animation, PlotAnimationOptions),
     "architecture": (plot_architecture, PlotArchitectureOptions),
     "attention": (plot_attention, PlotAttentionOptions),
     "positions": (plot_positions, PlotPositionsOptions),
@@ -35,6 +34,7 @@ FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {
     "objects": (plot_objects, PlotObjectsOptions),
     "patches": (plot_patches, PlotPatchesOptions),
     "tracks": (plot_tracks, PlotTracksOptions),
+    "animation": (plot_animation, PlotAnimationOptions),
 }
 
 

@@ -8,6 +8,7 @@ from hf_vanilla.plots.attention import PlotAttentionOptions
 from hf_vanilla.plots.plot import FIGURES, plot, read_plot
 
 OPTIONS = {
+    "animation": "model sentence output seconds theme overwrite",
     "architecture": "model recipe output theme overwrite",
     "attention": "model sentence translation output kind layer head theme overwrite",
     "positions": "model d_model layout frequencies offset length output theme overwrite",
