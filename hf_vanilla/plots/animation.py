@@ -186,7 +186,7 @@ def save_frames(frames: Sequence["Image"], path: Path, milliseconds: Sequence[fl
     for index, frame in enumerate(frames):
         together.paste(frame, (0, index * height))
     palette = together.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
-    few = [frame.quantize(palette=palette, dither=0) for frame in frames]
+    few = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     with whole_file(path) as unfinished:
         few[0].save(
             unfinished,
