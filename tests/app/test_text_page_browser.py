@@ -105,6 +105,8 @@ def drawn(tab):
 
 def test_translate_and_read_a_weight_of_the_map(visit, found, seen):
     tab = asked(visit())
+    column = tab.locator(".translator").bounding_box()
+    assert (column["x"], column["width"]) == (160, 960)  # in the middle of 1,280 px
     expect(tab.locator(".translation")).to_have_text(found[0].text)
     assert [t for t in drawn(tab) if not t.isdigit()] == [*seen.source, *seen.target]
     tab.get_by_label("Head").select_option("1")
