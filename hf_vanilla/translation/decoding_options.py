@@ -53,7 +53,7 @@ class DecodingOptions:
         is_section=True,
     )
     seed: int | None = field(
-        default=None, metadata={"help": "of sampling (--generation.do_sample true)"}
+        default=None, metadata={"help": "of sampling, where generation.do_sample is true"}
     )
     tokens_per_batch: int = field(
         default=4096, metadata={"help": "source tokens in a batch, padding included"}
