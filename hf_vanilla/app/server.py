@@ -42,6 +42,13 @@ class AppOptions:
             "that others can reach"
         },
     )
+    models_folder: str | None = field(
+        default=None,
+        metadata={
+            "help": "folder whose models visitors can choose beside those of the Hub; default: any "
+            "folder, but none with --share or a --host that others can reach"
+        },
+    )
     dtype: str | None = field(
         default=None,
         metadata={"help": "of a translator: float32, bfloat16 or int8; default: as it was saved"},
@@ -81,6 +88,8 @@ class AppOptions:
             )
         if self.frame_seconds is not None and not self.frame_seconds > 0:
             raise ValueError(f"frame_seconds={self.frame_seconds}: give a positive number")
+        if self.models_folder is not None and not Path(self.models_folder).is_dir():
+            raise ValueError(f"models_folder={self.models_folder!r}: no such folder")
         if self.port is not None and not 0 < self.port < 65536:
             raise ValueError(f"port={self.port}: give a number from 1 to 65535")
 
@@ -89,6 +98,11 @@ class AppOptions:
         """Whether visitors can use the given model only."""
         if self.fixed_model is not None:
             return self.fixed_model
+        return self.is_public
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others than the users of this machine can reach the page."""
         return self.share or not _is_loopback(self.host)
 
 
@@ -163,6 +177,7 @@ def _text_page(model: str, options: AppOptions) -> Any:
         sentence=options.sentence,
         max_tokens=options.max_tokens,
         fixed_model=options.is_model_fixed,
+        models_folder=options.models_folder or (None if options.is_public else "/"),
         dtype=options.dtype,
     )
 

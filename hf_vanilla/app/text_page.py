@@ -3,6 +3,7 @@
 The page is one HTML component; its scripts draw it and call the functions of `TextPage`.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class TextPage:
         sentence: initial text of the text box, and the first example.
         max_tokens: maximum number of source tokens of a sentence.
         fixed_model: visitors cannot choose another model.
+        models_folder: folder whose models visitors can choose, at any depth; None: none.
         dtype: numbers of the model, as for `Translator`.
 
     Raises:
@@ -46,12 +48,14 @@ class TextPage:
         sentence: str | None = None,
         max_tokens: int = 256,
         fixed_model: bool = False,
+        models_folder: str | None = "/",
         dtype: str | None = None,
     ) -> None:
         import_gradio()
         self.model = model
         self.sentence = sentence
         self.fixed_model = fixed_model
+        self.models_folder = models_folder
         self.service = Service(dtype=dtype, max_tokens=max_tokens)
         self.beams = min(self.service.num_beams(model), MAX_BEAMS)
 
@@ -104,8 +108,18 @@ class TextPage:
         return f"{shown}: {self.service.describe(name)}"
 
     def _name(self, asked: dict[str, Any]) -> str:
-        """The model of a request."""
-        return self.model if self.fixed_model else str(asked.get("model") or "").strip()
+        """The model of a request.
+
+        Raises:
+            ValueError: it is in a folder that visitors cannot read.
+        """
+        name = self.model if self.fixed_model else str(asked.get("model") or "").strip()
+        if name == self.model or not os.path.lexists(name):
+            return name
+        path = Path(name).resolve()
+        if self.models_folder and path.is_relative_to(Path(self.models_folder).resolve()):
+            return name
+        raise ValueError(f"{name}: this page reads no such folder: give a Hub id.")
 
     def functions(self) -> dict[str, Callable[[Any], Any]]:
         """What the script calls; bad input is answered by `error`, a text."""

@@ -96,6 +96,11 @@ def test_only_visitors_on_this_machine_choose_a_model_unless_told_otherwise(chan
     assert AppOptions(**changes).is_model_fixed == is_fixed
 
 
+def test_a_folder_of_models_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"models_folder='.*nothing': no such folder"):
+        AppOptions(models_folder=str(tmp_path / "nothing"))
+
+
 # --- network -----------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -137,6 +138,25 @@ def test_a_fixed_model_cannot_be_replaced(trained_run, ask):
     asked = {"model": "nobody/nothing", "text": SENTENCE, "beams": 3}
     assert fixed.translate(asked) == ask()
     assert fixed.settings()["isFixed"]
+
+
+def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, monkeypatch):
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "copy").symlink_to(trained_run)  # it leads out
+    shutil.copytree(trained_run, models / "own")
+    none, one = (TextPage(str(trained_run), models_folder=folder) for folder in (None, str(models)))
+    monkeypatch.chdir(models)
+    for page, name in (
+        (none, str(models / "own")),
+        (one, "copy"),
+        (one, str(tmp_path)),
+        (one, ".."),
+    ):
+        found = page.functions()["load"]({"model": name})
+        assert found == {"error": f"{name}: this page reads no such folder: give a Hub id."}
+    for page, name in ((none, str(trained_run)), (one, "own"), (one, str(models / "own"))):
+        assert "1 + 1 layers" in page.functions()["load"]({"model": name})["about"]
 
 
 def test_examples_are_those_of_the_packages_model_and_the_given_sentence(trained_run):
