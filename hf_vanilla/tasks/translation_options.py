@@ -52,7 +52,7 @@ class TranslationDataOptions:
     )
     prepared: str | None = option(
         None,
-        "folder of `hf-vanilla prepare`: its token ids are the training pairs",
+        "folder of hf-vanilla prepare: its token ids are the training pairs",
         of_data=True,
         chooses_data=True,
     )
