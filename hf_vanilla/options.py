@@ -284,6 +284,24 @@ def options_and_paths(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, paths
 
 
+def options_and_file(kind: type, arguments: Sequence[str], use: str) -> tuple[Path, Any]:
+    """The one file of a command line, and its options.
+
+    Args:
+        kind: dataclass of the options.
+        arguments: of the command line.
+        use: what the file is, and the command; for the message.
+
+    Raises:
+        UsageError: there is not exactly one file, or an option is unknown.
+    """
+    options, paths = options_and_paths(arguments)
+    parsed = parse_options(kind, options, chosen="FILE")
+    if len(paths) != 1:
+        raise UsageError(f"give {use}")
+    return Path(paths[0]), parsed
+
+
 # --- YAML ----------------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 
-from .fairseq_settings import SIDES, Sharing, config_values, names_of
+from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
 from .fairseq_tokenizer import (
     CONTINUED,
     SPECIAL_TOKENS,
@@ -36,16 +36,6 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FILES = (*VOCABULARIES, *WEIGHTS, MERGES, TOKENIZER_SETTINGS, "config.json")
 GENERATION = "generation_config.json"
 PREFIX = "model."
-# fields of the config that have another name in fairseq's settings
-SIZES = {
-    "encoder_embed_dim": "d_model",
-    "encoder_layers": "encoder_layers",
-    "encoder_attention_heads": "encoder_attention_heads",
-    "encoder_ffn_embed_dim": "encoder_ffn_dim",
-    "decoder_layers": "decoder_layers",
-    "decoder_attention_heads": "decoder_attention_heads",
-    "decoder_ffn_embed_dim": "decoder_ffn_dim",
-}
 # what FSMTConfig has where a file leaves it out
 DEFAULTS: dict[str, Any] = {
     "activation_function": "relu",

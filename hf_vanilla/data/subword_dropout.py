@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import groupby, pairwise
 
 import torch
-from tokenizers import models
+from tokenizers import Encoding, models
 from transformers import PreTrainedTokenizerBase
 
 # segmentations drawn for each word; each visit of the word chooses one of them
@@ -73,7 +73,7 @@ class SubwordDropout:
             generator: on the CPU; chooses among the segmentations.
         """
         encoded = self._tokenizer(list(texts), verbose=False, return_attention_mask=False)
-        rows = [list(self._words(encoded, number)) for number in range(len(texts))]
+        rows = [list(self._words(encoded[number])) for number in range(len(texts))]
         choices = torch.randint(DRAWS, (sum(map(len, rows)),), generator=generator).tolist()
         found, first = [], 0
         for number, words in enumerate(rows):
@@ -84,9 +84,8 @@ class SubwordDropout:
             found.append(ids if len(ids) <= self._max_length else usual)
         return found
 
-    def _words(self, encoded: object, number: int) -> Iterator[tuple[int, ...]]:
+    def _words(self, tokens: Encoding) -> Iterator[tuple[int, ...]]:
         """The ids of each word of a text; special tokens are words."""
-        tokens = encoded[number]  # type: ignore[index]
         for _, word in groupby(zip(tokens.ids, tokens.word_ids, strict=True), lambda pair: pair[1]):
             yield tuple(token for token, _ in word)
 

@@ -57,7 +57,7 @@ class Prepared:
     @property
     def shards(self) -> int:
         """Their number."""
-        return -(-self.pairs // self.pairs_per_shard)
+        return len(shards_of_part(self.pairs, self.pairs_per_shard))
 
     def rows(self, shard: int) -> range:
         """Row numbers of a shard in the corpus."""
@@ -69,6 +69,11 @@ class Prepared:
         return folder / f"shard-{shard:05d}-of-{self.shards:05d}.arrow"
 
 
+def shards_of_part(pairs: int, pairs_per_shard: int, part: int = 1, parts: int = 1) -> range:
+    """Numbers of the shards that a part writes, of n parts every n-th; parts count from 1."""
+    return range(part - 1, -(-pairs // pairs_per_shard), parts)
+
+
 def write_shards(
     pairs: Dataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -78,10 +83,10 @@ def write_shards(
     part: int = 1,
     parts: int = 1,
 ) -> Iterator[int]:
-    """Tokenize the shards of one part that do not exist yet; yields the number of each.
+    """Tokenize the shards of one part that do not exist yet; yields the number of each of the part.
 
-    Part i of n takes every n-th shard from shard i - 1 on, so n processes or machines share the
-    work without talking to each other.
+    Part i of n takes every n-th shard from shard i - 1 on, so n processes or machines divide the
+    work without exchanging anything.
 
     Args:
         pairs: rows of `source` and `target`, the same in every part.
@@ -107,7 +112,7 @@ def write_shards(
         folder.mkdir(parents=True, exist_ok=True)
         write_files(folder, tokenizer.save_pretrained)
         write_text(folder / PREPARED, json.dumps(asdict(prepared), indent=1) + "\n")
-    for shard in range(part - 1, prepared.shards, parts):
+    for shard in shards_of_part(len(pairs), pairs_per_shard, part, parts):
         path = prepared.path(folder, shard)
         if not path.is_file():
             with whole_file(path, mark=f".{part}") as unfinished:

@@ -87,7 +87,8 @@ def pack(model: nn.Module) -> None:
     """Pack the linear layers of a model that only decodes from now on, in place.
 
     A packed weight takes the place of the other, so the model needs no more memory and can no
-    longer be trained or saved. An embedding table that is also the output layer remains as well.
+    longer be trained or saved; it is set to evaluation mode. An embedding table that is also the
+    output layer remains as well.
 
     Args:
         model: its float32 and bfloat16 layers on a CPU are packed; others stay as they are.

@@ -14,7 +14,7 @@ import numpy as np
 
 from hf_vanilla.data.corpus import read_lines
 from hf_vanilla.files import write_text
-from hf_vanilla.options import UsageError, check_options, option, options_and_paths, parse_options
+from hf_vanilla.options import check_options, option, options_and_file
 from hf_vanilla.recipes.tasks import validation_measures
 
 from .sweep import TEST_FILE, Sweep, SweepRun, TestSet, read_sweep
@@ -41,11 +41,9 @@ def read_comparison(arguments: Sequence[str]) -> tuple[Path, CompareOptions]:
     Raises:
         UsageError: there is not exactly one file, or an option is unknown.
     """
-    options, paths = options_and_paths(arguments)
-    parsed = parse_options(CompareOptions, options, chosen="FILE")
-    if len(paths) != 1:
-        raise UsageError("give the YAML file of a sweep: hf-vanilla compare FILE")
-    return Path(paths[0]), parsed
+    return options_and_file(
+        CompareOptions, arguments, "the YAML file of a sweep: hf-vanilla compare FILE"
+    )
 
 
 @dataclass(frozen=True)

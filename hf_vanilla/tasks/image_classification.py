@@ -23,7 +23,7 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
 from .image_classification_options import MEASURES, ImageDataOptions
 from .image_data import FINGERPRINT_FILE, Images, image_facts, prepare_images
@@ -123,12 +123,7 @@ class ImageClassificationTask:
         Raises:
             ValueError: they cannot be cut so.
         """
-        size, rest = divmod(self.options.images_per_step, per_step)
-        if rest or not size:
-            raise ValueError(
-                f"images_per_step={self.options.images_per_step} cannot be cut into {per_step} "
-                "equal micro-batches: make it a multiple"
-            )
+        size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
         return ImageOrder(len(self.images.train.images), size, self.recipe.train.seed)
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:

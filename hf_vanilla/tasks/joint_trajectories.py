@@ -21,14 +21,14 @@ from hf_vanilla.hub.track_card import track_card
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import STAGES, load_first_stage, new_joint_forecaster
 from hf_vanilla.trajectories.scene_layout import SceneLayout, offsets_in_scene, scene_batches
 from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSums
 
 from .joint_trajectory_options import MEASURES, JointDataOptions
-from .trajectories import add_scenes, model_inputs, validation_protocol
+from .trajectories import add_scenes, model_inputs, shuffled, validation_protocol
 from .trajectory_data import (
     TrackData,
     position_errors,
@@ -89,11 +89,10 @@ class SceneOrder:
         epochs, rows = np.divmod(places, len(self.sizes))
         scenes = np.empty_like(rows)
         for epoch in np.unique(epochs):
-            draw = np.random.default_rng((self.seed, 0, int(epoch)))
-            scenes[epochs == epoch] = draw.permutation(len(self.sizes))[rows[epochs == epoch]]
+            order = shuffled(len(self.sizes), self.seed, 0, int(epoch))
+            scenes[epochs == epoch] = order[rows[epochs == epoch]]
         scenes = scenes[np.argsort(self.sizes[scenes], kind="stable")]
-        batches = np.random.default_rng((self.seed, 1, pool)).permutation(POOL)
-        first = batches[place] * self.size
+        first = shuffled(POOL, self.seed, 1, pool)[place] * self.size
         return scenes[first : first + self.size]
 
     def describe(self) -> str:
@@ -166,12 +165,7 @@ class JointTrajectoryTask:
         Raises:
             ValueError: they cannot be cut so.
         """
-        size, rest = divmod(self.options.scenes_per_step, per_step)
-        if rest or not size:
-            raise ValueError(
-                f"scenes_per_step={self.options.scenes_per_step} cannot be cut into {per_step} "
-                "equal micro-batches: make it a multiple"
-            )
+        size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
         return SceneOrder(np.diff(self.starts), size, self.recipe.train.seed)
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:

@@ -28,7 +28,7 @@ from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 from hf_vanilla.vision.coco_scores import score_detections
 from hf_vanilla.vision.detector import Detector, Found
 
@@ -111,12 +111,7 @@ class ObjectDetectionTask:
         Raises:
             ValueError: they cannot be cut so.
         """
-        size, rest = divmod(self.options.images_per_step, per_step)
-        if rest or not size:
-            raise ValueError(
-                f"images_per_step={self.options.images_per_step} cannot be cut into {per_step} "
-                "equal micro-batches: make it a multiple"
-            )
+        size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
         if self.sets.scenes is not None:
             return EndlessOrder(size)
         return ImageOrder(len(self.sets.train), size, self.recipe.train.seed)

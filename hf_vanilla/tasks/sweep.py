@@ -17,12 +17,10 @@ import torch
 from hf_vanilla.data.corpus import check_text_file
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.options import (
-    UsageError,
     check_names,
     check_options,
     option,
-    options_and_paths,
-    parse_options,
+    options_and_file,
     read_yaml,
 )
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
@@ -151,11 +149,7 @@ def read_sweep_command(arguments: Sequence[str]) -> tuple[Path, SweepOptions]:
     Raises:
         UsageError: there is not exactly one file, or an option is unknown.
     """
-    options, paths = options_and_paths(arguments)
-    parsed = parse_options(SweepOptions, options, chosen="FILE")
-    if len(paths) != 1:
-        raise UsageError("give one YAML file of runs: hf-vanilla sweep FILE")
-    return Path(paths[0]), parsed
+    return options_and_file(SweepOptions, arguments, "one YAML file of runs: hf-vanilla sweep FILE")
 
 
 def read_sweep(path: Path) -> Sweep:

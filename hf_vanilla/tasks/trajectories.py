@@ -22,7 +22,7 @@ from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConf
 from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import FORMS, new_forecaster
 from hf_vanilla.trajectories.scene_layout import is_joint, joint_forecast
@@ -86,7 +86,7 @@ class WindowOrder:
         places = np.arange(number * self.size, (number + 1) * self.size)
         epochs, rows = np.divmod(places, self.windows)
         parts = [
-            _shuffled(self.windows, self.seed, int(epoch))[rows[epochs == epoch]]
+            shuffled(self.windows, self.seed, int(epoch))[rows[epochs == epoch]]
             for epoch in np.unique(epochs)
         ]
         return WindowRows(np.concatenate(parts), number // self.per_step)
@@ -97,8 +97,9 @@ class WindowOrder:
 
 
 @lru_cache(maxsize=2)
-def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng((seed, epoch)).permutation(count)
+def shuffled(count: int, *key: int) -> np.ndarray:
+    """Numbers from 0 to `count` - 1 in an order that depends on the key alone; read it only."""
+    return np.random.default_rng(key).permutation(count)
 
 
 @dataclass(frozen=True)
@@ -159,12 +160,7 @@ class TrajectoryTask:
         Raises:
             ValueError: they cannot be cut so.
         """
-        size, rest = divmod(self.options.windows_per_step, per_step)
-        if rest or not size:
-            raise ValueError(
-                f"windows_per_step={self.options.windows_per_step} cannot be cut into {per_step} "
-                "equal micro-batches: make it a multiple"
-            )
+        size = micro_batch_size("windows_per_step", self.options.windows_per_step, per_step)
         return WindowOrder(len(self.tracks.train), size, self.recipe.train.seed, per_step)
 
     def batch(self, rows: WindowRows, generator: torch.Generator) -> Batch:

@@ -8,7 +8,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer
 
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
-from hf_vanilla.data.token_shards import read_prepared, write_shards
+from hf_vanilla.data.token_shards import read_prepared, shards_of_part, write_shards
 from hf_vanilla.options import check_options, option
 
 from .translation_data import load_corpus
@@ -66,16 +66,9 @@ def prepare_shards(options: PrepareOptions) -> Path:
     folder = Path(options.output)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     pairs = load_corpus(options.text)["train"]
-    written = write_shards(
-        pairs,
-        tokenizer,
-        folder,
-        pairs_per_shard=options.pairs_per_shard,
-        part=options.part,
-        parts=options.parts,
-    )
-    shards = -(-len(pairs) // options.pairs_per_shard)
-    total = len(range(options.part - 1, shards, options.parts))
+    cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
+    written = write_shards(pairs, tokenizer, folder, **cut)
+    total = len(shards_of_part(len(pairs), **cut))
     for _ in tqdm(written, total=total, desc="Tokenizing", unit="shard"):
         pass
     prepared = read_prepared(folder)

@@ -250,3 +250,23 @@ class Task(Protocol):
             validation: of the finished model; None without a validation set.
         """
         ...
+
+
+def micro_batch_size(name: str, per_step: int, micro_batches: int) -> int:
+    """Rows of each micro-batch of an optimizer step.
+
+    Args:
+        name: of the option that gives `per_step`.
+        per_step: rows of a step.
+        micro_batches: equal parts of a step.
+
+    Raises:
+        ValueError: the rows cannot be cut so.
+    """
+    size, rest = divmod(per_step, micro_batches)
+    if rest or not size:
+        raise ValueError(
+            f"{name}={per_step} cannot be cut into {micro_batches} equal micro-batches: make it a "
+            "multiple"
+        )
+    return size

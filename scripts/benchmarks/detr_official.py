@@ -104,10 +104,9 @@ class _Backbone(nn.Module):
 
 def _import(folder: Path, name: str) -> ModuleType:
     stand_ins = {each: ModuleType(each) for each in TORCHVISION}
-    stand_ins["torchvision"].__version__ = "1.0"  # type: ignore[attr-defined]
-    stand_ins["torchvision"]._is_tracing = lambda: False  # type: ignore[attr-defined]
-    stand_ins["torchvision.models._utils"].IntermediateLayerGetter = SimpleNamespace  # type: ignore[attr-defined]
-    stand_ins["torchvision.ops.boxes"].box_area = _areas  # type: ignore[attr-defined]
+    vars(stand_ins["torchvision"]).update(__version__="1.0", _is_tracing=lambda: False)
+    vars(stand_ins["torchvision.models._utils"]).update(IntermediateLayerGetter=SimpleNamespace)
+    vars(stand_ins["torchvision.ops.boxes"]).update(box_area=_areas)
     for each in TORCHVISION[1:]:
         parent, _, child = each.rpartition(".")
         setattr(stand_ins[parent], child, stand_ins[each])
