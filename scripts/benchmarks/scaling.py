@@ -112,8 +112,20 @@ def _draw(found: dict[str, list[tuple[int, float, float]]], path: Path) -> None:
             axes.loglog(sizes, seconds, marker="o", color=theme.lines[0], label="CPU seconds")
             axes.loglog(sizes, memory, marker="s", color=theme.lines[1], label="MiB")
             axes.set(xlabel=PANELS[name][0])
+            # a figure's text is never read as a formula, and matplotlib's labels would be formulas
+            axes.set_xticks(sizes, [_short(size) for size in sizes])
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.minorticks_off()
         figure.axes[0].legend()
         save_figure(figure, path)
+
+
+def _short(size: int) -> str:
+    """A number with k for thousands and M for millions."""
+    for unit, letter in ((10**6, "M"), (10**3, "k")):
+        if size >= unit:
+            return f"{size / unit:g}{letter}"
+    return str(size)
 
 
 if __name__ == "__main__":
