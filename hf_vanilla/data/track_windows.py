@@ -47,9 +47,7 @@ class Windows:
     @property
     def groups(self) -> np.ndarray:
         """`(W,)` equal numbers for windows of one scene at one frame, from 0."""
-        rows = self.last_rows
-        keys = np.stack((self.scenes.scene[rows], self.scenes.frame[rows]), 1)
-        return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+        return groups_of_rows(self.scenes, self.last_rows)
 
     def with_company(self, at_least: int = 2) -> "Windows":
         """Only windows of scenes with so many agents in the window (Social-GAN's rule)."""
@@ -110,6 +108,12 @@ def cut_windows(
         has_future = known[first + length] > known[first + observed]
         first = first[(grid[first + observed - 1] >= 0) & has_future]
     return Windows(scenes, observed, predicted, grid, first)
+
+
+def groups_of_rows(scenes: Scenes, rows: np.ndarray) -> np.ndarray:
+    """`(B,)` equal numbers, from 0, for rows `(B,)` of one scene at one frame."""
+    keys = np.stack((scenes.scene[rows], scenes.frame[rows]), 1)
+    return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def pasts_of_rows(scenes: Scenes, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:

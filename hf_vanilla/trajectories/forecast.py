@@ -15,7 +15,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from hf_vanilla.data.track_options import TrackFileOptions
-from hf_vanilla.data.track_windows import pasts_of_rows
+from hf_vanilla.data.track_windows import groups_of_rows, pasts_of_rows
 from hf_vanilla.data.trajectories import Scenes
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
@@ -137,12 +137,6 @@ def forecasts(
             "%d of %d rows have fewer than %d observed steps and no forecast",
             *(left_out, len(rows), least_observed),
         )
-
-
-def groups_of_rows(scenes: Scenes, rows: np.ndarray) -> np.ndarray:
-    """`(B,)` equal numbers for rows `(B,)` of one scene at one frame."""
-    keys = np.stack((scenes.scene[rows], scenes.frame[rows]), 1)
-    return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _row_batches(
