@@ -6,6 +6,7 @@ options of the task.
 """
 
 import difflib
+import json
 import logging
 import math
 from collections.abc import Sequence
@@ -285,6 +286,8 @@ class Recipe:
         for part in (self.train, self.data):
             defaults = asdict(type(part)())
             changed |= {k: v for k, v in asdict(part).items() if v != defaults[k]}
+        if "mixture" in changed:  # a list, in which a card cuts the folders
+            changed["mixture"] = yaml_value(changed["mixture"])
         sections = {"model": self.model, "decoding": self.decoding}
         return yaml.safe_dump(
             {**changed, **{k: v for k, v in sections.items() if v}}, sort_keys=False
@@ -325,6 +328,8 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     _lower_rate(values, arguments)
     if isinstance(values.get("trackers"), list):
         values["trackers"] = ",".join(map(str, values["trackers"])) or "none"
+    if isinstance(values.get("mixture"), list):
+        values["mixture"] = json.dumps(values["mixture"])
     if isinstance(values.get("learning_rate_of"), dict):
         rates = values["learning_rate_of"].items()
         values["learning_rate_of"] = ",".join(f"{prefix}={rate}" for prefix, rate in rates)

@@ -30,7 +30,7 @@ from hf_vanilla.translation.evaluation import check_bleu_tokenizer
 logger = logging.getLogger(__name__)
 
 RECORD_FILE, TEST_FILE = "sweep.json", "test.txt"
-FILE_KEYS = ("output_dir", "seeds", "options", "runs", "test")
+FILE_KEYS = ("title", "about", "output_dir", "seeds", "options", "runs", "test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +118,16 @@ class Sweep:
         test: what finished models translate; None: nothing.
         published: a published score by name of the run, for those that have one.
         task: of all runs.
+        title: of a page about it.
+        about: text of that page.
     """
 
     runs: tuple[SweepRun, ...]
     test: TestSet | None
     published: Mapping[str, float]
     task: str
+    title: str = "A sweep"
+    about: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -185,7 +189,9 @@ def read_sweep(path: Path) -> Sweep:
     if len(tasks) > 1:
         raise ValueError(f"{path}: runs of several tasks ({', '.join(sorted(tasks))})")
     (task,) = tasks
-    return Sweep(tuple(runs), _test_set(path, values.get("test"), task), published, task)
+    test = _test_set(path, values.get("test"), task)
+    page = {key: str(values[key]).strip() for key in ("title", "about") if values.get(key)}
+    return Sweep(tuple(runs), test, published, task, **page)
 
 
 def _arguments(options: Mapping[str, Any]) -> tuple[str, ...]:

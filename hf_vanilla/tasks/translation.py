@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pyarrow as pa
 import torch
 from accelerate import Accelerator
@@ -21,14 +22,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits
+from hf_vanilla.data.mixture import SEED_OF_CORPUS, MixtureOrder
 from hf_vanilla.data.streaming import StreamedBatches
 from hf_vanilla.data.subword_dropout import SubwordDropout
+from hf_vanilla.data.text_noise import SourceNoise
 from hf_vanilla.hub.card import CardFacts, model_card
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.translation.comet import check_comet
 from hf_vanilla.translation.evaluation import check_bleu_tokenizer
 from hf_vanilla.translation.validation import plain_nll, validation_nll, validation_scores
 
@@ -45,14 +49,17 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     Raises:
         ValueError: the data do not match the recipe.
         OSError: data cannot be read.
-        ImportError: BLEU was asked for and sacreBLEU is not installed.
+        ImportError: a score was asked for and sacreBLEU or COMET is not installed.
     """
     if recipe.data.eval_sentences:
         check_bleu_tokenizer(recipe.data.bleu_tokenize)
+        if recipe.data.comet is not None:
+            check_comet()
     data = prepare_text(recipe)
     rows = data.train.rows.with_format("arrow") if isinstance(data.train, EncodedPairs) else None
     collate = PairCollator(data.tokenizer.pad_token_id)
-    return TranslationTask(recipe, data, rows, collate, _subword_dropout(recipe, data))
+    dropout, noise = _subword_dropout(recipe, data), _source_noise(recipe, data)
+    return TranslationTask(recipe, data, rows, collate, dropout, noise)
 
 
 def _subword_dropout(recipe: Recipe, data: TextData) -> SubwordDropout | None:
@@ -64,6 +71,13 @@ def _subword_dropout(recipe: Recipe, data: TextData) -> SubwordDropout | None:
         seed=recipe.train.seed,
         max_length=recipe.data.max_length,
     )
+
+
+def _source_noise(recipe: Recipe, data: TextData) -> SourceNoise | None:
+    corpora = recipe.data.corpora
+    if data.firsts is None or not any(corpus.is_noisy for corpus in corpora):
+        return None
+    return SourceNoise(corpora, data.firsts, data.tokenizer, max_length=recipe.data.max_length)
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,7 @@ class TranslationTask:
         rows: encoded training pairs as Arrow tables; None for a stream.
         collate: rows to padded tensors.
         dropout: encodes the training text anew for each batch; None without BPE-dropout.
+        noise: changes the sources for each batch; None without noise.
     """
 
     recipe: Recipe
@@ -104,6 +119,7 @@ class TranslationTask:
     rows: Dataset | None
     collate: PairCollator
     dropout: SubwordDropout | None = None
+    noise: SourceNoise | None = None
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
@@ -145,7 +161,7 @@ class TranslationTask:
         """Fingerprints of training data, validation data and tokenizer."""
         return text_facts(self.data, self.options)
 
-    def order(self, per_step: int) -> TokenBatchOrder | StreamedBatches:
+    def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder | StreamedBatches:
         """Cut the tokens of a step into `per_step` equal micro-batches.
 
         Raises:
@@ -172,27 +188,56 @@ class TranslationTask:
                 window_pairs=options.window_pairs,
                 seed=seed,
             )
+        if self.data.firsts is not None:
+            return self._mixture_order(train, self.data.firsts, budget, per_step)
         sampler = TokenBatchSampler(
             train.source_lengths, train.target_lengths, tokens_per_batch=budget, seed=seed
         )
         logger.info("an epoch: %s", sampler.describe())
         return TokenBatchOrder(sampler, budget)
 
+    def _mixture_order(
+        self, train: EncodedPairs, firsts: np.ndarray, budget: int, per_step: int
+    ) -> MixtureOrder:
+        seed, corpora, samplers = self.recipe.train.seed, self.options.corpora, []
+        for number, corpus in enumerate(corpora):
+            rows = slice(firsts[number], firsts[number + 1])
+            if rows.start == rows.stop:
+                raise ValueError(f"mixture: no sentence pair of {corpus.source} is left to use")
+            sampler = TokenBatchSampler(
+                train.source_lengths[rows],
+                train.target_lengths[rows],
+                tokens_per_batch=budget,
+                seed=seed + number * SEED_OF_CORPUS,
+            )
+            logger.info("an epoch of %s: %s", corpus.source, sampler.describe())
+            samplers.append(sampler)
+        run = {"per_step": per_step, "max_steps": self.recipe.train.max_steps, "seed": seed}
+        return MixtureOrder(corpora, samplers, firsts[:-1].tolist(), **run)
+
     def batch(self, rows: list[int] | pa.Table, generator: torch.Generator) -> Batch:
         """Pad the rows: `input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, int64."""
         if isinstance(rows, pa.Table):
             return self.collate(rows)
-        if self.dropout is not None:
-            return self._dropout_batch(rows, generator)
+        if self.data.train_text is not None:
+            return self._fresh_batch(rows, generator)
         assert self.rows is not None
         return self.collate(self.rows[rows])
 
-    def _dropout_batch(self, rows: list[int], generator: torch.Generator) -> Batch:
-        """The rows with other segmentations of their words."""
-        assert self.dropout is not None
+    def _fresh_batch(self, rows: list[int], generator: torch.Generator) -> Batch:
+        """The rows with noise in their sources, and with other segmentations of their words."""
+        assert self.rows is not None
         assert self.data.train_text is not None
         pairs = self.data.train_text[rows]
-        ids, labels = (self.dropout(pairs[side], generator) for side in ("source", "target"))
+        sources = pairs["source"]
+        if self.noise is not None:
+            sources = self.noise(sources, rows, generator)
+        if self.dropout is not None:
+            ids, labels = (self.dropout(side, generator) for side in (sources, pairs["target"]))
+        else:
+            options = {"verbose": False, "return_attention_mask": False}
+            ids = self.data.tokenizer(sources, **options).input_ids
+            labels = self.rows[rows].column("labels").to_pylist()
         columns = zip(ids, labels, strict=True)
         return self.collate([{"input_ids": row, "labels": label} for row, label in columns])
 
@@ -255,8 +300,11 @@ class TranslationTask:
             self.data.tokenizer,
             validation.text.select(range(chosen)),
             bleu_tokenize=options.bleu_tokenize,
+            comet=options.comet,
         )
-        values |= {"bleu": scores.bleu, "exact_match": scores.exact_match}
+        values |= {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
+        if scores.comet is not None:
+            values["comet"] = scores.comet
         return Validation(values, scores)
 
     def save(self, folder: Path) -> None:
@@ -269,6 +317,8 @@ class TranslationTask:
         corpus = options.dataset or BUILT_IN_CORPUS
         if options.train_files is not None:
             corpus = " and ".join(Path(file).name for file in options.train_files)
+        if options.corpora:
+            corpus = ", ".join(Path(part.source).name for part in options.corpora)
         source, target = options.source_language, options.target_language
         return model_card(
             CardFacts(

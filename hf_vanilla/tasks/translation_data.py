@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from accelerate.logging import get_logger
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import (
@@ -20,6 +20,13 @@ from hf_vanilla.data.corpus import (
     streams_from_dataset,
 )
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
+from hf_vanilla.data.mixture import (
+    add_tags,
+    check_tags,
+    first_rows,
+    mixture_pairs,
+    tagged_pairs,
+)
 from hf_vanilla.data.token_shards import read_shards, shards_tokenizer, tokenizer_fingerprint
 from hf_vanilla.data.tokenizer_training import train_tokenizer
 from hf_vanilla.recipes.recipe import Recipe
@@ -59,13 +66,16 @@ class TextData:
         train: encoded pairs; or a stream of text, encoded while it is read.
         validation: None where there are no validation pairs.
         train_text: rows of `source` and `target`, one per encoded pair; None unless BPE-dropout
-            reads them.
+            or noise reads them.
+        firsts: `(C + 1,)` row at which each corpus of a mixture begins, and the number of rows;
+            None without a mixture.
     """
 
     tokenizer: PreTrainedTokenizerBase
     train: EncodedPairs | IterableDataset
     validation: ValidationSet | None
     train_text: Dataset | None = None
+    firsts: np.ndarray | None = None
 
 
 def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset | IterableDataset]:
@@ -97,6 +107,21 @@ def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset | Iterable
     )
 
 
+def _with_validation(
+    train: Dataset, options: TranslationDataOptions
+) -> dict[str, Dataset | IterableDataset]:
+    """The training pairs of a mixture, and the validation files."""
+    files = options.validation_files
+    return (
+        {"train": train}
+        if files is None
+        else {
+            "train": train,
+            "validation": pairs_from_files(*files),
+        }
+    )
+
+
 def _load_stream(options: TranslationDataOptions) -> dict[str, Dataset | IterableDataset]:
     """`train` as a stream; `validation` as a dataset, since it is read often."""
     if options.train_files is not None:
@@ -123,8 +148,15 @@ def prepare_text(recipe: Recipe) -> TextData:
     """
     options: TranslationDataOptions = recipe.data
     logger.info("reading the corpus, learning the vocabulary")
-    corpus = load_corpus(options)
+    parts = mixture_pairs(options.corpora)
+    if parts:
+        corpus = _with_validation(concatenate_datasets(parts), options)
+    else:
+        corpus = load_corpus(options)
     tokenizer = _make_tokenizer(recipe, corpus)
+    if parts:
+        check_tags(tokenizer, options.corpora)
+        corpus["train"] = tagged_pairs(options.corpora, parts)
     encoded = {
         split: _encode(options, pairs, tokenizer, split)
         for split, pairs in corpus.items()
@@ -140,10 +172,11 @@ def prepare_text(recipe: Recipe) -> TextData:
         _report("train", train, _limits(options, "train"))
     else:
         train = corpus["train"] if options.streaming else encoded["train"]
-    if options.bpe_dropout:
-        kept = encoded["train"].kept
+    kept = encoded["train"].kept if "train" in encoded else None
+    if options.bpe_dropout or any(part.is_noisy for part in options.corpora):
         text = corpus["train"] if kept is None else corpus["train"].select(kept)
-    return TextData(tokenizer, train, validation, text)
+    firsts = first_rows([len(part) for part in parts], kept) if parts else None
+    return TextData(tokenizer, train, validation, text, firsts)
 
 
 def _encode(
@@ -176,11 +209,13 @@ def _make_tokenizer(recipe: Recipe, corpus: dict[str, Any]) -> PreTrainedTokeniz
         return AutoTokenizer.from_pretrained(output_dir)
     config = recipe.config()
     rows = islice(corpus["train"], VOCABULARY_PAIRS if recipe.data.streaming else None)
-    return train_tokenizer(
+    tokenizer = train_tokenizer(
         (text for row in rows for text in (row["source"], row["target"])),
         vocab_size=config.vocab_size,
         model_max_length=config.max_position_embeddings,
     )
+    add_tags(tokenizer, recipe.data.corpora)
+    return tokenizer
 
 
 # --- fingerprints --------------------------------------------------------------------------------

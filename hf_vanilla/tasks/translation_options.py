@@ -6,6 +6,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
+from hf_vanilla.data.mixture import MixtureCorpus, check_stages, read_mixture
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
 from hf_vanilla.options import check_names, check_options, option
@@ -18,6 +19,8 @@ MEASURES = {
     "train_nll": Measure("training NLL", NATS),
     "nll": Measure("validation NLL", NATS, better="lower", log_name="validation_nll"),
     "bleu": Measure("validation BLEU", SCORE, better="higher", precision=2),
+    "chrf": Measure("validation chrF", SCORE, better="higher", precision=2),
+    "comet": Measure("validation COMET x 100", SCORE, better="higher", precision=2),
     "exact_match": Measure("validation exact match, %", SCORE, better="higher", precision=1),
 }
 PAIRED_OPTIONS = (
@@ -53,6 +56,12 @@ class TranslationDataOptions:
     prepared: str | None = option(
         None,
         "folder of hf-vanilla prepare: its token ids are the training pairs",
+        of_data=True,
+        chooses_data=True,
+    )
+    mixture: str | None = option(
+        None,
+        "list of training corpora with weight, stage, tag and noise of each; in a file, a list",
         of_data=True,
         chooses_data=True,
     )
@@ -101,15 +110,22 @@ class TranslationDataOptions:
     )
     eval_sentences: int = option(
         200,
-        "validation sentences translated for BLEU; 0: none",
+        "validation sentences translated for BLEU and the other scores; 0: none",
         at_least=0,
         may_change=True,
     )
     bleu_tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
+    comet: str | None = option(
+        None,
+        "COMET model of validation, for the command comet-score, such as Unbabel/wmt22-comet-da; "
+        "default: no COMET",
+        may_change=True,
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
         self._check_prepared()
+        self._check_mixture()
         self._check_data()
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
@@ -125,6 +141,12 @@ class TranslationDataOptions:
                     f"pairs and tokenizer; leave {name} out"
                 )
 
+    def _check_mixture(self) -> None:
+        _ = self.corpora  # checks its entries
+        for name in ("dataset", "train_source", "prepared", "streaming"):
+            if self.mixture is not None and (value := getattr(self, name)):
+                raise ValueError(f"mixture and {name}={value!r}: give one of them")
+
     def _check_data(self) -> None:
         for pair in PAIRED_OPTIONS:
             given = [name for name in pair if getattr(self, name) is not None]
@@ -139,9 +161,10 @@ class TranslationDataOptions:
             raise ValueError(
                 "streaming needs a dataset or train_source: it reads no built-in corpus"
             )
-        has_files = self.train_source is not None or self.prepared is not None
-        if self.validation_source is not None and not has_files:
-            raise ValueError("validation files need train_source and train_target, or prepared")
+        if self.validation_source is not None and not self._trains_on_files:
+            raise ValueError(
+                "validation files need train_source and train_target, prepared or mixture"
+            )
         if self.bpe_dropout and (self.streaming or self.prepared is not None):
             raise ValueError(
                 f"bpe_dropout={self.bpe_dropout:g} reads the text again in each epoch: give files "
@@ -155,12 +178,28 @@ class TranslationDataOptions:
             ValueError: a shared option needs a validation set or translations, and there are none.
         """
         needs_validation = train.average_best or train.patience
-        of_text = train.best_by in ("bleu", "exact_match")
+        of_text = train.best_by in ("bleu", "chrf", "comet", "exact_match")
         if needs_validation and of_text and not self.eval_sentences:
             raise ValueError(f"best_by={train.best_by!r} needs translations: set eval_sentences")
-        is_files = self.train_source is not None or self.prepared is not None
-        if needs_validation and is_files and self.validation_source is None:
+        if train.best_by == "comet" and self.comet is None:
+            raise ValueError("best_by='comet' needs a COMET model: give comet")
+        if needs_validation and self._trains_on_files and self.validation_source is None:
             raise ValueError("average_best and patience need validation files")
+        check_stages(self.corpora, train.max_steps)
+
+    @property
+    def _trains_on_files(self) -> bool:
+        given = self.train_source, self.prepared, self.mixture
+        return any(value is not None for value in given)
+
+    @property
+    def corpora(self) -> tuple[MixtureCorpus, ...]:
+        """The corpora in `mixture`; none without it.
+
+        Raises:
+            ValueError: an entry is impossible.
+        """
+        return () if self.mixture is None else read_mixture(self.mixture)
 
     @property
     def train_files(self) -> tuple[str, str] | None:

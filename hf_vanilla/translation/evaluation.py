@@ -1,11 +1,12 @@
-"""BLEU and chrF of translations, each with its sacreBLEU signature."""
+"""BLEU and chrF of translations, each with its sacreBLEU signature; COMET where it is asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hf_vanilla.data.corpus import read_pairs
 from hf_vanilla.options import install_hint
 
+from .comet import check_comet, comet_score
 from .decoding_options import DecodingOptions
 from .translator import check_sentences
 
@@ -21,6 +22,8 @@ class Scores:
         chrf_signature: settings of the metric.
         exact_match: share of translations equal to their reference, 0 to 100.
         sentences: number of sentences.
+        comet: 100 times COMET; None where no COMET model was given.
+        comet_model: that model.
     """
 
     bleu: float
@@ -29,12 +32,15 @@ class Scores:
     chrf_signature: str
     exact_match: float
     sentences: int
+    comet: float | None = None
+    comet_model: str | None = None
 
     def __str__(self) -> str:
+        comet = "" if self.comet is None else f"COMET {self.comet:.2f}  {self.comet_model}\n"
         return (
             f"BLEU {self.bleu:.2f}  {self.bleu_signature}\n"
             f"chrF {self.chrf:.2f}  {self.chrf_signature}\n"
-            f"exact match {self.exact_match:.1f} % of {self.sentences} sentences"
+            f"{comet}exact match {self.exact_match:.1f} % of {self.sentences} sentences"
         )
 
 
@@ -83,6 +89,19 @@ def score_translations(
     )
 
 
+def with_comet(
+    scores: Scores,
+    sources: Sequence[str],
+    translations: Sequence[str],
+    references: Sequence[str],
+    *,
+    model: str,
+) -> Scores:
+    """The scores of these translations and their COMET; arguments and errors: see `comet_score`."""
+    comet = comet_score(sources, translations, references, model=model)
+    return replace(scores, comet=comet, comet_model=model)
+
+
 def check_bleu_tokenizer(name: str) -> None:
     """Check that scores can be computed with this tokenizer.
 
@@ -110,6 +129,13 @@ class EvaluateOptions(DecodingOptions):
         metadata={"help": "sacreBLEU's tokenizer; none: the text is already tokenized"},
     )
     lowercase: bool = field(default=False, metadata={"help": "ignore case"})
+    comet: str | None = field(
+        default=None,
+        metadata={
+            "help": "COMET model for the command comet-score, such as Unbabel/wmt22-comet-da; "
+            "default: no COMET"
+        },
+    )
 
 
 def evaluate_files(options: EvaluateOptions) -> Scores:
@@ -118,16 +144,20 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     Raises:
         ValueError: the files have different numbers of lines, the folder has no model, or lines
             could not be translated and `accept_failures` is off.
-        OSError: a file cannot be read.
+        OSError: a file cannot be read, or COMET failed.
+        ImportError: COMET was asked for and is not installed.
     """
     check_bleu_tokenizer(options.tokenize)  # before the long translation
+    if options.comet is not None:
+        check_comet()
     pairs = list(read_pairs(options.source, options.reference))
     translator = options.open_translator()
-    translations = list(translator.translate([pair["source"] for pair in pairs], progress=True))
+    sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    translations = list(translator.translate(sources, progress=True))
     options.check_failures(translator.failed)
-    return score_translations(
-        translations,
-        [pair["target"] for pair in pairs],
-        tokenize=options.tokenize,
-        lowercase=options.lowercase,
+    scores = score_translations(
+        translations, references, tokenize=options.tokenize, lowercase=options.lowercase
     )
+    if options.comet is None:
+        return scores
+    return with_comet(scores, sources, translations, references, model=options.comet)

@@ -2,7 +2,7 @@
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.encoding import EncodedPairs
 
-from .evaluation import Scores, score_translations
+from .evaluation import Scores, score_translations, with_comet
 from .translator import translate
 
 
@@ -52,8 +52,9 @@ def validation_scores(
     pairs: Dataset,
     *,
     bleu_tokenize: str,
+    comet: str | None = None,
 ) -> Scores:
-    """BLEU, chrF and exact match of the model's translations; each process translates its share.
+    """Scores of the model's translations; each process translates its share.
 
     Args:
         accelerator: the processes.
@@ -61,12 +62,20 @@ def validation_scores(
         tokenizer: of both languages.
         pairs: rows of `source` and `target`.
         bleu_tokenize: sacreBLEU's tokenizer.
+        comet: COMET model; None: no COMET.
     """
     mine = pairs.select(range(accelerator.process_index, len(pairs), accelerator.num_processes))
     texts = translate(model, tokenizer, mine["source"][:])
-    parts = gather_object(list(zip(texts, mine["target"][:], strict=True)))
-    translations, references = zip(*parts, strict=True)
-    return score_translations(translations, references, tokenize=bleu_tokenize)
+    parts = gather_object(list(zip(mine["source"][:], texts, mine["target"][:], strict=True)))
+    sources, translations, references = zip(*parts, strict=True)
+    scores = score_translations(translations, references, tokenize=bleu_tokenize)
+    if comet is None:
+        return scores
+    # one process runs the large COMET model
+    found = [scores]
+    if accelerator.is_main_process:
+        found = [with_comet(scores, sources, translations, references, model=comet)]
+    return broadcast_object_list(found)[0]
 
 
 @torch.no_grad()

@@ -35,10 +35,11 @@ NAMES = """
 """
 TRANSLATION_NAMES = """
     dataset dataset_config source_column target_column
-    train_source train_target prepared validation_source validation_target
+    train_source train_target prepared mixture validation_source validation_target
     source_language target_language tokenizer max_length
     max_length_ratio streaming window_pairs preprocessing_workers
     tokens_per_step tokens_per_batch rdrop_alpha bpe_dropout eval_sentences bleu_tokenize
+    comet
 """
 OPTIONS = [*NAMES.split(), *TRANSLATION_NAMES.split()]
 FIELDS = [*fields(TrainRecipe), *fields(TranslationDataOptions)]
@@ -402,7 +403,7 @@ def test_a_count_below_one_is_refused(name, value):
         ({"streaming": True}, "streaming needs a dataset or train_source"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0: give 0 or more"),
         ({"mixed_precision": "half"}, "mixed_precision='half': choose one of no, bf16, fp16"),
-        ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu, exact"),
+        ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu, chrf, comet, exact"),
         ({"trackers": "tensorbord"}, "trackers='tensorbord': choose one of aim, tensorboard"),
         ({"patience": -1}, "patience=-1: give 0 or more"),
         (

@@ -1,5 +1,6 @@
 """A sweep trains each run with each seed once; its comparison agrees with sacreBLEU and scipy."""
 
+import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from scipy.stats import spearmanr
 
 from hf_vanilla.options import UsageError
 from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks import comparison, sweep
+from hf_vanilla.tasks import comparison, comparison_page, comparison_statistics, sweep
 from hf_vanilla.tasks.comparison import CompareOptions, compare_runs
 from hf_vanilla.tasks.sweep import SweepOptions, TestSet, read_sweep, run_sweep
 from hf_vanilla.training.run import train
@@ -127,6 +128,88 @@ def test_shipped_sweeps_can_be_read(monkeypatch, tmp_path):
         assert len(read_sweep(path).runs) == len(values["seeds"]) * len(values["runs"])
 
 
+# --- the page ------------------------------------------------------------------------------------
+
+
+REFERENCES = [f"a b c d {number} f g" for number in range(9)]
+
+
+def finish(path, name, seed, *, wrong):
+    """Write what a finished run leaves: its record, and translations with wrong sentences."""
+    (run,) = [r for r in read_sweep(path).runs if (r.name, r.seed) == (name, seed)]
+    run.folder.mkdir(parents=True)
+    record = {"arguments": list(run.arguments), "values": {"nll": 1.5}, "seconds": 2}
+    (run.folder / sweep.RECORD_FILE).write_text(json.dumps(record))
+    lines = ["x y" if number in wrong else line for number, line in enumerate(REFERENCES)]
+    (run.folder / sweep.TEST_FILE).write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path):
+    reference = tmp_path / "reference.txt"
+    reference.write_text("".join(f"{line}\n" for line in REFERENCES))
+    test = {"source": str(reference), "reference": str(reference)}
+    runs = {
+        "base": {"published": 25.0},
+        "worse": {"published": 24.0, "model.dropout": 0.2},
+        "equal": {"published": 25.0, "model.dropout": 0.3},
+        "other": {"published": 24.5, "model.dropout": 0.4},
+        "absent": {"published": 23.0, "model.dropout": 0.0},
+    }
+    text = {"title": "Small", "about": "What it is."}
+    path = write_sweep(tmp_path, corpus_files, runs=runs, test=test, **text)
+    for seed in (0, 7):
+        finish(path, "base", seed, wrong=(3, 4, 5, 6))
+    finish(path, "worse", 0, wrong=range(8))
+    finish(path, "worse", 7, wrong=range(1, 8))
+    finish(path, "equal", 0, wrong=(3, 4, 5, 6))
+    finish(path, "other", 7, wrong=())
+    out = tmp_path / "page.md"
+    compare_runs((path, CompareOptions(samples=50, page=str(out))))
+    page = out.read_text()
+    assert page.startswith("# Small\n\nWhat it is.\n\nFinished: 6 of 10 runs (4 of 5 rows).")
+    assert "Missing with seed 0: absent, other. Missing with seed 7: absent, equal." in page
+    assert "A run is 2 steps of 240 tokens a side." in page
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in page.splitlines()}
+    assert rows["worse"][1] == "2"
+    assert rows["worse"][-1] == "holds |"
+    assert rows["equal"][3:5] == ["+0.00", "+0.00 to +0.00"]
+    assert rows["equal"][-2:] == ["+0.0", "holds |"]
+    assert rows["other"][-2:] == ["-0.5", "does not hold |"]
+    # the mean and the deviation of two differences, each by sacreBLEU
+    score = BLEU(force=True).corpus_score
+    scores = {
+        run: [
+            score(
+                (path.parent / f"runs/{run}-seed-{s}/test.txt").read_text().split("\n")[:-1],
+                [REFERENCES],
+            ).score
+            for s in (0, 7)
+        ]
+        for run in ("base", "worse")
+    }
+    differences = np.subtract(scores["worse"], scores["base"])
+    expected = f"{differences.mean():+.2f} ± {differences.std(ddof=1):.2f}"
+    assert rows["worse"][3] == expected
+    assert "Rank correlation of our 4 rows with the published scores: " in page
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "published", "verdict"),
+    [
+        (0.1, 0.9, 1.0, "holds"),
+        (-0.9, -0.1, 1.0, "does not hold"),
+        (-0.1, 0.9, 1.0, "undecided"),
+        (-0.1, 0.9, 0.0, "holds"),
+        (0.1, 0.9, 0.0, "does not hold"),
+        (0.1, 0.9, None, ""),
+    ],
+)
+def test_a_verdict_needs_an_interval_on_one_side(low, high, published, verdict):
+    found = comparison_statistics.Difference((low + high) / 2, low, high, 0.5)
+    row = comparison_page.RowDifference((0,), (0.3,), found, published)
+    assert row.verdict == verdict
+
+
 # --- statistics ----------------------------------------------------------------------------------
 
 
@@ -150,8 +233,10 @@ def test_the_bootstrap_agrees_with_that_of_sacrebleu():
     )()
     theirs = results["BLEU"]
     test = TestSet(source="", reference="")
-    counts = [comparison.sentence_counts(texts, references, test) for texts in (base, other)]
-    found = comparison.paired_bootstrap([counts[1]], [counts[0]], samples=1000)
+    counts = [
+        comparison_statistics.sentence_counts(texts, references, test) for texts in (base, other)
+    ]
+    found = comparison_statistics.paired_bootstrap([counts[1]], [counts[0]], samples=1000)
     assert found.value == pytest.approx(theirs[1].score - theirs[0].score)
     assert found.low < found.value < found.high
     # both are shares of 1,000 draws
@@ -163,16 +248,16 @@ def test_two_seeds_are_compared_by_the_mean_of_their_scores():
     references = ["a b c d e f", "g h i j k l"]
     test = TestSet(source="", reference="")
     good, bad = (
-        comparison.sentence_counts(texts, references, test)
+        comparison_statistics.sentence_counts(texts, references, test)
         for texts in (references, noisy(references, 0.4, 0))
     )
     every = np.arange(2)
-    found = comparison.paired_bootstrap([good, bad], [bad], samples=10)
+    found = comparison_statistics.paired_bootstrap([good, bad], [bad], samples=10)
     assert found.value == pytest.approx((good.bleu(every) - bad.bleu(every)) / 2)
 
 
 def test_the_rank_correlation_is_that_of_scipy():
     first, second = np.random.default_rng(0).integers(5, size=(2, 9)).tolist()
-    assert comparison.rank_correlation(first, second) == pytest.approx(
+    assert comparison_statistics.rank_correlation(first, second) == pytest.approx(
         spearmanr(first, second).statistic
     )
