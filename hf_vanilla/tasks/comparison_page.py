@@ -94,14 +94,16 @@ def _difference(
     every = np.arange(len(counts[baseline][0].counts))
     of_seeds = tuple(a.bleu(every) - b.bleu(every) for a, b in zip(own, base, strict=True))
     value, base_value = sweep.published.get(name), sweep.published.get(baseline)
-    is_known = value is not None and base_value is not None and name != baseline
+    published = None
+    if value is not None and base_value is not None and name != baseline:
+        published = round(value - base_value, 6)
     return RowDifference(
         seeds=tuple(common),
         of_seeds=of_seeds,
         difference=(
             None if name == baseline or not common else paired_bootstrap(own, base, samples=samples)
         ),
-        published=round(value - base_value, 6) if is_known else None,
+        published=published,
     )
 
 

@@ -59,3 +59,20 @@ def test_training_refuses_what_it_cannot_measure_in_one_line(arguments, told):
     done = benchmark("train.py", *arguments)
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1] == f"error: {told}"
+
+
+def test_positions_are_compared_in_both_directions(corpus_files, tmp_path, tiny_config):
+    from hf_vanilla import VanillaForConditionalGeneration, train_tokenizer
+
+    lines = Path(corpus_files["validation_source"]).read_text().splitlines()
+    train_tokenizer(lines, vocab_size=270).save_pretrained(tmp_path / "t2t")
+    tiny_config.update({"vocab_size": 300, "position_frequencies": "tensor2tensor"})
+    tiny_config.update({"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0})
+    VanillaForConditionalGeneration(tiny_config).save_pretrained(tmp_path / "t2t")
+    files = ("--source", corpus_files["validation_source"])
+    files += ("--reference", corpus_files["validation_target"], "--num_beams", "1")
+    done = benchmark("position_frequencies.py", "--models", tmp_path / "t2t", *files)
+    assert done.returncode == 0, done.stderr
+    assert "trained with position_frequencies=tensor2tensor" in done.stdout
+    assert "| words | sentences | tensor2tensor | paper | difference |" in done.stdout
+    assert f"| all | {len(lines)} | " in done.stdout
