@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from hf_vanilla.tasks.translation_finetuning import TokenBatches, bleu_metrics
     from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
     from hf_vanilla.translation.demo_model import demo_model
-    from hf_vanilla.translation.translator import Translator, load_translator, translate
+    from hf_vanilla.translation.loading import load_translator
+    from hf_vanilla.translation.translator import Translator, translate
 
 __version__ = "0.1.0"
 

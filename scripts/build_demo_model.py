@@ -21,7 +21,8 @@ from hf_vanilla.translation.alignment_files import NUMBERS, validation_numbers
 from hf_vanilla.translation.alignments import error_rates, save_head
 from hf_vanilla.translation.demo_model import FACTS, FILES
 from hf_vanilla.translation.evaluation import score_translations
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import translate
 
 RECIPE = "numbers"
 COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json", "generation_config.json")

@@ -10,7 +10,8 @@ from hf_vanilla.plots.attention import PlotAttentionOptions, plot_attention
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.translation.evaluation import score_translations
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import translate
 
 RECIPE = "numbers"
 SENTENCE = "seven hundred forty-two thousand three hundred nineteen"

@@ -16,9 +16,9 @@ from transformers import GenerationConfig
 from hf_vanilla.models.generation_vanilla import filling_ids
 from hf_vanilla.translation.attentions import Attentions, attentions
 from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
+from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import Hypothesis, best_translations
 from hf_vanilla.translation.search_record import Candidate, SearchRecord
-from hf_vanilla.translation.translator import load_translator
 
 CACHED_MODELS = 2
 CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it

@@ -19,8 +19,8 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
 from hf_vanilla.translation.engines import CTRANSLATE2_DECODING, import_ctranslate2
+from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.precision import require_float
-from hf_vanilla.translation.translator import load_translator
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from huggingface_hub.constants import REPOCARD_NAME
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.quantization_vanilla import quantize
+from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.precision import require_float
-from hf_vanilla.translation.translator import load_translator
 
 logger = logging.getLogger(__name__)
 

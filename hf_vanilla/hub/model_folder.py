@@ -6,7 +6,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_vanilla.recipes.tasks import DEFAULT_TASK, load_part, task_entry, task_of_model
-from hf_vanilla.translation.translator import load_translator
+from hf_vanilla.translation.loading import load_translator
 
 
 def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:

@@ -37,6 +37,7 @@ from .generation_vanilla import (
 from .loss_vanilla import training_loss
 from .quantization_vanilla import VanillaInt8Quantizer  # noqa: F401 - registers itself
 from .search_vanilla import beam_search, greedy_search
+from .search_vanilla_constraints import Constraints, constrained
 from .search_vanilla_ensemble import Ensemble
 from .search_vanilla_gate import can_search
 from .stacks_vanilla import (
@@ -295,18 +296,20 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             stopping_criteria: list of criteria beside those of the settings.
             *args: transformers' further arguments.
             **kwargs: settings by name, inputs, and transformers' further arguments; and
-                `ensemble`, an `Ensemble` of models that decode together with this one.
+                `ensemble`, an `Ensemble` of models that decode together with this one;
+                `constraints`, `Constraints` of phrases that the translations contain.
 
         Raises:
             ValueError: `length_penalty_form` is unknown, `num_beams` is below 1, the batch is
-                empty or not 2-D, logits are NaN, or our search does not serve an ensemble; and
-                what transformers raises.
+                empty or not 2-D, logits are NaN, our search does not serve an ensemble or
+                constraints, or a constraint cannot be met; and what transformers raises.
         """
         if gathers_for_generate(self):
             return self.generate(
                 inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
             )
         ensemble = kwargs.pop("ensemble", None)
+        constraints: Constraints | None = kwargs.pop("constraints", None)
         settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
         if inputs is not None:
             arguments["input_ids"] = inputs
@@ -326,11 +329,13 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         if is_own and not args and can_search(self, settings, arguments):
             greedy = partial(greedy_search, streamer=kwargs.get("streamer"))
             search = beam_search if is_beam else greedy
-            kwargs["custom_generate"] = self._of_ensemble(search, ensemble, arguments)
-        elif ensemble is not None:
+            search = self._of_ensemble(search, ensemble, arguments)
+            kwargs["custom_generate"] = constrained(search, constraints, settings, limits)
+        elif ensemble is not None or constraints is not None:
             raise ValueError(
-                "an ensemble decodes by greedy or beam search of input_ids, without hooks and "
-                "records of the decoder: leave out the other arguments"
+                "an ensemble decodes by greedy or beam search of input_ids, constraints by beam "
+                "search, both without hooks and records of the decoder: leave out the other "
+                "arguments"
             )
         elif is_beam and form == "gnmt":
             alpha = settings.length_penalty

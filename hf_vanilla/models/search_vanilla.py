@@ -8,6 +8,7 @@ Shapes: B sentences at the start, b of them still active, n beams, P prompt, L l
 V vocabulary.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from .search_vanilla_beams import (
     is_searched,
     with_finished,
 )
+from .search_vanilla_constraints import ConstrainedSearch
 from .search_vanilla_decoder import OutputBuffer, SearchDecoder
 from .search_vanilla_ensemble import EncodedEnsemble, EnsembleDecoder
 from .stacks_vanilla import VanillaPreTrainedModel
@@ -219,7 +221,7 @@ def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *r
     """Keep sentences `rows` wherever something is stored per sentence."""
     decoder.select(rows)
     for rule in rules:
-        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd):
+        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd | ConstrainedSearch):
             rule.select(rows)
 
 
@@ -254,7 +256,7 @@ def beam_search(
         logits_processor: applied to the log-probabilities.
         stopping_criteria: which hypotheses end.
         generation_config: settings of this call.
-        **inputs: `encoder_outputs`, `attention_mask`.
+        **inputs: `encoder_outputs`, `attention_mask`; `constraints`, a `ConstrainedSearch`, if any.
 
     Returns:
         `(B * returned, L)` int64, or transformers' output class with `return_dict_in_generate`.
@@ -266,6 +268,12 @@ def beam_search(
     prompts = input_ids.view(-1, config.num_beams, input_ids.shape[1])
     state, results = initial_state(prompts, config), None
     count = candidate_count(config)
+    expand: Any = partial(best_candidates, may_overwrite=can_drop)
+    move: Any = advance
+    constrained: ConstrainedSearch | None = inputs.get("constraints")
+    if constrained is not None:
+        constrained.start(state, config)
+        expand, move = constrained.candidates, constrained.advance
     scores, logits = _records(config)
     step_logits = decoder.read_prompt(prompts[:, 0])
     while True:
@@ -273,10 +281,10 @@ def beam_search(
         log_probs = _log_probs(step_logits, buffer)
         log_probs = logits_processor(_ids(state.active, state.length), log_probs)
         scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)
-        candidates = best_candidates(state, log_probs, count, may_overwrite=can_drop)
+        candidates = expand(state, log_probs, count)
         is_end = stopping_criteria(_ids(candidates.sequences, state.length + 1), scores)
         is_end = is_end.view(-1, count)
-        parents = advance(state, candidates, is_end, config)
+        parents = move(state, candidates, is_end, config)
         # the only point of a step that waits for a GPU
         is_nan = candidates.scores.isnan().any()
         flags = (is_searched(state, config), goes_on(state, is_end, config), is_nan)
@@ -289,9 +297,12 @@ def beam_search(
             results = with_finished(results, state)
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             state = state.rows(rows)
-            _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
+            _select_sentences(rows, decoder, constrained, *logits_processor, *stopping_criteria)
         step_logits = decoder.read(state.active[:, :, 0, state.length - 1])
-    return _beam_output(with_finished(results, state), config, decoder, scores, logits)
+    found = with_finished(results, state)
+    if constrained is not None:
+        constrained.check_results(found)
+    return _beam_output(found, config, decoder, scores, logits)
 
 
 def _ids(hypotheses: Tensor, length: int) -> Tensor:

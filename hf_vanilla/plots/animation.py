@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_vanilla.files import whole_file
 from hf_vanilla.translation.attentions import SPACE, Attentions, attentions
 from hf_vanilla.translation.demo_model import demo_model
-from hf_vanilla.translation.translator import load_translator
+from hf_vanilla.translation.loading import load_translator
 
 from .figures import Theme, check_output, figure_style, new_figure
 

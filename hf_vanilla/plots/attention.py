@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_vanilla.translation.attentions import Attentions, attentions
-from hf_vanilla.translation.translator import load_translator
+from hf_vanilla.translation.loading import load_translator
 
 from .figures import check_output, figure_style, new_figure, save_figure
 

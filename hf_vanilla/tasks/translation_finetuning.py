@@ -29,8 +29,8 @@ from hf_vanilla.hub.card import CARD_FILE, CardFacts, languages_of, model_card, 
 from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.evaluation import Scores, score_translations
+from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.precision import require_float
-from hf_vanilla.translation.translator import load_translator
 from hf_vanilla.translation.validation import validation_nll, validation_scores
 
 logger = logging.getLogger(__name__)

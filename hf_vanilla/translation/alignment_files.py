@@ -1,6 +1,5 @@
 """Align the lines of two files, or choose the attention that aligns best: `hf-vanilla align`."""
 
-import json
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -12,16 +11,15 @@ from hf_vanilla.files import check_output_file
 from .alignments import (
     Aligner,
     AlignmentHead,
-    Links,
+    alignment_line,
     default_head,
     error_rates,
-    pharaoh,
     save_head,
     saved_head,
     word_spans,
 )
 from .file_translation import STANDARD_STREAM, open_output
-from .translator import load_translator
+from .loading import load_translator
 
 WINDOW_PAIRS = 512
 FORMATS = ("pharaoh", "jsonl")
@@ -99,15 +97,6 @@ def align_files(options: AlignOptions) -> Path | str | None:
             for texts, links in zip(window, aligner.align(window), strict=True):
                 file.write(alignment_line(texts, links, options.format))
     return None if options.output == STANDARD_STREAM else Path(options.output)
-
-
-def alignment_line(texts: tuple[str, str], links: Links, form: str) -> str:
-    """One alignment as a line of Pharaoh's format or of JSON."""
-    if form == "pharaoh":
-        return pharaoh(links) + "\n"
-    words = [text.split() for text in texts]
-    record = {"source": words[0], "target": words[1], "alignment": links}
-    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def _choose(options: AlignOptions) -> str:

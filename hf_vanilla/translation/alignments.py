@@ -5,7 +5,7 @@ Shapes: S source tokens, T target tokens, H heads, U parts of the source, V part
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -70,6 +70,18 @@ def save_head(folder: str | Path, rates: dict[AlignmentHead, float], data: str) 
     return best
 
 
+def read_head(text: str) -> AlignmentHead:
+    """A layer, or a layer and a head, written as LAYER or LAYER:HEAD.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None:
+        raise ValueError(f"alignment_head={text!r}: give LAYER or LAYER:HEAD, such as 3:0")
+    return AlignmentHead(layer=int(match[1]), head=None if match[2] is None else int(match[2]))
+
+
 class Aligner:
     """Aligns sentences with their translations.
 
@@ -99,11 +111,16 @@ class Aligner:
         check_head(model, self.head)
         self._model, self._tokenizer = eager_copy(model), tokenizer
 
-    def align(self, pairs: Sequence[tuple[str, str]]) -> list[Links]:
+    def align(
+        self, pairs: Sequence[tuple[str, str]], *, parts_of: Callable[[str], Spans] | None = None
+    ) -> list[Links]:
         """The source word of each target word, for each pair of texts.
 
+        A side that is longer than the tokenizer's limit is read up to there.
+
         Args:
-            pairs: sources and translations; words are separated by white space.
+            pairs: sources and translations.
+            parts_of: what counts as a word; None: what white space separates.
 
         Returns:
             Pairs of word numbers from 0, source and target, sorted; none for a pair with a blank
@@ -114,7 +131,8 @@ class Aligner:
         for first in range(0, len(filled), PAIRS_PER_BATCH):
             batch = filled[first : first + PAIRS_PER_BATCH]
             texts = [pairs[i] for i in batch]
-            spans = [(word_spans(source), word_spans(target)) for source, target in texts]
+            parts = word_spans if parts_of is None else parts_of
+            spans = [(parts(source), parts(target)) for source, target in texts]
             for i, weights in zip(batch, self.weights(texts, spans, [self.head]), strict=True):
                 found[i] = best_links(weights[0])
         return found
@@ -140,6 +158,8 @@ class Aligner:
         targets = self._tokenizer(
             text_target=[target for _, target in pairs], verbose=False
         ).input_ids
+        limit = self._tokenizer.model_max_length
+        sources, targets = ([ids[:limit] for ids in side] for side in (sources, targets))
         attentions = _cross_attentions(self._model, sources, targets)
         found = []
         for row, (texts, parts) in enumerate(zip(pairs, spans, strict=True)):
@@ -266,6 +286,15 @@ def best_links(weights: Tensor) -> Links:
 def pharaoh(links: Links) -> str:
     """Links as `source-target`, separated by spaces."""
     return " ".join(f"{source}-{target}" for source, target in links)
+
+
+def alignment_line(texts: tuple[str, str], links: Links, form: str) -> str:
+    """One alignment as a line of Pharaoh's format or of JSON."""
+    if form == "pharaoh":
+        return pharaoh(links) + "\n"
+    words = [text.split() for text in texts]
+    record = {"source": words[0], "target": words[1], "alignment": links}
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def error_rate(found: Sequence[Links], gold: Sequence[AlignedPair]) -> float:

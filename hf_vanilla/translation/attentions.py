@@ -6,6 +6,8 @@ Shapes: S source, T target, H heads, V vocabulary.
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
 
 import torch
 from tokenizers import decoders
@@ -167,10 +169,26 @@ def eager_copy(model: PreTrainedModel) -> PreTrainedModel:
     Other implementations return no attention weights. Switching the model itself would switch it
     for every thread that uses it.
     """
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    tensors: dict[int, Any] = {}
+    _collect_tensors(model, tensors, set())
     eager = copy.deepcopy(model, tensors).eval()  # deepcopy does not copy what is in its memo
     eager.set_attn_implementation("eager")
     return eager
+
+
+def _collect_tensors(value: Any, tensors: dict[int, Any], seen: set[int]) -> None:
+    """Add all tensors inside a value by their ids; packed weights are no parameters or buffers."""
+    if id(value) in seen or isinstance(value, type | FunctionType | ModuleType):
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        tensors[id(value)] = value
+        return
+    items = value.values() if isinstance(value, dict) else value
+    if not isinstance(value, dict | list | tuple):
+        items = vars(value).values() if hasattr(value, "__dict__") else ()
+    for item in items:
+        _collect_tensors(item, tensors, seen)
 
 
 def _stacked(layers: tuple[Tensor, ...]) -> Tensor:

@@ -27,6 +27,8 @@ from .shards import (
 
 logger = logging.getLogger(__name__)
 
+TEXT_OPTIONS = ("split_sentences", "keep_markup")  # that change the translations
+
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusOptions(DecodingOptions):
@@ -147,7 +149,7 @@ class ShardWorker:
 
     def __init__(self, options: CorpusOptions, output: str) -> None:
         torch.set_num_threads(options.threads_per_worker)
-        self.translator = options.open_translator()
+        self.translator = options.open_texts()
         self.output = Path(output)
 
     def __call__(self, row: dict[str, str]) -> dict[str, int]:
@@ -169,8 +171,17 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
         **({} if options.dtype is None else {"dtype": options.dtype}),
         **({"generation": options.generation_fields} if options.generation else {}),
         **({} if options.seed is None else {"seed": options.seed}),
+        **{name: value for name in TEXT_OPTIONS if (value := getattr(options, name))},
         **({"ensemble": _members(options)} if options.ensemble else {}),
+        **_terms(options),
     }
+
+
+def _terms(options: CorpusOptions) -> dict[str, Any]:
+    """The terms, as settings: a changed file is another setting."""
+    if options.terminology is None:
+        return {}
+    return {"terminology": Path(options.terminology).read_text(encoding="utf-8")}
 
 
 def _members(options: CorpusOptions) -> dict[str, Any]:
@@ -180,7 +191,7 @@ def _members(options: CorpusOptions) -> dict[str, Any]:
 
 
 def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
-    translator = options.open_translator()
+    translator = options.open_texts()
     for shard in plan.left:
         translate_shard(translator, shard, output)
         yield shard.lines

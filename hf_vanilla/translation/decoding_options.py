@@ -14,6 +14,9 @@ from hf_vanilla.options import check_names, option, yaml_value
 
 from .engines import ENGINES
 from .precision import check_dtype
+from .sentence_splitting import SentenceSplitter
+from .terminology import read_terminology
+from .text_translator import TextTranslator
 from .translator import Translator, check_tokens_per_batch
 
 GENERATION_FIELDS = (
@@ -54,6 +57,15 @@ class DecodingOptions:
     )
     seed: int | None = field(
         default=None, metadata={"help": "of sampling, where generation.do_sample is true"}
+    )
+    split_sentences: str | None = field(
+        default=None, metadata={"help": "language code: split each line into sentences"}
+    )
+    keep_markup: bool = field(
+        default=False, metadata={"help": "carry over tags, URLs, {variables} and numbers"}
+    )
+    terminology: str | None = field(
+        default=None, metadata={"help": "file of terms that must appear: source, tab, target"}
     )
     tokens_per_batch: int = field(
         default=4096, metadata={"help": "source tokens in a batch, padding included"}
@@ -108,8 +120,38 @@ class DecodingOptions:
             "--accept_failures True accepts this"
         )
 
+    def open_texts(self, processes: PartialState | None = None) -> Translator | TextTranslator:
+        """Load the model and what the options ask for around it.
+
+        Args:
+            processes: as for `Translator`.
+
+        Raises:
+            ValueError: the folder has no model for this engine, the file of terms is wrong, or the
+                engine cannot do what is asked.
+            OSError: no model is found under this name, or the file of terms cannot be read.
+            ImportError: sentences are to be split and sentencex is not installed.
+        """
+        terms = None if self.terminology is None else read_terminology(self.terminology)
+        if self.split_sentences is not None:
+            SentenceSplitter(self.split_sentences)  # before the model is loaded
+        translator = self.open_translator(processes)
+        if not self.asks_for_texts:
+            return translator
+        return TextTranslator(
+            translator,
+            split_sentences=self.split_sentences,
+            keep_markup=self.keep_markup,
+            terminology=terms,
+        )
+
+    @property
+    def asks_for_texts(self) -> bool:
+        """Whether anything is asked for around the translation of single sentences."""
+        return bool(self.split_sentences or self.keep_markup or self.terminology)
+
     def open_translator(self, processes: PartialState | None = None) -> Translator:
-        """Load the model.
+        """Load the model, for single sentences.
 
         Args:
             processes: as for `Translator`.

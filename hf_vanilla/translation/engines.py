@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import padded
+from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.options import install_hint
 
 from .n_best import Hypothesis, n_best_of_rows
@@ -79,9 +80,20 @@ class TorchEngine:
         self.seed = seed
         self.generate_kwargs = generate_kwargs
 
-    @torch.inference_mode()
     def translate_rows(self, rows: list[list[int]]) -> list[str]:
         """One text per row of input ids."""
+        return self._texts(rows)
+
+    def constrained_rows(self, rows: list[list[int]], constraints: Constraints) -> list[str]:
+        """One text per row of input ids, which has the phrases of its row.
+
+        Raises:
+            ValueError: phrases do not fit into the length of a translation; they are named.
+        """
+        return self._texts(rows, constraints=constraints)
+
+    @torch.inference_mode()
+    def _texts(self, rows: list[list[int]], **asked: Any) -> list[str]:
         input_ids = padded(rows, self.tokenizer.pad_token_id)
         lengths = torch.tensor([len(row) for row in rows])
         attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
@@ -91,7 +103,7 @@ class TorchEngine:
             generated = self.model.generate(
                 input_ids=input_ids.to(self.model.device),
                 attention_mask=attention_mask.to(self.model.device),
-                **{**self.generate_kwargs, **returned},
+                **{**self.generate_kwargs, **returned, **asked},
             )
         # without the start token, which some tokenizers do not count as special
         return self.tokenizer.batch_decode(generated[:, 1:], skip_special_tokens=True)
@@ -121,11 +133,22 @@ class TorchEngine:
         """
         saved = self.model.generation_config
         beams = self.generate_kwargs.get("num_beams", saved.num_beams) or 1
-        if self.generate_kwargs.get("do_sample", saved.do_sample) and beams == 1:
-            return
-        if n > beams or beams == 1:
-            wanted = max(n, 2)
-            raise ValueError(f"n_best={n}, but num_beams={beams}: add --num_beams {wanted}")
+        if not self.generate_kwargs.get("do_sample", saved.do_sample) or beams > 1:
+            self.check_beams(f"n_best={n}", max(n, 2))
+
+    def check_beams(self, what: str, wanted: int) -> None:
+        """Refuse a search with fewer beams than wanted.
+
+        Args:
+            what: needs them.
+            wanted: number of beams.
+
+        Raises:
+            ValueError: there are fewer.
+        """
+        beams = self.generate_kwargs.get("num_beams", self.model.generation_config.num_beams) or 1
+        if beams < wanted:
+            raise ValueError(f"{what}, but num_beams={beams}: add --num_beams {wanted}")
 
 
 def store_by_columns(model: nn.Module) -> None:

@@ -151,7 +151,7 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     if options.comet is not None:
         check_comet()
     pairs = list(read_pairs(options.source, options.reference))
-    translator = options.open_translator()
+    translator = options.open_texts()
     sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
     translations = list(translator.translate(sources, progress=True))
     options.check_failures(translator.failed)

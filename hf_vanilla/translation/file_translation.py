@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import tee
 from pathlib import Path
 from typing import TextIO
 
@@ -16,9 +17,11 @@ from accelerate import PartialState
 from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 
+from .alignments import alignment_line, read_head
 from .decoding_options import DecodingOptions
 from .demo_model import demo_model
 from .n_best import Hypothesis
+from .text_translator import TextTranslator
 from .translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -46,15 +49,36 @@ class TranslateOptions(DecodingOptions):
         default=None, metadata={"help": "write this many hypotheses per line, with scores"}
     )
     format: str = field(
-        default="tsv", metadata={"help": "of n-best lists: tsv (line, score, text) or jsonl"}
+        default="tsv", metadata={"help": "of n-best lists and alignments: tsv or jsonl"}
+    )
+    alignments: bool = field(
+        default=False, metadata={"help": "write word alignments (0-0 1-2) beside translations"}
+    )
+    alignment_head: str | None = field(
+        default=None, metadata={"help": "LAYER or LAYER:HEAD from 0; default: see align"}
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_writing()
+        if self.alignment_head is not None:
+            if not self.alignments:
+                raise ValueError(f"alignment_head={self.alignment_head!r} needs --alignments")
+            read_head(self.alignment_head)
+
+    def _check_writing(self) -> None:
         if self.n_best is not None and self.n_best < 1:
             raise ValueError(f"n_best={self.n_best}: give a positive number")
         if self.format not in N_BEST_FORMATS:
             raise ValueError(f"format={self.format!r}: choose one of {', '.join(N_BEST_FORMATS)}")
+        asked = [name for name in ("n_best", "alignments") if getattr(self, name)]
+        if len(asked) > 1:
+            raise ValueError("give n_best or alignments, not both")
+        if asked and self.asks_for_texts:
+            raise ValueError(
+                f"{asked[0]} is of single sentences: leave out split_sentences, keep_markup and "
+                "terminology"
+            )
 
 
 def translate_file(options: TranslateOptions) -> Path | None:
@@ -81,7 +105,7 @@ def translate_file(options: TranslateOptions) -> Path | None:
                 "names another one"
             )
     _check_streams(options, processes)
-    translator = options.open_translator(processes if processes.num_processes > 1 else None)
+    translator = options.open_texts(processes if processes.num_processes > 1 else None)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     shows_progress = is_terminal or options.output != STANDARD_STREAM
     translations = _translations(options, translator, shows_progress)
@@ -98,15 +122,33 @@ def translate_file(options: TranslateOptions) -> Path | None:
 
 
 def _translations(
-    options: TranslateOptions, translator: Translator, shows_progress: bool
+    options: TranslateOptions, translator: Translator | TextTranslator, shows_progress: bool
 ) -> Iterator[str]:
     """The texts to write, each for one input line."""
     lines = _lines(options.input)
-    if options.n_best is None:
+    if isinstance(translator, TextTranslator) or (
+        options.n_best is None and not options.alignments
+    ):
         return map(_line, translator.translate(lines, progress=shows_progress))
+    if options.n_best is None:
+        return _aligned_lines(options, translator, lines, shows_progress)
     lists = translator.n_best(lines, options.n_best, progress=shows_progress)
     write = _tsv if options.format == "tsv" else _json_line
     return (write(number, hypotheses) for number, hypotheses in enumerate(lists, start=1))
+
+
+def _aligned_lines(
+    options: TranslateOptions, translator: Translator, lines: Iterator[str], shows_progress: bool
+) -> Iterator[str]:
+    """Each translation and its links: two columns, or one JSON object with the words."""
+    head = None if options.alignment_head is None else read_head(options.alignment_head)
+    sources, kept = tee(lines)
+    found = translator.translate_aligned(sources, head=head, progress=shows_progress)
+    for source, (text, links) in zip(kept, found, strict=True):
+        if options.format == "tsv":
+            yield f"{' '.join(text.split())}\t{alignment_line((source, text), links, 'pharaoh')}"
+        else:
+            yield alignment_line((source, text), links, "jsonl")
 
 
 def _tsv(number: int, hypotheses: list[Hypothesis]) -> str:

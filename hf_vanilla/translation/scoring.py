@@ -15,7 +15,8 @@ from hf_vanilla.files import check_output_file
 from .attentions import readable_tokens
 from .file_translation import STANDARD_STREAM, open_output
 from .forced_decoding import log_probs_of_pairs
-from .translator import check_tokens_per_batch, load_translator
+from .loading import load_translator
+from .translator import check_tokens_per_batch
 
 FORMATS = ("tsv", "jsonl")
 WINDOW_PAIRS = 8192  # sorted by length together

@@ -18,6 +18,7 @@ from typing import Any
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
 from .file_translation import write_lines
+from .text_translator import TextTranslator
 from .translator import Translator
 
 logger = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def file_facts(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def translate_shard(translator: Translator, shard: Shard, output: Path) -> None:
+def translate_shard(translator: Translator | TextTranslator, shard: Shard, output: Path) -> None:
     """Translate one shard into its file, unless that exists.
 
     The line numbers of failures go to a second file beside it. Two workers may translate the same
@@ -257,7 +258,7 @@ def _row_groups(path: Path, column: str) -> list[tuple[int, int]]:
     return [(group, file.metadata.row_group(group).num_rows) for group in groups]
 
 
-def _write_text(translator: Translator, shard: Shard, path: Path) -> int:
+def _write_text(translator: Translator | TextTranslator, shard: Shard, path: Path) -> int:
     translations = translator.translate(_lines(shard), first_line=shard.first_line)
     with path.open("w", encoding="utf-8", newline="\n") as file:
         count = write_lines(translations, file)
@@ -276,7 +277,7 @@ def _lines(shard: Shard) -> Iterator[str]:
             yield text.rstrip("\r\n")
 
 
-def _write_parquet(translator: Translator, shard: Shard, path: Path) -> int:
+def _write_parquet(translator: Translator | TextTranslator, shard: Shard, path: Path) -> int:
     """Write the rows of the shard with all their columns and a column `translation`."""
     import pyarrow as pa
     import pyarrow.parquet as pq

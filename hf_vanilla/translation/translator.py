@@ -3,29 +3,49 @@
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from itertools import islice, pairwise
+from dataclasses import dataclass
+from itertools import count, islice, pairwise, repeat, tee
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import batch_bounds
-from hf_vanilla.models.packing_vanilla import pack
-from hf_vanilla.models.search_vanilla_ensemble import Ensemble
+from hf_vanilla.models.search_vanilla_constraints import Constraints
 
-from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
+from .alignments import Aligner, AlignmentHead, Links, saved_head
+from .engines import Engine, TorchEngine
+from .loading import load_engine, load_translator  # noqa: F401 - for users of this module
 from .n_best import Hypothesis
-from .precision import check_dtype, load_in
+from .terminology import phrase_of
 
 logger = logging.getLogger(__name__)
 
 # sentences sorted by length together: enough for batches with little padding
 WINDOW_LINES = 8192
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence to translate.
+
+    Attributes:
+        text: raw.
+        line: where it stands, for messages and `failed`.
+        phrases: what the translation must contain.
+    """
+
+    text: str
+    line: int
+    phrases: Sequence[str] = ()
+
+
+# ids of a batch of sentences, and the phrases of each, to their results
+Decode = Callable[[list[list[int]], list[Sequence[str]]], list[Any]]
 
 
 class Translator:
@@ -82,6 +102,7 @@ class Translator:
         check_tokens_per_batch(tokens_per_batch)
         if window < 1:
             raise ValueError(f"window={window}: give a positive number")
+        folder = model if isinstance(model, str | Path) else None
         if isinstance(model, str | Path):
             device = None if processes is None else processes.device
             options = {"device": device, "dtype": dtype, **generate_kwargs}
@@ -94,27 +115,120 @@ class Translator:
         self.window = window
         self.processes = processes
         self.failed: list[int] = []
-        self._decode_rows: Callable[[list[list[int]]], list[Any]] = self.engine.translate_rows
+        self._folder = folder
+        self._decode_rows: Decode = self._texts_of_rows
         self._has_translated = False
         self._error: Exception | None = None  # the engine's latest
 
     def translate(
-        self, sentences: Iterable[str], *, progress: bool = False, first_line: int = 1
+        self,
+        sentences: Iterable[str],
+        *,
+        constraints: Iterable[Sequence[str]] | None = None,
+        progress: bool = False,
+        first_line: int = 1,
     ) -> Iterator[str]:
         """Yield one translation per sentence, in the same order.
 
         Args:
             sentences: raw text; read ahead by up to `window` sentences.
+            constraints: phrases for each sentence that its translation must contain; an empty list
+                for none. They need the engine torch and at least two beams.
             progress: show a progress bar, on the main process.
             first_line: line number of the first sentence, for messages.
 
         Raises:
-            ValueError: `sentences` is one text; or, while translating, the engine fails at every
-                sentence.
+            ValueError: `sentences` is one text, or the search cannot obey constraints; or, while
+                translating, the engine fails at every sentence.
         """
         check_sentences(sentences)
+        if constraints is not None:
+            self.check_constraints()
+        phrases = repeat(()) if constraints is None else _checked_phrases(constraints)
+        total = len(sentences) if isinstance(sentences, Sized) else None
+        texts = map(Sentence, sentences, count(first_line), phrases)
+        return self.translate_all(texts, progress=progress, total=total)
+
+    def translate_all(
+        self, sentences: Iterable[Sentence], *, progress: bool = False, total: int | None = None
+    ) -> Iterator[str]:
+        """Yield one translation per `Sentence`, in the same order; see `translate`.
+
+        Args:
+            sentences: read ahead by up to `window`; several may have the same line.
+            progress: show a progress bar, on the main process.
+            total: their number, for the progress bar.
+        """
         self.failed = []
-        return self._results(sentences, progress, first_line, self.engine.translate_rows, "")
+        return self._results(sentences, progress, total, self._texts_of_rows, "")
+
+    def translate_aligned(
+        self,
+        sentences: Iterable[str],
+        *,
+        head: AlignmentHead | None = None,
+        progress: bool = False,
+        first_line: int = 1,
+    ) -> Iterator[tuple[str, Links]]:
+        """Yield the translation of each sentence and its links, as `Aligner.align` has them.
+
+        Args:
+            sentences: as for `translate`.
+            head: which attention aligns; None: the one that is stored with the model, or else the
+                mean of the last layer but one.
+            progress: show a progress bar, on the main process.
+            first_line: line number of the first sentence, for messages.
+
+        Raises:
+            ValueError: as `translate`, and as `aligner`.
+        """
+        check_sentences(sentences)
+        aligner = self.aligner(head)
+        total = len(sentences) if isinstance(sentences, Sized) else None
+        read, kept = tee(sentences)
+        texts = self.translate_all(
+            map(Sentence, read, count(first_line)), progress=progress, total=total
+        )
+        return _aligned(aligner, zip(kept, texts, strict=True), self.window)
+
+    def aligner(self, head: AlignmentHead | None = None) -> Aligner:
+        """What aligns sentences with their translations.
+
+        A copy of the model that shares its weights computes with eager attention, because fused
+        attention returns no weights. Of an ensemble, the first model aligns.
+
+        Args:
+            head: as for `translate_aligned`.
+
+        Raises:
+            ValueError: the engine has no attention weights, the model has no such head, or its
+                tokenizer has a vocabulary per language.
+        """
+        engine = self.engine
+        if not isinstance(engine, TorchEngine):
+            raise ValueError(
+                "alignments need attention weights, which this engine does not return: use "
+                "--engine torch"
+            )
+        if head is None and self._folder is not None:
+            head = saved_head(self._folder)
+        implementation = engine.model.config._attn_implementation
+        if implementation != "eager":
+            logger.info(
+                "%s attention returns no weights: alignments are computed by eager attention",
+                implementation,
+            )
+        return Aligner(engine.model, engine.tokenizer, head)
+
+    def check_constraints(self) -> None:
+        """Refuse constraints that the search cannot obey.
+
+        Raises:
+            ValueError: the engine is not a `TorchEngine` with two beams or more.
+        """
+        if not isinstance(self.engine, TorchEngine):
+            raise ValueError("constraints and terminology need --engine torch")
+        self.engine.check_beams("constraints and terminology", 2)
 
     def n_best(
         self, sentences: Iterable[str], n: int, *, progress: bool = False, first_line: int = 1
@@ -132,33 +246,39 @@ class Translator:
             raise ValueError(f"n_best={n} needs --engine torch")
         engine.check_n_best(n)
         self.failed = []
+        total = len(sentences) if isinstance(sentences, Sized) else None
+        numbered = map(Sentence, sentences, count(first_line))
         return self._results(
-            sentences, progress, first_line, lambda rows: engine.n_best_rows(rows, n), []
+            numbered, progress, total, lambda rows, _: engine.n_best_rows(rows, n), []
         )
+
+    def _texts_of_rows(self, rows: list[list[int]], phrases: list[Sequence[str]]) -> list[str]:
+        if not any(phrases):
+            return self.engine.translate_rows(rows)
+        assert isinstance(self.engine, TorchEngine)
+        tokenizer = self.engine.tokenizer
+        asked = [[phrase_of(tokenizer, text) for text in of_one] for of_one in phrases]
+        return self.engine.constrained_rows(rows, Constraints(asked))
 
     def _results(
         self,
-        sentences: Iterable[str],
+        sentences: Iterable[Sentence],
         progress: bool,
-        first_line: int,
-        decode: Callable[[list[list[int]]], list[Any]],
+        total: int | None,
+        decode: Decode,
         blank: Any,
     ) -> Iterator[Any]:
         """What `decode` returns for each sentence, in order; `blank` for blank and failed ones."""
         self._decode_rows = decode
-        total = len(sentences) if isinstance(sentences, Sized) else None
         is_main = self.processes is None or self.processes.is_main_process
         is_hidden = not progress or not is_main or sys.stderr is None
         sentences = iter(sentences)
         with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
             while window := list(islice(sentences, self.window)):
-                yield from self._translate_window(window, first_line, bar, blank)
-                first_line += len(window)
+                yield from self._translate_window(window, bar, blank)
 
-    def _translate_window(
-        self, window: list[str], first_line: int, bar: tqdm, blank: Any
-    ) -> list[Any]:
-        rows = self._tokenize(window, first_line)
+    def _translate_window(self, window: list[Sentence], bar: tqdm, blank: Any) -> list[Any]:
+        rows = self._tokenize(window)
         bar.update(len(window) - len(rows))
         batches = self._batches(rows)
         if self.processes is not None:
@@ -166,11 +286,12 @@ class Translator:
             batches = batches[self.processes.process_index :: self.processes.num_processes]
         found: list[tuple[int, Any]] = []
         for batch in batches:
-            found += self._translate_batch(rows, batch, first_line)
+            found += self._translate_batch(rows, batch, window)
             bar.update(len(batch))
         if self.processes is not None:
             found = gather_object(found)
-            self.failed = sorted(set(gather_object(self.failed)))
+            self.failed = gather_object(self.failed)
+        self.failed = sorted(set(self.failed))
         self._check_progress(rows, found)
         results = [blank] * len(window)
         for index, result in found:
@@ -184,24 +305,25 @@ class Translator:
             reason = " ".join(str(self._error).split())
             raise ValueError(f"no sentence can be translated: {reason}") from self._error
 
-    def _tokenize(self, window: list[str], first_line: int) -> dict[int, list[int]]:
+    def _tokenize(self, window: list[Sentence]) -> dict[int, list[int]]:
         """Input ids of all sentences that are not blank, by index in the window."""
-        indices = [i for i, text in enumerate(window) if not isinstance(text, str) or text.strip()]
+        texts = [sentence.text for sentence in window]
+        indices = [i for i, text in enumerate(texts) if not isinstance(text, str) or text.strip()]
         try:
-            ids = self._input_ids([window[i] for i in indices])
+            ids = self._input_ids([texts[i] for i in indices])
             rows = dict(zip(indices, ids, strict=True))
         except Exception:  # of any kind, because of one sentence: tokenize each alone
             rows = {}
             for index in indices:
                 try:
-                    (rows[index],) = self._input_ids([window[index]])
+                    (rows[index],) = self._input_ids([texts[index]])
                 except Exception as error:
-                    self._record_failure(first_line + index, error)
+                    self._record_failure(window[index].line, error)
         limit = self.engine.tokenizer.model_max_length
         for index, row in rows.items():
             if len(row) > limit:
                 message = "line %d has %d tokens; only the first %d are used"
-                logger.warning(message, first_line + index, len(row), limit)
+                logger.warning(message, window[index].line, len(row), limit)
                 del row[limit - 1 : -1]  # keep </s>, the last one
         return {index: row for index, row in rows.items() if row}
 
@@ -217,27 +339,29 @@ class Translator:
         return [indices[begin:end] for begin, end in pairwise(bounds)]
 
     def _translate_batch(
-        self, rows: dict[int, list[int]], batch: list[int], first_line: int
+        self, rows: dict[int, list[int]], batch: list[int], window: list[Sentence]
     ) -> list[tuple[int, Any]]:
         """Indices and results; a batch that fails is halved until one sentence is left."""
         try:
-            return list(zip(batch, self._decode([rows[i] for i in batch]), strict=True))
+            phrases = [window[i].phrases for i in batch]
+            found = self._decode([rows[i] for i in batch], phrases)
+            return list(zip(batch, found, strict=True))
         except Exception as error:  # of any kind, out of memory included
             if len(batch) == 1:
                 self._error = error
                 if not self._works(rows[batch[0]][-1:]):
                     raise
-                self._record_failure(first_line + batch[0], error)
+                self._record_failure(window[batch[0]].line, error)
                 return []
         half = len(batch) // 2
         return [
             pair
             for part in (batch[:half], batch[half:])
-            for pair in self._translate_batch(rows, part, first_line)
+            for pair in self._translate_batch(rows, part, window)
         ]
 
-    def _decode(self, rows: list[list[int]]) -> list[Any]:
-        found = self._decode_rows(rows)
+    def _decode(self, rows: list[list[int]], phrases: list[Sequence[str]]) -> list[Any]:
+        found = self._decode_rows(rows, phrases)
         if len(found) != len(rows):
             raise ValueError(f"the engine returned {len(found)} texts for {len(rows)} sentences")
         return found
@@ -245,7 +369,7 @@ class Translator:
     def _works(self, row: list[int]) -> bool:
         """Whether the engine can translate a sentence that is only an end token."""
         try:
-            self._decode([row])
+            self._decode([row], [()])
         except Exception:
             return False
         return True
@@ -256,103 +380,14 @@ class Translator:
         self.failed.append(line)
 
 
-def load_engine(
-    name: str,
-    engine: str = "torch",
-    *,
-    device: torch.device | None = None,
-    dtype: str | None = None,
-    ensemble: Sequence[str] = (),
-    ensemble_average: str = "probabilities",
-    **generate_kwargs: Any,
-) -> Engine:
-    """Load the engine of a model folder or Hub id.
-
-    Args:
-        name: folder or Hub id; for `"ctranslate2"` a folder of `hf-vanilla export`.
-        engine: `"torch"` or `"ctranslate2"`.
-        device: where to compute; None: a GPU if there is one.
-        dtype: as for `Translator`.
-        ensemble: further models, which decode together with the first one.
-        ensemble_average: mean of their `"probabilities"` or `"log_probabilities"`.
-        **generate_kwargs: changes to the model's generation config.
-
-    Raises:
-        ValueError: the engine is unknown, the folder has no model for it, the dtype is not
-            possible, or the models of an ensemble have different vocabularies.
-        OSError: no model is found under this name.
-    """
-    if engine not in ENGINES:
-        raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
-    check_dtype(dtype)
-    if engine == "ctranslate2" and dtype is not None:
-        raise ValueError(
-            f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
-            "hf-vanilla export --quantization"
-        )
-    if engine == "ctranslate2" and ensemble:
-        raise ValueError("an ensemble needs the engine torch")
-    if engine == "ctranslate2":
-        return CTranslate2Engine(name, device=device, **generate_kwargs)
-    model, tokenizer = load_translator(name, dtype=dtype, device=device)
-    others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
-    for one in (model, *others):
-        pack(one)
-        store_by_columns(one)  # what could not be packed
-    if others:
-        generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
-    return TorchEngine(model, tokenizer, **generate_kwargs)
-
-
-def _further_model(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    other: str,
-    dtype: str | None,
-    device: torch.device | None,
-) -> PreTrainedModel:
-    """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
-    model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
-    if its_tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"{name} and {other} have different vocabularies: an ensemble needs models of one "
-            "tokenizer"
-        )
-    return model
-
-
-def load_translator(
-    name: str, *, dtype: str | None = None, device: torch.device | None = None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load model and tokenizer of a folder or Hub id; the model is in evaluation mode.
-
-    Args:
-        name: folder or Hub id.
-        dtype: as for `Translator`.
-        device: where to compute; None: a GPU if there is one, for int8 always a CPU.
-
-    Raises:
-        ValueError: a local folder has no model, or one that does not translate, or the dtype is
-            not possible.
-        OSError: no model is found under this name.
-    """
-    check_dtype(dtype)
-    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
-        raise ValueError(
-            f"{name} is not a model folder: it has no config.json; "
-            "give the folder that training or save_pretrained wrote"
-        )
-    if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
-        raise ValueError(f"{name} is a model for CTranslate2: translate with --engine ctranslate2")
-    parent = Path(name).parent
-    if not Path(name).is_dir() and parent != Path() and parent.is_dir():
-        raise FileNotFoundError(f"{name}: no such folder")
-    try:
-        model = load_in(name, dtype, device)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
-    return model, AutoTokenizer.from_pretrained(name)
+def _aligned(
+    aligner: Aligner, pairs: Iterator[tuple[Any, str]], window: int
+) -> Iterator[tuple[str, Links]]:
+    """The translations of pairs with their links; a failed one is empty and has none."""
+    while read := list(islice(pairs, window)):
+        texts = [(source if isinstance(source, str) else "", text) for source, text in read]
+        for (_, text), links in zip(texts, aligner.align(texts), strict=True):
+            yield text, links
 
 
 def translate(
@@ -387,6 +422,13 @@ def check_sentences(sentences: Any) -> None:
     """
     if isinstance(sentences, str | bytes):
         raise ValueError(f"{sentences!r:.60} is one text: give a list of sentences, [text]")
+
+
+def _checked_phrases(constraints: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    for phrases in constraints:
+        if isinstance(phrases, str):
+            raise ValueError(f"constraints={phrases!r:.60}: give a list of phrases per sentence")
+        yield phrases
 
 
 def check_tokens_per_batch(tokens_per_batch: int) -> None:

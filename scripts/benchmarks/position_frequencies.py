@@ -16,7 +16,8 @@ from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.data.corpus import read_pairs
 from hf_vanilla.models.configuration_vanilla import POSITION_FREQUENCIES
 from hf_vanilla.plots.length_bleu import LengthBleu, length_bleu
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import translate
 
 
 def main() -> None:

@@ -11,8 +11,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 from hf_vanilla.app import service as service_module
 from hf_vanilla.app.service import MAX_MESSAGE, Service, one_line
 from hf_vanilla.translation.attentions import attentions
+from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.translator import translate
 
 SENTENCE = "three one four"
 SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]

@@ -10,8 +10,9 @@ from hf_vanilla import train_tokenizer
 from hf_vanilla.app.server import AppOptions
 from hf_vanilla.app.text_page import TextPage
 from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, attentions
+from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.translator import translate
 
 pytest.importorskip("gradio")
 expect = pytest.importorskip("playwright.sync_api").expect

@@ -19,7 +19,7 @@ from hf_vanilla.convert.ctranslate2 import (
 )
 from hf_vanilla.convert.marian import MarianOptions, convert_marian
 from hf_vanilla.translation.engines import CTranslate2Engine, TorchEngine
-from hf_vanilla.translation.translator import load_translator
+from hf_vanilla.translation.loading import load_translator
 
 library = pytest.importorskip("ctranslate2")
 

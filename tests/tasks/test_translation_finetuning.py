@@ -26,7 +26,8 @@ from hf_vanilla.tasks.translation_finetuning import (
     given_options,
 )
 from hf_vanilla.translation.evaluation import score_translations
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import translate
 
 # what a plain model folder on disk says after a run must be what it said before
 DECODING = ("num_beams", "length_penalty", "length_penalty_form", "max_tokens_beyond_source")

@@ -15,7 +15,7 @@ from hf_vanilla.data.batching import PairCollator
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
 from hf_vanilla.tasks.translation_finetuning import FinetuneOptions, TokenBatches, finetune
-from hf_vanilla.translation.translator import load_translator
+from hf_vanilla.translation.loading import load_translator
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = 120

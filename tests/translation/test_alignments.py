@@ -140,7 +140,7 @@ def test_two_vocabularies_are_refused(trained):
 def test_the_best_head_is_chosen_and_used(trained_run, tmp_path, monkeypatch):
     import shutil
 
-    from hf_vanilla.translation.translator import load_translator
+    from hf_vanilla.translation.loading import load_translator
 
     folder = tmp_path / "model"
     shutil.copytree(trained_run, folder, ignore=shutil.ignore_patterns("checkpoint-*"))

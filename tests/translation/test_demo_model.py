@@ -15,7 +15,8 @@ from hf_vanilla.training.run import train
 from hf_vanilla.translation.alignments import error_rates, saved_head
 from hf_vanilla.translation.demo_model import demo_model, demo_model_facts
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import translate
 
 
 def test_it_is_small_and_rounded_and_made_by_the_recipe_as_it_is():

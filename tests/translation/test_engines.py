@@ -19,10 +19,8 @@ from hf_vanilla.translation.engines import (
     store_by_columns,
 )
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
-from hf_vanilla.translation.translator import (
-    Translator,
-    load_translator,
-)
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import Translator
 
 SOURCES = [source for source, _ in small_run.digit_pairs()[:13]]
 

@@ -15,7 +15,8 @@ from hf_vanilla.translation import file_translation
 from hf_vanilla.translation import translator as translation
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
-from hf_vanilla.translation.translator import load_engine, translate
+from hf_vanilla.translation.loading import load_engine
+from hf_vanilla.translation.translator import translate
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "translate.py"
 PAIRS = small_run.digit_pairs()

@@ -9,11 +9,8 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.translation.engines import TorchEngine
-from hf_vanilla.translation.translator import (
-    Translator,
-    load_translator,
-    translate,
-)
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import Translator, translate
 
 PAIRS = small_run.digit_pairs()
 SOURCES = [source for source, _ in PAIRS[:19]]

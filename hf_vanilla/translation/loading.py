@@ -1,0 +1,113 @@
+"""Load what translates: a model with its tokenizer, or an engine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_vanilla.models.packing_vanilla import pack
+from hf_vanilla.models.search_vanilla_ensemble import Ensemble
+
+from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
+from .precision import check_dtype, load_in
+
+
+def load_engine(
+    name: str,
+    engine: str = "torch",
+    *,
+    device: torch.device | None = None,
+    dtype: str | None = None,
+    ensemble: Sequence[str] = (),
+    ensemble_average: str = "probabilities",
+    **generate_kwargs: Any,
+) -> Engine:
+    """Load the engine of a model folder or Hub id.
+
+    Args:
+        name: folder or Hub id; for `"ctranslate2"` a folder of `hf-vanilla export`.
+        engine: `"torch"` or `"ctranslate2"`.
+        device: where to compute; None: a GPU if there is one.
+        dtype: as for `Translator`.
+        ensemble: further models, which decode together with the first one.
+        ensemble_average: mean of their `"probabilities"` or `"log_probabilities"`.
+        **generate_kwargs: changes to the model's generation config.
+
+    Raises:
+        ValueError: the engine is unknown, the folder has no model for it, the dtype is not
+            possible, or the models of an ensemble have different vocabularies.
+        OSError: no model is found under this name.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    check_dtype(dtype)
+    if engine == "ctranslate2" and dtype is not None:
+        raise ValueError(
+            f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
+            "hf-vanilla export --quantization"
+        )
+    if engine == "ctranslate2" and ensemble:
+        raise ValueError("an ensemble needs the engine torch")
+    if engine == "ctranslate2":
+        return CTranslate2Engine(name, device=device, **generate_kwargs)
+    model, tokenizer = load_translator(name, dtype=dtype, device=device)
+    others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
+    for one in (model, *others):
+        pack(one)
+        store_by_columns(one)  # what could not be packed
+    if others:
+        generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
+    return TorchEngine(model, tokenizer, **generate_kwargs)
+
+
+def _further_model(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    other: str,
+    dtype: str | None,
+    device: torch.device | None,
+) -> PreTrainedModel:
+    """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
+    model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
+    if its_tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"{name} and {other} have different vocabularies: an ensemble needs models of one "
+            "tokenizer"
+        )
+    return model
+
+
+def load_translator(
+    name: str, *, dtype: str | None = None, device: torch.device | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load model and tokenizer of a folder or Hub id; the model is in evaluation mode.
+
+    Args:
+        name: folder or Hub id.
+        dtype: as for `Translator`.
+        device: where to compute; None: a GPU if there is one, for int8 always a CPU.
+
+    Raises:
+        ValueError: a local folder has no model, or one that does not translate, or the dtype is
+            not possible.
+        OSError: no model is found under this name.
+    """
+    check_dtype(dtype)
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise ValueError(
+            f"{name} is not a model folder: it has no config.json; "
+            "give the folder that training or save_pretrained wrote"
+        )
+    if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
+        raise ValueError(f"{name} is a model for CTranslate2: translate with --engine ctranslate2")
+    parent = Path(name).parent
+    if not Path(name).is_dir() and parent != Path() and parent.is_dir():
+        raise FileNotFoundError(f"{name}: no such folder")
+    try:
+        model = load_in(name, dtype, device)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+    return model, AutoTokenizer.from_pretrained(name)

@@ -1,0 +1,96 @@
+"""Phrases that translations must contain: from a list of terms, or given for each sentence."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_vanilla.data.corpus import read_lines
+from hf_vanilla.models.search_vanilla_constraints import Phrase
+
+
+class Terminology:
+    """Terms and their translations.
+
+    A term is found where it stands between characters that are no letters or digits, as it is or
+    with a capital at its beginning. Where terms overlap, the first and longest counts.
+
+    Args:
+        terms: pairs of a source phrase and a target phrase.
+
+    Raises:
+        ValueError: a side is blank, a source phrase has two translations, or there are no terms.
+
+    Examples:
+        >>> terms = Terminology([("house", "Gebäude"), ("white house", "Weißes Haus")])
+        >>> terms.targets("House by house, but the white house")
+        ['Gebäude', 'Weißes Haus']
+    """
+
+    def __init__(self, terms: Iterable[tuple[str, str]]) -> None:
+        self._targets: dict[str, str] = {}
+        for source, target in terms:
+            if not source.strip() or not target.strip():
+                raise ValueError(f"the term {source!r}, {target!r} has a blank side: fill it")
+            if self._targets.setdefault(source, target) != target:
+                raise ValueError(
+                    f"the term {source!r} has two translations, {self._targets[source]!r} and "
+                    f"{target!r}: keep one"
+                )
+        if not self._targets:
+            raise ValueError("the terminology has no terms: give at least one")
+        for source in list(self._targets):
+            capital = source[0].upper() + source[1:]
+            self._targets.setdefault(capital, self._targets[source])
+        longest_first = sorted(self._targets, key=len, reverse=True)
+        self._terms = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+
+    def targets(self, sentence: str) -> list[str]:
+        """The translations of all terms in a sentence, each once."""
+        found = (self._targets[match.group()] for match in self._terms.finditer(sentence))
+        return list(dict.fromkeys(found))
+
+
+def read_terminology(path: str | Path) -> Terminology:
+    """Terms from a UTF-8 file: a source phrase, a tab and a target phrase on each line.
+
+    Raises:
+        ValueError: a line has not two columns, or as `Terminology`.
+        OSError: the file cannot be read.
+    """
+    terms = []
+    for number, line in enumerate(read_lines(path), start=1):
+        columns = line.rstrip("\n").split("\t")
+        if not line.strip():
+            continue
+        if len(columns) != 2 or not all(column.strip() for column in columns):
+            raise ValueError(
+                f"{path}, line {number}: {line!r:.60} is no term: give a source phrase, a tab and "
+                "a target phrase"
+            )
+        terms.append((columns[0].strip(), columns[1].strip()))
+    return Terminology(terms)
+
+
+def phrase_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Phrase:
+    """The tokens of a phrase in the middle of a translation, or at its start.
+
+    Args:
+        tokenizer: of the model.
+        text: the phrase.
+
+    Raises:
+        ValueError: it is blank, or has characters that are not in the vocabulary.
+    """
+    if not text.strip():
+        raise ValueError("a constraint is blank: remove it")
+    inside, at_start = (_ids(tokenizer, space + text.strip()) for space in (" ", ""))
+    if tokenizer.unk_token_id in inside:
+        raise ValueError(f"the constraint {text!r} has characters that the vocabulary lacks")
+    is_end = bool(at_start) and inside[len(inside) - len(at_start) :] == at_start
+    return Phrase(inside, first=len(inside) - len(at_start) if is_end else 0, text=text)
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> Sequence[int]:
+    return tokenizer(text_target=text, add_special_tokens=False, verbose=False).input_ids

@@ -1,0 +1,159 @@
+"""Markup and placeholders: by hand, and 2,000 random lines with the demo model."""
+
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from hf_vanilla.data.corpus import number_words
+from hf_vanilla.translation.demo_model import demo_model
+from hf_vanilla.translation.markup import ITEM, TAG_NAME, parts, put_back, take_out
+from hf_vanilla.translation.text_translator import TextTranslator
+from hf_vanilla.translation.translator import Translator
+
+
+def links_of(*sources):
+    """Links of a translation whose words have these source words."""
+    return [(source, target) for target, source in enumerate(sources)]
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("Click <b>here</b>, now", "Click here, now"),
+        ("<p>Hello</p>", "Hello"),
+        ("a <br/> b", "a b"),
+        ("a<br/>b", "a b"),
+        ("wo<b>r</b>d", "word"),
+        ("see https://a.b/c?d=1. Or me@x.org!", "see. Or!"),
+        ("{count} files, {{ name }} and ${x} %s %(n)d", "files, and"),
+        ("1 < 2 > 0, 50% sure", "1 < 2 > 0, 50% sure"),
+        ("<a href='x'><i>one</i> two</a>", "one two"),
+    ],
+)
+def test_what_is_taken_out_of_a_source(text, plain):
+    assert take_out(text).plain == plain
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "sources", "expected"),
+    [
+        # the words change places, and so do their tags
+        ("<b>red</b> <i>house</i>", "maison rouge", (1, 0), "<i>maison</i> <b>rouge</b>"),
+        # a pair around words that are apart takes the longest run of its own
+        ("<b>not</b> <i>go</i>", "ne va pas", (0, 1, 0), "<b>ne</b> <i>va</i> pas"),
+        # without other pairs between, it encloses all of its words
+        ("<b>not</b> go", "ne va pas", (0, 1, 0), "<b>ne va pas</b>"),
+        # pairs that would cross stay nested
+        ("<b>a b</b> <i>c d</i>", "A C B D", (0, 2, 1, 3), "<b>A</b> <i>C</i> B D"),
+        ("<p><b>a</b> b</p> c", "C B A", (2, 1, 0), "C <p>B <b>A</b></p>"),
+        ("See {x} now.", "Siehe jetzt.", (0, 1, 2), "Siehe {x} jetzt."),
+        ("See {x}.", "Siehe.", (0, 1), "Siehe {x}."),
+        ("{x}", "", (), "{x}"),
+        # nothing before is aligned: in front of the next word
+        ("{x} houses", "Häuser", (0,), "{x} Häuser"),
+        ("to {x} go", "gehen", (1,), "{x} gehen"),
+        ("to go {x}", "gehen", (1,), "gehen {x}"),
+        # no aligned words inside: behind the word before
+        ("the <b>very</b> house", "das Haus", (0, 2), "das <b></b> Haus"),
+        ("a<br/>b", "A B", (0, 1), "A <br/> B"),
+        ("(https://a.b) x", "y ( z", (2, 0, 2), "y (https://a.b z"),
+        ("say <q>yes</q>, then", "sag ja, dann", (0, 1, 2, 3), "sag <q>ja</q>, dann"),
+        # tags that are not closed, or closed twice
+        ("<b>one two", "eins zwei", (0, 1), "<b>eins zwei"),
+        ("one</b> two", "eins zwei", (0, 1), "eins</b> zwei"),
+    ],
+)
+def test_where_items_go_by_hand(text, translation, sources, expected):
+    assert put_back(take_out(text), translation, links_of(*sources)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "translation", "sources", "expected"),
+    [
+        ("3 dogs", "3 Hunde", (0, 1), "3 Hunde"),
+        ("3 dogs", "drei Hunde", (0, 1), "3 Hunde"),
+        ("3 dogs", "Hunde", (1,), "3 Hunde"),
+        ("in 1998 it", "in 19 98 es", (0, 1, 1, 2), "in 1998 es"),
+        ("2.5 or 3", "3 oder 2,5", (2, 1, 0), "3 oder 2.5"),
+        ("2 and 2", "2 und zwei", (0, 1, 2), "2 und 2"),
+        ("7 men", "7 7 Männer", (0, 0, 1), "7 Männer"),
+        # the number of another word stays
+        ("7 of seven", "7 von 7", (0, 1, 2), "7 von 7"),
+    ],
+)
+def test_numbers_are_kept_by_hand(text, translation, sources, expected):
+    assert put_back(take_out(text), translation, links_of(*sources)) == expected
+
+
+def test_a_failed_translation_stays_empty():
+    assert put_back(take_out("<b>a</b>"), "", []) == ""
+
+
+# --- 2,000 lines --------------------------------------------------------------------------------
+
+POINTS = ("<br/>", "{name}", "{{ x }}", "https://a.org/b?c=1", "me@x.org", "%s", "<img src='i'/>")
+TAGS = ("b", "i", "a", "span")
+
+
+def marked(words, chance):
+    """Words with nested tags and single items at random places."""
+    if not words:
+        return ""
+    if len(words) > 1 and chance.random() < 0.5:
+        cut = chance.randrange(1, len(words))
+        return f"{marked(words[:cut], chance)} {marked(words[cut:], chance)}"
+    text = " ".join(words)
+    if len(words) > 1 and chance.random() < 0.3:
+        text = marked(words, chance)
+    if chance.random() < 0.4:
+        name = chance.choice(TAGS)
+        text = f"<{name}>{text}</{name}>"
+    if chance.random() < 0.3:
+        text = f"{text} {chance.choice(POINTS)}"
+    return text
+
+
+def is_nested(text):
+    stack = []
+    for tag in re.finditer(TAG_NAME, text):
+        if tag[3]:
+            continue
+        if not tag[1]:
+            stack.append(tag[2])
+        elif not stack or stack.pop() != tag[2]:
+            return False
+    return not stack
+
+
+def without_items(text):
+    return "".join(ITEM.sub("", text).split())
+
+
+def test_of_2000_lines_nothing_is_lost_doubled_or_torn():
+    chance = random.Random(3)
+    words = [number_words(chance.randrange(1000))["source"].split() for _ in range(2000)]
+    lines = [marked(of_one, chance) for of_one in words]
+    translator = Translator(demo_model(), num_beams=1)
+    plain = list(translator.translate(map(" ".join, words)))
+    found = list(TextTranslator(translator, keep_markup=True).translate(lines))
+    assert sum(bool(ITEM.search(line)) for line in lines) > 1000
+    for line, text, translation in zip(lines, found, plain, strict=True):
+        assert Counter(ITEM.findall(text)) == Counter(ITEM.findall(line))
+        assert is_nested(text)
+        assert without_items(text) == without_items(translation)
+
+
+def test_the_words_of_tags_of_random_links_are_in_the_translation():
+    chance = random.Random(5)
+    for _ in range(500):
+        line = marked([f"w{n}" for n in range(chance.randrange(1, 9))], chance)
+        markup = take_out(line)
+        count = len(parts(markup.plain))
+        translation = " ".join(f"t{n}" for n in range(chance.randrange(1, 9)))
+        links = [(chance.randrange(count), t) for t in range(len(translation.split()))]
+        text = put_back(markup, translation, links)
+        assert Counter(ITEM.findall(text)) == Counter(ITEM.findall(line))
+        assert is_nested(text)
+        assert " ".join(ITEM.sub(" ", text).split()) == translation
