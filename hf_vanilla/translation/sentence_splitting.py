@@ -32,8 +32,8 @@ class SentenceSplitter:
 
     Examples:
         >>> splitter = SentenceSplitter("en")
-        >>> [piece.text for piece in splitter.split("Dr. Who left. She came back.")]
-        ['Dr. Who left.', 'She came back.']
+        >>> [piece.text for piece in splitter.split("Dr. Smith left. She came back.")]
+        ['Dr. Smith left.', 'She came back.']
     """
 
     def __init__(self, language: str) -> None:
