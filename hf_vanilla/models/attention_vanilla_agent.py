@@ -8,7 +8,7 @@ width.
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 
 from .attention_vanilla import VanillaAttention, split_heads
 from .kernels_vanilla import at_least_float32
@@ -60,8 +60,8 @@ class AgentAwareAttention(VanillaAttention):
             value_input: `(B, S A, D)`.
             attention_mask: bool `(B or 1, 1, N T A, S A)`, True = may attend; every query may see
                 at least one key. None: all.
-            past_key_values: as of `VanillaAttention`; common and own keys are side by side in one
-                entry, as 2 H heads.
+            past_key_values: as of `VanillaAttention`; common and own keys of each head follow each
+                other in one entry of 2 H heads.
             num_agents: A.
             **kwargs: ignored.
 
@@ -105,11 +105,12 @@ class AgentAwareAttention(VanillaAttention):
         ) and past_key_values.is_updated.get(self.layer_idx)
         projected: list[Tensor] = []
         if not is_known:
-            keys = torch.cat((self.k_proj(key_input), self.own_k_proj(key_input)), dim=-1)
-            projected = [keys, self.v_proj(value_input)]
+            both = (self.k_proj(key_input), self.own_k_proj(key_input))
+            keys = torch.cat([part.unflatten(-1, (-1, self.head_dim)) for part in both], dim=-1)
+            projected = [keys.flatten(-2), self.v_proj(value_input)]  # (B, S A, 2 D)
         keys, value = self._keys_and_values(key_input, value_input, past_key_values, projected)
-        common_key, own_key = keys.chunk(2, dim=1)  # of (B, 2 H, S A, K)
-        return common_key, own_key, value
+        # (B, 2 H, S A, K); every other head, because torch multiplies these views without a copy
+        return keys[:, ::2], keys[:, 1::2], value
 
 
 def write_own_scores(scores: Tensor, query: Tensor, key: Tensor, num_agents: int) -> None:
@@ -124,9 +125,45 @@ def write_own_scores(scores: Tensor, query: Tensor, key: Tensor, num_agents: int
     by_agent = (-1, num_agents)
     query = query.unflatten(2, by_agent).transpose(2, 3)  # (B, H, A, T, K)
     key = key.unflatten(2, by_agent).transpose(2, 3)  # (B, H, A, S, K)
-    own = query @ key.transpose(-2, -1)  # (B, H, A, T, S)
+    if query.shape[3] == 1:  # a step of a rollout: its many keys need not be turned around
+        own = (key @ query.transpose(-2, -1)).transpose(-2, -1)  # (B, H, A, T, S)
+    else:
+        own = query @ key.transpose(-2, -1)
     blocks = scores.unflatten(3, by_agent).unflatten(2, by_agent)  # (B, H, T, A, S, A)
     blocks.diagonal(dim1=3, dim2=5).copy_(own.permute(0, 1, 3, 4, 2))
+
+
+class RolloutLayer(DynamicLayer):
+    """A layer of a cache whose final length is known: new positions are written in place.
+
+    Args:
+        length: positions of the whole rollout.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.number = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys `(B, 2 H, A, K)` and values `(B, H, A, K)`; views of all so far."""
+        if not self.is_initialized:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.keys, self.values = (
+                new.new_empty(*new.shape[:2], self.length, new.shape[-1])
+                for new in (key_states, value_states)
+            )
+            self.is_initialized = True
+        first, self.number = self.number, self.number + key_states.shape[-2]
+        self.keys[:, :, first : self.number] = key_states
+        self.values[:, :, first : self.number] = value_states
+        return self.keys[:, :, : self.number], self.values[:, :, : self.number]
+
+    def get_seq_length(self) -> int:
+        """Positions so far."""
+        return self.number
 
 
 class AgentEncoderLayer(VanillaEncoderLayer):

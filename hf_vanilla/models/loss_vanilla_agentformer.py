@@ -47,6 +47,19 @@ class Truth:
         """Squared error of the sample that is closest for all agents of a scene together."""
         return self.squared_errors(futures).sum(dim=2).amin(dim=1).sum() / self.divisor
 
+    def needed_samples(self, futures: Tensor, *, together: bool) -> Tensor:
+        """Numbers of the samples that a loss depends on, `(B, M)`, of `(B, N, P, A, 2)`.
+
+        They are the closest ones of the agents, and with `together` the closest one of all agents
+        of a scene. M is that of the scene with most of them; other scenes have further samples.
+        """
+        errors = self.squared_errors(futures)  # (B, N, A)
+        closest = errors.argmin(dim=1)  # (B, A)
+        agents = torch.zeros_like(errors[..., 0]).scatter_add(1, closest, self.is_agent.to(errors))
+        if together:
+            agents.scatter_(1, errors.sum(dim=2).argmin(dim=1, keepdim=True), 1.0)
+        return agents.topk(int((agents > 0).sum(dim=1).max()), dim=1).indices
+
     def divergence(self, nats: Tensor, floor: float) -> Tensor:
         """Divergences `(B, A)`; where a scene's mean is below the floor, that has no gradient."""
         agents = self.is_agent.sum(dim=1)

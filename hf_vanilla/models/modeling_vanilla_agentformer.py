@@ -142,9 +142,12 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         posterior = self.future_encoder(scene, context, truth.future, truth.is_known)
         one = posterior.draw(torch.randn_like(posterior.mean)).unsqueeze(1)  # (B, 1, A, Z)
         both = torch.cat((one, latents), dim=1)
-        rebuilt, futures = decode_samples(self, scene, context, both).split(
-            (1, latents.shape[1]), dim=1
-        )
+        with torch.no_grad():
+            found = decode_samples(self, scene, context, both)
+        output = scene_output(self.config, scene, found[:, 1:])
+        if torch.is_grad_enabled():
+            found = self._needed_futures(scene, context, both, found, truth)
+        rebuilt, futures = found[:, :1], found[:, 1:]
         config = self.config
         reconstruction, closest = truth.reconstruction(rebuilt), truth.closest(futures)
         divergence = truth.divergence(posterior.divergence(prior), config.divergence_floor)
@@ -155,10 +158,25 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         )
         if config.joint_weight:
             loss = loss + config.joint_weight * truth.closest_together(futures)
-        output = scene_output(config, scene, futures)
         output.loss, output.sample_loss = loss, closest
         output.reconstruction_loss, output.divergence = reconstruction, divergence
         return output
+
+    def _needed_futures(
+        self, scene: Scene, context: Tensor, latents: Tensor, futures: Tensor, truth: Truth
+    ) -> Tensor:
+        """With gradient, the first sample and those of the others that the loss depends on.
+
+        Only the closest samples have a gradient: of 20 samples in a scene of three agents, three at
+        most.
+        """
+        together = self.config.joint_weight > 0
+        needed = 1 + truth.needed_samples(futures[:, 1:], together=together)
+        needed = torch.cat((torch.zeros_like(needed[:, :1]), needed), dim=1)  # (B, 1 + M)
+        scenes = torch.arange(len(needed), device=needed.device).unsqueeze(1)
+        return self.future_decoder.one_pass(
+            scene, context, latents[scenes, needed], futures[scenes, needed]
+        )
 
     def _noise(self, mean: Tensor, noise: Tensor | None) -> Tensor:
         """Standard normal draws `(B, A, K, Z)`."""

@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from .attention_vanilla_agent import AgentDecoderLayer, AgentEncoderLayer
+from .attention_vanilla_agent import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from .kernels_vanilla import VanillaDropout
 from .positions_vanilla import sinusoid
@@ -182,12 +182,23 @@ class FutureDecoder(nn.Module):
         futures = self._rollout(scene, context, latents, steps)
         if not torch.is_grad_enabled():
             return futures
-        agents = latents.shape[2]
+        return self.one_pass(scene, context, latents, futures)
+
+    def one_pass(self, scene: Scene, context: Tensor, latents: Tensor, futures: Tensor) -> Tensor:
+        """The same positions with their gradient, from the positions of a rollout.
+
+        Args:
+            scene: the observed part.
+            context: `(B, T A, D)` of the context encoder.
+            latents: `(B, N, A, Z)`.
+            futures: `(B, N, P, A, 2)` relative to the origin, of these latents.
+        """
+        (samples, agents), steps = latents.shape[1:3], futures.shape[2]
         mask = causal_steps(scene_mask(scene, steps, steps), steps)
         if mask.shape[0] > 1:  # one scene broadcasts over its samples
-            mask = mask.repeat_interleave(latents.shape[1], dim=0)
-        source_mask = self._source_mask(scene, latents.shape[1] * steps)
-        start = self._last(scene, latents.shape[1])
+            mask = mask.repeat_interleave(samples, dim=0)
+        source_mask = self._source_mask(scene, samples * steps)
+        start = self._last(scene, samples)
         before = torch.cat((start, futures[:, :, :-1]), dim=2)  # (B, N, P, A, 2)
         hidden_states = self._tokens(before, latents, 0)
         for layer in self.layers:
@@ -198,7 +209,8 @@ class FutureDecoder(nn.Module):
     def _rollout(self, scene: Scene, context: Tensor, latents: Tensor, steps: int) -> Tensor:
         """Positions `(B, N, P, A, 2)`; each step is computed once, with a KV cache."""
         samples, agents = latents.shape[1:3]
-        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        own = Cache(layers=[RolloutLayer(steps * agents) for _ in self.layers])
+        cache = EncoderDecoderCache(own, DynamicCache())
         source_mask = self._source_mask(scene, samples)
         start = self._last(scene, samples)
         found = [start]

@@ -15,7 +15,7 @@ from hf_vanilla.options import option
 from hf_vanilla.trajectories.forecaster import check_rate
 from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import load_forecaster
-from hf_vanilla.trajectories.scene_layout import is_joint, scene_batches
+from hf_vanilla.trajectories.scene_layout import is_joint, rollout_arguments, scene_batches
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.trajectories.track_scores import (
     COLLISION_DISTANCE,
@@ -54,6 +54,11 @@ class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on th
     observed_steps: int = option(8, "of a model without weights", at_least=2)
     predicted_steps: int = option(12, "of a model without weights", at_least=1)
     batch_size: int = option(1024, "windows at a time", at_least=1)
+    samples_at_once: int | None = option(
+        None,
+        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
+        at_least=1,
+    )
     device: str | None = option(None, "such as cpu; default: a GPU if there is one")
 
 
@@ -123,9 +128,10 @@ def score_windows(
     )
     together = JointSums(modes, collision_distance=options.collision_distance)
     groups = windows.groups
+    arguments = rollout_arguments(model, samples_at_once=options.samples_at_once)
     best = np.empty((len(windows), windows.predicted, 2))
     for rows in scene_batches(groups, options.batch_size):
-        best[rows] = add_scenes(sums, together, model, windows, rows).numpy()
+        best[rows] = add_scenes(sums, together, model, windows, rows, **arguments).numpy()
     collided = collision_share(best, groups, distance=options.collision_distance)
     values = {**sums.means(), **together.means(), "collision_share": collided}
     return TrackScores(values, protocol)

@@ -280,7 +280,12 @@ def model_inputs(windows: Windows, rows: np.ndarray) -> Batch:
 
 @torch.no_grad()
 def add_windows(
-    sums: TrackSums, model: Any, windows: Windows, rows: np.ndarray, device: torch.device
+    sums: TrackSums,
+    model: Any,
+    windows: Windows,
+    rows: np.ndarray,
+    device: torch.device,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Predict some windows and add them to the sums.
 
@@ -290,6 +295,7 @@ def add_windows(
         windows: cut from a table.
         rows: `(B,)` numbers of windows.
         device: of the model.
+        **kwargs: passed to a joint forecaster.
 
     Returns:
         `(B, M, P, 2)` tracks relative to the last observed positions, `(B, M)` scores of the modes.
@@ -300,7 +306,8 @@ def add_windows(
         torch.manual_seed(SAMPLING_SEED + int(rows[0]))
         if is_joint(model.config):
             last = windows.scenes.positions[windows.last_rows[rows]]
-            outputs = joint_forecast(model, past, is_observed, last, windows[rows].groups)
+            groups = windows[rows].groups
+            outputs = joint_forecast(model, past, is_observed, last, groups, **kwargs)
             spreads = None
         else:
             outputs = model(past.to(device), past_observed_mask=is_observed.to(device))
@@ -314,7 +321,12 @@ def add_windows(
 
 
 def add_scenes(
-    sums: TrackSums, together: JointSums, model: Any, windows: Windows, rows: np.ndarray
+    sums: TrackSums,
+    together: JointSums,
+    model: Any,
+    windows: Windows,
+    rows: np.ndarray,
+    **kwargs: Any,
 ) -> Tensor:
     """Predict all windows of some scenes and add them to both sums.
 
@@ -324,12 +336,13 @@ def add_scenes(
         model: a forecaster.
         windows: cut from a table.
         rows: `(B,)` numbers of windows, all those of their scenes.
+        **kwargs: passed to a joint forecaster, such as `samples_at_once`.
 
     Returns:
         `(B, P, 2)` float64 top-scored tracks in the world.
     """
     device = next(model.parameters(), torch.empty(0)).device
-    tracks, logits = add_windows(sums, model, windows, rows, device)
+    tracks, logits = add_windows(sums, model, windows, rows, device, **kwargs)
     positions, is_known, origin = windows.positions(rows)
     in_world = tracks.double() + torch.from_numpy(origin)[:, None, None]
     future = torch.from_numpy(positions[:, windows.observed :] + origin[:, None])

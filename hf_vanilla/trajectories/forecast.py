@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from hf_vanilla.options import option
 
 from .forecaster import check_rate, predict
 from .loading import load_forecaster
-from .scene_layout import is_joint
+from .scene_layout import is_joint, rollout_arguments
 from .simple_models import SIMPLE_MODELS
 
 logger = logging.getLogger(__name__)
@@ -44,12 +44,19 @@ class ForecastOptions(TrackFileOptions):  # the files' options, flat on the comm
         choices=("last", "all"),
     )
     predicted_steps: int | None = option(
-        None, "steps to write; default: as many as the model predicts", at_least=1
+        None,
+        "steps to write; more than in training: a joint forecaster only; default: as in training",
+        at_least=1,
     )
     least_observed: int = option(
         2, "agents with fewer observed steps are left out; others have theirs masked", at_least=1
     )
     batch_size: int = option(1024, "agents at a time", at_least=1)
+    samples_at_once: int | None = option(
+        None,
+        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
+        at_least=1,
+    )
     device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     overwrite: bool = option(default=False, text="replace an existing output")
 
@@ -77,7 +84,8 @@ def forecast_file(options: ForecastOptions) -> None:
     model = load_forecaster(options.model, device=options.device, config=simple)
     check_rate(scenes, model.config, options.input)
     steps = options.predicted_steps or model.config.predicted_steps
-    if steps > model.config.predicted_steps:
+    longer = steps if steps > model.config.predicted_steps else None
+    if longer and not is_joint(model.config):
         raise ValueError(
             f"predicted_steps={steps}: the model predicts {model.config.predicted_steps}; give at "
             "most as many"
@@ -88,6 +96,9 @@ def forecast_file(options: ForecastOptions) -> None:
         at=options.at,
         least_observed=options.least_observed,
         batch_size=options.batch_size,
+        arguments=rollout_arguments(
+            model, samples_at_once=options.samples_at_once, predicted_steps=longer
+        ),
     )
     cut = (table.filter(pyarrow.compute.less_equal(table["step"], steps)) for table in tables)
     _write(cut, options)
@@ -100,6 +111,7 @@ def forecasts(
     at: str = "last",
     least_observed: int = 2,
     batch_size: int = 1024,
+    arguments: Mapping[str, int] | None = None,
 ) -> Iterator[pyarrow.Table]:
     """Futures as tables with columns scene, frame, agent, step, mode, x, y, probability.
 
@@ -114,6 +126,7 @@ def forecasts(
         at: "last": from each agent's last row; "all": from every row.
         least_observed: agents with fewer of the last T steps are left out.
         batch_size: agents at a time.
+        arguments: of the calls of a joint forecaster, such as `samples_at_once`.
     """
     is_last = np.append(np.diff(scenes.agent) != 0, True)
     rows = np.flatnonzero(is_last) if at == "last" else np.arange(len(scenes))
@@ -128,7 +141,7 @@ def forecasts(
         left_out += int((~is_enough & is_chosen).sum())
         if (is_enough & is_chosen).any():
             groups = groups_of_rows(scenes, together[is_enough])
-            found = predict(model, past[is_enough], mask[is_enough], groups)
+            found = predict(model, past[is_enough], mask[is_enough], groups, **(arguments or {}))
             shown = is_chosen[is_enough]
             tracks, probabilities = (part[shown] for part in found)
             yield _table(scenes, chosen[is_enough[: len(chosen)]], tracks, probabilities)

@@ -134,7 +134,11 @@ class Forecaster:
 
 @torch.inference_mode()
 def predict(
-    model: Any, past: np.ndarray, is_observed: np.ndarray, groups: np.ndarray | None = None
+    model: Any,
+    past: np.ndarray,
+    is_observed: np.ndarray,
+    groups: np.ndarray | None = None,
+    **kwargs: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Futures of agents in one batch, the most probable mode first.
 
@@ -147,6 +151,7 @@ def predict(
         is_observed: `(A, T)` bool; last steps are observed.
         groups: `(A,)` equal numbers for agents of one scene at one frame, which a joint forecaster
             forecasts together; None: all are in one scene.
+        **kwargs: passed to the model, such as `samples_at_once` of a joint forecaster.
 
     Returns:
         `(A, M, P, 2)` float64 and probabilities `(A, M)` float64.
@@ -154,7 +159,7 @@ def predict(
     config = model.config
     if not len(past):
         return np.zeros((0, 1, config.predicted_steps, 2)), np.zeros((0, 1))
-    outputs = _outputs(model, past, is_observed, groups)
+    outputs = _outputs(model, past, is_observed, groups, **kwargs)
     probabilities, order = _sorted_modes(outputs)
     tracks = outputs.trajectories.double().cpu()
     tracks = tracks.gather(1, order[..., None, None].expand_as(tracks)).numpy()
@@ -197,7 +202,7 @@ def _outputs(
     mask = torch.as_tensor(is_observed)
     if is_joint(model.config):
         groups = np.zeros(len(past), np.int64) if groups is None else groups
-        return joint_forecast(model, values, mask, past[:, -1], groups)
+        return joint_forecast(model, values, mask, past[:, -1], groups, **kwargs)
     device = next(model.parameters(), torch.empty(0)).device
     return model(values.to(device), past_observed_mask=mask.to(device), **kwargs)
 

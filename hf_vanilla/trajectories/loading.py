@@ -103,7 +103,16 @@ def load_first_stage(
         )
     fields = [key for key in config.to_diff_dict() if key in vars(model.config)]
     fields += [key for key in model.config.to_diff_dict() if key in vars(config)]
-    free = ("map_", "diversity_", "joint_weight", "_", "architectures", "dtype", *SET_BY_DATA)
+    free = (
+        "map_",
+        "diversity_",
+        "joint_weight",
+        "num_modes",
+        "_",
+        "architectures",
+        "dtype",
+        *SET_BY_DATA,
+    )
     wrong = [
         f"{key} is {getattr(model.config, key)} there and {getattr(config, key)} here"
         for key in dict.fromkeys(fields)

@@ -83,8 +83,29 @@ def scene_batches(groups: np.ndarray, size: int) -> Iterator[np.ndarray]:
         yield order[start:]
 
 
+def rollout_arguments(model: Any, **values: int | None) -> dict[str, int]:
+    """Those of `samples_at_once` and `predicted_steps` that are set, for a joint forecaster.
+
+    Raises:
+        ValueError: one is set and the model is none.
+    """
+    found = {name: value for name, value in values.items() if value is not None}
+    if found and not is_joint(model.config):
+        name, value = next(iter(found.items()))
+        raise ValueError(
+            f"{name}={value}: {type(model).__name__} computes all its futures and steps at once: "
+            "leave it out"
+        )
+    return found
+
+
 def joint_forecast(
-    model: Any, past: Tensor, is_observed: Tensor, last: np.ndarray, groups: np.ndarray
+    model: Any,
+    past: Tensor,
+    is_observed: Tensor,
+    last: np.ndarray,
+    groups: np.ndarray,
+    **kwargs: Any,
 ) -> Any:
     """Outputs of a joint forecaster for agents in rows.
 
@@ -97,6 +118,7 @@ def joint_forecast(
         is_observed: `(W, T)` bool; last steps are observed.
         last: `(W, 2)` float64 last positions in the world.
         groups: `(W,)` equal numbers for agents of one scene.
+        **kwargs: passed to the model, such as `samples_at_once`.
 
     Returns:
         Outputs whose `trajectories` `(W, K, P, 2)` are relative to each agent's last position and
@@ -110,6 +132,7 @@ def joint_forecast(
         layout.pad(past + offset.unsqueeze(1)).to(device),
         past_observed_mask=layout.pad(is_observed).to(device),
         agent_mask=layout.pad(agents).to(device),
+        **kwargs,
     )
     tracks = layout.unpad(outputs.trajectories.float().cpu())
     outputs.trajectories = tracks - offset[:, None, None]

@@ -270,11 +270,22 @@ def test_another_agent_changes_a_prediction_unless_it_is_too_far_away():
     assert changes(2.5) < 1e-6
 
 
-def test_fewer_samples_at_once_and_more_steps_change_no_earlier_step(model):
+def test_fewer_samples_at_once_change_no_bit_with_the_same_seed(model):
+    # four agents: products of fewer rows are computed in another order
+    past, _ = scenes(2, 4)
+    found = []
+    for size in (None, 2, 1):
+        torch.manual_seed(3)
+        with torch.no_grad():
+            found.append(model(past, samples_at_once=size).trajectories)
+    for other in found[1:]:
+        assert_close(other, found[0], rtol=0, atol=0)
+
+
+def test_more_steps_change_no_earlier_step(model):
     past, _ = scenes()
     noise = noise_for()
     plain = predict(model, past, noise)
-    assert_close(predict(model, past, noise, samples_at_once=2), plain, **NEAR)
     longer = predict(model, past, noise, predicted_steps=6)
     assert longer.shape[3] == 6
     assert_close(longer[..., :4, :], plain, **NEAR)
@@ -299,6 +310,53 @@ def test_the_losses_by_hand():
     assert truth.divergence(torch.tensor([[3.0, 4.0]]), floor=2.0) == 3.5
     wanted = (math.exp(-9 / 5) + math.exp(-4 / 5)) / 2
     assert_close(truth.similarity(futures, 5.0), torch.tensor(wanted))
+
+
+@pytest.mark.parametrize("joint_weight", [0.0, 0.5])
+def test_samples_that_are_closest_for_nobody_have_no_gradient(monkeypatch, joint_weight):
+    rates = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    config = VanillaAgentFormerConfig(**{**SIZES, "num_modes": 13}, **rates)
+    config.joint_weight = joint_weight
+    model = lively(VanillaForJointTrajectoryPrediction(config)).train().double()
+    past, future = (part.double() for part in scenes(3, 4))
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])
+
+    def gradients():
+        torch.manual_seed(0)
+        model.zero_grad()
+        output = model(past, agent_mask=mask, future_values=future)
+        output.loss.backward()
+        return output, [weight.grad for weight in model.parameters()]
+
+    output, found = gradients()
+    every = torch.arange(13).expand(3, -1)
+    monkeypatch.setattr(Truth, "needed_samples", lambda *_, **__: every)
+    whole, wanted = gradients()
+    assert_close(output.trajectories, whole.trajectories, rtol=0, atol=0)
+    assert_close(output.loss, whole.loss)
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+def test_the_needed_samples_by_hand():
+    truth = Truth(
+        future=torch.zeros(2, 3, 1, 2),
+        is_known=torch.tensor([[1, 1, 1], [1, 0, 0]]).bool().unsqueeze(2),
+        is_agent=torch.tensor([[True, True, True], [True, False, False]]),
+        divisor=torch.tensor(4),
+    )
+    # distances of samples 0 to 3 from the truth, one column per agent
+    apart = torch.tensor(
+        [
+            [[5.0, 1.0, 5.0], [2.0, 2.0, 2.0], [1.0, 5.0, 1.0], [9.0, 9.0, 9.0]],
+            [[3.0, 0.0, 0.0], [3.0, 0.0, 0.0], [3.0, 0.0, 0.0], [1.0, 0.0, 0.0]],
+        ]
+    )
+    futures = torch.stack((apart, torch.zeros_like(apart)), dim=-1).unsqueeze(2)
+    found = truth.needed_samples(futures, together=False)
+    assert sorted(found[0].tolist()) == [0, 2]
+    assert 3 in found[1].tolist()
+    assert sorted(truth.needed_samples(futures, together=True)[0].tolist()) == [0, 1, 2]
 
 
 def test_micro_batches_of_scenes_add_up_to_the_batch():
@@ -401,6 +459,19 @@ def test_wrong_inputs_are_refused(first, change, message):
     inputs = {"past_values": scenes()[0]} | change
     with pytest.raises(ValueError, match=message):
         first(**inputs)
+
+
+def test_an_agent_that_was_seen_once_and_scenes_of_500_agents_have_finite_futures():
+    model = lively(VanillaForJointTrajectoryPrediction(VanillaAgentFormerConfig(**SIZES)))
+    model.future_decoder.head.weight.data.mul_(0.1)
+    past = scenes(1, 500)[0]
+    mask = torch.ones(1, 500, 5)
+    mask[0, 7, :4] = 0
+    found = predict(model, past, noise_for(1, 500), past_observed_mask=mask, samples_at_once=1)
+    assert found.shape == (1, 500, 3, 4, 2)
+    assert found.isfinite().all()
+    alone = predict(model, past[:, 7:8], noise_for(1, 1), past_observed_mask=mask[:, 7:8])
+    assert alone.isfinite().all()
 
 
 def test_a_number_of_agents_that_does_not_divide_the_positions_is_refused():

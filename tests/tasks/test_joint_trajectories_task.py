@@ -7,13 +7,14 @@ import pyarrow.csv
 import pytest
 import small_run
 import torch
+from process_runs import assert_processes_agree
 from torch.testing import assert_close
 from transformers import AutoModelForTimeSeriesPrediction, TrainingArguments
 
 from hf_vanilla.data.built_in_tracks import built_in_tracks
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
 from hf_vanilla.tasks.dispatch import evaluate, read_evaluation
-from hf_vanilla.tasks.joint_trajectories import SceneOrder, prepare
+from hf_vanilla.tasks.joint_trajectories import JointTrajectoryTask, SceneOrder, prepare
 from hf_vanilla.tasks.joint_trajectory_options import JointDataOptions
 from hf_vanilla.tasks.track_finetuning import FinetuneTracksOptions, finetune_tracks
 from hf_vanilla.training.run import train
@@ -169,7 +170,8 @@ def test_an_epoch_has_each_scene_once_in_batches_of_similar_size():
 def test_evaluation_prints_joint_scores_beside_marginal_ones(tracks, second_stage):
     arguments = ["--model", str(second_stage), "--dataset", str(tracks), "--device", "cpu"]
     arguments += ["--frame_seconds", "0.4", "--scene_column", "scene"]
-    scores = [evaluate(read_evaluation([*arguments, "--batch_size", size])) for size in ("7", "99")]
+    more = (["--batch_size", "7", "--samples_at_once", "1"], ["--batch_size", "99"])
+    scores = [evaluate(read_evaluation([*arguments, *change])) for change in more]
     values = scores[0].values
     assert values["minJADE4"] >= values["minADE4"]
     assert 0 <= values["joint_collision_share"] <= 1
@@ -205,6 +207,72 @@ def test_forecasts_of_last_rows_are_those_of_all_rows(tracks, second_stage, tmp_
         assert row["probability"] == pytest.approx(0.25)
     # the person who leaves early is forecast at the last frame seen, together with the others
     assert {row["frame"] for row in tables["last"] if row["agent"] == 3} == {14}
+
+
+def test_a_forecast_longer_than_in_training_is_written_with_a_warning(
+    tracks, first_stage, tmp_path, caplog
+):
+    options = {"model": str(first_stage), "input": str(tracks), "frame_seconds": 0.4}
+    options |= {"scene_column": "scene", "device": "cpu", "predicted_steps": 6}
+    output = tmp_path / "long.csv"
+    forecast_file(ForecastOptions(**options, output=str(output), samples_at_once=3))
+    assert max(pyarrow.csv.read_csv(output)["step"].to_pylist()) == 6
+    assert "predicted_steps=6: the model was trained on 3" in caplog.text
+    options["model"] = "constant_velocity"
+    del options["predicted_steps"]
+    with pytest.raises(ValueError, match="samples_at_once=3: SimpleForecaster computes all"):
+        forecast_file(ForecastOptions(**options, samples_at_once=3))
+
+
+def test_a_scene_of_500_people_is_cut_in_training_and_reported(tmp_path, caplog):
+    rows = [f"{frame},{agent},{agent},{frame}" for agent in range(500) for frame in range(8)]
+    rows += [f"{frame},{agent},{agent},{frame}" for agent in range(500, 503) for frame in (20,)]
+    path = tmp_path / "crowd.csv"
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    data = {"scene_column": "scene", "validation_share": 0.0, "scenes_per_batch": 4}
+    with caplog.at_level("INFO"):
+        task = prepare(recipe(tmp_path / "run", path, data={**data, "scene_column": None}))
+    assert "1 scenes of up to 500 agents; 1 are cut to max_agents=5" in caplog.text
+    batch = task.batch(task.order(1)[0][:1], torch.Generator().manual_seed(0))
+    assert batch["past_values"].shape == (1, 5, 5, 2)
+    assert batch["agent_mask"].all()
+
+
+def test_scenes_whose_loss_is_not_finite_are_saved_for_inspection(tracks, tmp_path, monkeypatch):
+    made = JointTrajectoryTask.batch
+
+    def far_away(self, scenes, generator):
+        batch = made(self, scenes, generator)
+        batch["future_values"] = batch["future_values"] * 1e30
+        return batch
+
+    monkeypatch.setattr(JointTrajectoryTask, "batch", far_away)
+    with pytest.raises(
+        ValueError, match=r"at step 1,.* not-finite-step-1|at step 1, .*micro-batch"
+    ):
+        train(recipe(tmp_path / "run", tracks, logging_steps=1))
+    saved = torch.load(next((tmp_path / "run").glob("not-finite-step-1-process-0.pt")))
+    assert saved["step"] == 1
+    for batch in saved["micro_batches"]:
+        assert batch["past_values"].shape[:2] == batch["agent_mask"].shape
+        assert (batch["future_values"].abs().amax(dim=(2, 3))[batch["agent_mask"]] > 1e20).all()
+
+
+@pytest.mark.slow
+def test_processes_and_micro_batches_give_the_same_weights(tracks, tmp_path):
+    # noise on positions and latents is drawn per micro-batch, whose number all runs share
+    assert_processes_agree(
+        lambda folder: recipe(folder, tracks, data={"scenes_per_batch": 1}),
+        tmp_path,
+        ignored="k_proj.bias",
+    )
+
+
+def test_a_first_stage_with_fewer_samples_serves_a_second(tracks, first_stage, tmp_path):
+    data = {"stage": "second", "first_stage": str(first_stage)}
+    task = prepare(recipe(tmp_path / "run", tracks, data=data, model={"num_modes": 7}))
+    model = task.model().eval()
+    assert model(torch.zeros(1, 2, 5, 2)).trajectories.shape == (1, 2, 7, 3, 2)
 
 
 def test_a_first_stage_of_another_size_is_refused(tracks, first_stage, second_stage, tmp_path):
