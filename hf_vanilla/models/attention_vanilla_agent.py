@@ -85,8 +85,7 @@ class AgentAwareAttention(VanillaAttention):
         query = split_heads(self.q_proj(queries) * self.scaling, self.head_dim)
         own_query = split_heads(self.own_q_proj(queries) * self.scaling, self.head_dim)
         scores = query @ common_key.transpose(-2, -1)  # (B, H, N T A, S A)
-        write_own_scores(scores, own_query, own_key, num_agents)
-        scores = at_least_float32(scores)
+        scores = at_least_float32(with_own_scores(scores, own_query, own_key, num_agents))
         if attention_mask is not None:
             scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
         weights = scores.softmax(dim=-1).to(query.dtype)
@@ -113,15 +112,23 @@ class AgentAwareAttention(VanillaAttention):
         return keys[:, ::2], keys[:, 1::2], value
 
 
-def write_own_scores(scores: Tensor, query: Tensor, key: Tensor, num_agents: int) -> None:
-    """Overwrite, in place, the scores between two steps of the same agent.
+def with_own_scores(scores: Tensor, query: Tensor, key: Tensor, num_agents: int) -> Tensor:
+    """Replace, in place, the scores between two steps of the same agent.
 
     Args:
         scores: `(B, H, T A, S A)`.
         query: `(B, H, T A, K)` own queries, scaled.
         key: `(B, H, S A, K)` own keys.
         num_agents: A.
+
+    Returns:
+        `scores`; while a model is exported, other memory.
     """
+    if torch.compiler.is_exporting():  # ONNX has no writing to a diagonal
+        itself = torch.eye(num_agents, dtype=torch.bool, device=key.device)
+        steps = [part.shape[2] // num_agents for part in (query, key)]
+        is_own = itself.repeat(*steps)  # (T A, S A)
+        return torch.where(is_own, query @ key.transpose(-2, -1), scores)
     by_agent = (-1, num_agents)
     query = query.unflatten(2, by_agent).transpose(2, 3)  # (B, H, A, T, K)
     key = key.unflatten(2, by_agent).transpose(2, 3)  # (B, H, A, S, K)
@@ -131,6 +138,7 @@ def write_own_scores(scores: Tensor, query: Tensor, key: Tensor, num_agents: int
         own = query @ key.transpose(-2, -1)
     blocks = scores.unflatten(3, by_agent).unflatten(2, by_agent)  # (B, H, T, A, S, A)
     blocks.diagonal(dim1=3, dim2=5).copy_(own.permute(0, 1, 3, 4, 2))
+    return scores
 
 
 class RolloutLayer(DynamicLayer):
@@ -149,7 +157,7 @@ class RolloutLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Add keys `(B, 2 H, A, K)` and values `(B, H, A, K)`; views of all so far."""
-        if not self.is_initialized:
+        if not self.number:
             self.dtype, self.device = key_states.dtype, key_states.device
             self.keys, self.values = (
                 new.new_empty(*new.shape[:2], self.length, new.shape[-1])

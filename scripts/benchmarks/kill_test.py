@@ -33,6 +33,7 @@ PHASES = ("start-up", "steps", "checkpoint writing", "pruning", "final writing")
 IMPORTED = ["hf_vanilla.training.run", "hf_vanilla.tasks.translation", "matplotlib.pyplot"]
 IMPORTED += ["hf_vanilla.tasks.image_classification", "sklearn.datasets"]
 IMPORTED += ["hf_vanilla.tasks.object_detection", "hf_vanilla.tasks.trajectories"]
+IMPORTED += ["hf_vanilla.tasks.joint_trajectories"]
 # two micro-batches a step, epochs of a few steps, a checkpoint at every fifth; the wide layers make
 # files of some megabytes, so that writing and pruning take a few milliseconds
 SHARED = f"""
@@ -64,6 +65,13 @@ RECIPES = {
 --model.d_model 32 --model.encoder_layers 1 --model.encoder_attention_heads 2
 --model.encoder_ffn_dim 2048 --model.decoder_layers 1 --model.decoder_attention_heads 2
 --model.decoder_ffn_dim 2048 --model.dropout 0.1
+""",
+    "joint_trajectories": """
+--recipe demo_scenes --scenes_per_step 4 --scenes_per_batch 2 --warmup_steps 20
+--model.num_modes 3 --model.latent_dim 4 --model.d_model 32 --model.encoder_layers 1
+--model.encoder_attention_heads 2 --model.encoder_ffn_dim 2048 --model.posterior_layers 1
+--model.decoder_layers 1 --model.decoder_attention_heads 2 --model.decoder_ffn_dim 2048
+--model.dropout 0.1
 """,
 }
 OPTIONS_FILE = "options"  # of the run, beside its data
