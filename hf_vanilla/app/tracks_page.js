@@ -63,16 +63,17 @@ function listModes() {
       option.setAttribute("role", "option");
       option.dataset.mode = rank;
       option.tabIndex = rank === Math.max(mode, 0) ? 0 : -1;
-      option.textContent = `${Math.round(probability * 100)} %`;
+      option.textContent = settings.isJoint ? `${rank + 1}` : `${Math.round(probability * 100)} %`;
       return option;
     }),
   );
 }
 
-// Mark the selected future, and draw its attention weights on the observed steps.
+// Mark the selected future, of a joint model for all agents, and draw the attention weights on the
+// observed steps; lines to other agents are as wide as the weight on all their steps.
 function look() {
-  plane.querySelectorAll(".look, .future.chosen").forEach((old) => {
-    old.classList.contains("look") ? old.remove() : old.classList.remove("chosen");
+  plane.querySelectorAll(".look, .glance, .future.chosen").forEach((old) => {
+    old.classList.contains("chosen") ? old.classList.remove("chosen") : old.remove();
   });
   for (const option of part("modes").children) {
     option.setAttribute("aria-selected", String(Number(option.dataset.mode) === mode));
@@ -80,7 +81,15 @@ function look() {
   const shown = agents[agent];
   if (!shown || mode < 0) return;
   const group = plane.querySelector(`[data-agent="${agent}"]`);
-  group.querySelector(`[data-mode="${mode}"]`)?.classList.add("chosen");
+  (settings.isJoint ? plane : group).querySelectorAll(`[data-mode="${mode}"]`).forEach((future) => {
+    future.classList.add("chosen");
+  });
+  shown.others.forEach((weight, index) => {
+    if (index === agent || !weight) return;
+    const glance = line([shown.past.at(-1), agents[index].past.at(-1)], "glance", group);
+    glance.style.strokeWidth = weight * view.width * 0.04;
+    glance.dataset.weight = weight;
+  });
   (shown.looks[mode] ?? []).forEach((weight, index) => {
     if (!weight) return;
     const [cx, cy] = onScreen(shown.past[index]);

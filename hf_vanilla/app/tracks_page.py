@@ -14,8 +14,14 @@ from hf_vanilla.data.built_in_tracks import BUILT_IN
 from hf_vanilla.data.track_options import TrackFileOptions
 from hf_vanilla.data.trajectories import Scenes
 from hf_vanilla.plots.tracks import Drawn, drawn_agents
-from hf_vanilla.trajectories.forecaster import attention_of_modes, check_rate, predict
+from hf_vanilla.trajectories.forecaster import (
+    attention_of_agents,
+    attention_of_modes,
+    check_rate,
+    predict,
+)
 from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.scene_layout import is_joint
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS, constant_velocity
 
 from .component import import_gradio, page_of_component
@@ -46,7 +52,7 @@ class TracksPage:
     ) -> None:
         import_gradio()
         self.model = load_forecaster(model, device="cpu")
-        if model not in SIMPLE_MODELS:
+        if model not in SIMPLE_MODELS and not is_joint(self.model.config):
             self.model.set_attn_implementation("eager")  # the only one that returns weights
         self.name = model
         config = self.model.config
@@ -61,9 +67,13 @@ class TracksPage:
         """What the script needs at the start: sizes, unit, and the scenes with their frames."""
         config, scenes = self.model.config, self.scenes
         frames = [scenes.frame[scenes.scene == n] for n in range(len(scenes.scene_names))]
-        width = STEPS_ACROSS * config.velocity_std * 2**0.5
+        usual = float(np.sqrt(np.mean(scenes.displacements**2)))
+        if not is_joint(config):
+            usual = config.velocity_std * 2**0.5
+        width = STEPS_ACROSS * usual
         return {
             "model": self.name,
+            "isJoint": is_joint(config),
             "observed": config.observed_steps,
             "predicted": config.predicted_steps,
             "stepSeconds": config.step_seconds,
@@ -120,8 +130,7 @@ class TracksPage:
         """Agents as the script draws them, with constant velocity and the attention weights."""
         past = np.stack([agent.past for agent in agents])
         mask = np.isfinite(past).all(-1)
-        with self._lock:
-            looks = attention_of_modes(self.model, past, mask)
+        looks, others = self._attention(past, mask)
         straight = constant_velocity(
             torch.from_numpy(np.nan_to_num(past)), torch.from_numpy(mask), agents[0].tracks.shape[1]
         ).numpy()
@@ -133,10 +142,23 @@ class TracksPage:
                 "tracks": _rounded(agent.tracks),
                 "probabilities": _rounded(agent.probabilities),
                 "straight": _rounded(straight[row]),
-                "looks": [] if looks is None else _rounded(_of_steps(looks[row])[:, mask[row]]),
+                "looks": [] if looks is None else _rounded(looks[row][:, mask[row]]),
+                "others": [] if others is None else _rounded(others[row]),
             }
             for row, agent in enumerate(agents)
         ]
+
+    def _attention(
+        self, past: np.ndarray, mask: np.ndarray
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Weights `(A, M, T)` on an agent's own steps, `(A, A)` on the agents of its scene."""
+        with self._lock:
+            if not is_joint(self.model.config):
+                looks = attention_of_modes(self.model, past, mask)
+                return None if looks is None else _of_steps(looks), None
+            weights = attention_of_agents(self.model, past, mask)
+        own = weights.diagonal(axis1=0, axis2=1).T  # (A, T), the same for all samples
+        return np.repeat(own[:, None], self.model.config.num_modes, axis=1), weights.sum(2)
 
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""
@@ -149,8 +171,8 @@ class TracksPage:
 
 
 def _of_steps(looks: np.ndarray) -> np.ndarray:
-    """Weights `(M, T)` of the steps at which the displacements of `looks` `(M, T - 1)` end."""
-    return np.pad(looks, ((0, 0), (1, 0)))
+    """Weights `(A, M, T)` of the steps at which the displacements `(A, M, T - 1)` end."""
+    return np.pad(looks, ((0, 0), (0, 0), (1, 0)))
 
 
 def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:

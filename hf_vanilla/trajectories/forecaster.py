@@ -189,6 +189,24 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
     return weights.gather(1, order.unsqueeze(-1).expand_as(weights)).numpy()
 
 
+@torch.inference_mode()
+def attention_of_agents(model: Any, past: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
+    """Whom each agent looks at: weights of the context encoder's last layer, mean of its heads.
+
+    Args:
+        model: a joint forecaster in evaluation mode.
+        past: `(A, T, 2)` float64, the agents of one scene; anything where not observed.
+        is_observed: `(A, T)` bool; last steps are observed.
+
+    Returns:
+        `(A, A, T)`: how much the last step of an agent attends to each step of each agent.
+    """
+    weights = _outputs(model, past, is_observed, output_attentions=True).attentions[-1]
+    agents, steps = past.shape[:2]
+    of_last = weights[0].double().mean(0)[-agents:].cpu()  # (A, T A), agents are the inner axis
+    return of_last.view(agents, steps, agents).transpose(1, 2).numpy()
+
+
 def _outputs(
     model: Any,
     past: np.ndarray,

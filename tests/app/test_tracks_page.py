@@ -6,7 +6,9 @@ import torch
 from chromium import launched, needs_chromium, served, tab_of
 from numpy.testing import assert_allclose
 
+from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.trajectories.forecaster import predict
 
@@ -93,6 +95,35 @@ def test_settings_name_scenes_and_their_frames(page):
     assert (settings["observed"], settings["predicted"], settings["unit"]) == (5, 3, "m")
     (scene,) = settings["scenes"]
     assert scene == {"number": 0, "name": "square", "first": 0, "last": 11, "step": 1}
+
+
+@pytest.fixture(scope="module")
+def scene_page(tracks, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("joint")
+    heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
+    model = VanillaForJointTrajectoryPrediction(VanillaAgentFormerConfig(**SIZES, **heads))
+    model.save_pretrained(folder)
+    return TracksPage(str(folder), tracks=tracks, frame_seconds=0.4)
+
+
+def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
+    settings = scene_page.settings()
+    assert settings["isJoint"]
+    assert settings["width"] == pytest.approx(40 * 0.5)  # 40 steps of half a metre
+    agents = scene_page.frame(0, 6)["agents"]
+    assert [np.shape(agent["tracks"]) for agent in agents] == [(4, 3, 2)] * 2
+    past = np.array([[agent["past"] for agent in agents]])
+    model, last = scene_page.model, past[0, :, -1].mean(0)
+    given = torch.tensor(past - last, dtype=torch.float32)
+    with torch.no_grad():
+        weights = model(given, output_attentions=True).attentions[-1][0].mean(0)  # (10, 10)
+    for row, agent in enumerate(agents):
+        of_last = weights[8 + row]  # time-major: step 4 of five, two agents
+        assert_allclose(agent["looks"], [of_last[row::2].tolist()] * 4, atol=1e-3)
+        assert_allclose(agent["others"], [of_last[0::2].sum(), of_last[1::2].sum()], atol=1e-3)
+        assert sum(agent["others"]) == pytest.approx(1, abs=2e-3)
+    (alone,) = scene_page.draw([[0, 0], [2, 0]])["agents"]
+    assert alone["others"] == [1.0]
 
 
 def test_a_model_without_weights_can_be_shown():
