@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .packing_vanilla import NO_POST_OP
 from .stacks_vanilla import VanillaEmbedding
 
 LARGEST = 127
@@ -26,6 +25,7 @@ LEAST_SCALE = 1e-30
 HIGHEST_BIT, ZERO_POINT = -128, 128
 # sums of so many products of two numbers up to 127 are below 2**24: float32 holds them exactly
 EXACT_TERMS = 1024
+NO_POST_OP: tuple[str, list[Any], str] = ("none", [], "")
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,12 +42,16 @@ class IntegerProduct:
 
     Args:
         layers: linear layers with the same input, joined into one product.
+        dtype: of the outputs; None: that of the inputs.
 
     Raises:
         ValueError: the weights are not on a CPU.
     """
 
-    def __init__(self, layers: "Sequence[QuantizedLinear]") -> None:
+    def __init__(
+        self, layers: "Sequence[QuantizedLinear]", dtype: torch.dtype | None = None
+    ) -> None:
+        self.dtype = dtype
         weights = [layer.weight.detach() for layer in layers]
         device = weights[0].device.type
         if device != "cpu":
@@ -67,17 +71,18 @@ class IntegerProduct:
             self.zero_points = torch.zeros(len(weight), dtype=torch.int32)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Outputs `(..., O)` of all layers for `(..., I)`, in the dtype of `states`."""
-        rows, row_scale = quantized(states.detach().to(torch.float32))
+        """Outputs `(..., O)` of all layers for `(..., I)`."""
+        if states.requires_grad:
+            states = states.detach()
+        rows, row_scale = quantized(states.to(torch.float32))
         if self.is_fast:
             product = _byte_product(rows, self.weight, self.scale, self.zero_points)
         else:
             product = exact_product(rows, self.weight).mul_(self.scale)
-        if self.bias is None:
-            product.mul_(row_scale)
-        else:
-            torch.addcmul(self.bias, product, row_scale, out=product)
-        return product.to(states.dtype)
+        product.mul_(row_scale)
+        if self.bias is not None:
+            product.add_(self.bias)  # two passes: addcmul takes three times as long as both
+        return product.to(self.dtype or states.dtype)
 
 
 def _versions(layers: "Sequence[QuantizedLinear]") -> list[tuple[int, int]]:
@@ -190,6 +195,40 @@ def current_product(
     if product is not None and product.versions == _versions(layers):
         return product
     return IntegerProduct(layers)
+
+
+class PackedQuantized(nn.Module):
+    """Quantized layers with the same input in one product that stays packed; not saved.
+
+    Args:
+        layers: whose own weights are no longer needed.
+        dtype: of the outputs.
+    """
+
+    def __init__(self, layers: Sequence[QuantizedLinear], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_features = layers[0].in_features
+        self.out_features = sum(layer.out_features for layer in layers)
+        self.product = IntegerProduct(layers, dtype)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Outputs `(..., O)` for `(..., I)`."""
+        return self.product(states)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        refuse_to_save()
+
+
+def refuse_to_save() -> None:
+    """Refuse to save a packed layer.
+
+    Raises:
+        ValueError: always; the file would have no weights.
+    """
+    raise ValueError(
+        "this model is packed for decoding and cannot be saved: save the one that "
+        "load_translator or from_pretrained loads"
+    )
 
 
 class QuantizedEmbedding(VanillaEmbedding):

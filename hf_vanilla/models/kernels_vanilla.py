@@ -74,19 +74,22 @@ def attention_in_products(
 ) -> tuple[Tensor, Tensor | None]:
     """Scaled dot-product attention (3.2.1) by two products; no gradients.
 
-    Arguments are those of `eager_attention`; masks are those of sdpa.
+    The softmax is computed in float32: of short rows, torch's is slower in bfloat16. Arguments are
+    those of `eager_attention`; masks are those of sdpa.
     """
     if attention_mask is None and module.is_causal and query.shape[2] > 1:
         attend: Callable = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return attend(module, query, key, value, attention_mask, **kwargs)
-    scores = query * kwargs["scaling"] @ key.transpose(-2, -1)  # (B, H, T, S)
-    if attention_mask is None:
-        return (scores.softmax(dim=-1) @ value).transpose(1, 2), None
-    if attention_mask.dtype != torch.bool:
-        return (scores.add_(attention_mask).softmax(dim=-1) @ value).transpose(1, 2), None
-    weights = scores.masked_fill_(~attention_mask, torch.finfo(scores.dtype).min).softmax(dim=-1)
-    weights *= attention_mask.any(dim=-1, keepdim=True)  # a query with no allowed key gets zeros
-    return (weights @ value).transpose(1, 2), None
+    scores = (query * kwargs["scaling"] @ key.transpose(-2, -1)).float()  # (B, H, T, S)
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        lowest = torch.finfo(scores.dtype).min
+        weights = scores.masked_fill_(~attention_mask, lowest).softmax(dim=-1)
+        weights *= attention_mask.any(dim=-1, keepdim=True)  # no allowed key: zeros
+    else:
+        if attention_mask is not None:
+            scores += attention_mask.float()
+        weights = scores.softmax(dim=-1)
+    return (weights.to(value.dtype) @ value).transpose(1, 2), None
 
 
 def sdpa_in_float32(

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .int8_vanilla import NO_POST_OP, PackedQuantized, QuantizedLinear, refuse_to_save
+
 # rows of the product that a weight is packed for; other numbers are as correct
 ROWS = 64
-NO_POST_OP: tuple[str, list[Any], str] = ("none", [], "")
 
 
 class PackedLinear(nn.Module):
@@ -38,15 +39,7 @@ class PackedLinear(nn.Module):
         return linear(states, self.packed, self.bias, *NO_POST_OP)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse to save.
-
-        Raises:
-            ValueError: always; the file would have no weights.
-        """
-        raise ValueError(
-            "this model is packed for decoding and cannot be saved: save the one that "
-            "load_translator or from_pretrained loads"
-        )
+        refuse_to_save()
 
 
 class JoinedPacked(nn.Module):
@@ -54,12 +47,13 @@ class JoinedPacked(nn.Module):
 
     Args:
         layers: the three projections.
+        dtype: of the outputs of quantized ones.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[Any], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.widths = [layer.out_features for layer in layers]
-        self.product = PackedLinear(layers)
+        self.product = packed(layers, dtype)
 
     def forward(self, states: Tensor) -> tuple[Tensor, ...]:
         """The output of each layer."""
@@ -88,35 +82,65 @@ def pack(model: nn.Module) -> None:
 
     A packed weight takes the place of the other, so the model needs no more memory and can no
     longer be trained or saved; it is set to evaluation mode. An embedding table that is also the
-    output layer remains as well.
+    output layer remains as well. Beside int8 weights, attention computes in bfloat16 where the
+    processor has instructions for it.
 
     Args:
-        model: its float32 and bfloat16 layers on a CPU are packed; others stay as they are.
+        model: its float32, bfloat16 and int8 layers on a CPU are packed; others stay as they are.
     """
+    dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
     for name, module in list(model.named_modules()):
-        # the attention to the source has other inputs for its keys
-        if hasattr(module, "joined") and not name.endswith("encoder_attn"):
-            _join(module)
+        if hasattr(module, "joined"):
+            # the attention to the source has other inputs for its keys
+            _pack_projections(module, dtype, is_joined=not name.endswith("encoder_attn"))
         for child_name, child in list(module.named_children()):
             if is_packable(child):
-                setattr(module, child_name, PackedLinear([child]))
+                setattr(module, child_name, packed([child]))
     model.eval()  # a new module trains, and our search leaves models that train to transformers
 
 
-def _join(attention: Any) -> None:
-    """Join query, key and value, if all three can be packed."""
-    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
-    if all(map(is_packable, layers)):
-        attention.joined = JoinedPacked(layers)
-        for index, name in enumerate(("q_proj", "k_proj", "v_proj")):
-            setattr(attention, name, PartOfJoined(attention.joined, index))
+def _pack_projections(attention: Any, dtype: torch.dtype, *, is_joined: bool) -> None:
+    """Pack query, key and value, in one product if they have the same input."""
+    names = ("q_proj", "k_proj", "v_proj")
+    layers = [getattr(attention, name) for name in names]
+    if not all(map(is_packable, layers)):
+        return
+    if is_joined:
+        attention.joined = JoinedPacked(layers, dtype)
+    for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
+        part = PartOfJoined(attention.joined, index) if is_joined else packed([layer], dtype)
+        setattr(attention, name, part)
 
 
-def is_packable(layer: nn.Module) -> bool:
-    """Whether `PackedLinear` may replace a layer."""
-    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
+def packed(
+    layers: Sequence[Any], dtype: torch.dtype = torch.float32
+) -> PackedLinear | PackedQuantized:
+    """Layers with the same input in one packed product.
+
+    Args:
+        layers: all float or all quantized.
+        dtype: of the outputs of quantized ones; those of the others have that of their weights.
+    """
+    if isinstance(layers[0], QuantizedLinear):
+        return PackedQuantized(layers, dtype)
+    return PackedLinear(layers)
+
+
+def is_packable(layer: Any) -> bool:
+    """Whether `packed` may replace a layer."""
+    if type(layer) not in (nn.Linear, QuantizedLinear) or layer.weight.device.type != "cpu":
         return False
-    return layer.weight.dtype in (torch.float32, torch.bfloat16) and can_pack(layer.weight.dtype)
+    dtype = layer.weight.dtype
+    return dtype == torch.int8 or (
+        dtype in (torch.float32, torch.bfloat16) and can_pack(layer.weight.dtype)
+    )
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 numbers; True if torch cannot tell."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    known = [bool(value) for name, value in capabilities.items() if "bf16" in name]
+    return any(known) if known else True
 
 
 @cache

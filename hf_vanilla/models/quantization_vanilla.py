@@ -10,7 +10,13 @@ from transformers.quantizers import HfQuantizer, register_quantization_config, r
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .int8_vanilla import JoinedProjections, QuantizedEmbedding, QuantizedLinear, quantized
+from .int8_vanilla import (
+    JoinedProjections,
+    PackedQuantized,
+    QuantizedEmbedding,
+    QuantizedLinear,
+    quantized,
+)
 from .stacks_vanilla import VanillaEmbedding
 
 METHOD = "vanilla_int8"
@@ -20,7 +26,8 @@ FORMAT = 1
 
 def is_quantized(model: nn.Module) -> bool:
     """Whether a model has weights of this file."""
-    return any(isinstance(module, QuantizedLinear) for module in model.modules())
+    kinds = (QuantizedLinear, PackedQuantized)
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def quantize(model: PreTrainedModel) -> PreTrainedModel:

@@ -20,45 +20,74 @@ from transformers.masking_utils import create_bidirectional_mask
 from .positions_vanilla import LearnedPositions
 from .stacks_vanilla import VanillaPreTrainedModel
 
-# steps that fit into the first storage of the cache
-FIRST_STEPS = 32
+# steps for which the storage of the cache grows at once
+STEPS_AT_ONCE = 32
+# the same where attention reads the whole storage; for longer hypotheses, both double
+PADDED_STEPS_AT_ONCE = 8
+# the storage has at least so many of these parts before they double
+LEAST_PARTS = 8
 # sinusoids are computed for so many steps at once
 POSITIONS_AHEAD = 64
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values in storage that doubles when it is full.
+    """One layer's keys and values in storage that grows in large parts.
 
-    `keys` and `values` are views of the filled part, `(B, H, slots, K)`.
+    `keys` and `values` are views of the filled part, `(B, H, slots, K)`. In bfloat16 on a CPU, they
+    may be the whole storage, whose spare slots a mask has to hide: torch copies a part of an array
+    before it multiplies it, which takes longer than the product.
 
     Args:
-        slots: size of the first storage.
+        beams: n; the storage grows for several steps at once.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, beams: int) -> None:
         super().__init__()
-        self.first_slots = slots
+        self.beams = beams
+        self.slots = 0
+        self.is_padded = False
+
+    def width(self, slots: int) -> int:
+        """Slots of `keys` when `slots` are filled, after the first update."""
+        return self._room(slots) if self.is_padded else slots
+
+    def _room(self, slots: int) -> int:
+        """Slots of the storage for so many filled ones."""
+        part = self.beams * (PADDED_STEPS_AT_ONCE if self.is_padded else STEPS_AT_ONCE)
+        while part * LEAST_PARTS < slots:
+            part *= 2
+        return -(-slots // part) * part
+
+    def _grown(self, stored: Tensor | None, like: Tensor, room: int) -> Tensor:
+        """Storage `(B, H, room, K)` that begins with what is stored."""
+        if stored is None:
+            stored = like[:, :, :0]
+        new = stored.new_zeros if self.is_padded else stored.new_empty  # a spare NaN would spread
+        grown = new((*stored.shape[:2], room, stored.shape[3]))
+        grown[:, :, : self.slots] = stored[:, :, : self.slots]
+        return grown
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Append the slots `(B, H, new, K)`; return keys and values of all slots so far."""
-        rows, heads, new, _ = key_states.shape
+        rows, begin, end = len(key_states), self.slots, self.slots + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.slots = 0
-            shape = (rows, heads, self.first_slots)
-            self.stored_keys = key_states.new_empty((*shape, key_states.shape[3]))
-            self.stored_values = value_states.new_empty((*shape, value_states.shape[3]))
-        begin, end = self.slots, self.slots + new
-        while self.stored_keys.shape[2] < end:
-            self.stored_keys = torch.cat((self.stored_keys, self.stored_keys), dim=2)
-            self.stored_values = torch.cat((self.stored_values, self.stored_values), dim=2)
-        self.stored_keys[:rows, :, begin:end] = key_states
-        self.stored_values[:rows, :, begin:end] = value_states
+            self.stored_keys: Tensor | None = None
+            self.stored_values: Tensor | None = None
+            is_copied = key_states.dtype == torch.bfloat16 and key_states.device.type == "cpu"
+            self.is_padded = is_copied and self.beams > 1  # one beam has no mask
+        if self.stored_keys is None or self.stored_keys.shape[2] < end:
+            room = self._room(end)
+            self.stored_keys = self._grown(self.stored_keys, key_states, room)
+            self.stored_values = self._grown(self.stored_values, value_states, room)
+        stored_keys, stored_values = self.stored_keys[:rows], self.stored_values[:rows]
+        stored_keys[:, :, begin:end] = key_states
+        stored_values[:, :, begin:end] = value_states
         self.slots = end
-        self.keys = self.stored_keys[:rows, :, :end]
-        self.values = self.stored_values[:rows, :, :end]
+        shown = self.width(end) if begin else end  # the prompt has no mask
+        self.keys, self.values = stored_keys[:, :, :shown], stored_values[:, :, :shown]
         return self.keys, self.values
 
 
@@ -70,8 +99,13 @@ class BeamCache(EncoderDecoderCache):
     """
 
     def __init__(self, beams: int) -> None:
-        make_layer: Any = partial(GrowingLayer, FIRST_STEPS * beams)
+        make_layer: Any = partial(GrowingLayer, beams)
         super().__init__(Cache(layer_class_to_replicate=make_layer), DynamicCache())
+
+    def width(self, slots: int) -> int:
+        """Slots of the keys of self-attention when `slots` are filled, after the prompt."""
+        layer: Any = self.self_attention_cache.layers[0]
+        return layer.width(slots)
 
     def select(self, rows: Tensor) -> None:
         """Keep sentences `rows`, in that order; only rows that change are copied.
@@ -209,7 +243,9 @@ class SearchDecoder:
         mask = None
         if self.mask is not None:
             self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
-            mask = self.mask.unsqueeze(1)  # (b, 1, n, slots)
+            spare = self.cache.width(slots := self.mask.shape[2]) - slots
+            mask = nn.functional.pad(self.mask, (0, spare), value=float("-inf"))
+            mask = mask.unsqueeze(1)  # (b, 1, n, slots)
         hidden_states = self._layers(hidden_states, mask, self.source_masks[1])
         self.length += 1
         hidden_states = self.decoder.layer_norm(hidden_states).flatten(0, 1)

@@ -1,12 +1,12 @@
 """In which numbers a loaded model computes: float32, bfloat16 or int8."""
 
 import logging
-from typing import Any
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
 from hf_vanilla.models.int8_vanilla import multiplies_bytes
+from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 
 logger = logging.getLogger(__name__)
@@ -85,10 +85,3 @@ def require_float(model: PreTrainedModel, name: str) -> None:
     """
     if is_quantized(model):
         raise ValueError(f"{name} has int8 weights, which only translate: give the float model")
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 numbers; True if torch cannot tell."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    known = [bool(value) for name, value in capabilities.items() if "bf16" in name]
-    return any(known) if known else True

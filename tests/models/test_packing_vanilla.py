@@ -7,8 +7,11 @@ import torch
 from lively import lively_model, sources
 from torch import nn
 
+from hf_vanilla import quantize
 from hf_vanilla.models import packing_vanilla
+from hf_vanilla.models.int8_vanilla import QuantizedLinear
 from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, can_pack, pack
+from hf_vanilla.models.quantization_vanilla import is_quantized
 from hf_vanilla.models.search_vanilla_gate import is_as_built
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -73,6 +76,31 @@ def test_layers_of_other_dtypes_stay(monkeypatch):
     single = nn.Sequential(nn.Linear(3, 4))
     pack(single)
     assert type(single[0]) is nn.Linear
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_a_packed_int8_model_has_the_logits_and_translations_of_the_int8_model(
+    has_bfloat16, monkeypatch
+):
+    monkeypatch.setattr(packing_vanilla, "multiplies_bfloat16", lambda: has_bfloat16)
+    model = quantize(lively_model(attention_bias=True, lm_head_bias=True).float())
+    small, batch = copy.deepcopy(model), sources(5, 3, 7)
+    pack(small)
+    assert is_quantized(small)
+    assert not any(isinstance(module, QuantizedLinear) for module in small.modules())
+    assert is_as_built(small)
+    ids = batch["input_ids"]
+    expected, found = (m(input_ids=ids, decoder_input_ids=ids).logits for m in (model, small))
+    assert torch.equal(found, expected) is not has_bfloat16  # attention in bfloat16 rounds
+    assert (found - expected).std() < 0.05 * expected.std()
+    ours = small.generate(**batch, num_beams=3)
+    if not has_bfloat16:
+        assert torch.equal(ours, model.generate(**batch, num_beams=3))
+    keys = small.model.decoder.layers[0].self_attn.k_proj(torch.ones(1, 1, 12))
+    assert keys.dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
+    with pytest.raises(ValueError, match="packed for decoding and cannot be saved"):
+        small.state_dict()
 
 
 def test_a_packed_model_refuses_to_be_saved(tmp_path):

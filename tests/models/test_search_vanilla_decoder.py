@@ -1,11 +1,18 @@
 """Beams that share one row of the KV cache get the logits they get when decoded alone."""
 
+import copy
+
 import pytest
 import torch
 from lively import PAD, V, lively_model, sources
 from torch.testing import assert_close
 
-from hf_vanilla.models.search_vanilla_decoder import BeamCache, GrowingLayer, SearchDecoder
+from hf_vanilla.models.search_vanilla_decoder import (
+    PADDED_STEPS_AT_ONCE,
+    BeamCache,
+    GrowingLayer,
+    SearchDecoder,
+)
 
 B, H, K, W = 3, 2, 5, 7
 ROOM = 32
@@ -44,6 +51,33 @@ def test_every_beam_attends_to_its_own_past_only(implementation, prompt):
 
 
 @torch.no_grad()
+def test_spare_slots_of_the_cache_in_bfloat16_change_no_logit():
+    model, beams = lively_model().bfloat16(), 3
+    batch = sources(5, 3, 7)
+    states = model.get_encoder()(**batch).last_hidden_state
+    decoder = SearchDecoder(model, states, batch["attention_mask"], beams=beams)
+    decoder.read_prompt(torch.full((3, 1), PAD))
+    past = torch.full((3, beams, 1), PAD)
+    exact = copy.deepcopy(model).double()  # the same weights
+    for step in range(2 * PADDED_STEPS_AT_ONCE + 1):
+        if step == PADDED_STEPS_AT_ONCE:
+            rows = torch.tensor([2, 1])
+            decoder.select(rows)
+            past, batch = past[rows], {name: tensor[rows] for name, tensor in batch.items()}
+        parents = torch.randint(beams, past.shape[:2])
+        decoder.reorder(parents)
+        past = past.gather(1, parents.unsqueeze(-1).expand_as(past))
+        past = torch.cat((past, torch.randint(2, V, (*past.shape[:2], 1))), dim=-1)
+        logits = decoder.read(past[:, :, -1])
+        given = {name: tensor.repeat_interleave(beams, dim=0) for name, tensor in batch.items()}
+        expected = exact(**given, decoder_input_ids=past.flatten(0, 1)).logits[:, -1]
+        assert (logits - expected).std() < 0.05 * expected.std()  # 8 bits of mantissa
+    keys = decoder.cache.self_attention_cache.layers[0].keys
+    assert keys.shape[2] == 3 * PADDED_STEPS_AT_ONCE * beams > 1 + (step + 1) * beams
+    assert keys.is_contiguous()
+
+
+@torch.no_grad()
 def test_the_source_is_projected_once_for_all_beams():
     model, beams = lively_model(), 4
     batch = sources(5, 3)
@@ -64,7 +98,7 @@ def slots(count, rows=B):
 
 
 def test_a_cache_layer_returns_all_slots_also_after_it_has_grown():
-    layer, appended = GrowingLayer(ROOM), []
+    layer, appended = GrowingLayer(1), []
     for count in (4, 1, ROOM, 3, 5 * ROOM, 1):
         appended.append(slots(count))
         found = layer.update(*appended[-1])
@@ -75,7 +109,7 @@ def test_a_cache_layer_returns_all_slots_also_after_it_has_grown():
 
 
 def test_appending_copies_nothing_while_there_is_room():
-    layer = GrowingLayer(ROOM)
+    layer = GrowingLayer(1)
     first, _ = layer.update(*slots(3))
     second, _ = layer.update(*slots(2))
     assert first.data_ptr() == second.data_ptr()
