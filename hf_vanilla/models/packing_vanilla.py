@@ -96,7 +96,15 @@ def pack(model: nn.Module) -> None:
         for child_name, child in list(module.named_children()):
             if is_packable(child):
                 setattr(module, child_name, packed([child]))
+    _leave_file(model)
     model.eval()  # a new module trains, and our search leaves models that train to transformers
+
+
+def _leave_file(model: nn.Module) -> None:
+    """Copy the weights that remain: each would keep the whole file of a loaded model in memory."""
+    for weight in model.parameters():
+        if weight.device.type == "cpu":
+            weight.data = weight.data.clone()
 
 
 def _pack_projections(attention: Any, dtype: torch.dtype, *, is_joined: bool) -> None:

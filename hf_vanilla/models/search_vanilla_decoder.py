@@ -46,6 +46,8 @@ class GrowingLayer(DynamicLayer):
         self.beams = beams
         self.slots = 0
         self.is_padded = False
+        self.stored_keys: Tensor | None = None
+        self.stored_values: Tensor | None = None
 
     def width(self, slots: int) -> int:
         """Slots of `keys` when `slots` are filled, after the first update."""
@@ -58,12 +60,14 @@ class GrowingLayer(DynamicLayer):
             part *= 2
         return -(-slots // part) * part
 
-    def _grown(self, stored: Tensor | None, like: Tensor, room: int) -> Tensor:
-        """Storage `(B, H, room, K)` that begins with what is stored."""
+    def _with_room(self, stored: Tensor | None, like: Tensor, slots: int) -> Tensor:
+        """Storage `(B, H, room, K)` for so many slots: the present one, or a copy with more."""
         if stored is None:
             stored = like[:, :, :0]
+        elif stored.shape[2] >= slots:
+            return stored
         new = stored.new_zeros if self.is_padded else stored.new_empty  # a spare NaN would spread
-        grown = new((*stored.shape[:2], room, stored.shape[3]))
+        grown = new((*stored.shape[:2], self._room(slots), stored.shape[3]))
         grown[:, :, : self.slots] = stored[:, :, : self.slots]
         return grown
 
@@ -74,14 +78,10 @@ class GrowingLayer(DynamicLayer):
         rows, begin, end = len(key_states), self.slots, self.slots + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.stored_keys: Tensor | None = None
-            self.stored_values: Tensor | None = None
             is_copied = key_states.dtype == torch.bfloat16 and key_states.device.type == "cpu"
             self.is_padded = is_copied and self.beams > 1  # one beam has no mask
-        if self.stored_keys is None or self.stored_keys.shape[2] < end:
-            room = self._room(end)
-            self.stored_keys = self._grown(self.stored_keys, key_states, room)
-            self.stored_values = self._grown(self.stored_values, value_states, room)
+        self.stored_keys = self._with_room(self.stored_keys, key_states, end)
+        self.stored_values = self._with_room(self.stored_values, value_states, end)
         stored_keys, stored_values = self.stored_keys[:rows], self.stored_values[:rows]
         stored_keys[:, :, begin:end] = key_states
         stored_values[:, :, begin:end] = value_states
