@@ -2,10 +2,10 @@
 # # The paper in code
 #
 # This notebook goes through ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) section
-# by section. Each section has the formula, the code of this package that computes it, a check
-# against a computation by hand, a figure, and exercises. At the end you have trained a model,
-# decoded with it, and looked at the attention of its heads. The notebook runs in one or two minutes
-# on a laptop without a GPU; plan one to two hours for reading and exercises.
+# by section. Each section has the formula, the reason for it, the code of this package that
+# computes it, a check against a computation by hand, and exercises. At the end you have trained a
+# model, decoded with it, and looked at the attention of its heads. The notebook runs in one or two
+# minutes on a laptop without a GPU; plan one to two hours for reading and exercises.
 #
 # **Exercises** are cells that begin with `exercise_1 = None`. Replace `None` by your answer and run
 # the cell: it prints "right", or fails with a hint. With `None`, the cell does nothing.
@@ -17,20 +17,26 @@
 import copy
 import math
 import random
+import tempfile
 import warnings
+from pathlib import Path
 
 warnings.filterwarnings("ignore", message="IProgress")  # about progress bars
 
 import matplotlib.pyplot as plt
 import torch
+from IPython.display import HTML, Image
 from torch import nn
 from torch.testing import assert_close
 from transformers import DataCollatorForSeq2Seq
+from transformers.utils.logging import disable_progress_bar
 
 from hf_vanilla import (
     VanillaConfig,
     VanillaForConditionalGeneration,
+    demo_model,
     inverse_sqrt_schedule,
+    load_translator,
     paper_adam,
     train_tokenizer,
     translate,
@@ -41,9 +47,57 @@ from hf_vanilla.models.kernels_vanilla import VanillaDropout
 from hf_vanilla.models.layers_vanilla import VanillaEncoderLayer
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid
+from hf_vanilla.plots.architecture import save_architecture
+from hf_vanilla.plots.attention_html import attention_html
+from hf_vanilla.translation.attentions import attentions
+from hf_vanilla.translation.n_best import best_translations
 
+disable_progress_bar()  # of loading
 torch.manual_seed(0)
 torch.set_num_threads(1)
+
+# %% [markdown]
+# ## What the model does
+#
+# The package contains a small trained model: a million weights, English number words to German
+# ones. It reads the whole sentence at once and writes the translation token by token. These are its
+# four best translations of one sentence, with their scores; the best one is right.
+
+# %%
+demo, demo_tokenizer = load_translator(demo_model())
+sentence = "seven hundred forty-two thousand three hundred nineteen"
+hypotheses = best_translations(demo, demo_tokenizer, sentence, num_beams=4)
+for hypothesis in hypotheses:
+    print(f"{hypothesis.score:8.3f}  {hypothesis.text}")
+assert hypotheses[0].text == number_words(742_319)["target"]
+
+# %% [markdown]
+# German writes "two" before "forty", so the model cannot translate word by word. Each token that it
+# writes is a weighted mean over all tokens that it read, and the weights are computed from the
+# tokens themselves: this is attention. Choose a head below to see its weights. In the last layer
+# the row of "zwei" has its weight on "two", and the next row jumps back to "forty".
+
+# %%
+seen = attentions(demo, demo_tokenizer, sentence)
+HTML(attention_html(seen))
+
+# %% [markdown]
+# ## The architecture (3.1)
+#
+# This is Figure 1 of the paper with the widths of its base model, drawn from a config. The encoder,
+# on the left, turns the source into one vector per token. The decoder, on the right, reads these
+# vectors and the tokens that it has written, and predicts the next token.
+#
+# Why attention and no recurrent network (4)? In a recurrent network, a signal between two tokens
+# passes through all tokens between them, one step after the other. With attention, any two tokens
+# are one step apart, and all tokens of a sentence are computed at the same time. The price is that
+# the number of weights grows with the square of the length. The sections below build the parts of
+# the figure from the bottom to the top.
+
+# %%
+picture = Path(tempfile.mkdtemp()) / "architecture.png"
+save_architecture(VanillaConfig(), picture)
+Image(str(picture), width=640)
 
 # %% [markdown]
 # ## Positions (3.5)
@@ -162,8 +216,10 @@ if exercise_3 is not None:
 #
 # $$\mathrm{MultiHead}(Q, K, V) = \mathrm{Concat}(\mathrm{head}_1, \ldots, \mathrm{head}_h)\, W^O$$
 #
-# A single head computes one weighted mean. Several heads compute several, each in its own space of
-# K dimensions. `VanillaAttention` stores the matrices of all heads in one linear layer.
+# Why several heads? A single head computes one weighted mean, in which all that a token needs from
+# others is mixed. Several heads compute several means, each in its own space of K dimensions, so
+# one can attend to the previous token while another attends elsewhere. `VanillaAttention` stores
+# the matrices of all heads in one linear layer.
 
 # %%
 config = VanillaConfig(
@@ -269,7 +325,11 @@ if exercise_5 is not None:
 #
 # Each sublayer adds its output to its input, and the norm comes *after* the sum: this is post-norm.
 # Most later models apply the norm before the sublayer (pre-norm). An encoder layer has two
-# sublayers: attention and
+# sublayers: attention and a network that is applied to each token alone.
+#
+# Why add the input? The gradient reaches every layer through the sums, without passing through a
+# sublayer. Why a norm? It keeps the sums from growing from layer to layer. Attention only mixes
+# tokens; the second sublayer is where a token's vector is transformed:
 #
 # $$\mathrm{FFN}(x) = \max(0,\; x W_1 + b_1)\, W_2 + b_2$$
 
@@ -353,8 +413,9 @@ print(f"{by_hand:,} weights, vocabulary of {v} tokens")
 # %% [markdown]
 # ## Label smoothing (5.4)
 #
-# The target distribution gives probability 0.9 to the label and distributes 0.1 over all other
-# tokens:
+# A model that is certain of every training label is overconfident on new text. The target
+# distribution therefore gives probability 0.9 to the label and distributes 0.1 over all other
+# tokens. The paper reports a worse perplexity and a better BLEU:
 #
 # $$L = -\sum_w q(w) \log p(w)$$
 
@@ -384,9 +445,10 @@ if exercise_7 is not None:
 #
 # $$rate = D^{-0.5} \cdot \min(step^{-0.5},\; step \cdot warmup^{-1.5})$$
 #
-# The learning rate rises linearly during warmup and then falls with the inverse square root of the
-# step. Its peak is $(D \cdot warmup)^{-0.5}$. This short run uses the same shape with a lower peak,
-# because the model is small.
+# Why a warmup? At the start Adam's estimates of the gradient's size rest on few steps, and large
+# steps in a post-norm model can end training. The learning rate rises linearly during warmup and
+# then falls with the inverse square root of the step. Its peak is $(D \cdot warmup)^{-0.5}$. This
+# short run uses the same shape with a lower peak, because the model is small.
 
 # %%
 optimizer = paper_adam(model.parameters(), learning_rate=4e-3)  # betas 0.9 and 0.98, epsilon 1e-9

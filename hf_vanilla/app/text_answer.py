@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
-from hf_vanilla.translation.attentions import KINDS, Attentions, readable_tokens
+from hf_vanilla.translation.attentions import KINDS, Attentions, readable_tokens, word_starts
 from hf_vanilla.translation.head_patterns import head_patterns
 from hf_vanilla.translation.layer_steps import LayerSteps
 
@@ -83,6 +83,7 @@ def answer_of_attention(
         kinds[kind] = {
             "queries": queries,
             "keys": keys,
+            "words": [word_starts(queries), word_starts(keys)],
             "shape": list(weights.shape),
             "weights": bytes_of(weights),
             "patterns": [

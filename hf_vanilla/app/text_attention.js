@@ -33,15 +33,33 @@ function sayWeights() {
   return `${start} attends to ${heaviest(rows[state.query], keys)}.`;
 }
 
+// First and last index of each word; nothing where every token is a word.
+function wordSpans(starts, count) {
+  if (starts.length === count) return [];
+  return starts.map((first, index) => [first, (starts[index + 1] ?? count) - 1]);
+}
+
+// A bracket beside the tokens of each word, on both sides of a map.
+function drawWords(root, { queries, keys, words }, { left, top, cell, wide, column }) {
+  const style = { fill: colours().faint };
+  for (const [first, last] of wordSpans(words[0], queries.length)) {
+    box(root, left - 7, top + first * cell + 2, 3, (last - first + 1) * cell - 4, style);
+  }
+  for (const [first, last] of wordSpans(words[1], keys.length)) {
+    const start = Math.min(column(first), column(last));
+    box(root, start + 2, top - 7, (last - first + 1) * wide - 4, 3, style);
+  }
+}
+
 // Draw a heat map at a place; returns its width and height.
 function drawMap(root, room, shown, { isActive = true } = {}) {
   const { queries, keys, rows, isFromRight } = shown;
   const paint = colours();
-  const left = 8 + Math.min(LABEL, room.width / 4, Math.max(...queries.map((token) => textWidth(token))));
+  const left = 14 + Math.min(LABEL, room.width / 4, Math.max(...queries.map((token) => textWidth(token))));
   const longest = Math.max(...keys.map((token) => textWidth(token)));
   const across = Math.floor((room.width - left) / keys.length);
   const isFlat = longest < across - 6;
-  const top = isFlat ? 24 : 8 + Math.min(LABEL, room.height / 4, longest);
+  const top = isFlat ? 30 : 14 + Math.min(LABEL, room.height / 4, longest);
   const down = Math.floor((room.height - top) / queries.length);
   const cell = clamp(16, Math.min(across, down), 64);
   const wide = clamp(cell, across, isFlat ? 96 : cell);
@@ -49,12 +67,13 @@ function drawMap(root, room, shown, { isActive = true } = {}) {
   keys.forEach((token, k) => {
     const style = { weight: isActive && k === state.key ? 700 : 400 };
     if (isFlat) write(root, column(k) + wide / 2, 12, token, { ...style, anchor: "middle" });
-    else write(root, column(k) + wide / 2, top - 6, fitted(token, top - 8), { ...style, turn: -90 });
+    else write(root, column(k) + wide / 2, top - 12, fitted(token, top - 14), { ...style, turn: -90 });
   });
+  drawWords(root, shown, { left, top, cell, wide, column });
   queries.forEach((token, q) => {
     const y = top + q * cell;
     const isChosen = isActive && q === state.query;
-    const label = write(root, left - 6, y + cell / 2, fitted(token, left - 8), {
+    const label = write(root, left - 12, y + cell / 2, fitted(token, left - 14), {
       anchor: "end",
       weight: isChosen ? 700 : 400,
     });
@@ -96,7 +115,7 @@ views.lines = {
     const most = Math.max(queries.length, keys.length);
     const high = clamp(rowHeight(), (room.height - 28) / most, 48);
     const side = Math.min(LABEL, room.width / 3);
-    const width = Math.min(room.width, 640);
+    const width = Math.min(room.width, 880);
     const at = (index) => 28 + (index + 0.5) * high;
     write(root, side, 10, "is attended to", { anchor: "end", size: 12, fill: paint.faint });
     write(root, width - side, 10, "attends", { size: 12, fill: paint.faint });
@@ -149,7 +168,7 @@ function thumbnail({ rows, isFromRight }) {
 function patternOf(layer, head) {
   const { name, share, entropy } = current().kinds[state.kind].patterns[layer][head];
   const isNamed = !["mixed", "spread", "one token"].includes(name);
-  return [isNamed ? `${name} ${percent(share)}` : name, `${entropy.toFixed(1)} bits`];
+  return [name, isNamed ? ` ${percent(share)}` : "", `${entropy.toFixed(1)} bits`];
 }
 
 const chosenHead = () => (state.head === MEAN ? 0 : state.head);
@@ -160,14 +179,16 @@ views.heads = {
   draw(root, room) {
     const [layers, heads] = current().kinds[state.kind].shape;
     const paint = colours();
-    const side = 64;
+    const isNarrow = room.width < 560; // then the name of a layer is above its row
+    const [side, above] = isNarrow ? [0, 20] : [64, 0];
     const wide = clamp(84, (room.width - side) / heads, 200);
     const picture = Math.min(wide - 12, 132);
-    const high = picture + 48;
+    const high = above + picture + 48;
     for (const layer of range(layers)) {
-      write(root, 0, layer * high + picture / 2, `layer ${layer}`, { fill: paint.faint });
+      const beside = layer * high + (isNarrow ? 8 : picture / 2);
+      write(root, 0, beside, `layer ${layer}`, { fill: paint.faint });
       for (const head of range(heads)) {
-        const [x, y] = [side + head * wide, layer * high];
+        const [x, y] = [side + head * wide, layer * high + above];
         const isChosen = layer === state.layer && head === state.head;
         shape("image", {
           x, y, width: picture, height: picture, preserveAspectRatio: "none",
@@ -177,11 +198,12 @@ views.heads = {
         box(root, x, y, picture, picture, {
           stroke: isChosen ? paint.warm : paint.line, "stroke-width": isChosen ? 3 : 1,
         });
-        const [name, entropy] = patternOf(layer, head);
-        write(root, x, y + picture + 12, fitted(name, wide - 6, 12), { size: 12, weight: 700 });
+        const [name, share, entropy] = patternOf(layer, head);
+        const label = wide < 120 ? name : name + share;
+        write(root, x, y + picture + 12, fitted(label, wide - 6, 12), { size: 12, weight: 700 });
         const caption = wide < 120 ? `${head}: ${entropy}` : `head ${head}, ${entropy}`;
         write(root, x, y + picture + 28, caption, { size: 11, fill: paint.faint });
-        const place = box(root, x, y, wide - 6, high - 8, { fill: paint.ground, "fill-opacity": 0 });
+        const place = box(root, x, y, wide - 6, high - above - 8, { fill: paint.ground, "fill-opacity": 0 });
         place.dataset.hover = change({ layer, head });
         place.dataset.click = change({ layer, head, view: "map" });
       }
@@ -190,8 +212,8 @@ views.heads = {
   },
   say() {
     const [layers, heads] = current().kinds[state.kind].shape;
-    const [name, entropy] = patternOf(state.layer, chosenHead());
-    return `${layers} layers of ${heads} heads, ${state.kind}. Layer ${state.layer}, head ${chosenHead()}: ${name}, ${entropy} of entropy.`;
+    const [name, share, entropy] = patternOf(state.layer, chosenHead());
+    return `${layers} layers of ${heads} heads, ${state.kind}. Layer ${state.layer}, head ${chosenHead()}: ${name}${share}, ${entropy} of entropy.`;
   },
   move(key) {
     const [layers, heads] = current().kinds[state.kind].shape;

@@ -89,16 +89,16 @@ function withBytes(attention) {
 
 const current = () => attentions[state.hypothesis];
 
-// Tokens of both axes and rows of weights from 0 to 1 of one head, or of the mean of a layer.
+// Tokens of both axes, where words begin in them, and rows of weights from 0 to 1 of one head, or of the mean of a layer.
 function headOf(attention, kind = state.kind, layer = state.layer, head = state.head) {
-  const { queries, keys, shape: size, bytes } = attention.kinds[kind];
+  const { queries, keys, words, shape: size, bytes } = attention.kinds[kind];
   const [, heads, Q, K] = size;
   const chosen = head === MEAN ? range(heads) : [head];
   const rows = range(Q).map((q) =>
     range(K).map((k) => sum(chosen.map((h) => bytes[((layer * heads + h) * Q + q) * K + k])) / (255 * chosen.length)),
   );
   const isFromRight = attention.directions[kind === KINDS[2] ? 1 : 0] === "rtl";
-  return { queries, keys, rows, isFromRight };
+  return { queries, keys, words, rows, isFromRight };
 }
 
 function nameOfHead() {
@@ -113,7 +113,8 @@ const PADDING = 8;
 function redraw() {
   const panel = part("panel");
   if (!answer || !current()) {
-    panel.replaceChildren(made("p", part("sentence").value ? "Press “Translate”." : "Type a sentence."));
+    const hint = part("sentence").value ? "Press “Translate”" : "Type a sentence or choose an example";
+    panel.replaceChildren(made("p", `${hint}: here you see what each token attends to.`));
     part("said").textContent = "";
     return;
   }

@@ -15,6 +15,7 @@ function showProblem(text) {
 
 // --- state --------------------------------------------------------------------------------------
 
+const CHOICES = ["hypothesis", "other", "kind", "layer", "head"]; // of an answer
 const VIEWS = ["map", "lines", "heads", "tokens", "search", "compare", "layer"];
 // name in the address: name in the state, and whether a text is one of its values
 const isCount = (text) => /^\d{1,4}$/.test(text);
@@ -117,11 +118,17 @@ function showControls(before) {
   optionsOf("kind", KINDS.map((kind) => [kind, kind]), state.kind);
   optionsOf("layer", range(layers).map((index) => [index, index]), state.layer);
   optionsOf("head", [[MEAN, "mean of all"], ...range(heads).map((index) => [index, index])], state.head);
+  disableChoices();
   if (before.hypothesis !== state.hypothesis) showTranslation();
 }
 
 function showTranslation() {
   part("translation").textContent = answer.hypotheses[state.hypothesis].text;
+}
+
+// without an answer there is nothing to choose
+function disableChoices() {
+  for (const name of CHOICES) part(name).disabled = !answer;
 }
 
 // --- requests -----------------------------------------------------------------------------------
@@ -140,6 +147,8 @@ async function fetchAttention(hypothesis) {
 function clear(problem = "") {
   [answer, second, attentions] = [null, null, []];
   part("translation").textContent = "";
+  for (const name of CHOICES) part(name).replaceChildren();
+  disableChoices();
   showProblem(problem);
   redraw();
 }
@@ -217,7 +226,7 @@ part("models").addEventListener("submit", (event) => {
 part("add").addEventListener("click", addModel);
 
 const asNumber = (text) => (isCount(text) ? Number(text) : text);
-for (const name of ["hypothesis", "other", "kind", "layer", "head"]) {
+for (const name of CHOICES) {
   part(name).addEventListener("change", (event) => {
     set({ [name]: asNumber(event.target.value), ...(name === "kind" ? { key: null } : {}) });
   });
@@ -278,6 +287,7 @@ new ResizeObserver(() => redraw()).observe(panel);
 new MutationObserver(() => redraw()).observe(document.body, { attributeFilter: ["class"] });
 
 showTabs();
+disableChoices();
 call("settings", null).then((found) => {
   settings = found;
   model = found.model;

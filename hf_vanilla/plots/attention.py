@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_vanilla.translation.attentions import Attentions, attentions
+from hf_vanilla.translation.attentions import Attentions, attentions, is_special, word_starts
 from hf_vanilla.translation.loading import load_translator
 
 from .figures import check_output, figure_style, new_figure, save_figure
@@ -23,8 +23,9 @@ KINDS = {
     "decoder": ("Decoder self-attention", "target token being written", "target token attended to"),
 }
 LONGEST_LABEL = 24  # characters
-SPACE = "␣"  # begins the first token of a word
 GAP = 0.12  # inches between panels
+BRACKET = 0.06  # inches from a panel to the brackets around the tokens of a word
+PATH_NOTE = "line: largest weight of each row; it runs back where the order changes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +143,8 @@ def save_heat_maps(
 ) -> None:
     """Save `(rows, columns, queries, keys)` weights, one panel for each row and column.
 
-    Call it inside `figure_style`. In a panel queries go down, keys across.
+    Call it inside `figure_style`. In a panel queries go down, keys across. Thin lines and brackets
+    group the tokens of a word; a single panel has a line through the largest weight of each row.
 
     Args:
         grid: weights in [0, 1].
@@ -171,20 +173,25 @@ def save_heat_maps(
         axes = _panel(figure, corner, panel)
         image = axes.imshow(grid[row, column].numpy(), **scale)
         _divide_words(axes, tokens)
-        axes.tick_params(length=2)
+        if is_one:  # C1: the second colour of the style
+            places = grid[0, 0].argmax(-1)[: queries - is_special(tokens[0][-1])]
+            axes.plot(places, range(len(places)), "o-", markersize=3, color="C1")
+        axes.tick_params(length=0, pad=72 * BRACKET + 2)
         if row == 0 and columns > 1:
             axes.set_title(names[1][column], fontsize=8)
         if column == 0:
             axes.set_yticks(range(queries), down, fontsize=points)
             axes.set_ylabel(labels[0] if is_one else names[0][row], fontsize=8)
+            _draw_brackets(axes.yaxis, tokens[0], -BRACKET / panel[0])
         if row == rows - 1:
             axes.set_xticks(range(keys), across, fontsize=points, **slant)
             axes.set_xlabel(labels[1] if is_one else "", fontsize=8)
+            _draw_brackets(axes.xaxis, tokens[1], -BRACKET / panel[1])
     bar = _panel(figure, (width + 0.25, height - min(height, 2)), (0.14, min(height, 2)))
     figure.colorbar(image, cax=bar).set_label("attention weight", size=8)
     bar.tick_params(labelsize=8)
-    if not is_one:  # a panel may be too small for them
-        title += f"\ndown: {labels[0]}, across: {labels[1]}"
+    # a panel of many may be too small for labels
+    title += f"\n{PATH_NOTE if is_one else f'down: {labels[0]}, across: {labels[1]}'}"
     above = 1 + (0.12 if columns == 1 else 0.32) / height
     figure.suptitle(title, fontsize=10, y=above, va="bottom")
     save_figure(figure, path)
@@ -193,10 +200,30 @@ def save_heat_maps(
 def _divide_words(axes: Any, tokens: tuple[list[str], list[str]]) -> None:
     """Draw thin lines between words on both axes, so that reordering shows as whole blocks."""
     for side, draw in zip(tokens, (axes.axhline, axes.axvline), strict=True):
-        firsts = [index for index, token in enumerate(side) if token.startswith(SPACE) and index]
-        if len(firsts) < len(side) - 2:  # otherwise nearly every token is a word
-            for first in firsts:
-                draw(first - 0.5, linewidth=0.5, color="0.6")
+        for first, _ in _words(side)[1:]:
+            draw(first - 0.1, linewidth=0.5, color="0.6")
+
+
+def _words(tokens: list[str]) -> list[list[float]]:
+    """Ends of the bracket of each word, in units of a token; none where each token is a word."""
+    starts = word_starts(tokens)
+    if len(starts) == len(tokens):
+        return []
+    ends = [*starts[1:], len(tokens)]
+    return [[first - 0.4, end - 0.6] for first, end in zip(starts, ends, strict=True)]
+
+
+def _draw_brackets(axis: Any, tokens: list[str], offset: float) -> None:
+    """A line beside the tokens of each word, at an offset from the panel in its units."""
+    from matplotlib import rcParams
+    from matplotlib.lines import Line2D
+
+    axes, is_down = axis.axes, axis.axis_name == "y"
+    place = axes.get_yaxis_transform() if is_down else axes.get_xaxis_transform()
+    line = {"color": rcParams["text.color"], "linewidth": 1.0, "clip_on": False}
+    for ends in _words(tokens):
+        x, y = ([offset] * 2, ends) if is_down else (ends, [offset] * 2)
+        axes.add_line(Line2D(x, y, transform=place, **line))
 
 
 def _panel(figure: Any, corner: tuple[float, float], size: tuple[float, float]) -> Any:

@@ -1,10 +1,13 @@
 """Figure of training: the metrics log of one run, or of several to compare."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unicodedata import east_asian_width
 
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
@@ -12,18 +15,23 @@ from hf_vanilla.options import read_yaml
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.tasks import DEFAULT_TASK, task_measures
 
-from .figures import check_output, figure_style, new_figure, save_figure, short_names
+from .figures import Theme, check_output, figure_style, new_figure, save_figure, short_names
 
 LOG_FILE = "log.jsonl"  # in the folder of a run
 CONFIG_FILE = "config.json"  # beside it
 RECIPE_FILE = "recipe.yaml"  # beside it
 RATE = Measure("learning rate", "learning rate")
+SAMPLED_STEPS = 4  # validations whose sample translations are shown
+SAMPLE_LINE, SAMPLE_POINTS = 0.17, 8  # inches of a line of a sample, size of its text
+SAMPLE_COLUMNS = 88  # characters of a line; longer texts are cut
+RIGHT = "✓ "  # in front of a translation equal to its reference
+SOURCE, REFERENCE = "source", "reference"
 Entries = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotCurvesOptions:
-    """Draw loss, scores and learning rate over the steps, for one run or several."""
+    """Draw loss, scores, learning rate and samples over the steps, for one run or several."""
 
     run: list[str] = field(metadata={"help": "folders of runs, or their log.jsonl"})
     output: str = field(default="curves.png", metadata={"help": "file of the figure, .png or .svg"})
@@ -118,8 +126,9 @@ def save_curves(
 ) -> None:
     """Save curves over the steps of training: loss, validation, scores, learning rate.
 
-    One run has a panel for each unit; several have one for each measure, and a colour each. What
-    no run has logged has no panel. Entries of averaged checkpoints are not drawn.
+    One run has a panel for each unit, and below them its sample translations at some validations;
+    several have a panel for each measure, and a colour each. What no run has logged has no panel.
+    Entries of averaged checkpoints are not drawn.
 
     Args:
         runs: lines of `log.jsonl` by name of the run.
@@ -134,17 +143,73 @@ def save_curves(
         title = measure.unit if len(runs) == 1 else measure.label
         panels.setdefault(title, {})[name] = measure
     heights = [_height(next(iter(inside.values()))) for inside in panels.values()] or [1.0]
-    with figure_style(theme):
-        figure = new_figure((7.5, 0.9 + 2.8 * sum(heights)))
+    lines = sample_lines(next(iter(runs.values()))) if len(runs) == 1 else []
+    tall, below = 0.9 + 2.8 * sum(heights), SAMPLE_LINE * len(lines)
+    with figure_style(theme) as colours:
+        whole = new_figure((7.5, tall + below))
+        figure, text = whole, None
+        if lines:
+            figure, text = whole.subfigures(2, 1, height_ratios=[tall, below])
         rows = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
         for axes, (title, inside) in zip(rows[:, 0], panels.items(), strict=False):
             _draw_panel(axes, runs, inside, floors or {})
             if len(runs) > 1:
                 axes.set_title(title, loc="left")
         rows[-1, 0].set_xlabel("optimizer step")
-        title = f"Training: {next(iter(runs))}" if len(runs) == 1 else "Training"
-        figure.suptitle(title)
-        save_figure(figure, path)
+        figure.suptitle(f"Training: {next(iter(runs))}" if len(runs) == 1 else "Training")
+        if text is not None:
+            _write_samples(text, lines, colours)
+        save_figure(whole, path)
+
+
+def sample_lines(entries: Entries) -> list[tuple[str, str]]:
+    """The sample translations of a run, line by line: a label and a text.
+
+    Each sample is its source, a translation for each of up to `SAMPLED_STEPS` validations, whose
+    label is the step, and the reference, unless the last translation is equal to it. Shown are the
+    first validation, the last, and between them those nearest to equal steps in the logarithm,
+    since most is learned early.
+    """
+    logged = [e for e in entries if e.get("samples") and not e.get("averaged_checkpoints")]
+    if not logged:
+        return []
+    last = math.log(len(logged))
+    places = {round(math.exp(last * i / (SAMPLED_STEPS - 1))) - 1 for i in range(SAMPLED_STEPS)}
+    shown = [logged[place] for place in sorted(places)]
+    lines = []
+    for number, sample in enumerate(shown[-1]["samples"]):
+        lines.append((SOURCE, sample["source"]))
+        for entry in shown:
+            text = entry["samples"][number]["translation"]
+            mark = RIGHT if text == sample["reference"] else ""
+            lines.append((f"step {entry['step']:,}", f"{mark}{text}"))
+        if sample["translation"] != sample["reference"]:
+            lines.append((REFERENCE, sample["reference"]))
+    return lines
+
+
+def _write_samples(figure: Any, lines: Sequence[tuple[str, str]], colours: Theme) -> None:
+    """The lines of `sample_lines` below the curves; right translations are green."""
+    axes = figure.subplots()
+    axes.set(xlim=(0, 7.5), ylim=(len(lines) - 0.5, -1))
+    axes.axis("off")
+    green = colours.lines[2]
+    for row, (label, text) in enumerate(lines):
+        style: dict[str, Any] = {"fontsize": SAMPLE_POINTS, "clip_on": True, "in_layout": False}
+        if label in (SOURCE, REFERENCE):
+            style["weight"] = "bold"
+        elif text.startswith(RIGHT):
+            style["color"] = green
+        axes.text(0.75, row, label, ha="right", **style)
+        axes.text(0.85, row, _cut(text, SAMPLE_COLUMNS), **style)
+
+
+def _cut(text: str, longest: int) -> str:
+    """A text of at most so many columns; a Chinese, Japanese or Korean character takes two."""
+    columns = list(accumulate(2 if east_asian_width(c) in "WF" else 1 for c in text))
+    if not columns or columns[-1] <= longest:
+        return text
+    return text[: bisect_right(columns, longest)] + "…"
 
 
 def _height(measure: Measure) -> float:

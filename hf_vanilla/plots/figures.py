@@ -64,7 +64,7 @@ THEMES = {
         text="#e6e9ec",
         faint="#474f58",
         lines=("#56b4e9", "#e69f00", "#2bc29b", "#e5a0c6", "#f0e442", "#e8743b"),
-        heat="Blues_r",
+        heat="bone",
     ),
 }
 

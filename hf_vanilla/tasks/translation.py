@@ -34,13 +34,20 @@ from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 from hf_vanilla.translation.comet import check_comet
 from hf_vanilla.translation.evaluation import check_bleu_tokenizer
-from hf_vanilla.translation.validation import plain_nll, validation_nll, validation_scores
+from hf_vanilla.translation.validation import (
+    plain_nll,
+    validation_nll,
+    validation_scores,
+    validation_translations,
+)
 
 from .translation_data import TextData, prepare_text, text_facts
 from .translation_loss import rdrop_outputs
 from .translation_options import MEASURES, TranslationDataOptions
 
 logger = get_logger(__name__)
+
+SAMPLES, LONGEST_SAMPLE = 3, 200  # translations in the log of each validation, their characters
 
 
 def prepare(recipe: Recipe) -> "TranslationTask":
@@ -294,18 +301,19 @@ class TranslationTask:
             return Validation(values)
         count = len(validation.text)
         chosen = count if is_final else min(options.eval_sentences, count)
+        pairs = validation.text.select(range(chosen))
+        found = validation_translations(accelerator, model, self.data.tokenizer, pairs)
         scores = validation_scores(
             accelerator,
-            model,
-            self.data.tokenizer,
-            validation.text.select(range(chosen)),
+            pairs,
+            found,
             bleu_tokenize=options.bleu_tokenize,
             comet=options.comet,
         )
         values |= {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
         if scores.comet is not None:
             values["comet"] = scores.comet
-        return Validation(values, scores)
+        return Validation(values, scores, samples(pairs.select(range(min(SAMPLES, chosen))), found))
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer."""
@@ -339,6 +347,16 @@ class TranslationTask:
                 summary=facts.summary,
             )
         )
+
+
+def samples(pairs: Dataset, translations: Sequence[str]) -> list[dict[str, str]]:
+    """Source, reference and translation of the first pairs, for the metrics log."""
+    texts = zip(pairs["source"][:], pairs["target"][:], translations, strict=False)
+    names = ("source", "reference", "translation")
+    return [
+        {name: text[:LONGEST_SAMPLE] for name, text in zip(names, row, strict=True)}
+        for row in texts
+    ]
 
 
 def perplexity(nll: float) -> float:

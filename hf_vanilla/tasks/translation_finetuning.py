@@ -31,7 +31,7 @@ from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.evaluation import Scores, score_translations
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.precision import require_float
-from hf_vanilla.translation.validation import validation_nll, validation_scores
+from hf_vanilla.translation.validation import validation_nll, validation_translations
 
 logger = logging.getLogger(__name__)
 
@@ -329,7 +329,8 @@ def write_result(
         nll = validation_nll(
             *measured, data.validation, collate, tokens_per_batch=16 * options.max_length
         )
-        scores = validation_scores(*measured, tokenizer, data.validation_text, bleu_tokenize="13a")
+        found = validation_translations(*measured, tokenizer, data.validation_text)
+        scores = score_translations(found, data.validation_text["target"][:], tokenize="13a")
     pushes, arguments.push_to_hub = (
         arguments.push_to_hub,
         False,

@@ -142,7 +142,7 @@ class MetricsLog:
         """
         seconds = max(time.monotonic() - self._since, 1e-9)
         work = self._total_work()
-        entry = {
+        entry: dict[str, Any] = {
             **values,
             **progress.counts,
             "seconds": round(progress.seconds, 1),
@@ -181,11 +181,12 @@ class MetricsLog:
         items, real, padded, kiloflops = self.accelerator.reduce(tensor).tolist()
         return Work(items, real, padded, 1000 * kiloflops)
 
-    def write(self, *, step: int, **entry: Any) -> None:
-        """One line of the log, and the same to the trackers."""
+    def write(self, *, step: int, samples: Sequence[Mapping[str, str]] = (), **entry: Any) -> None:
+        """One line of the log, and the same to the trackers, which get no samples."""
         if self.accelerator.is_main_process:
+            line = {"step": step, **entry} | ({"samples": list(samples)} if samples else {})
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **entry}) + "\n")
+                file.write(json.dumps(line) + "\n")
         if self.accelerator.log_with:
             self.accelerator.log(entry, step=step)
 

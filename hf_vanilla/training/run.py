@@ -254,7 +254,9 @@ def _measure(
     with run.accelerator.autocast():
         validation = run.task.validate(model, run.accelerator, is_final=averaged > 0)
     entry = log_entry(validation.values, run.task.measures)
-    log.write(step=progress.step, averaged_checkpoints=averaged, **entry)
+    log.write(
+        step=progress.step, samples=validation.samples, averaged_checkpoints=averaged, **entry
+    )
     line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
     which = f"mean of {averaged} checkpoints" if averaged else f"step {progress.step}"
     log.show(f"{which}: {line}")
@@ -354,9 +356,9 @@ def _write_model(
             task.save(folder)
         task.card(facts, validation).save(folder / "README.md")
         with suppress(ImportError):  # figures are an extra
-            name, floor = run.output_dir.name, floor_of_run(run.output_dir)
-            figure = folder / CURVES_FILE
-            save_curves({name: entries}, figure, task.measures, floors={name: floor})
+            name = run.output_dir.name
+            floors = {name: floor_of_run(folder)}  # by the config that was just saved
+            save_curves({name: entries}, folder / CURVES_FILE, task.measures, floors=floors)
 
     write_files(run.output_dir, write)
 

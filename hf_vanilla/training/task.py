@@ -62,10 +62,12 @@ class Validation:
         values: numbers for the metrics log by name, those of `Task.measures` among them; others,
             such as a perplexity, are only logged.
         details: anything that `Task.card` needs beside the numbers, such as signatures of scores.
+        samples: a few outputs as texts by name, for the metrics log and the curves.
     """
 
     values: dict[str, float]
     details: Any = None
+    samples: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,25 @@ class Attentions:
         return queries, self.read if kind == DECODER else self.source
 
 
+def is_special(token: str) -> bool:
+    """Whether a readable token is one in angle brackets, such as `</s>`."""
+    return len(token) > 2 and token[0] == "<" and token[-1] == ">"
+
+
+def word_starts(tokens: Sequence[str]) -> list[int]:
+    """Index of the first token of each word among readable tokens.
+
+    A word begins behind a space; `</s>`, `<start>` and other tokens in angle brackets are words of
+    their own.
+    """
+    return [
+        index
+        for index, token in enumerate(tokens)
+        if index == 0 or token[:1] in (SPACE, LINE_END) or is_special(token)
+        or is_special(tokens[index - 1])
+    ]  # fmt: skip
+
+
 def attentions(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

@@ -1,4 +1,4 @@
-"""Validation of a translation model: NLL of all pairs and scores of translations."""
+"""Validation of a translation model: NLL of all pairs, translations by all processes, scores."""
 
 import torch
 from accelerate import Accelerator
@@ -45,29 +45,44 @@ def validation_nll(
     return accelerator.reduce(total).item() / int(pairs.target_lengths.sum())
 
 
-def validation_scores(
+def validation_translations(
     accelerator: Accelerator,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     pairs: Dataset,
-    *,
-    bleu_tokenize: str,
-    comet: str | None = None,
-) -> Scores:
-    """Scores of the model's translations; each process translates its share.
+) -> list[str]:
+    """The model's translations in the order of the pairs; each process translates its share.
 
     Args:
         accelerator: the processes.
         model: in evaluation mode; decodes with its generation config.
         tokenizer: of both languages.
         pairs: rows of `source` and `target`.
+    """
+    rows = range(accelerator.process_index, len(pairs), accelerator.num_processes)
+    texts = translate(model, tokenizer, pairs.select(rows)["source"][:])
+    parts = gather_object(list(zip(rows, texts, strict=True)))
+    return [text for _, text in sorted(parts)]
+
+
+def validation_scores(
+    accelerator: Accelerator,
+    pairs: Dataset,
+    translations: list[str],
+    *,
+    bleu_tokenize: str,
+    comet: str | None = None,
+) -> Scores:
+    """Scores of the translations of all processes, equal on each.
+
+    Args:
+        accelerator: the processes.
+        pairs: rows of `source` and `target`.
+        translations: of the pairs, in their order.
         bleu_tokenize: sacreBLEU's tokenizer.
         comet: COMET model; None: no COMET.
     """
-    mine = pairs.select(range(accelerator.process_index, len(pairs), accelerator.num_processes))
-    texts = translate(model, tokenizer, mine["source"][:])
-    parts = gather_object(list(zip(mine["source"][:], texts, mine["target"][:], strict=True)))
-    sources, translations, references = zip(*parts, strict=True)
+    sources, references = pairs["source"][:], pairs["target"][:]
     scores = score_translations(translations, references, tokenize=bleu_tokenize)
     if comet is None:
         return scores

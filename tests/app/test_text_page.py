@@ -12,7 +12,14 @@ from chromium import HOSTILE
 from hf_vanilla import demo_model
 from hf_vanilla.app.text_answer import direction
 from hf_vanilla.app.text_page import EXAMPLES, TextPage
-from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, KINDS, attentions
+from hf_vanilla.translation.attentions import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    KINDS,
+    attentions,
+    word_starts,
+)
 from hf_vanilla.translation.n_best import best_translations
 
 pytest.importorskip("gradio")
@@ -79,6 +86,7 @@ def test_weights_travel_as_bytes_with_the_tokens_of_both_axes(ask, trained, kind
         DECODER: (seen.target, ["<start>", *seen.target[:-1]]),
     }
     assert (sent["queries"], sent["keys"]) == sides[kind]
+    assert sent["words"] == [word_starts(side) for side in sides[kind]]
     assert np.array(sent["patterns"]).shape == expected.shape[:2]
 
 

@@ -9,7 +9,7 @@ from chromium import HOSTILE, launched, needs_chromium, served, tab_of, violatio
 from hf_vanilla import train_tokenizer
 from hf_vanilla.app.server import AppOptions
 from hf_vanilla.app.text_page import TextPage
-from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, attentions
+from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, attentions, word_starts
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations
 from hf_vanilla.translation.translator import translate
@@ -117,6 +117,17 @@ def test_translate_and_read_a_weight_of_the_map(visit, found, seen):
     weight = percent(seen.cross[0, 1, 2, 1])
     said(tab, f"{seen.target[2]}\u2069” gives “\u2068{seen.source[1]}\u2069” {weight} of its")
     assert "head 1" in tab.locator(".said").inner_text()
+
+
+def test_the_map_has_a_bracket_for_each_word(visit, trained):
+    text = "three onefour"
+    tab = asked(visit(), text)
+    seen = attentions(*trained, text)
+    for width, side in (("width", seen.target), ("height", seen.source)):
+        starts = word_starts(side)
+        count = 0 if len(starts) == len(side) else len(starts)
+        expect(tab.locator(f".panel rect[{width}='3']")).to_have_count(count)
+    assert len(word_starts(seen.source)) < len(seen.source)
 
 
 def test_kind_layer_and_head_change_the_map(visit, seen):

@@ -62,14 +62,33 @@ def weights_of(axes):
 def test_the_last_layers_mean_is_drawn_unless_told(drawn, seen, kind):
     (axes,), title, _ = drawn(kind=kind)
     assert torch.equal(weights_of(axes), getattr(seen, kind)[2].mean(0))
-    assert title.endswith(", layer 2 (0 to 2), mean of 2 heads")
+    assert title.splitlines()[0].endswith(", layer 2 (0 to 2), mean of 2 heads")
 
 
 @pytest.mark.parametrize(("layer", "head"), [("0", "1"), ("-3", "-1")])
 def test_layer_and_head_choose_their_weights(drawn, seen, layer, head):
     (axes,), title, _ = drawn(layer=layer, head=head)
     assert torch.equal(weights_of(axes), seen.cross[0, 1])
-    assert title == "Cross-attention, layer 0 (0 to 2), head 1 (0 to 1)"
+    assert title.splitlines()[0] == "Cross-attention, layer 0 (0 to 2), head 1 (0 to 1)"
+
+
+def test_tokens_of_a_word_have_one_bracket_and_a_line_joins_the_largest_weights(drawn, seen):
+    (axes,), _, _ = drawn()
+    is_bracket = [not line.get_clip_on() for line in axes.lines]
+    path = next(line for line in axes.lines if line.get_marker() == "o")
+    largest = seen.cross[2].mean(0).argmax(-1)[:-1]  # not of </s>
+    assert path.get_xydata().tolist() == [[float(k), float(q)] for q, k in enumerate(largest)]
+    ends = [np.ptp(line.get_xydata(), axis=0) for line in axes.lines]
+    spans = [
+        line.get_xydata()[:, int(down > across)].tolist()
+        for line, (across, down), is_one in zip(axes.lines, ends, is_bracket, strict=True)
+        if is_one
+    ]
+    # ␣der | ␣See א | </s>, and ␣the | ␣lake $x$ 漢 | </s>
+    assert spans == [
+        *([-0.4, 0.4], [0.6, 2.4], [2.6, 3.4]),
+        *([-0.4, 0.4], [0.6, 3.4], [3.6, 4.4]),
+    ]
 
 
 def test_all_heads_of_a_layer_stand_side_by_side(drawn, seen):

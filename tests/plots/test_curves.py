@@ -10,6 +10,7 @@ from hf_vanilla import VanillaConfig
 from hf_vanilla.plots.curves import (
     PlotCurvesOptions,
     plot_curves,
+    sample_lines,
     save_curves,
     smoothing_floor,
 )
@@ -73,6 +74,51 @@ def test_bleu_and_exact_match_share_a_panel_from_zero(panels):
 def test_the_learning_rate_is_a_thin_strip_below(panels):
     heights = [axes.get_position().height for axes in panels(mine=ENTRIES)]
     assert heights[-1] < 0.5 * heights[0]
+
+
+# --- sample translations ----------------------------------------------------------------------
+
+REFERENCE = "ein Haus"
+
+
+def validations(*translations):
+    return [
+        {
+            "step": 50 * (number + 1),
+            "validation_nll": 1.0,
+            "samples": [{"source": "a house", "reference": REFERENCE, "translation": text}],
+        }
+        for number, text in enumerate(translations)
+    ]
+
+
+def test_samples_of_a_few_validations_stand_below_the_curves(panels):
+    entries = validations("e", "ei", "ein", "ein $", "ein Ha", "ein Hau", "a", REFERENCE, REFERENCE)
+    shown = panels(mine=[*ENTRIES, *entries])[-1]
+    lines = [text.get_text() for text in shown.texts]
+    # places 1, 2.08, 4.33 and 9 of nine validations
+    assert lines == [
+        *("source", "a house", "step 50", "e", "step 100", "ei"),
+        *("step 200", "ein $", "step 450", "✓ ein Haus"),
+    ]
+    green = {text.get_text() for text in shown.texts if text.get_color() == "#009e73"}
+    assert green == {"step 450", "✓ ein Haus"}
+
+
+def test_a_sample_that_is_wrong_at_the_end_has_its_reference():
+    lines = sample_lines(validations("zwei"))
+    assert lines == [("source", "a house"), ("step 50", "zwei"), ("reference", REFERENCE)]
+
+
+def test_long_samples_are_cut_and_wide_characters_count_twice(panels):
+    for character, columns in (("x", 88), ("漢", 44)):  # the last has perhaps no font
+        text = panels(mine=validations(character * 100))[-1].texts[3].get_text()
+        assert text.replace("⟨U+6F22⟩", "漢") == character * columns + "…"
+
+
+def test_several_runs_and_logs_without_samples_show_none(panels):
+    for runs in ({"mine": ENTRIES}, {"mine": validations("a"), "yours": validations("b")}):
+        assert not [text for axes in panels(**runs) for text in axes.texts]
 
 
 # --- the smoothing floor ----------------------------------------------------------------------

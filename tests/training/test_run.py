@@ -138,7 +138,13 @@ def test_validation_does_not_change_the_run(corpus_files, tmp_path):
 
 def test_validation_scores_as_many_sentences_as_asked_and_all_at_the_end(corpus_files, tmp_path):
     folder = train(small_run.recipe(tmp_path / "run", corpus_files, eval_sentences=2))
-    assert all("bleu" in e for e in log_of(folder) if "validation_nll" in e)
+    validations = [e for e in log_of(folder) if "validation_nll" in e]
+    assert all("bleu" in e for e in validations)
+    pairs = small_run.digit_pairs()[small_run.TRAIN :]
+    for entry, count in zip(validations, [2] * (len(validations) - 1) + [3], strict=True):
+        shown = [(sample["source"], sample["reference"]) for sample in entry["samples"]]
+        assert shown == pairs[:count]
+        assert all(isinstance(sample["translation"], str) for sample in entry["samples"])
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert f"of {small_run.VALIDATION} sentences" in card
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, BatchEncoding, MarianTokenizer
 
 from hf_vanilla import VanillaEncoderModel, train_tokenizer
 from hf_vanilla.convert.fairseq_tokenizer import Dictionaries, TextSettings, build_tokenizer
-from hf_vanilla.translation.attentions import attentions, readable_tokens
+from hf_vanilla.translation.attentions import attentions, readable_tokens, word_starts
 
 SENTENCE = "three one four"
 KINDS = ["encoder", "decoder", "cross"]
@@ -19,6 +19,23 @@ KINDS = ["encoder", "decoder", "cross"]
 @pytest.fixture(scope="module")
 def computed(trained):
     return attentions(*trained, SENTENCE)
+
+
+# --- words -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "starts"),
+    [
+        (["seven", "␣forty", "-", "two", "</s>"], [0, 1, 4]),
+        (["zwei", "und", "vierzig", "</s>"], [0, 3]),
+        (["<start>", "a", "b"], [0, 1]),
+        (["a", "↵", "b", "", "<>"], [0, 1]),
+        ([], []),
+    ],
+)
+def test_words_begin_behind_spaces_and_beside_special_tokens(tokens, starts):
+    assert word_starts(tokens) == starts
 
 
 # --- weights -----------------------------------------------------------------------------------
