@@ -12,16 +12,6 @@ from hf_vanilla.options import install_hint
 FONTS = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Arial", "sans-serif")
 logger = logging.getLogger(__name__)
 HERE = Path(__file__).parent
-# A column of 960 px, and no more than 16 px beside it on a phone. It comes with the component, and
-# not with Gradio's sheet of the page, which may come later: the column would move.
-COLUMN = """<style>
-.gradio-container .app { max-width: none !important; padding: 0 !important; }
-.gradio-container main {
-  box-sizing: border-box; width: 100%; max-width: 992px; margin-inline: auto !important;
-  padding: 16px !important;
-}
-.gradio-container .html-container { padding: 0 !important; }
-</style>"""
 SHARED_SCRIPT = "component.js"
 NO_ANSWER = "The request is not one of this page: load the page again."
 
@@ -83,9 +73,9 @@ def page_of_component(
     files = [SHARED_SCRIPT, *scripts, f"{name}.js"]
     with gradio.Blocks(title=title, analytics_enabled=False) as blocks:
         if about is not None:
-            gradio.HTML(f"{COLUMN}<h1>{html.escape(title)}</h1>{message(about)}")
+            gradio.HTML(f"<h1>{html.escape(title)}</h1>{message(about)}")
         gradio.HTML(
-            COLUMN + (HERE / f"{name}.html").read_text(encoding="utf-8"),
+            (HERE / f"{name}.html").read_text(encoding="utf-8"),
             elem_id=name.removesuffix("_page"),
             js_on_load="\n".join((HERE / file).read_text(encoding="utf-8") for file in files),
             server_functions=[_called(name, call) for name, call in functions.items()],

@@ -9,6 +9,9 @@ function vectorPlace() {
 }
 
 // Ask for the vectors of the selected place, then draw again.
+// the chosen key, or that of the largest weight
+const shownKey = () => state.key ?? vectors.weights.indexOf(Math.max(...vectors.weights));
+
 async function fetchVectors() {
   const place = vectorPlace();
   const request = { model: answer.model, text: answer.sentence, ids: answer.hypotheses[state.hypothesis].ids, ...place };
@@ -43,7 +46,7 @@ function drawBars(root, values, x, y, width, high, names = null) {
 
 // the rows of the view: name, formula with section, vector, names of its entries
 function rowsOfLayer(keys) {
-  const best = state.key ?? vectors.weights.indexOf(Math.max(...vectors.weights));
+  const best = shownKey();
   const of = quoted(keys[best]);
   const isFirst = state.layer === 0 && state.kind !== KINDS[0];
   const from = isFirst ? "√d_model · embedding + position (3.4, 3.5)" : "output of what comes before (3.1)";
@@ -105,7 +108,7 @@ views.layer = {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[key];
     if (by) return this.step(by);
     const down = { ArrowDown: 1, ArrowUp: -1 }[key];
-    return down ? { key: moved(state.key, down, current().kinds[state.kind].keys.length) } : null;
+    return down ? { key: moved(vectors && shownKey(), down, current().kinds[state.kind].keys.length) } : null;
   },
   step: stepQuery,
 };

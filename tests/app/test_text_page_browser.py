@@ -281,6 +281,38 @@ def test_a_phone_shows_result_and_map_at_once_and_every_target_is_large_enough(v
     said(tab, "Step 2 of")
 
 
+def test_every_view_answers_to_arrow_keys_buttons_and_taps(visit):
+    tab = asked(visit(**PHONE))
+    panel = tab.locator(".panel")
+
+    def changes(act):
+        before = panel.inner_html()
+        act()
+        changed = "before => document.querySelector('.panel').innerHTML !== before"
+        tab.wait_for_function(changed, arg=before)
+        tab.locator(".translator:not([aria-busy])").wait_for()
+
+    for view in VIEWS:
+        tab.locator(f"#tab-{view}").tap()
+        tab.locator(".panel svg").wait_for()
+        tab.locator(".translator:not([aria-busy])").wait_for()
+        panel.focus()
+        changes(lambda: tab.keyboard.press("ArrowDown"))
+        changes(lambda: tab.get_by_role("button", name="Next").tap())
+        places = tab.locator(".panel [data-click]")
+        if places.count():
+            changes(lambda: tab.locator(".panel [data-click]").first.tap())
+
+
+def test_an_error_leaves_nothing_to_choose(visit):
+    tab = asked(visit())
+    expect(tab.get_by_label("Head")).to_be_enabled()
+    ask(tab, "")
+    for label in ("Translation", "Attention", "Layer", "Head", "Compare with"):
+        expect(tab.get_by_label(label)).to_be_disabled()
+        expect(tab.get_by_label(label).locator("option")).to_have_count(0)
+
+
 @pytest.fixture
 def deep(tiny_model, tmp_path):
     """A model of 2 + 5 layers and 3 + 2 heads that reads Hebrew."""
