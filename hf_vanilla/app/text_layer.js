@@ -8,10 +8,10 @@ function vectorPlace() {
   return { kind: state.kind, layer: state.layer, head, token: state.query };
 }
 
-// Ask for the vectors of the selected place, then draw again.
 // the chosen key, or that of the largest weight
 const shownKey = () => state.key ?? vectors.weights.indexOf(Math.max(...vectors.weights));
 
+// Ask for the vectors of the selected place, then draw again.
 async function fetchVectors() {
   const place = vectorPlace();
   const request = { model: answer.model, text: answer.sentence, ids: answer.hypotheses[state.hypothesis].ids, ...place };
