@@ -8,7 +8,7 @@ import small_run
 from hf_vanilla.tasks.translation import prepare
 from hf_vanilla.training.run import train
 from hf_vanilla.translation.comet import comet_score
-from hf_vanilla.translation.evaluation import Scores, with_comet
+from hf_vanilla.translation.evaluation import EvaluateOptions, Scores, evaluate_files, with_comet
 
 # what the command of unbabel-comet 2.2.7 prints with --only_system: file, tab, score to 4 digits.
 # Its score here: the share of lines equal to their references, after a check of all arguments
@@ -50,6 +50,16 @@ def test_the_score_is_100_times_that_of_the_command(command):
     assert found.comet == 100
     assert "COMET 100.00  m\n" in str(found)
     assert "COMET" not in str(scores)
+
+
+def test_evaluate_reports_comet_where_a_model_is_given(command, corpus_files, trained_run):
+    files = {"source": corpus_files["validation_source"]}
+    files["reference"] = corpus_files["validation_target"]
+    options = {"model": str(trained_run), "num_beams": 1, **files}
+    scores = evaluate_files(EvaluateOptions(**options, comet="m"))
+    # the stand-in counts what exact match counts, to 4 digits
+    assert scores.comet == pytest.approx(scores.exact_match, abs=0.005)
+    assert evaluate_files(EvaluateOptions(**options)).comet is None
 
 
 def test_what_fails_is_one_line(command, monkeypatch, tmp_path):
