@@ -8,7 +8,7 @@ from lively import lively_model, sources
 from torch import nn
 
 from hf_vanilla import quantize
-from hf_vanilla.models import packing_vanilla
+from hf_vanilla.models import int8_vanilla, packing_vanilla
 from hf_vanilla.models.int8_vanilla import QuantizedLinear
 from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, can_pack, pack
 from hf_vanilla.models.quantization_vanilla import is_quantized
@@ -79,11 +79,15 @@ def test_layers_of_other_dtypes_stay(monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("has_bfloat16", [False, True])
+@pytest.mark.parametrize(
+    ("has_bytes", "has_bfloat16"), [(True, True), (True, False), (False, False)]
+)
 def test_a_packed_int8_model_has_the_logits_and_translations_of_the_int8_model(
-    has_bfloat16, monkeypatch
+    has_bytes, has_bfloat16, monkeypatch
 ):
     monkeypatch.setattr(packing_vanilla, "multiplies_bfloat16", lambda: has_bfloat16)
+    if not has_bytes:
+        monkeypatch.setattr(int8_vanilla, "multiplies_bytes", lambda: False)
     model = quantize(lively_model(attention_bias=True, lm_head_bias=True).float())
     small, batch = copy.deepcopy(model), sources(5, 3, 7)
     pack(small)
