@@ -15,9 +15,11 @@ if sys.argv[:1] == ["-m"] and "hf_vanilla" in sys.orig_argv:
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
+from hf_vanilla.models.gate_vanilla_scene import VanillaForGatedTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
@@ -28,15 +30,19 @@ from hf_vanilla.models.modeling_vanilla_encoder import (
 )
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_spread import VanillaForTrajectoryDensityPrediction
 from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
+from hf_vanilla.models.neighbors_vanilla_scene import VanillaForNeighborTrajectoryPrediction
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
 from hf_vanilla.models.pretrained_vanilla import VanillaPreTrainedModel
+from hf_vanilla.models.proposals_vanilla_scene import VanillaForProposalTrajectoryPrediction
 from hf_vanilla.models.quantization_vanilla import VanillaInt8Config, quantize
 from hf_vanilla.models.saving_vanilla import register_families
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+from hf_vanilla.models.vectors_vanilla_scene import VanillaForVectorTrajectoryPrediction
 
 if TYPE_CHECKING:
     from hf_vanilla.data.batching import PairCollator
@@ -62,17 +68,23 @@ __all__ = [
     "VanillaForCausalLM",
     "VanillaForConditionalGeneration",
     "VanillaForDiverseTrajectoryPrediction",
+    "VanillaForGatedTrajectoryPrediction",
     "VanillaForImageClassification",
     "VanillaForJointTrajectoryPrediction",
     "VanillaForMultimodalTrajectoryPrediction",
+    "VanillaForNeighborTrajectoryPrediction",
     "VanillaForObjectDetection",
+    "VanillaForProposalTrajectoryPrediction",
     "VanillaForQuantizedTrajectoryPrediction",
+    "VanillaForSceneTrajectoryPrediction",
     "VanillaForSequenceClassification",
     "VanillaForTrajectoryDensityPrediction",
     "VanillaForTrajectoryPrediction",
+    "VanillaForVectorTrajectoryPrediction",
     "VanillaInt8Config",
     "VanillaModel",
     "VanillaPreTrainedModel",
+    "VanillaSceneConfig",
     "VanillaTokenizer",
     "VanillaTracksConfig",
     "VanillaTranslationPipeline",

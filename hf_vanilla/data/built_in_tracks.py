@@ -1,11 +1,14 @@
-"""Generated tracks: walkers, and forks where several futures are right with known odds."""
+"""Generated tracks: walkers, forks where several futures are right with known odds, junctions."""
+
+from dataclasses import replace
 
 import numpy as np
 
+from .built_in_junctions import JUNCTION_CARS, junctions
 from .trajectories import Rows, Scenes, scenes_of_rows
 
 STEP_SECONDS = 0.4
-BUILT_IN = ("walkers", "forks")
+BUILT_IN = ("walkers", "forks", "junctions")
 FORK_ODDS = (0.6, 0.3, 0.1)  # left, straight on, right
 FORK_ANGLES = (0.9, 0.0, -0.9)  # radians
 FORK_STEPS = 20
@@ -18,7 +21,8 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> Scenes:
 
     Walkers go straight, turn, stop, or meet another one and make way. An agent of `forks` walks 8
     steps straight on, then leaves to the left, straight on or to the right with the odds
-    `FORK_ODDS`; nothing in the first 8 steps says where.
+    `FORK_ODDS`; nothing in the first 8 steps says where. Cars of `junctions` are in
+    `built_in_junctions.py`; only they have maps.
 
     Args:
         name: one of `BUILT_IN`.
@@ -30,10 +34,14 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> Scenes:
     """
     if name not in BUILT_IN:
         raise ValueError(f"built-in tracks {name!r}: choose one of {', '.join(BUILT_IN)}")
-    draw = np.random.default_rng((BUILT_IN.index(name), seed))
-    tracks = _walkers(draw, agents) if name == "walkers" else _forks(draw, agents)[0]
+    draw, maps = np.random.default_rng((BUILT_IN.index(name), seed)), None
+    if name == "junctions":
+        drawn = junctions(scenes=-(-agents // JUNCTION_CARS), seed=seed)
+        tracks, maps = drawn.tracks.reshape(-1, *drawn.tracks.shape[2:])[:agents], drawn.maps
+    else:
+        tracks = _walkers(draw, agents) if name == "walkers" else _forks(draw, agents)[0]
     steps = tracks.shape[1]
-    people = 1 if name == "forks" else PEOPLE
+    people = {"walkers": PEOPLE, "forks": 1, "junctions": JUNCTION_CARS}[name]
     scene = np.arange(agents) // people
     rows = Rows(
         source=f"built-in {name}",
@@ -43,7 +51,7 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> Scenes:
         scene=np.repeat(scene, steps),
         step_seconds=STEP_SECONDS,
     )
-    return scenes_of_rows(rows, name=name)
+    return replace(scenes_of_rows(rows, name=name), maps=maps)
 
 
 def fork_branches(*, agents: int, seed: int) -> np.ndarray:

@@ -10,7 +10,7 @@ from .built_in_tracks import BUILT_IN, built_in_tracks
 from .track_formats import FORMATS, Columns, TrackSource, read_homography, read_tracks
 from .trajectories import Scenes, resample
 
-BUILT_IN_AGENTS = 1800
+BUILT_IN_AGENTS = {"walkers": 1800, "forks": 1800, "junctions": 6000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class TrackFileOptions:
             OSError: a file cannot be read.
         """
         if path in BUILT_IN:
-            scenes = built_in_tracks(path, agents=BUILT_IN_AGENTS, seed=seed)
+            scenes = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
             return scenes if self.step_seconds is None else resample(scenes, self.step_seconds)
         return read_tracks(path, self.source)
 

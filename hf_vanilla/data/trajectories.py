@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow
 
+from .road_maps import RoadMap
+
 logger = logging.getLogger(__name__)
 
 LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
@@ -34,6 +36,7 @@ class Scenes:
         kind: `(N,)` such as "Pedestrian", where the file says so.
         size: `(N, 2)` length and width, likewise.
         heading: `(N,)` radians, likewise.
+        maps: lanes of each scene, None for a scene without; None: there are no maps.
     """
 
     frame: np.ndarray
@@ -48,6 +51,7 @@ class Scenes:
     kind: np.ndarray | None = None
     size: np.ndarray | None = None
     heading: np.ndarray | None = None
+    maps: tuple[RoadMap | None, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -64,6 +68,12 @@ class Scenes:
             and getattr(self, declared.name) is not None
         }
         return replace(self, **columns)
+
+    def maps_of(self, rows: np.ndarray) -> list[RoadMap | None]:
+        """The map of each row's scene."""
+        if self.maps is None:
+            return [None] * len(rows)
+        return [self.maps[scene] for scene in self.scene[rows]]
 
     @property
     def steps(self) -> np.ndarray:
@@ -214,8 +224,15 @@ def join_scenes(parts: Sequence[Scenes]) -> Scenes:
         frames_per_step=join([part.frames_per_step for part in parts]),
         step_seconds=first.step_seconds,
         unit=first.unit,
+        maps=_joined_maps(parts),
         **columns,
     )
+
+
+def _joined_maps(parts: Sequence[Scenes]) -> tuple[RoadMap | None, ...] | None:
+    if all(part.maps is None for part in parts):
+        return None
+    return tuple(found for part in parts for found in part.maps or (None,) * len(part.scene_names))
 
 
 def resample(scenes: Scenes, step_seconds: float) -> Scenes:

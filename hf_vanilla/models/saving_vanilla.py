@@ -92,6 +92,18 @@ FAMILIES = {
             ),
         ),
     ),
+    "vanilla_scene": Family(
+        config="configuration_vanilla_scene.VanillaSceneConfig",
+        models={
+            "AutoModelForTimeSeriesPrediction": (
+                "modeling_vanilla_scene.VanillaForSceneTrajectoryPrediction",
+                "proposals_vanilla_scene.VanillaForProposalTrajectoryPrediction",
+                "neighbors_vanilla_scene.VanillaForNeighborTrajectoryPrediction",
+                "gate_vanilla_scene.VanillaForGatedTrajectoryPrediction",
+                "vectors_vanilla_scene.VanillaForVectorTrajectoryPrediction",
+            ),
+        },
+    ),
     "vanilla_tracks": Family(
         config="configuration_vanilla_trajectory.VanillaTracksConfig",
         models={

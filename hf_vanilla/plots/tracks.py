@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_vanilla.data.road_maps import LANE_KINDS, RoadMap
 from hf_vanilla.data.track_formats import on_plane, read_homography
 from hf_vanilla.data.track_options import TrackFileOptions
 from hf_vanilla.data.track_windows import pasts_of_rows
@@ -23,6 +24,7 @@ MOST_AGENTS = 50
 SIZE = (6.4, 6.0)  # inches
 GIF = ".gif"
 GIF_SECONDS = 0.4  # a frame is shown
+LANE_STYLES = {"lane": "-", "crossing": ":", "boundary": "--"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the co
     """Past, truth and predicted futures of the agents of one frame, on a plane or a picture."""
 
     model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
-    input: str = option(text="file of tracks, walkers or forks (built in)")
+    input: str = option(text="file of tracks, walkers, forks or junctions (built in)")
     output: str = option("tracks.png", "figure file, .png or .svg; .gif: the scene walks")
     scene: str | None = option(None, "name of the scene; default: the first")
     frame: int | None = option(
@@ -96,15 +98,17 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
     scenes = scenes.rows(scenes.scene == number)
     frame = _fullest_frame(scenes, model.config) if options.frame is None else options.frame
     name = scenes.scene_names[number]
+    road = None if scenes.maps is None else scenes.maps[number]
     if path.suffix.lower() == GIF:
         per_step = int(scenes.frames_per_step[number])
         frames = range(frame, frame + per_step * options.frames, per_step)
-        save_walk([(f, drawn_agents(model, scenes, f)) for f in frames], path, options, name)
+        walk = [(f, drawn_agents(model, scenes, f)) for f in frames]
+        save_walk(walk, path, options, name, road=road)
     else:
         agents = drawn_agents(model, scenes, frame)
         if not agents:
             raise ValueError(f"frame={frame}: no agent has two observed steps there")
-        save_tracks(agents, path, options, title=f"{name}, frame {frame}")
+        save_tracks(agents, path, options, title=f"{name}, frame {frame}", road=road)
     return path
 
 
@@ -117,7 +121,7 @@ def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
     rows, past, mask = rows[is_enough], past[is_enough], mask[is_enough]
     if not len(rows):
         return []
-    tracks, probabilities = predict(model, past, mask)
+    tracks, probabilities = predict(model, past, mask, maps=scenes.maps_of(rows))
     found = []
     for number, row in enumerate(rows[:MOST_AGENTS]):
         per_step = scenes.frames_per_step[scenes.scene[row]]
@@ -130,7 +134,14 @@ def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
     return found
 
 
-def save_tracks(agents: list[Drawn], path: Path, options: PlotTracksOptions, *, title: str) -> None:
+def save_tracks(
+    agents: list[Drawn],
+    path: Path,
+    options: PlotTracksOptions,
+    *,
+    title: str,
+    road: RoadMap | None = None,
+) -> None:
     """Save a figure: a future is the more opaque, the more probable it is.
 
     Args:
@@ -138,16 +149,22 @@ def save_tracks(agents: list[Drawn], path: Path, options: PlotTracksOptions, *, 
         path: figure file.
         options: theme, picture and homography.
         title: above the figure.
+        road: lanes of the scene, drawn below everything else.
     """
     with figure_style(options.theme):
         figure = new_figure(SIZE)
         panel = figure.subplots()
-        _paint(panel, agents, options, title)
+        _paint(panel, agents, options, title, road)
         save_figure(figure, path)
 
 
 def save_walk(
-    frames: list[tuple[int, list[Drawn]]], path: Path, options: PlotTracksOptions, name: str
+    frames: list[tuple[int, list[Drawn]]],
+    path: Path,
+    options: PlotTracksOptions,
+    name: str,
+    *,
+    road: RoadMap | None = None,
 ) -> None:
     """Save a GIF in which a scene walks, one step per picture.
 
@@ -156,6 +173,7 @@ def save_walk(
         path: .gif file.
         options: theme, picture and homography.
         name: of the scene.
+        road: its lanes.
 
     Raises:
         ValueError: no frame has an agent.
@@ -173,7 +191,7 @@ def save_walk(
         for frame, agents in frames:
             figure.clear()
             panel = figure.subplots()
-            _paint(panel, agents, options, f"{name}, frame {frame}")
+            _paint(panel, agents, options, f"{name}, frame {frame}", road)
             if options.picture is None:
                 panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
             figure.canvas.draw()
@@ -201,7 +219,13 @@ def _to_pixels(options: PlotTracksOptions) -> np.ndarray:
     return np.linalg.inv(read_homography(name))
 
 
-def _paint(panel: Any, agents: list[Drawn], options: PlotTracksOptions, title: str) -> None:
+def _paint(
+    panel: Any,
+    agents: list[Drawn],
+    options: PlotTracksOptions,
+    title: str,
+    road: RoadMap | None,
+) -> None:
     colors, to_pixels = theme_of(options.theme), _to_pixels(options)
     if options.picture is not None:
         panel.imshow(_picture(options.picture))
@@ -209,6 +233,11 @@ def _paint(panel: Any, agents: list[Drawn], options: PlotTracksOptions, title: s
     def line(points: np.ndarray, **style: Any) -> None:
         panel.plot(*on_plane(points, to_pixels).T, **style)
 
+    for number in range(0 if road is None else len(road)):
+        assert road is not None
+        points = road.points[number][road.is_point[number]]
+        style = LANE_STYLES[LANE_KINDS[road.kinds[number]]]
+        line(points, color=colors.text, alpha=0.35, linewidth=1, linestyle=style, zorder=0)
     for number, agent in enumerate(agents):
         # names in the legend once
         past, truth, modes = ("observed", "truth", "predicted") if not number else [None] * 3

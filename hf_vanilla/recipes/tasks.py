@@ -102,6 +102,16 @@ TASKS = {
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "largest_step"),
     ),
+    "scene_trajectories": TaskEntry(
+        model_types=("vanilla_scene",),
+        data="hf_vanilla.tasks.scene_trajectory_options:SceneDataOptions",
+        measures="hf_vanilla.tasks.scene_trajectory_options:MEASURES",
+        prepare="hf_vanilla.tasks.scene_trajectories:prepare",
+        config="hf_vanilla.models.configuration_vanilla_scene:VanillaSceneConfig",
+        model="hf_vanilla.trajectories.loading:new_scene_forecaster",
+        auto_class="transformers:AutoModelForTimeSeriesPrediction",
+        set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
+    ),
 }
 
 

@@ -60,6 +60,7 @@ COMMANDS_OF = {
         "hf_vanilla.tasks.object_finetuning:FinetuneObjectsOptions",
     ),
     "vanilla_agentformer": TRACKS,
+    "vanilla_scene": TRACKS,
     "vanilla_tracks": TRACKS,
 }
 

@@ -34,7 +34,9 @@ class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on th
     """Score a forecaster: minADE, minFDE, misses, Brier, likelihood, collisions, with protocol."""
 
     model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
-    dataset: str = option(text="file or folder of tracks, walkers or forks (built in)")
+    dataset: str = option(
+        text="file or folder of tracks, or built-in ones: walkers, forks, junctions"
+    )
     test_scene: str | None = option(
         None,
         f"score the test windows of this scene of ETH and UCY: one of {', '.join(TEST_FILES)}",

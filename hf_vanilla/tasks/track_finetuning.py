@@ -16,6 +16,7 @@ from hf_vanilla.data.trajectories import Scenes
 from hf_vanilla.hub.track_card import track_card
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import option
+from hf_vanilla.recipes.tasks import task_of_model
 from hf_vanilla.training.task import RunFacts
 from hf_vanilla.trajectories.forecaster import check_rate
 from hf_vanilla.trajectories.loading import load_forecaster
@@ -34,7 +35,9 @@ class FinetuneTracksOptions(TrackFileOptions):  # the files' options, flat on th
     _argument_group_name = "tracks and model"
 
     model: str = option(text="model folder or Hub id to start from")
-    dataset: str = option(text="file or folder of tracks, walkers or forks (built in)")
+    dataset: str = option(
+        text="file or folder of tracks, or built-in ones: walkers, forks, junctions"
+    )
     validation: str | None = option(None, "tracks to validate on, likewise; default: none")
     stride: int = option(1, "steps from one training window to the next", at_least=1)
     allow_missing: bool = option(
@@ -88,7 +91,7 @@ def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments
     if is_joint(model.config):
         raise ValueError(
             f"{options.model} forecasts whole scenes, and finetune trains forecasters of single "
-            "agents: use hf-vanilla train --task joint_trajectories"
+            f"agents: use hf-vanilla train --task {task_of_model(options.model)}"
         )
     train = _windows(options, options.dataset, model.config, seed=0)
     validation = None

@@ -306,8 +306,9 @@ def add_windows(
         torch.manual_seed(SAMPLING_SEED + int(rows[0]))
         if is_joint(model.config):
             last = windows.scenes.positions[windows.last_rows[rows]]
+            maps = windows.scenes.maps_of(windows.last_rows[rows])
             groups = windows[rows].groups
-            outputs = joint_forecast(model, past, is_observed, last, groups, **kwargs)
+            outputs = joint_forecast(model, past, is_observed, last, groups, maps, **kwargs)
             spreads = None
         else:
             outputs = model(past.to(device), past_observed_mask=is_observed.to(device))

@@ -25,7 +25,7 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
 
     dataset: str = option(
         "walkers",
-        "file or folder of tracks, or built-in ones: walkers, forks",
+        "file or folder of tracks, or built-in ones: walkers, forks, junctions",
         of_data=True,
         chooses_data=True,
     )

@@ -140,8 +140,10 @@ def forecasts(
         is_chosen = np.arange(len(together)) < len(chosen)
         left_out += int((~is_enough & is_chosen).sum())
         if (is_enough & is_chosen).any():
-            groups = groups_of_rows(scenes, together[is_enough])
-            found = predict(model, past[is_enough], mask[is_enough], groups, **(arguments or {}))
+            read = together[is_enough]
+            groups, maps = groups_of_rows(scenes, read), scenes.maps_of(read)
+            seen = past[is_enough], mask[is_enough], groups, maps
+            found = predict(model, *seen, **(arguments or {}))
             shown = is_chosen[is_enough]
             tracks, probabilities = (part[shown] for part in found)
             yield _table(scenes, chosen[is_enough[: len(chosen)]], tracks, probabilities)

@@ -3,13 +3,14 @@
 Shapes: A agents, T observed steps, M modes, P predicted steps.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from hf_vanilla.data.road_maps import RoadMap
 from hf_vanilla.data.trajectories import Scenes
 
 from .scene_layout import is_joint, joint_forecast
@@ -138,6 +139,7 @@ def predict(
     past: np.ndarray,
     is_observed: np.ndarray,
     groups: np.ndarray | None = None,
+    maps: Sequence[RoadMap | None] | None = None,
     **kwargs: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Futures of agents in one batch, the most probable mode first.
@@ -151,6 +153,7 @@ def predict(
         is_observed: `(A, T)` bool; last steps are observed.
         groups: `(A,)` equal numbers for agents of one scene at one frame, which a joint forecaster
             forecasts together; None: all are in one scene.
+        maps: map of each agent's scene, for a model that reads maps; None: there are none.
         **kwargs: passed to the model, such as `samples_at_once` of a joint forecaster.
 
     Returns:
@@ -159,7 +162,7 @@ def predict(
     config = model.config
     if not len(past):
         return np.zeros((0, 1, config.predicted_steps, 2)), np.zeros((0, 1))
-    outputs = _outputs(model, past, is_observed, groups, **kwargs)
+    outputs = _outputs(model, past, is_observed, groups, maps, **kwargs)
     probabilities, order = _sorted_modes(outputs)
     tracks = outputs.trajectories.double().cpu()
     tracks = tracks.gather(1, order[..., None, None].expand_as(tracks)).numpy()
@@ -212,6 +215,7 @@ def _outputs(
     past: np.ndarray,
     is_observed: np.ndarray,
     groups: np.ndarray | None = None,
+    maps: Sequence[RoadMap | None] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Outputs for positions relative to each agent's last one."""
@@ -220,7 +224,7 @@ def _outputs(
     mask = torch.as_tensor(is_observed)
     if is_joint(model.config):
         groups = np.zeros(len(past), np.int64) if groups is None else groups
-        return joint_forecast(model, values, mask, past[:, -1], groups, **kwargs)
+        return joint_forecast(model, values, mask, past[:, -1], groups, maps, **kwargs)
     device = next(model.parameters(), torch.empty(0)).device
     return model(values.to(device), past_observed_mask=mask.to(device), **kwargs)
 

@@ -6,19 +6,28 @@ import torch
 from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
+from hf_vanilla.models.gate_vanilla_scene import VanillaForGatedTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaAgentFormerPreTrainedModel,
     VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_scene import (
+    VanillaForSceneTrajectoryPrediction,
+    VanillaScenePreTrainedModel,
+)
 from hf_vanilla.models.modeling_vanilla_spread import VanillaForTrajectoryDensityPrediction
 from hf_vanilla.models.modeling_vanilla_trajectory import (
     VanillaForTrajectoryPrediction,
     VanillaTracksPreTrainedModel,
 )
+from hf_vanilla.models.neighbors_vanilla_scene import VanillaForNeighborTrajectoryPrediction
+from hf_vanilla.models.proposals_vanilla_scene import VanillaForProposalTrajectoryPrediction
+from hf_vanilla.models.vectors_vanilla_scene import VanillaForVectorTrajectoryPrediction
 
 from .simple_models import SIMPLE_MODELS, SimpleForecaster
 
@@ -33,6 +42,23 @@ STAGES = {
     "first": VanillaForJointTrajectoryPrediction,
     "second": VanillaForDiverseTrajectoryPrediction,
 }
+SCENE_FORMS = {
+    "fusion": VanillaForSceneTrajectoryPrediction,
+    "proposals": VanillaForProposalTrajectoryPrediction,
+    "neighbors": VanillaForNeighborTrajectoryPrediction,
+    "gate": VanillaForGatedTrajectoryPrediction,
+    "vectors": VanillaForVectorTrajectoryPrediction,
+}
+
+
+def new_scene_forecaster(config: VanillaSceneConfig) -> VanillaScenePreTrainedModel:
+    """A model with initial weights, of the class that `config.architectures` names.
+
+    Without a name there, the form with fusions.
+    """
+    names = config.architectures or []
+    forms = {form.__name__: form for form in SCENE_FORMS.values()}
+    return next((forms[name] for name in names if name in forms), SCENE_FORMS["fusion"])(config)
 
 
 def new_joint_forecaster(config: VanillaAgentFormerConfig) -> VanillaAgentFormerPreTrainedModel:
@@ -73,11 +99,11 @@ def load_forecaster(
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name in SIMPLE_MODELS:
         return SimpleForecaster(name, config or VanillaTracksConfig()).eval().to(place)
-    kinds = (VanillaTracksConfig, VanillaAgentFormerConfig)
+    kinds = (VanillaTracksConfig, VanillaAgentFormerConfig, VanillaSceneConfig)
     if not isinstance(AutoConfig.from_pretrained(name), kinds):
         raise ValueError(
-            f"{name} is no trajectory forecaster: give a folder of task trajectories or "
-            f"joint_trajectories, or one of {', '.join(SIMPLE_MODELS)}"
+            f"{name} is no trajectory forecaster: give a folder of task trajectories, "
+            f"joint_trajectories or scene_trajectories, or one of {', '.join(SIMPLE_MODELS)}"
         )
     return AutoModelForTimeSeriesPrediction.from_pretrained(name).eval().to(place)
 

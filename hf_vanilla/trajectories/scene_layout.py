@@ -4,7 +4,7 @@ Shapes: W windows or agents, S scenes, A agents of the largest scene, T observed
 P predicted steps.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_vanilla.data.road_maps import RoadMap, maps_side_by_side
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 
 
 def is_joint(config: Any) -> bool:
-    """Whether a model of this config forecasts all agents of a scene together."""
-    return getattr(config, "model_type", "") == VanillaAgentFormerConfig.model_type
+    """Whether a model of this config reads all agents of a scene together."""
+    kinds = (VanillaAgentFormerConfig.model_type, VanillaSceneConfig.model_type)
+    return getattr(config, "model_type", "") in kinds
+
+
+def reads_maps(config: Any) -> bool:
+    """Whether a model of this config reads lanes."""
+    return getattr(config, "model_type", "") == VanillaSceneConfig.model_type
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +113,7 @@ def joint_forecast(
     is_observed: Tensor,
     last: np.ndarray,
     groups: np.ndarray,
+    maps: Sequence[RoadMap | None] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Outputs of a joint forecaster for agents in rows.
@@ -118,6 +127,8 @@ def joint_forecast(
         is_observed: `(W, T)` bool; last steps are observed.
         last: `(W, 2)` float64 last positions in the world.
         groups: `(W,)` equal numbers for agents of one scene.
+        maps: map of each row, equal for rows of one scene, for a model that reads maps; None:
+            there are none.
         **kwargs: passed to the model, such as `samples_at_once`.
 
     Returns:
@@ -128,10 +139,14 @@ def joint_forecast(
     layout = SceneLayout.of_groups(groups)
     offset = torch.from_numpy(offsets_in_scene(last, layout)).to(past.dtype)  # (W, 2)
     agents = torch.ones(len(past), dtype=torch.bool)
+    lanes: dict[str, Tensor] = {}
+    if maps is not None and reads_maps(model.config):
+        lanes = map_inputs(maps, layout, scene_middles(last, layout))
     outputs = model(
         layout.pad(past + offset.unsqueeze(1)).to(device),
         past_observed_mask=layout.pad(is_observed).to(device),
         agent_mask=layout.pad(agents).to(device),
+        **{name: values.to(device) for name, values in lanes.items()},
         **kwargs,
     )
     tracks = layout.unpad(outputs.trajectories.float().cpu())
@@ -142,6 +157,26 @@ def joint_forecast(
 
 def offsets_in_scene(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
     """Last positions `(W, 2)` relative to the mean of those of the scene."""
+    return last - scene_middles(last, layout)[layout.scene]
+
+
+def scene_middles(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
+    """Mean `(S, 2)` of the last positions `(W, 2)` of each scene."""
     counts = np.bincount(layout.scene)
-    mean = np.stack([np.bincount(layout.scene, column) / counts for column in last.T], 1)
-    return last - mean[layout.scene]
+    return np.stack([np.bincount(layout.scene, column) / counts for column in last.T], 1)
+
+
+def map_inputs(
+    maps: Sequence[RoadMap | None], layout: SceneLayout, middles: np.ndarray
+) -> dict[str, Tensor]:
+    """Lanes of each scene as a model's inputs.
+
+    Args:
+        maps: of each row, equal for rows of one scene.
+        layout: of the rows.
+        middles: `(S, 2)` of `scene_middles`, subtracted from the points.
+    """
+    first = np.unique(layout.scene, return_index=True)[1]
+    arrays = maps_side_by_side([maps[row] for row in first], middles)
+    names = ("lane_values", "lane_mask", "lane_kinds")
+    return dict(zip(names, map(torch.from_numpy, arrays), strict=True))

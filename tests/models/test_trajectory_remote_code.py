@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
@@ -17,6 +18,7 @@ from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTraj
 from hf_vanilla.models.modeling_vanilla_spread import VanillaForTrajectoryDensityPrediction
 from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.trajectories.loading import SCENE_FORMS
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +52,9 @@ STAGES = (VanillaForJointTrajectoryPrediction, VanillaForDiverseTrajectoryPredic
     [
         (FORMS, VanillaTracksConfig(d_model=12, encoder_layers=1, decoder_layers=1), (3, 8, 2)),
         (STAGES, VanillaAgentFormerConfig(d_model=16, decoder_layers=1), (2, 3, 8, 2)),
+        (tuple(SCENE_FORMS.values()), VanillaSceneConfig(d_model=16), (2, 3, 8, 2)),
     ],
-    ids=["agents", "scenes"],
+    ids=["agents", "joint", "scenes"],
 )
 def test_all_forms_load_and_predict_the_same_without_the_package(tmp_path, forms, config, shape):
     past = torch.randn(shape)

@@ -1,0 +1,270 @@
+"""Generated cars on junctions of three or four arms, driving on the right.
+
+Shapes: S scenes, L steps. Arms are numbered 0 to 3 against the clock; from arm i, the arm to the
+right is i + 1, straight on is i + 2, to the left i + 3.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .road_maps import LANE_KINDS, RoadMap
+
+JUNCTION_CARS = 3  # of a scene: one that arrives, one that it has to mind, one that leaves
+JUNCTION_STEPS = 20
+OBSERVED = 8  # steps that say nothing about the branch
+TURNS = (1, 2, 3)  # right, straight on, left
+TURN_ODDS = (0.2, 0.5, 0.3)  # of those that the junction has
+FREE, LEADER, YIELD = 0, 1, 2  # nobody to mind; a car ahead; a car from the right
+
+STEP = 0.4  # seconds
+EDGE = 8.0  # metres from the middle to where the arms begin
+OFFSET = 2.0  # of a lane from the middle of its arm
+HEADWAY = 14.0  # to the car ahead
+DELAY = 3  # steps after which a driver brakes as the car ahead
+BRAKING = 3.5  # metres per second squared
+NOISE = 0.03
+LANE_PLACES = (48.0, 28.0, EDGE)  # metres from the middle, of the points of a lane
+CURVE = np.linspace(0, 1, 17)
+
+
+@dataclass(frozen=True, eq=False)
+class Junctions:
+    """Generated scenes.
+
+    Attributes:
+        tracks: `(S, JUNCTION_CARS, L, 2)` metres; the arriving car first.
+        maps: of each scene.
+        situation: `(S,)` `FREE`, `LEADER` or `YIELD`.
+        brakes: `(S,)` bool, whether the arriving car has to stop.
+        branch: `(S,)` index into `TURNS` of the arriving car.
+        branches: `(S, 3, L, 2)` its tracks if it were free, for each turn.
+        odds: `(S, 3)` of the turns, 0 for a turn that the junction does not have.
+    """
+
+    tracks: np.ndarray
+    maps: tuple[RoadMap, ...]
+    situation: np.ndarray
+    brakes: np.ndarray
+    branch: np.ndarray
+    branches: np.ndarray
+    odds: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the junctions are.
+
+    Attributes:
+        middle: `(S, 1, 2)`.
+        angle: `(S,)` of arm 0.
+        closed: `(S,)` arm that does not exist; -1: all do.
+    """
+
+    middle: np.ndarray
+    angle: np.ndarray
+    closed: np.ndarray
+
+    def arm(self, number: np.ndarray) -> np.ndarray:
+        """Directions `(S, 2)` of arms `(S,)`, away from the middle."""
+        angle = self.angle + np.pi / 2 * number
+        return np.stack((np.cos(angle), np.sin(angle)), axis=-1)
+
+
+def junctions(*, scenes: int, seed: int) -> Junctions:
+    """Scenes of cars; equal arguments give equal ones.
+
+    In each scene one car arrives. A third of the junctions has three arms. Nothing in its first
+    `OBSERVED` steps says where the arriving car turns, and nothing in its own steps says whether it
+    has to stop: behind a car that brakes, `DELAY` steps later; or for a car that comes from the
+    right.
+
+    Args:
+        scenes: how many.
+        seed: of the generator.
+    """
+    draw = np.random.default_rng((2, seed))
+    arm = draw.integers(0, 4, scenes)
+    # never the arm of the arriving car
+    closed = np.where(draw.random(scenes) < 1 / 3, (arm + draw.integers(1, 4, scenes)) % 4, -1)
+    middle = draw.uniform(-20, 20, (scenes, 1, 2))
+    places = Places(middle, draw.uniform(-np.pi, np.pi, scenes), closed)
+    branch, odds = _turns(draw, arm, closed)
+    situation = draw.integers(0, 3, scenes)
+    situation[(situation == YIELD) & (closed == (arm + 1) % 4)] = FREE
+    speed, gap = draw.uniform(6, 8, scenes), draw.uniform(8, 16, scenes)
+    is_behind = situation == LEADER
+    brakes = (situation == YIELD) | (is_behind & (draw.random(scenes) < 0.5))
+    onset = draw.integers(OBSERVED - 3, OBSERVED - 1, scenes)  # of the leader
+
+    free = [_track(places, arm, turn, -gap, _turning(speed, turn)) for turn in TURNS]
+    branches = np.stack(free, axis=1)
+    own_gap = gap + HEADWAY * is_behind
+    own = _speeds_of_arriving(speed, gap, branch, situation, brakes, onset)
+    first = _track(places, arm, np.array(TURNS)[branch], -own_gap, own)
+    second = _second_car(draw, places, arm, situation, brakes & is_behind, speed, gap, onset)
+    leaving = (arm + draw.integers(1, 4, scenes)) % 4
+    leaving = np.where(leaving == closed, arm, leaving)
+    away = draw.uniform(5, 25, scenes)
+    third = _out_of(places, leaving, away, draw.uniform(5, 9, scenes))
+    tracks = np.stack((first, second, third), axis=1)
+    tracks = tracks + draw.normal(0, NOISE, tracks.shape)
+    maps = tuple(_maps(places))
+    return Junctions(tracks, maps, situation, brakes, branch, branches, odds)
+
+
+def _turns(
+    draw: np.random.Generator, arm: np.ndarray, closed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """A turn `(S,)` for a car from each arm, by the odds `(S, 3)` of the turns that there are."""
+    goals = (arm[:, None] + np.array(TURNS)) % 4
+    odds = np.where(goals == closed[:, None], 0, TURN_ODDS)
+    odds = odds / odds.sum(axis=1, keepdims=True)
+    return (draw.random((len(arm), 1)) > odds.cumsum(axis=1)).sum(axis=1).clip(max=2), odds
+
+
+def _speeds_of_arriving(
+    speed: np.ndarray,
+    gap: np.ndarray,
+    branch: np.ndarray,
+    situation: np.ndarray,
+    brakes: np.ndarray,
+    onset: np.ndarray,
+) -> np.ndarray:
+    """Metres per second `(S, L)` of the arriving car."""
+    speeds = _turning(speed, np.array(TURNS)[branch])
+    behind = np.broadcast_to(speed[:, None], speeds.shape)  # straight up to the junction
+    stopped = _braking(speed, onset + DELAY, np.full_like(speed, BRAKING))
+    in_line = np.where(brakes[:, None], stopped, behind)
+    waiting = _braking(speed, np.full(len(speed), OBSERVED), speed**2 / (2 * (gap - 1)))
+    cases = [situation == LEADER, situation == YIELD]
+    return np.select([case[:, None] for case in cases], [in_line, waiting], speeds)
+
+
+def _second_car(  # noqa: PLR0913 - it depends on the arriving one
+    draw: np.random.Generator,
+    places: Places,
+    arm: np.ndarray,
+    situation: np.ndarray,
+    brakes: np.ndarray,
+    speed: np.ndarray,
+    gap: np.ndarray,
+    onset: np.ndarray,
+) -> np.ndarray:
+    """The car ahead, the car from the right, or one that waits far away on another arm."""
+    ahead = _braking(speed, onset, np.full_like(speed, BRAKING))
+    goes_on = np.broadcast_to(speed[:, None], ahead.shape)
+    straight = np.where((arm + 2) % 4 == places.closed, 1, 2)
+    ahead = np.where(brakes[:, None], ahead, goes_on)
+    leader = _track(places, arm, straight, -gap, ahead)
+    right = (arm + 1) % 4
+    turn = np.array(TURNS)[_turns(draw, right, places.closed)[0]]
+    from_right = _track(places, right, turn, -0.8 * gap, _turning(speed, turn))
+    side = (arm + 2) % 4
+    side = np.where(side == places.closed, (arm + 3) % 4, side)
+    parked = _in_lane(
+        places, side, np.broadcast_to(draw.uniform(10, 30, len(arm))[:, None], goes_on.shape)
+    )
+    choice = [(situation == case)[:, None, None] for case in (LEADER, YIELD)]
+    return np.select(choice, [leader, from_right], parked)
+
+
+def _turning(speed: np.ndarray, turn: "np.ndarray | int") -> np.ndarray:
+    """Speeds `(S, L)` of a free car: where it turns, it is slower, after the observed steps."""
+    slower = 1 - 0.25 * np.clip((np.arange(JUNCTION_STEPS) - OBSERVED + 1) / 3, 0, 1)
+    is_turn = np.broadcast_to(np.asarray(turn) != 2, speed.shape)
+    return speed[:, None] * np.where(is_turn[:, None], slower, 1)
+
+
+def _braking(speed: np.ndarray, onset: np.ndarray, strength: np.ndarray) -> np.ndarray:
+    """Speeds `(S, L)` of a car that brakes from step `onset` until it stands."""
+    seconds = STEP * (np.arange(JUNCTION_STEPS) - onset[:, None] + 1).clip(min=0)
+    return (speed[:, None] - strength[:, None] * seconds).clip(min=0)
+
+
+def _track(
+    places: Places,
+    arm: np.ndarray,
+    turn: "np.ndarray | int",
+    start: np.ndarray,
+    speeds: np.ndarray,
+) -> np.ndarray:
+    """Positions `(S, L, 2)` of cars on their way through the junction.
+
+    Args:
+        places: of the junctions.
+        arm: `(S,)` they come from.
+        turn: 1, 2 or 3 arms further on.
+        start: `(S,)` metres from the edge at the last observed step, negative before it.
+        speeds: `(S, L)`.
+    """
+    way = (speeds * STEP).cumsum(axis=1)
+    along = start[:, None] + way - way[:, OBSERVED - 1 : OBSERVED]  # (S, L)
+    goal = (arm + turn) % 4
+    coming, going = places.arm(arm), places.arm(goal)
+    lane_in, lane_out = OFFSET * _right_of(-coming), OFFSET * _right_of(going)
+    corner = np.where((goal == (arm + 2) % 4)[:, None], lane_in, lane_in + lane_out)
+    ends = (EDGE * coming + lane_in, corner, EDGE * going + lane_out)
+    length = np.linalg.norm(np.diff(_curve(*ends, CURVE[None]), axis=1), axis=-1).sum(axis=1)
+    share = (along / length[:, None]).clip(0, 1)
+    inside = _curve(*ends, share)
+    before, after = along.clip(max=0), (along - length[:, None]).clip(min=0)
+    straight = -before[..., None] * coming[:, None] + after[..., None] * going[:, None]
+    return places.middle + inside + straight
+
+
+def _curve(
+    first: np.ndarray, corner: np.ndarray, last: np.ndarray, share: np.ndarray
+) -> np.ndarray:
+    """Quadratic curves `(S, L, 2)` of three points `(S, 2)` at shares `(S, L)`."""
+    share = share[..., None]
+    parts = ((1 - share) ** 2, 2 * share * (1 - share), share**2)
+    points = (first, corner, last)
+    return sum(part * point[:, None] for part, point in zip(parts, points, strict=True))
+
+
+def _right_of(direction: np.ndarray) -> np.ndarray:
+    return np.stack((direction[..., 1], -direction[..., 0]), axis=-1)
+
+
+def _in_lane(places: Places, arm: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """Points `(S, L, 2)` on the incoming lane, `(S, L)` metres from the edge."""
+    out = places.arm(arm)
+    return (
+        places.middle
+        + (EDGE + distance[..., None]) * out[:, None]
+        + OFFSET * _right_of(-out)[:, None]
+    )
+
+
+def _out_of(places: Places, arm: np.ndarray, start: np.ndarray, speed: np.ndarray) -> np.ndarray:
+    """Tracks `(S, L, 2)` of cars that leave at constant speed."""
+    out = places.arm(arm)
+    along = start[:, None] + speed[:, None] * STEP * np.arange(JUNCTION_STEPS)
+    lane = EDGE * out + OFFSET * _right_of(out)
+    return places.middle + lane[:, None] + along[..., None] * out[:, None]
+
+
+def _maps(places: Places) -> list[RoadMap]:
+    """Two lanes per arm; a closed side has a boundary."""
+    distances = np.array(LANE_PLACES) - EDGE
+    lane, boundary = LANE_KINDS.index("lane"), LANE_KINDS.index("boundary")
+    shape = (len(places.angle), len(distances))
+    lines, is_there, kinds = [], [], []
+    for number in range(4):
+        arm = np.full(shape[0], number)
+        out = places.arm(arm)
+        coming = _in_lane(places, arm, np.broadcast_to(distances, shape))
+        going = coming[:, ::-1] + 2 * OFFSET * _right_of(out)[:, None]
+        side = np.array((-EDGE, 0, EDGE))[None, :, None] * _right_of(out)[:, None]
+        wall = places.middle + EDGE * out[:, None] + side
+        is_open = places.closed != number
+        lines += [coming, going, wall]
+        is_there += [is_open, is_open, ~is_open]
+        kinds += [lane, lane, boundary]
+    points, found, of_line = np.stack(lines, 1), np.stack(is_there, 1), np.array(kinds)
+    whole = np.ones(shape[1], bool)
+    return [
+        RoadMap(points[s][found[s]], np.tile(whole, (found[s].sum(), 1)), of_line[found[s]])
+        for s in range(shape[0])
+    ]

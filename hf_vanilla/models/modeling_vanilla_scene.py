@@ -1,0 +1,189 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""Wayformer (2207.05844): futures of agents from the agents and lanes around them.
+
+Shapes: B scenes, A agents, T observed steps, P predicted steps, K futures, R rows (agents to
+forecast), D `d_model`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .attention_vanilla import VanillaAttention
+from .configuration_vanilla_scene import VanillaSceneConfig
+from .fusion_vanilla_scene import FUSIONS, decoder_layers, read_by_seeds
+from .head_vanilla_scene import Mixture, MixtureHead, closest_future_loss, read_truth, thin
+from .pretrained_vanilla import VanillaPreTrainedModel
+from .rows_vanilla_scene import Rows, read_rows
+from .tokens_vanilla_scene import SceneTokens
+
+MAP_INPUTS = ("lane_values", "lane_mask", "lane_kinds", "focal_mask")
+
+
+@dataclass
+class VanillaSceneTrajectoryOutput(ModelOutput):
+    """What a forecaster of agents and lanes returns.
+
+    Attributes:
+        loss: nats per known future step, and the classification of the closest future.
+        trajectories: `(B, A, K, P, 2)` positions in the world; 0 for agents not forecast.
+        mode_logits: `(B, A, K)`; their softmax are probabilities.
+        scales: `(B, A, K, P, 2)` standard deviations along and across the heading, in units of the
+            world.
+        cross_attentions: weights `(R, H, K, M)` from each future to each token, per decoder layer,
+            with `output_attentions=True`; rows in the order of scenes and their agents.
+    """
+
+    loss: Tensor | None = None
+    trajectories: Tensor | None = None
+    mode_logits: Tensor | None = None
+    scales: Tensor | None = None
+    cross_attentions: tuple[Tensor, ...] | None = None
+
+
+class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
+    """The base of the forecasters of agents and lanes."""
+
+    config_class = VanillaSceneConfig
+    main_input_name = "past_values"
+    # masks are ready 4-D ones
+    _supports_flash_attn = False
+    _supports_flex_attn = False
+    _can_record_outputs = {  # noqa: RUF012 - transformers' form
+        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Seeds and latent queries N(0, 1), so that they differ; the rest as in every family."""
+        super()._init_weights(module)
+        width = getattr(module, "init_std", None)
+        if width is not None:
+            init.normal_(module.weight, std=width)
+
+
+class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
+    """K futures of each agent; `config.fusion` and `config.encoder` choose of Wayformer's grid.
+
+    The seeds are the decoder's input. As positions over zeros, as in DETR, they collapse.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
+        >>> from hf_vanilla.models.modeling_vanilla_scene import (
+        ...     VanillaForSceneTrajectoryPrediction)
+        >>> config = VanillaSceneConfig(d_model=16, fusion="late", encoder="latent")
+        >>> model = VanillaForSceneTrajectoryPrediction(config).eval()
+        >>> lanes = torch.randn(2, 5, 4, 2)
+        >>> model(past_values=torch.randn(2, 3, 8, 2), lane_values=lanes).trajectories.shape
+        torch.Size([2, 3, 6, 12, 2])
+    """
+
+    def __init__(self, config: VanillaSceneConfig) -> None:
+        super().__init__(config)
+        self.tokens = SceneTokens(config)
+        self.fusion = FUSIONS[config.fusion](config)
+        self.seeds = seeds(config)
+        self.layers = decoder_layers(config)
+        self.head = MixtureHead(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        agent_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> VanillaSceneTrajectoryOutput:
+        """The futures of each agent of each scene; with `future_values` the loss.
+
+        Args:
+            past_values: `(B, A, T, 2)` positions in the world.
+            past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
+            agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
+            future_values: `(B, A, P, 2)` positions to predict.
+            future_observed_mask: `(B, A, P)`, 1 = known; None: all are.
+            **kwargs: `lane_values`, `lane_mask`, `lane_kinds` and `focal_mask` as of `read_rows`;
+                `num_items_in_batch`, known future steps of the optimizer step;
+                `output_attentions`.
+
+        Raises:
+            ValueError: an input does not fit; the message says which and how.
+        """
+        rows = rows_of(self, past_values, past_observed_mask, agent_mask, kwargs)
+        states, is_real = self.fusion(self.tokens(rows))
+        start = self.seeds.weight.expand(len(states), -1, -1)
+        modes = read_by_seeds(self.layers, start, states, is_real)
+        futures = self.head(modes, rows.velocity)
+        return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)
+
+
+def seeds(config: VanillaSceneConfig) -> nn.Embedding:
+    """Learned input of the decoder, one vector per future."""
+    embedding = nn.Embedding(config.num_seeds, config.d_model)
+    embedding.init_std = 1.0  # type: ignore[assignment]  # a module takes any
+    return embedding
+
+
+def rows_of(
+    model: VanillaScenePreTrainedModel,
+    past_values: Tensor,
+    past_observed_mask: Tensor | None,
+    agent_mask: Tensor | None,
+    inputs: dict[str, Any],
+) -> Rows:
+    """`read_rows` with the inputs of a forward pass, those of the map among `inputs`."""
+    lanes = {name: inputs.get(name) for name in MAP_INPUTS}
+    return read_rows(model.config, past_values, past_observed_mask, agent_mask, **lanes)
+
+
+def scene_output(
+    model: VanillaScenePreTrainedModel,
+    rows: Rows,
+    futures: Mixture,
+    future_values: Tensor | None,
+    future_observed_mask: Tensor | None,
+    *,
+    may_win: Tensor | None = None,
+    **kwargs: Any,
+) -> VanillaSceneTrajectoryOutput:
+    """Futures of rows as the output of a model, thinned unless it trains.
+
+    Args:
+        model: in training or evaluation mode.
+        rows: agents to forecast.
+        futures: `num_seeds` of each row.
+        future_values: as of the models.
+        future_observed_mask: as of the models.
+        may_win: as of `closest_future_loss`.
+        **kwargs: `num_items_in_batch`; others are ignored.
+    """
+    config, loss = model.config, None
+    truth = read_truth(config, rows, future_values, future_observed_mask)
+    if truth is not None:
+        loss = closest_future_loss(
+            futures,
+            truth,
+            score_weight=config.score_loss_weight,
+            may_win=may_win,
+            num_items_in_batch=kwargs.get("num_items_in_batch"),
+        )
+    if not model.training:
+        near = config.thinning_distance / config.velocity_std
+        futures = thin(futures, config.num_modes, distance=near)
+    origin = rows.frame.origin[:, None, None]
+    return VanillaSceneTrajectoryOutput(
+        loss=loss,
+        trajectories=rows.spread(rows.frame.leave(futures.means) + origin),
+        mode_logits=rows.spread(futures.logits),
+        scales=rows.spread(futures.spreads * config.velocity_std),
+    )

@@ -1,0 +1,302 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""What one agent sees of its scene: itself, other agents and lanes in its own frame.
+
+Every agent to forecast becomes a row of its own: positions relative to its last observed one, its
+heading along x, as Wayformer and mmTransformer do. Only observed steps enter, so the future never
+changes an input. Shapes: B scenes, A agents, P polylines of S points, R rows, T observed steps,
+N other agents.
+"""
+
+import logging
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .configuration_vanilla_scene import VanillaSceneConfig
+from .frame_vanilla_trajectory import AgentFrame, agent_frame, last_velocity, observed_velocities
+from .scene_vanilla_agentformer import check_finite, known_steps
+
+logger = logging.getLogger(__name__)
+
+FEATURES = 4  # of a step or of a piece of a polyline: position and displacement
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Sequences that a row sees: an agent's steps, or a polyline's pieces.
+
+    Attributes:
+        features: `(R, N, L, 4)` position and displacement in the row's frame, 0 where there is
+            none.
+        is_real: `(R, N, L)` bool.
+        kinds: `(R, N)` int64 number of the kind, 0 where there is one kind only.
+    """
+
+    features: Tensor
+    is_real: Tensor
+    kinds: Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The agents to forecast, each with what it sees.
+
+    Attributes:
+        scene: `(R,)` int64 number of the scene, and
+        agent: `(R,)` int64 of the agent in it.
+        shape: B and A.
+        frame: frame of each row.
+        velocity: `(R, 2)` last known displacement in the frame.
+        own: the agent's own steps, `(R, 1, T, 4)`.
+        others: steps of other agents, `(R, N, T, 4)`.
+        lanes: pieces of polylines, `(R, P, S - 1, 4)`.
+    """
+
+    scene: Tensor
+    agent: Tensor
+    shape: tuple[int, int]
+    frame: AgentFrame
+    velocity: Tensor
+    own: Seen
+    others: Seen
+    lanes: Seen
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values `(R, ...)` of rows as `(B, A, ...)`, 0 for agents that have no row."""
+        spread = values.new_zeros(*self.shape, *values.shape[1:])
+        return spread.index_put((self.scene, self.agent), values)
+
+
+@dataclass(frozen=True)
+class Polylines:
+    """Checked polylines of a batch of scenes.
+
+    Attributes:
+        points: `(B, P, S, 2)` in the world, 0 where there is none.
+        is_point: `(B, P, S)` bool.
+        kinds: `(B, P)` int64.
+    """
+
+    points: Tensor
+    is_point: Tensor
+    kinds: Tensor
+
+
+def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
+    config: VanillaSceneConfig,
+    past_values: Tensor,
+    past_observed_mask: Tensor | None,
+    agent_mask: Tensor | None,
+    *,
+    lane_values: Tensor | None = None,
+    lane_mask: Tensor | None = None,
+    lane_kinds: Tensor | None = None,
+    focal_mask: Tensor | None = None,
+) -> Rows:
+    """Check a batch of scenes and turn it into each agent's frame.
+
+    Args:
+        config: steps, scales, how many others and lanes an agent sees.
+        past_values: `(B, A, T, 2)` positions in the world; anything where not observed.
+        past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
+        agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
+        lane_values: `(B, P, S, 2)` points of polylines in the world, in the order of driving;
+            None: there is no map.
+        lane_mask: `(B, P, S)`, 1 = point; None: all are.
+        lane_kinds: `(B, P)` numbers below `num_lane_kinds`; None: all 0.
+        focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
+
+    Raises:
+        ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
+            an agent to forecast is not observed at the last step, a polyline has one point, or a
+            map is far from all agents.
+    """
+    is_observed = known_steps("past", past_values, past_observed_mask, config.observed_steps)
+    is_agent = _agents("agent_mask", agent_mask, is_observed)
+    is_observed = is_observed & is_agent.unsqueeze(-1)
+    is_focal = is_agent & _agents("focal_mask", focal_mask, is_observed)
+    _check_agents(is_focal, is_observed)
+    check_finite("past", past_values, is_observed)
+    past = torch.where(is_observed.unsqueeze(-1), past_values, 0)
+    lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
+    _check_map(config, past, is_observed, lanes)
+    if torch.compiler.is_compiling():  # a program has fixed shapes: padding gets rows too
+        is_focal = torch.ones_like(is_focal)
+    scene, agent = is_focal.nonzero(as_tuple=True)
+    velocities, is_known = observed_velocities(past[scene, agent], is_observed[scene, agent])
+    frame = agent_frame(
+        past[scene, agent],
+        velocities,
+        is_known,
+        follows_heading=True,
+        heading_decay=config.heading_decay,
+        scale=config.velocity_std,
+    )
+    entered = _entered(frame, past[scene])  # (R, A, T, 2)
+    agents = _of_agents(config, entered, is_observed[scene])
+    index = torch.arange(len(scene), device=scene.device)
+    own = _chosen(agents, agent.unsqueeze(1))
+    is_other = agents.is_real.clone()
+    is_other[index, agent] = False
+    others = _nearest(Seen(agents.features, is_other, agents.kinds), config.max_others, "agents")
+    points = _entered(frame, lanes.points[scene])
+    pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
+    lanes_seen = _nearest(pieces, config.max_lanes, "polylines")
+    velocity = last_velocity(frame.enter(velocities), is_known)
+    shape = (is_agent.shape[0], is_agent.shape[1])
+    return Rows(scene, agent, shape, frame, velocity, own, others, lanes_seen)
+
+
+def reach(config: VanillaSceneConfig) -> float:
+    """How far an agent moves in the predicted steps, in units of its frame."""
+    return float(config.predicted_steps)
+
+
+def _entered(frame: AgentFrame, points: Tensor) -> Tensor:
+    """Positions `(R, N, L, 2)` of the world in each row's frame."""
+    relative = points - frame.origin[:, None, None]
+    return frame.enter(relative.flatten(1, 2)).unflatten(1, points.shape[1:3])
+
+
+def _of_agents(config: VanillaSceneConfig, entered: Tensor, is_observed: Tensor) -> Seen:
+    """Steps of agents: position and displacement to it; the first step has that of the second.
+
+    A displacement next to a step that is not observed is 0.
+    """
+    is_known = is_observed[..., 1:] & is_observed[..., :-1]
+    moves = entered.diff(dim=2) * is_known.unsqueeze(-1)
+    moves = torch.cat((moves[:, :, :1], moves), dim=2)
+    features = torch.cat((entered / reach(config), moves), dim=-1)
+    features = torch.where(is_observed.unsqueeze(-1), features, 0)
+    return Seen(features, is_observed, torch.zeros_like(is_observed[..., 0], dtype=torch.long))
+
+
+def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:
+    """Pieces of polylines: middle and direction of each, `(R, P, S - 1, 4)`."""
+    is_real = is_point[..., 1:] & is_point[..., :-1]
+    middle = (points[:, :, 1:] + points[:, :, :-1]) / 2
+    features = torch.cat((middle, points.diff(dim=2)), dim=-1) / reach(config)
+    return Seen(torch.where(is_real.unsqueeze(-1), features, 0), is_real, kinds)
+
+
+def _nearest(seen: Seen, most: int, name: str) -> Seen:
+    """The sequences nearest to the row's agent, at most so many."""
+    if seen.is_real.shape[1] <= most:
+        return seen
+    _report_cut(name, seen.is_real.shape[1], most)
+    apart = seen.features[..., :2].square().sum(dim=-1)
+    apart = torch.where(seen.is_real, apart, torch.inf).amin(dim=-1)  # (R, N)
+    return _chosen(seen, apart.topk(most, dim=1, largest=False).indices)
+
+
+def _chosen(seen: Seen, index: Tensor) -> Seen:
+    """Sequences `(R, M)` of each row."""
+    row = torch.arange(len(index), device=index.device).unsqueeze(1)
+    return Seen(seen.features[row, index], seen.is_real[row, index], seen.kinds[row, index])
+
+
+@cache
+def _report_cut(name: str, count: int, most: int) -> None:
+    option = "max_others" if name == "agents" else "max_lanes"
+    logger.warning("a scene has %d %s; an agent sees the nearest %s=%d", count, name, option, most)
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _agents(name: str, mask: Tensor | None, is_observed: Tensor) -> Tensor:
+    if mask is None:
+        return torch.ones_like(is_observed[..., 0])
+    if mask.shape != is_observed.shape[:2]:
+        raise ValueError(
+            f"{name} has shape {tuple(mask.shape)}, but past_values needs "
+            f"{tuple(is_observed.shape[:2])}"
+        )
+    return mask.bool()
+
+
+def _check_agents(is_focal: Tensor, is_observed: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
+    if not is_focal.any(dim=1).all():
+        scene = int(is_focal.any(dim=1).logical_not().nonzero()[0])
+        raise ValueError(f"scene {scene} has no agent to forecast: leave it out")
+    is_missing = is_focal & ~is_observed[..., -1]
+    if is_missing.any():
+        scene, agent = is_missing.nonzero()[0].tolist()
+        raise ValueError(
+            f"the last observed step of agent {agent} of scene {scene} is missing, and predictions "
+            "start there: leave such agents out, or exclude them by focal_mask"
+        )
+
+
+def _polylines(
+    config: VanillaSceneConfig,
+    past: Tensor,
+    values: Tensor | None,
+    mask: Tensor | None,
+    kinds: Tensor | None,
+) -> Polylines:
+    """Checked polylines; without any, one that is padding, so that no encoder has no token."""
+    scenes = past.shape[0]
+    if values is None or (values.dim() == 4 and not values.shape[1]):
+        points = past.new_zeros(scenes, 1, 2, 2)
+        kind = torch.zeros(scenes, 1, dtype=torch.long, device=past.device)
+        return Polylines(points, torch.zeros_like(points[..., 0], dtype=torch.bool), kind)
+    shape = tuple(values.shape)
+    if len(shape) != 4 or shape[0] != scenes or shape[2] < 2 or shape[3] != 2:
+        raise ValueError(
+            f"lane_values has shape {shape}: give ({scenes}, polylines, 2 or more points, 2)"
+        )
+    is_point = values.new_ones(shape[:3], dtype=torch.bool) if mask is None else mask.bool()
+    kind = is_point.new_zeros(shape[:2], dtype=torch.long) if kinds is None else kinds.long()
+    if is_point.shape != shape[:3] or kind.shape != shape[:2]:
+        raise ValueError(
+            f"lane_mask has shape {tuple(is_point.shape)} and lane_kinds {tuple(kind.shape)}, but "
+            f"lane_values needs {shape[:3]} and {shape[:2]}"
+        )
+    if not torch.compiler.is_compiling():
+        _check_polylines(config, values, is_point, kind)
+    return Polylines(torch.where(is_point.unsqueeze(-1), values, 0), is_point, kind)
+
+
+def _check_polylines(
+    config: VanillaSceneConfig, values: Tensor, is_point: Tensor, kinds: Tensor
+) -> None:
+    if not values[is_point].isfinite().all():
+        raise ValueError("lane_values has NaN or infinite points: hide them by lane_mask")
+    is_short = is_point.sum(dim=-1) == 1
+    if is_short.any():
+        scene, lane = is_short.nonzero()[0].tolist()
+        raise ValueError(
+            f"polyline {lane} of scene {scene} has one point, and a direction needs two: leave "
+            "it out"
+        )
+    if kinds.min() < 0 or kinds.max() >= config.num_lane_kinds:
+        raise ValueError(
+            f"lane_kinds has {int(kinds.min())} to {int(kinds.max())}: give numbers below "
+            f"num_lane_kinds={config.num_lane_kinds}"
+        )
+
+
+def _check_map(
+    config: VanillaSceneConfig, past: Tensor, is_observed: Tensor, lanes: Polylines
+) -> None:
+    """A map in another frame of coordinates is far from every agent."""
+    if torch.compiler.is_compiling() or not lanes.is_point.any():
+        return
+    for scene in range(past.shape[0]):
+        points = lanes.points[scene][lanes.is_point[scene]]
+        if len(points):
+            low, high = points.amin(dim=0), points.amax(dim=0)
+            places = past[scene][is_observed[scene]]
+            outside = torch.maximum(low - places, places - high).clamp(min=0)
+            nearest = float(outside.norm(dim=-1).amin())
+            if nearest > config.map_distance:
+                raise ValueError(
+                    f"the lanes of scene {scene} are {nearest:.0f} {config.unit} from all its "
+                    f"agents, and map_distance={config.map_distance:g}: give both in one frame of "
+                    "coordinates"
+                )

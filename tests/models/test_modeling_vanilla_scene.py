@@ -1,0 +1,366 @@
+"""Forecasters of agents and lanes: properties of every class, parts against slow references."""
+
+import math
+
+import pytest
+import torch
+from reference import encoder_layer, feed_forward, layer_norm, multi_head, part
+from scene_models import CLASSES, SIZES, scene_model, scenes, without_future
+from torch.testing import assert_close
+
+from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
+from hf_vanilla.models.fusion_vanilla_scene import ENCODERS, LatentQueryEncoder
+from hf_vanilla.models.gate_vanilla_scene import ChannelGate
+from hf_vanilla.models.head_vanilla_scene import Mixture, Truth, closest_future_loss, thin
+from hf_vanilla.models.neighbors_vanilla_scene import neighbor_mask
+from hf_vanilla.models.proposals_vanilla_scene import VanillaForProposalTrajectoryPrediction
+from hf_vanilla.models.regions_vanilla_scene import fit_regions, proposals_of_regions
+from hf_vanilla.models.rows_vanilla_scene import read_rows
+from hf_vanilla.models.tokens_vanilla_scene import Grid
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def tracks(model, inputs):
+    with torch.no_grad():
+        return model(**without_future(inputs)).trajectories
+
+
+def padded(values, axis, count):
+    shape = list(values.shape)
+    shape[axis] = count
+    return torch.cat((values, values.new_full(shape, 7)), dim=axis)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_order_padding_batch_mates_and_the_future_change_nothing_else(name):
+    model, inputs = scene_model(name), scenes()
+    expected = tracks(model, inputs)
+    assert expected.shape == (2, 4, 4, 3, 2)
+    assert expected.isfinite().all()
+
+    order, roads = torch.tensor([2, 0, 3, 1]), torch.tensor([1, 2, 0])
+    turned = {
+        key: values[:, roads] if key.startswith("lane") else values[:, order]
+        for key, values in inputs.items()
+    }
+    assert_close(tracks(model, turned), expected[:, order], **EXACT)
+
+    more = dict(inputs)
+    for key in ("past_values", "past_observed_mask", "agent_mask"):
+        more[key] = padded(inputs[key], 1, 2)
+    more["agent_mask"][:, 4:] = 0
+    for key in ("lane_values", "lane_mask", "lane_kinds"):
+        more[key] = padded(inputs[key], 1, 2)
+    more["lane_mask"][:, 3:] = 0
+    more["lane_kinds"][:, 3:] = 0
+    longer = {key: padded(more[key], 2, 3) for key in ("lane_values", "lane_mask")}
+    longer["lane_mask"][:, :, 4:] = 0
+    for changed in (more, {**more, **longer}):
+        found = tracks(model, changed)
+        assert_close(found[:, :4], expected, **EXACT)
+        assert not found[:, 4:].any()
+
+    for scene in range(2):
+        alone = tracks(model, {key: values[scene : scene + 1] for key, values in inputs.items()})
+        assert_close(alone, expected[scene : scene + 1], **EXACT)
+
+    futures = [
+        model(**{**inputs, "future_values": inputs["future_values"] + shift}) for shift in (0, 5)
+    ]
+    assert_close(futures[1].trajectories, expected, **EXACT)
+    assert futures[0].loss != futures[1].loss
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_lanes_and_others_change_a_forecast_and_one_agent_asked_for_is_as_all(name):
+    model, inputs = scene_model(name), scenes()
+    expected = tracks(model, inputs)
+    without = {key: values for key, values in inputs.items() if not key.startswith("lane")}
+    assert (tracks(model, without) - expected).abs().max() > 1e-3
+    moved = {**inputs, "past_values": inputs["past_values"].clone()}
+    moved["past_values"][:, 1:] += 0.5
+    assert (tracks(model, moved) - expected)[:, 0].abs().max() > 1e-3
+    focal = torch.tensor([[0, 1, 0, 0], [1, 0, 0, 1]])
+    found = tracks(model, {**inputs, "focal_mask": focal})
+    assert_close(found, expected * focal[..., None, None, None], **EXACT)
+
+
+@pytest.mark.parametrize("name", ["early full", "late latent", "neighbors", "vectors"])
+def test_turning_and_moving_the_world_turns_and_moves_the_forecast(name):
+    model, inputs = scene_model(name), scenes()
+    turn = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=torch.float64)
+    moved = {
+        key: values @ turn + 4 if key in ("past_values", "lane_values") else values
+        for key, values in inputs.items()
+    }
+    assert_close(tracks(model, moved), tracks(model, inputs) @ turn + 4, **EXACT)
+
+
+@pytest.mark.parametrize("name", ["early interleaved", "hierarchical latent", "proposals", "gate"])
+def test_hidden_steps_and_a_scene_of_one_agent_without_lanes_are_finite(name):
+    model, inputs = scene_model(name), scenes(agents=1)
+    hidden = inputs["past_observed_mask"].clone()
+    hidden[:, :, :-1] = 0  # present for one step
+    inputs["past_values"][:, :, :-1] = torch.nan
+    inputs |= {"past_observed_mask": hidden, "lane_mask": torch.zeros_like(inputs["lane_mask"])}
+    model.train()
+    output = model(**inputs)
+    output.loss.backward()
+    assert output.trajectories.isfinite().all()
+    assert all(
+        weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None
+    )
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_sdpa_equals_eager(name):
+    inputs = scenes()
+    model = scene_model(name)
+    expected = tracks(model, inputs)
+    model.set_attn_implementation("eager")
+    assert_close(tracks(model, inputs), expected, rtol=1e-9, atol=1e-9)
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def grid(*shape, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    states = torch.randn(*shape, 8, dtype=torch.float64, generator=draw)
+    is_real = torch.rand(*shape, generator=draw) > 0.3
+    is_real[..., -1] = True
+    return Grid(states, is_real)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"), [("sequential", "ttaa"), ("interleaved", "tata")], ids=str
+)
+def test_factorised_attention_equals_one_sequence_after_the_other(name, axes):
+    config = VanillaSceneConfig(**SIZES)
+    torch.manual_seed(0)
+    encoder = ENCODERS[name](config, 2).double().eval()
+    tokens = grid(2, 3, 5)
+    expected, is_real = tokens.states.clone(), tokens.is_real
+    for axis, layer in zip(axes, encoder.layers, strict=True):
+        before = expected.clone()
+        for row in range(2):
+            for line in range(3 if axis == "t" else 5):
+                place = (row, line) if axis == "t" else (row, slice(None), line)
+                real = is_real[place]
+                if not real.any():
+                    continue
+                expected[place] = 0.0
+                found = encoder_layer(before[place][real], layer.state_dict(), config)
+                expected[place] = expected[place].index_put((real.nonzero()[:, 0],), found)
+    with torch.no_grad():
+        found = encoder([tokens])
+    assert_close(found.states[is_real], expected[is_real], **EXACT)
+
+
+def test_latent_queries_equal_attention_written_slowly():
+    config = VanillaSceneConfig(**SIZES)
+    torch.manual_seed(0)
+    encoder = LatentQueryEncoder(config, 2).double().eval()
+    tokens = grid(2, 3, 5)
+    with torch.no_grad():
+        found = encoder([tokens])
+    assert found.states.shape == (2, 1, 3, 8)
+    weights, heads, eps = encoder.reader.state_dict(), 2, config.layer_norm_eps
+    for row in range(2):
+        source = tokens.states[row][tokens.is_real[row]]
+        states = encoder.queries.weight.detach()
+        own = multi_head(states, states, states, part(weights, "self_attn"), heads=heads)
+        states = layer_norm(states + own, part(weights, "self_attn_layer_norm"), eps)
+        read = multi_head(states, source, source, part(weights, "encoder_attn"), heads=heads)
+        states = layer_norm(states + read, part(weights, "encoder_attn_layer_norm"), eps)
+        states = states + feed_forward(states, weights, "relu")
+        states = layer_norm(states, part(weights, "final_layer_norm"), eps)
+        states = encoder_layer(states, encoder.layers[0].state_dict(), config)
+        assert_close(found.states[row, 0], states, **EXACT)
+
+
+def test_loss_by_hand():
+    means = torch.tensor(
+        [[[[1.0, 0.0], [2.0, 0.0]], [[0.0, 1.0], [0.0, 3.0]]]], dtype=torch.float64
+    )
+    spreads = torch.full_like(means, 0.5)
+    logits = torch.tensor([[0.3, -0.2]], dtype=torch.float64)
+    truth = Truth(
+        torch.tensor([[[1.0, 0.5], [9.0, 9.0]]], dtype=torch.float64), torch.tensor([[True, False]])
+    )
+    # one known step: future 0 is .5 away, future 1 is sqrt(1.25) away
+    nats = 0.5 * (0.5 / 0.5) ** 2 + 2 * math.log(0.5) + math.log(2 * math.pi)
+    class_nats = math.log(1 + math.exp(-0.5))
+    loss = closest_future_loss(Mixture(means, spreads, logits), truth, score_weight=2.0)
+    assert loss.item() == pytest.approx(nats + 2 * class_nats, abs=1e-6)
+    may_win = torch.tensor([[False, True]])
+    other = closest_future_loss(
+        Mixture(means, spreads, logits),
+        truth,
+        score_weight=2.0,
+        may_win=may_win,
+        num_items_in_batch=4,
+    )
+    nats = 0.5 * (1.25 / 0.25) + 2 * math.log(0.5) + math.log(2 * math.pi)
+    assert other.item() == pytest.approx((nats + 2 * math.log(1 + math.exp(0.5))) / 4, abs=1e-6)
+
+
+def test_thinning_keeps_different_end_points_and_gives_each_the_probability_around_it():
+    ends = torch.tensor([[[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [0.2, 0.0], [9.0, 0.0]]])
+    chances = torch.tensor([[0.2, 0.15, 0.25, 0.1, 0.3]])
+    means = ends.unsqueeze(2)
+    kept = thin(Mixture(means, means + 1, chances.log()), 3, distance=0.15)
+    # .1 covers 0, .1 and .2: .45; then 9 with .3, then 5 with .25
+    assert kept.means[0, :, 0, 0].tolist() == pytest.approx([0.1, 9.0, 5.0])
+    assert kept.logits.softmax(-1)[0].tolist() == pytest.approx([0.45, 0.3, 0.25])
+    assert_close(kept.spreads, kept.means + 1)
+    same = torch.zeros(1, 5, 1, 2)
+    kept = thin(Mixture(same, same, chances.log()), 3, distance=0.15)
+    assert kept.logits.softmax(-1).sum() == pytest.approx(1.0)
+
+
+def test_neighbors_by_distance_number_and_field_of_view():
+    positions = torch.tensor([[[0.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [0.0, 9.0]]])
+    headings = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, -1.0]]])
+    there = torch.tensor([[True, True, True, False]])
+
+    def sees(**limits):
+        return neighbor_mask(positions, headings, there, **limits)[0].int().tolist()
+
+    assert sees()[:3] == [[1, 1, 1, 0]] * 3
+    assert sees(distance=2.5)[:3] == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
+    assert sees(count=1)[:3] == [[1, 0, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
+    assert sees(field_of_view=180)[:3] == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0]]
+
+
+def test_an_agent_that_no_neighbor_sees_changes_nothing():
+    inputs = scenes(agents=5)
+    inputs["past_values"][:, 4] += 500
+    limits = {"map_distance": 2000.0}
+    for limit, is_seen in ((100.0, False), (0.0, True)):
+        model = scene_model("neighbors", neighbor_distance=limit, **limits)
+        expected = tracks(model, inputs)[:, :4]
+        moved = {**inputs, "past_values": inputs["past_values"].clone()}
+        moved["past_values"][:, 4] += 30
+        change = (tracks(model, moved)[:, :4] - expected).abs().max()
+        assert (change > 1e-6) == is_seen
+        assert is_seen or change == 0
+
+
+def test_the_gate_weights_channels_by_the_mean_of_real_tokens():
+    gate = ChannelGate(VanillaSceneConfig(**SIZES)).double()
+    states, is_real = grid(2, 7).states, torch.ones(2, 7, dtype=torch.bool)
+    is_real[0, 4:] = False
+    with torch.no_grad():
+        found = gate(states, is_real)
+        for row, count in ((0, 4), (1, 7)):
+            mean = states[row, :count].mean(0)
+            factor = torch.sigmoid(gate.excite(torch.relu(gate.squeeze(mean))))
+            assert_close(found[row], states[row] * factor, **EXACT)
+
+
+def test_regions_are_clusters_and_only_proposals_of_the_truth_are_trained():
+    middles = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
+    points = (middles + 0.1 * torch.randn(40, 1, 2)).flatten(0, 1)
+    centres = fit_regions(points, 3)
+    assert torch.cdist(centres, middles).amin(0).max() < 0.2
+    owner = proposals_of_regions(torch.tensor([0, 2]), 6, 3).int().tolist()
+    assert owner == [[1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1]]
+    with pytest.raises(ValueError, match="2 different end points, so a region would be empty"):
+        fit_regions(points[:2].repeat(5, 1), 3)
+    with pytest.raises(ValueError, match="num_seeds=6 proposals cannot be divided among"):
+        VanillaForProposalTrajectoryPrediction(VanillaSceneConfig(**{**SIZES, "num_regions": 7}))
+
+    model, inputs = scene_model("proposals").train(), scenes()
+    model.set_regions(**inputs)
+    futures = []
+    model.head.register_forward_hook(lambda *call: futures.append(call[-1]))
+    loss = model(**inputs).loss
+    means = futures[0].means
+    trained = torch.autograd.grad(loss, means)[0].abs().sum((2, 3)) > 0  # (8, 6)
+    rows = read_rows(model.config, inputs["past_values"], None, None)
+    ends = inputs["future_values"][:, :, -1].flatten(0, 1) - rows.frame.origin
+    regions = torch.cdist(rows.frame.enter(ends.unsqueeze(1)).squeeze(1), model.centres).argmin(1)
+    assert len(regions.unique()) > 1
+    assert trained.sum(1).tolist() == [1] * 8
+    assert torch.equal(trained.int().argmax(1) // 2, regions)
+
+
+def test_an_agent_sees_the_nearest_others_and_lanes():
+    config = VanillaSceneConfig(**{**SIZES, "max_others": 2, "max_lanes": 1})
+    inputs = scenes(agents=6, lanes=5)
+    rows = read_rows(config, inputs["past_values"], None, None, lane_values=inputs["lane_values"])
+    last = inputs["past_values"][0, :, -1]
+    apart = torch.cdist(inputs["past_values"][0].flatten(0, 1), last)  # every step, last steps
+    nearest = apart.view(6, 5, 6).amin(1)[:, 0]
+    nearest[0] = torch.inf
+    found = rows.others.features[0, :, :, :2].norm(dim=-1) * SIZES["predicted_steps"]
+    assert_close(found.amin(1).sort().values, nearest.sort().values[:2], rtol=1e-6, atol=1e-6)
+    assert rows.lanes.features.shape == (12, 1, 3, 4)
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def changed(key, place, value):
+    inputs = scenes()
+    inputs[key][place] = value
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (changed("agent_mask", 1, 0), "scene 1 has no agent to forecast: leave it out"),
+        (changed("past_observed_mask", (1, 2, -1), 0), "last observed step of agent 2 of scene 1"),
+        (changed("past_values", (0, 0, 0, 0), math.nan), "past_values has NaN"),
+        (changed("future_values", (0, 0, 0, 0), math.inf), "future_values has NaN or infinite"),
+        (changed("lane_values", (0, 0, 0, 0), math.nan), "lane_values has NaN"),
+        (changed("lane_mask", (1, 2, slice(1, None)), 0), "polyline 2 of scene 1 has one point"),
+        (changed("lane_kinds", (0, 0), 3), "lane_kinds has 0 to 3: give numbers below"),
+        (
+            {**scenes(), "lane_values": scenes()["lane_values"] + 5e5},
+            "lanes of scene 0 are .* m from all its agents, and map_distance=1000",
+        ),
+        ({**scenes(), "lane_values": torch.zeros(2, 3, 1, 2)}, "2 or more points"),
+        ({**scenes(), "lane_kinds": torch.zeros(2, 4)}, r"lane_kinds \(2, 4\)"),
+        ({**scenes(), "agent_mask": torch.ones(2, 5)}, r"agent_mask has shape \(2, 5\)"),
+        ({**scenes(), "past_values": torch.zeros(2, 4, 6, 2)}, "the model has 5 such steps"),
+        ({**scenes(), "future_values": torch.zeros(2, 3, 3, 2)}, "give the same"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(inputs, message):
+    with pytest.raises(ValueError, match=message):
+        scene_model("early full")(**inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_modes": 7}, "num_modes=7 futures cannot be kept of num_seeds=6"),
+        ({"fusion": "middle"}, "fusion='middle': choose one of late, early, hierarchical"),
+        ({"encoder": "half"}, "encoder='half': choose one of full, sequential"),
+        ({"fusion": "hierarchical", "encoder_layers": 1}, "hierarchical fusion needs 2 or more"),
+        ({"field_of_view": 0}, "field_of_view=0: give up to 360 degrees"),
+        ({"gate_reduction": 9}, "gate_reduction=9 leaves no channel"),
+        ({"num_latents": 0}, "num_latents=0: give a positive number"),
+        ({"neighbor_distance": -1}, "neighbor_distance=-1: give 0 or more"),
+        ({"observed_steps": 1}, "a velocity needs 2 or more"),
+        ({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3}, "is odd"),
+        ({"heading_decay": 2}, "heading_decay=2: give a factor"),
+    ],
+)
+def test_impossible_configs_are_refused(change, message):
+    with pytest.raises(Exception, match=message):
+        VanillaSceneConfig(**{**SIZES, **change})
+
+
+def test_500_agents_are_cut_to_the_nearest_and_reported(caplog):
+    inputs = scenes(count=1, agents=500, lanes=2)
+    focal = torch.zeros(1, 500)
+    focal[0, 3] = 1
+    with caplog.at_level("WARNING"):
+        found = tracks(scene_model("early latent"), {**inputs, "focal_mask": focal})
+    assert found[0, 3].isfinite().all()
+    assert "a scene has 500 agents; an agent sees the nearest max_others=9" in caplog.text

@@ -1,0 +1,73 @@
+"""Small forecasters of agents and lanes, and scenes for them."""
+
+import itertools
+
+import torch
+
+from hf_vanilla.models.configuration_vanilla_scene import (
+    ENCODER_NAMES,
+    FUSION_NAMES,
+    VanillaSceneConfig,
+)
+from hf_vanilla.trajectories.loading import SCENE_FORMS
+
+SIZES = {
+    "observed_steps": 5,
+    "predicted_steps": 3,
+    "num_modes": 4,
+    "num_seeds": 6,
+    "num_latents": 3,
+    "num_regions": 3,
+    "max_others": 9,
+    "max_lanes": 11,
+    "d_model": 8,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 10,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 12,
+    "thinning_distance": 0.1,
+}
+GRID = [f"{fusion} {encoder}" for fusion, encoder in itertools.product(FUSION_NAMES, ENCODER_NAMES)]
+CLASSES = [*GRID, "proposals", "neighbors", "gate", "vectors"]
+
+
+def scene_model(name, **changes):
+    """A random model in double precision, in evaluation mode; see `CLASSES`."""
+    sizes = {**SIZES, **changes}
+    form = "fusion" if name in GRID else name
+    if name in GRID:
+        sizes["fusion"], sizes["encoder"] = name.split()
+    torch.manual_seed(3)
+    model = SCENE_FORMS[form](VanillaSceneConfig(**sizes)).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():  # also those that start at 0 or 1
+            weight.add_(0.1 * torch.randn_like(weight))
+    if form == "proposals":
+        model.centres.copy_(torch.randn_like(model.centres))
+    return model
+
+
+def scenes(count=2, agents=4, lanes=3, points=4, seed=0):
+    """Inputs of scenes with a future, in double precision."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def walk(*shape):
+        start = 3 * torch.randn(*shape[:-2], 1, 2, generator=draw)
+        moves = torch.randn(*shape, generator=draw) + torch.randn(*shape[:-2], 1, 2, generator=draw)
+        return (start + moves.cumsum(-2)).double()
+
+    tracks = walk(count, agents, SIZES["observed_steps"] + SIZES["predicted_steps"], 2)
+    return {
+        "past_values": tracks[:, :, : SIZES["observed_steps"]],
+        "past_observed_mask": torch.ones(count, agents, SIZES["observed_steps"]),
+        "agent_mask": torch.ones(count, agents),
+        "future_values": tracks[:, :, SIZES["observed_steps"] :],
+        "lane_values": walk(count, lanes, points, 2),
+        "lane_mask": torch.ones(count, lanes, points),
+        "lane_kinds": torch.randint(3, (count, lanes), generator=draw),
+    }
+
+
+def without_future(inputs):
+    return {name: values for name, values in inputs.items() if "future" not in name}
