@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
+from .argoverse import with_map
 from .trajectories import Rows, Scenes, join_scenes, resample, scenes_of_rows
 
 ETH_UCY_FRAME_SECONDS = 0.04
@@ -98,6 +99,8 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes
     if frame_seconds is None and name == "eth_ucy":
         frame_seconds = ETH_UCY_FRAME_SECONDS
     scenes = scenes_of_rows(rows, name=path.stem, frame_seconds=frame_seconds, unit=source.unit)
+    if name == "argoverse2":
+        scenes = with_map(scenes, path)
     return scenes if source.step_seconds is None else resample(scenes, source.step_seconds)
 
 
@@ -195,7 +198,10 @@ def read_table(path: Path, columns: Columns) -> Rows:
 
 
 def read_argoverse2(path: Path, columns: Columns) -> Rows:
-    """A scenario of Argoverse 2, Parquet, by pyarrow: 10 steps per second, in metres."""
+    """A scenario of Argoverse 2, Parquet, by pyarrow: 10 steps per second, in metres.
+
+    `read_tracks` adds the map beside it.
+    """
     del columns
     table = _columns(path, ARGOVERSE_COLUMNS)
     rows = _rows_of_table(path, table, ARGOVERSE_COLUMNS, first_line=1)

@@ -224,7 +224,7 @@ def _paint(
     agents: list[Drawn],
     options: PlotTracksOptions,
     title: str,
-    road: RoadMap | None,
+    road: RoadMap | None = None,
 ) -> None:
     colors, to_pixels = theme_of(options.theme), _to_pixels(options)
     if options.picture is not None:

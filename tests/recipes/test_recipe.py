@@ -523,7 +523,10 @@ def test_a_file_is_preferred_to_a_shipped_recipe_of_its_name(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("table3/bas", "did you mean 'table3/base'?"), ("zzz", "there are coco_r50, demo_scenes, ")],
+    [
+        ("table3/bas", "did you mean 'table3/base'?"),
+        ("zzz", "there are av2_small, av2_wayformer, "),
+    ],
 )
 def test_a_recipe_that_is_nowhere_is_told_with_those_there_are(name, hint):
     told = f"{name}: no such file, and no recipe of that name; {hint}"
