@@ -9,6 +9,7 @@ const SECONDS_BETWEEN = 0.06; // from the appearance of one future to the next
 let settings = null;
 let view = null; // left, top and width of the plane that is shown
 let agents = [];
+let lanes = []; // of the scene
 let agent = 0; // selected
 let mode = -1; // selected; -1: none
 let path = null; // points of the path that is being drawn
@@ -37,6 +38,7 @@ function showAll() {
 
 function paint() {
   plane.replaceChildren();
+  lanes.forEach((points) => line(points, "lane"));
   agents.forEach((shown, index) => {
     const name = index === agent ? "agent selected" : "agent";
     const group = shape("g", { class: name, "data-agent": index }, plane);
@@ -111,6 +113,7 @@ async function ask(name, value) {
   part("message").textContent = answer.error ?? "";
   if (answer.error) return;
   agents = answer.agents;
+  lanes = answer.lanes ?? [];
   [agent, mode] = [Math.min(agent, Math.max(agents.length - 1, 0)), -1];
   if (source() !== null) showAll();
   if (!agents.length) part("message").textContent = "Nobody here has two observed steps.";
@@ -128,6 +131,7 @@ function chooseSource() {
   const scene = source();
   part("stepper").hidden = scene === null;
   agents = [];
+  lanes = [];
   if (scene === null) {
     setView(-settings.width / 2, (settings.width * HEIGHT_SHARE) / 2, settings.width);
     paint();

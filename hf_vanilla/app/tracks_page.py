@@ -120,11 +120,16 @@ class TracksPage:
             frame: number of the last observed frame.
 
         Returns:
-            `agents`, none where nobody has two observed steps.
+            `agents`, none where nobody has two observed steps; `lanes` of a scene with a map.
         """
         with self._lock:
             agents = drawn_agents(self.model, self.scenes.rows(self.scenes.scene == scene), frame)
-        return {"agents": self._shown(agents) if agents else []}
+        found = {"agents": self._shown(agents) if agents else []}
+        road = None if self.scenes.maps is None else self.scenes.maps[scene]
+        if road is not None:
+            lines = zip(road.points, road.is_point, strict=True)
+            found["lanes"] = [_rounded(points[is_point]) for points, is_point in lines]
+        return found
 
     def _shown(self, agents: list[Drawn]) -> list[dict[str, Any]]:
         """Agents as the script draws them, with constant velocity and the attention weights."""

@@ -83,6 +83,14 @@ def test_a_frame_has_its_agents_with_what_really_came(page):
     assert page.frame(0, 99) == {"agents": []}
 
 
+def test_a_scene_with_a_map_has_its_lanes():
+    page = TracksPage("constant_velocity", tracks="junctions")
+    lanes = page.frame(3, 7)["lanes"]
+    wanted = page.scenes.maps[3].points
+    assert len(lanes) == len(wanted)
+    assert_allclose(lanes[1], wanted[1], atol=1e-3)
+
+
 def test_the_attention_of_an_agent_leaves_out_what_was_not_observed(page):
     (ada, _) = page.frame(0, 2)["agents"]
     assert len(ada["past"]) == 3

@@ -1,0 +1,73 @@
+"""The table of junctions and the benchmark of encoders, small."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hf_vanilla.data.built_in_junctions import OBSERVED, junctions
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(Path(name).stem, SCRIPTS / name)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_forecaster_that_knows_the_odds_and_the_rules_gets_them_back(monkeypatch):
+    table, drawn = script("junctions.py"), junctions(scenes=60, seed=1)
+
+    def known(model, past, mask, groups, maps):
+        assert past.shape[1:] == (OBSERVED, 2)
+        stops = drawn.tracks[groups, 0, OBSERVED:]
+        is_stop = drawn.brakes[groups][:, None, None, None]
+        tracks = np.where(is_stop, stops[:, None], drawn.branches[groups][:, :, OBSERVED:])
+        return tracks, drawn.odds[groups]
+
+    monkeypatch.setattr(table, "predict", known)
+    tracks, probabilities = table._forecasts(None, drawn, "as it is")
+    free = drawn.situation == 0
+    found = table._branch_odds(tracks[free], probabilities[free], drawn, free)
+    assert found == pytest.approx(drawn.odds[free].mean(0))
+    stopping = table._stopping(tracks, probabilities, drawn)
+    assert stopping == pytest.approx(drawn.brakes.astype(float))
+    error, nats = table._changed(None, drawn, "other lanes")
+    assert error < 0.2
+    assert nats == pytest.approx(1e-3, abs=1e-3)
+
+
+def test_changes_of_inputs_keep_the_arriving_car(monkeypatch):
+    table, drawn = script("junctions.py"), junctions(scenes=5, seed=1)
+    seen = {}
+
+    def note(model, past, mask, groups, maps):
+        seen["past"], seen["maps"] = past, maps
+        return np.zeros((len(past), 1, 12, 2)), np.ones((len(past), 1))
+
+    monkeypatch.setattr(table, "predict", note)
+    own = drawn.tracks[:, 0, :OBSERVED]
+    for change in table.CHANGES:
+        table._forecasts(None, drawn, change)
+        cars = len(seen["past"]) // 5
+        assert cars == (1 if change == "no cars" else 3)
+        assert np.array_equal(seen["past"][::cars], own)
+        others = np.array_equal(seen["past"][1::cars], drawn.tracks[:, 1, :OBSERVED])
+        assert others == (change not in ("no cars", "other cars"))
+        assert (seen["maps"][0] is drawn.maps[0]) == (change not in ("no lanes", "other lanes"))
+
+
+def test_the_benchmark_of_encoders_writes_table_numbers_and_figure(monkeypatch, tmp_path):
+    benchmark = script("benchmarks/scene_encoders.py")
+    monkeypatch.setattr(benchmark, "TOKENS", (16, 32))
+    options = benchmark.EncoderOptions(output=str(tmp_path / "e.png"), rounds=1)
+    lines = benchmark.measure(options).splitlines()
+    assert lines[0].endswith("| 16 | 32 |")
+    assert len(lines) == 2 + len(benchmark.LINES)
+    numbers = json.loads((tmp_path / "e.json").read_text())
+    assert all(value > 0 for values in numbers["milliseconds"].values() for value in values)
+    assert (tmp_path / "e.png").stat().st_size > 1000
