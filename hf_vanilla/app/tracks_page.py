@@ -124,7 +124,7 @@ class TracksPage:
         """
         with self._lock:
             agents = drawn_agents(self.model, self.scenes.rows(self.scenes.scene == scene), frame)
-        found = {"agents": self._shown(agents) if agents else []}
+        found: dict[str, Any] = {"agents": self._shown(agents) if agents else []}
         road = None if self.scenes.maps is None else self.scenes.maps[scene]
         if road is not None:
             lines = zip(road.points, road.is_point, strict=True)
