@@ -15,7 +15,7 @@ from hf_vanilla.options import option
 from hf_vanilla.trajectories.forecaster import check_rate
 from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import load_forecaster
-from hf_vanilla.trajectories.scene_layout import is_joint, rollout_arguments, scene_batches
+from hf_vanilla.trajectories.scene_layout import reads_scene, rollout_arguments, scene_batches
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.trajectories.track_scores import (
     COLLISION_DISTANCE,
@@ -142,7 +142,7 @@ def score_windows(
 @torch.no_grad()
 def _modes(model: Any, windows: Windows) -> tuple[int, bool]:
     """How many modes a model has, and whether each has spreads."""
-    if is_joint(model.config):
+    if reads_scene(model.config):
         return model.config.num_modes, False
     device = next(model.parameters(), torch.empty(0)).device
     inputs = model_inputs(windows, np.array([0]))

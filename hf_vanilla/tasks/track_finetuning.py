@@ -20,7 +20,7 @@ from hf_vanilla.recipes.tasks import task_of_model
 from hf_vanilla.training.task import RunFacts
 from hf_vanilla.trajectories.forecaster import check_rate
 from hf_vanilla.trajectories.loading import load_forecaster
-from hf_vanilla.trajectories.scene_layout import is_joint
+from hf_vanilla.trajectories.scene_layout import reads_scene
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.trajectories.track_scores import Protocol, TrackScores
 
@@ -88,7 +88,7 @@ def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments
     if options.model in SIMPLE_MODELS:
         raise ValueError(f"{options.model} has no weights: give a model folder")
     model = load_forecaster(options.model, device="cpu")
-    if is_joint(model.config):
+    if reads_scene(model.config):
         raise ValueError(
             f"{options.model} forecasts whole scenes, and finetune trains forecasters of single "
             f"agents: use hf-vanilla train --task {task_of_model(options.model)}"

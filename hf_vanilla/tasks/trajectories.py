@@ -25,7 +25,7 @@ from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import FORMS, new_forecaster
-from hf_vanilla.trajectories.scene_layout import is_joint, joint_forecast
+from hf_vanilla.trajectories.scene_layout import joint_forecast, reads_scene
 from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSums
 
 from .trajectory_data import (
@@ -304,7 +304,7 @@ def add_windows(
     past, is_observed = inputs["past_values"], inputs["past_observed_mask"]
     with torch.random.fork_rng():  # samples do not depend on what was drawn before
         torch.manual_seed(SAMPLING_SEED + int(rows[0]))
-        if is_joint(model.config):
+        if reads_scene(model.config):
             last = windows.scenes.positions[windows.last_rows[rows]]
             maps = windows.scenes.maps_of(windows.last_rows[rows])
             groups = windows[rows].groups

@@ -23,7 +23,7 @@ from hf_vanilla.options import option
 
 from .forecaster import check_rate, predict
 from .loading import load_forecaster
-from .scene_layout import is_joint, rollout_arguments
+from .scene_layout import is_joint, reads_scene, rollout_arguments
 from .simple_models import SIMPLE_MODELS
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def forecasts(
     if at == "all":
         rows = rows[np.lexsort((scenes.agent, scenes.frame, scenes.scene))]
     left_out = 0
-    for chosen, company in _row_batches(scenes, rows, batch_size, joint=is_joint(model.config)):
+    for chosen, company in _row_batches(scenes, rows, batch_size, joint=reads_scene(model.config)):
         together = np.concatenate((chosen, company))
         past, mask = pasts_of_rows(scenes, together, model.config.observed_steps)
         is_enough = mask.sum(1) >= least_observed
@@ -142,8 +142,8 @@ def forecasts(
         if (is_enough & is_chosen).any():
             read = together[is_enough]
             groups, maps = groups_of_rows(scenes, read), scenes.maps_of(read)
-            seen = past[is_enough], mask[is_enough], groups, maps
-            found = predict(model, *seen, **(arguments or {}))
+            seen, known = past[is_enough], mask[is_enough]
+            found = predict(model, seen, known, groups, maps, **(arguments or {}))
             shown = is_chosen[is_enough]
             tracks, probabilities = (part[shown] for part in found)
             yield _table(scenes, chosen[is_enough[: len(chosen)]], tracks, probabilities)

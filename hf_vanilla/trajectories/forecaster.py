@@ -13,7 +13,7 @@ import torch
 from hf_vanilla.data.road_maps import RoadMap
 from hf_vanilla.data.trajectories import Scenes
 
-from .scene_layout import is_joint, joint_forecast
+from .scene_layout import joint_forecast, reads_scene
 
 STEP_TOLERANCE = 1e-3  # relative
 
@@ -182,7 +182,7 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
         `(A, M, T - 1)`, modes in the order of `predict`; weight t belongs to the displacement from
         step t to step t + 1. None where the model records none.
     """
-    if is_joint(model.config):
+    if reads_scene(model.config):
         return None
     outputs = _outputs(model, past, is_observed, output_attentions=True)
     if not outputs.cross_attentions:
@@ -222,7 +222,7 @@ def _outputs(
     relative = np.where(is_observed[..., None], past - past[:, -1:], 0)
     values = torch.as_tensor(relative, dtype=torch.float32)
     mask = torch.as_tensor(is_observed)
-    if is_joint(model.config):
+    if reads_scene(model.config):
         groups = np.zeros(len(past), np.int64) if groups is None else groups
         return joint_forecast(model, values, mask, past[:, -1], groups, maps, **kwargs)
     device = next(model.parameters(), torch.empty(0)).device

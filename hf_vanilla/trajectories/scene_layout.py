@@ -18,9 +18,13 @@ from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 
 
 def is_joint(config: Any) -> bool:
+    """Whether a model of this config has futures of a scene, drawn for all its agents together."""
+    return getattr(config, "model_type", "") == VanillaAgentFormerConfig.model_type
+
+
+def reads_scene(config: Any) -> bool:
     """Whether a model of this config reads all agents of a scene together."""
-    kinds = (VanillaAgentFormerConfig.model_type, VanillaSceneConfig.model_type)
-    return getattr(config, "model_type", "") in kinds
+    return is_joint(config) or reads_maps(config)
 
 
 def reads_maps(config: Any) -> bool:
