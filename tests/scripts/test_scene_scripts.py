@@ -24,9 +24,9 @@ def test_a_forecaster_that_knows_the_odds_and_the_rules_gets_them_back(monkeypat
 
     def known(model, past, mask, groups, maps):
         assert past.shape[1:] == (OBSERVED, 2)
-        stops = drawn.tracks[groups, 0, OBSERVED:]
-        is_stop = drawn.brakes[groups][:, None, None, None]
-        tracks = np.where(is_stop, stops[:, None], drawn.branches[groups][:, :, OBSERVED:])
+        own = drawn.tracks[groups, 0, OBSERVED:]
+        minds = (drawn.situation[groups] != 0)[:, None, None, None]
+        tracks = np.where(minds, own[:, None], drawn.branches[groups][:, :, OBSERVED:])
         return tracks, drawn.odds[groups]
 
     monkeypatch.setattr(table, "predict", known)
