@@ -67,10 +67,10 @@ RECIPES = {
 --model.decoder_ffn_dim 2048 --model.dropout 0.1
 """,
     "joint_trajectories": """
---recipe demo_scenes --scenes_per_step 4 --scenes_per_batch 2 --warmup_steps 20
---model.num_modes 3 --model.latent_dim 4 --model.d_model 32 --model.encoder_layers 1
---model.encoder_attention_heads 2 --model.encoder_ffn_dim 2048 --model.posterior_layers 1
---model.decoder_layers 1 --model.decoder_attention_heads 2 --model.decoder_ffn_dim 2048
+--recipe demo_scenes --scenes_per_step 4 --scenes_per_batch 2 --max_agents 3 --warmup_steps 20
+--model.num_modes 2 --model.latent_dim 4 --model.d_model 32 --model.encoder_layers 1
+--model.encoder_attention_heads 2 --model.encoder_ffn_dim 8192 --model.posterior_layers 1
+--model.decoder_layers 1 --model.decoder_attention_heads 2 --model.decoder_ffn_dim 64
 --model.dropout 0.1
 """,
 }
