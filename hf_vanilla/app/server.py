@@ -5,6 +5,7 @@ no usage data.
 """
 
 import ipaddress
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,8 @@ from .image_page import ImagePage
 from .objects_page import ObjectsPage
 from .text_page import TextPage
 from .tracks_page import TracksPage
+
+logger = logging.getLogger(__name__)
 
 EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
 
@@ -158,7 +161,8 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
         server_name=options.host,
         server_port=options.port,
         share=options.share,
-        prevent_thread_lock=not is_blocking,
+        quiet=not options.share,  # otherwise Gradio recommends share=True, which publishes the page
+        prevent_thread_lock=True,
         theme=theme(),
         css=style(),
         footer_links=[],
@@ -168,6 +172,9 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
         mcp_server=False,
         pwa=False,
     )
+    logger.info("the page is at %s; Ctrl-C stops it", blocks.local_url)
+    if is_blocking:
+        blocks.block_thread()
     return blocks
 
 

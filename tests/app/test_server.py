@@ -108,7 +108,9 @@ def test_messages_are_escaped():
     assert message("<b>") == '<p class="message" dir="auto">&lt;b&gt;</p>'
 
 
-def test_serving_connects_to_no_other_machine(trained_run, monkeypatch):
+def test_serving_connects_to_no_other_machine_and_names_its_address(
+    trained_run, monkeypatch, capsys, caplog
+):
     reached, connect = set(), socket.socket.connect
 
     def note(self, address):
@@ -116,8 +118,11 @@ def test_serving_connects_to_no_other_machine(trained_run, monkeypatch):
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", note)
-    blocks = serve(AppOptions(model=str(trained_run)), is_blocking=False)
+    with caplog.at_level("INFO", "hf_vanilla"):
+        blocks = serve(AppOptions(model=str(trained_run)), is_blocking=False)
     try:
+        assert f"the page is at {blocks.local_url}" in caplog.text
+        assert "share=True" not in "".join(capsys.readouterr())  # which would publish the page
         assert blocks.local_url.startswith("http://127.0.0.1:")
         with urllib.request.urlopen(blocks.local_url) as result:
             text = result.read().decode("utf-8")
