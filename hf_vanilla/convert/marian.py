@@ -8,6 +8,7 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
+from .marian_npz import npz_of, read_npz, read_npz_tokenizer
 from .other_toolkits import toolkit_of_path
 from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
@@ -82,19 +84,25 @@ CHECK_TOLERANCE = 1e-4
 class MarianOptions:
     """Convert an OPUS-MT or other `MarianMTModel` to our model."""
 
-    input: str = field(metadata={"help": "MarianMTModel folder or Hub id"})
+    input: str = field(
+        metadata={"help": "MarianMTModel folder or Hub id, or a folder of Marian itself (.npz)"}
+    )
     output: str = field(metadata={"help": "folder for our model"})
-    frequencies: str = field(
-        default="transformers",
-        metadata={"help": "positions and epsilon: transformers (as MarianMTModel) or marian"},
+    frequencies: str | None = field(
+        default=None,
+        metadata={
+            "help": "positions and epsilon: transformers (as MarianMTModel) or marian; default: "
+            "that of the folder"
+        },
     )
     check: bool = field(
         default=False, metadata={"help": "translate with both models and compare before writing"}
     )
 
     def __post_init__(self) -> None:
-        _check_frequencies(self.frequencies)
-        if self.check and self.frequencies != "transformers":
+        if self.frequencies is not None:
+            _check_frequencies(self.frequencies)
+        if self.check and self.frequencies == "marian":
             raise ValueError(
                 f"check compares with MarianMTModel, whose positions differ from "
                 f"frequencies={self.frequencies!r}: give only one of the two options"
@@ -110,15 +118,22 @@ def convert_marian(options: MarianOptions) -> Path:
         OSError: the model is not found, or the output exists.
     """
     with whole_folder(options.output) as folder:
-        theirs, loading, faults = _read_marian(options.input)
-        tokenizer = _read_tokenizer(options.input)
+        weights = npz_of(Path(options.input))
+        loading: dict[str, Any] | None = None
+        if weights is None:
+            theirs, loading, faults = _read_marian(options.input)
+            tokenizer = _read_tokenizer(options.input)
+        else:
+            theirs, faults = read_npz(weights), []
+            tokenizer = read_npz_tokenizer(weights.parent)
         faults += _contradictions(tokenizer, theirs.config)
-        frequencies, origin = options.frequencies, options.input
-        ours = from_marian(
-            theirs, frequencies=frequencies, origin=origin, loading=loading, faults=faults
-        )
+        own = "transformers" if weights is None else "marian"
+        frequencies, origin = options.frequencies or own, options.input
+        read = partial(from_marian, theirs, origin=origin, loading=loading, faults=faults)
+        ours = read(frequencies=frequencies)
         if options.check:
-            logger.info("%s", compare(theirs, ours, tokenizer))
+            same = ours if frequencies == "transformers" else read(frequencies="transformers")
+            logger.info("%s", compare(theirs, same, tokenizer))
         with code_beside_weights(ours, tokenizer):
             ours.save_pretrained(folder)
             tokenizer.save_pretrained(folder)

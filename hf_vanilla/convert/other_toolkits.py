@@ -9,10 +9,7 @@ OPENNMT = f"an OpenNMT-py checkpoint; {PRE_NORM}"
 JOEYNMT = "a JoeyNMT checkpoint; its layers are pre-norm by default, and there is no converter"
 ANNOTATED = f"a checkpoint of the Annotated Transformer; {PRE_NORM}"
 TENSOR2TENSOR = f"a tensor2tensor or other TensorFlow checkpoint; {PRE_NORM}"
-MARIAN = (
-    "a checkpoint of Marian itself: convert it with transformers' "
-    "convert_marian_to_pytorch, then use --format marian"
-)
+MARIAN = "a checkpoint of Marian itself: give its folder to --format marian"
 FSMT = "an FSMT model of transformers: use --format fsmt"
 
 # beginnings of the names of pickled classes

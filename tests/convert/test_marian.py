@@ -247,13 +247,6 @@ def test_a_failed_check_reports_the_difference(folder):
 # --- refusals ----------------------------------------------------------------------------------
 
 
-def test_a_folder_of_marian_itself_is_named(tmp_path):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "model.npz").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="theirs is a checkpoint of Marian itself: convert it"):
-        convert_marian(MarianOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours")))
-
-
 def test_another_architecture_is_an_error(tmp_path):
     config = BartConfig(vocab_size=53, d_model=8, encoder_layers=1, decoder_layers=1)
     config.encoder_attention_heads = config.decoder_attention_heads = 2

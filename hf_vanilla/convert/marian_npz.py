@@ -1,0 +1,299 @@
+"""Read models of Marian itself: weights in `.npz`, `decoder.yml`, SentencePiece and vocabulary.
+
+The result is a MarianMTModel in memory and a tokenizer, which `marian.py` converts. Of an `.npz`,
+numpy reads plain arrays only, so no code can run.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+
+SETTINGS = "special:model.yml"  # the array that holds the model's settings
+DECODER = "decoder.yml"
+# settings, what they must be (that, or missing), and what they are called otherwise
+REQUIRED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "type": (("transformer",), "no Transformer but a model of type {value!r}"),
+    "transformer-decoder-autoreg": (("self-attention",), "its decoder has {value!r} (rnn: SSRU)"),
+    "transformer-postprocess": (
+        ("dan",),
+        "norms in another order: transformer-postprocess={value}",
+    ),
+    "transformer-preprocess": (("",), "a pre-norm model: transformer-preprocess={value}"),
+    "transformer-postprocess-emb": (("d", ""), "a norm on the embeddings"),
+    "transformer-postprocess-top": (("",), "a norm after each stack"),
+    "transformer-train-position-embeddings": ((False,), "learned positions"),
+    "transformer-ffn-depth": ((2,), "feed-forward networks of {value} layers"),
+    "transformer-decoder-ffn-depth": ((0, 2), "feed-forward networks of {value} layers"),
+    "transformer-no-projection": ((False,), "attention without output projection"),
+    "transformer-no-bias": ((False,), "linear layers without bias"),
+    "transformer-no-affine": ((False,), "norms without weights"),
+    "transformer-rnn-projection": ((False,), "a projection behind an RNN"),
+    "transformer-tied-layers": (([],), "tied layers"),
+    "layer-normalization": ((False,), "the option layer-normalization"),
+    "right-left": ((False,), "a model from right to left"),
+    "ulr": ((False,), "universal representations"),
+    "input-types": ((["sequence", "sequence"], []), "inputs {value}"),
+}
+PARTS = {
+    **{f"self_attn.{p}_proj": f"self_{{kind}}{p}" for p in "qkv"},
+    "self_attn.out_proj": "self_{kind}o",
+    "self_attn_layer_norm": "self_Wo_ln_{norm}",
+    **{f"encoder_attn.{p}_proj": f"context_{{kind}}{p}" for p in "qkv"},
+    "encoder_attn.out_proj": "context_{kind}o",
+    "encoder_attn_layer_norm": "context_Wo_ln_{norm}",
+    "fc1": "ffn_{kind}1",
+    "fc2": "ffn_{kind}2",
+    "final_layer_norm": "ffn_ffn_ln_{norm}",
+}
+OUTPUT_BIAS = "decoder_ff_logit_out_b"
+UNUSED = {SETTINGS, "decoder_c_mt"}
+
+
+def npz_of(folder: Path) -> Path | None:
+    """The weights of a folder of Marian itself; None where it is none.
+
+    Raises:
+        ValueError: there are several, of which `decoder.yml` does not name one, or only a `.bin`.
+    """
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        return None
+    found = sorted(folder.glob("*.npz"))
+    if not found and (folder / DECODER).is_file() and (binary := sorted(folder.glob("*.bin"))):
+        raise ValueError(
+            f"{binary[0]} is a binary model of Marian, as for 8-bit weights: give its .npz"
+        )
+    if len(found) <= 1:
+        return found[0] if found else None
+    names = {Path(name).name for name in _decoder_settings(folder).get("models", [])}
+    named = [path for path in found if path.name in names]
+    if len(named) != 1:
+        raise ValueError(f"{folder} has {len(found)} .npz files: keep one, or name it in {DECODER}")
+    return named[0]
+
+
+def read_npz(path: Path) -> MarianMTModel:
+    """The model of an `.npz` file, in float32; the padding token comes behind the vocabulary.
+
+    Raises:
+        ValueError: the file is damaged or has object arrays, or the model is no post-norm
+            Transformer; the message names all reasons.
+    """
+    arrays = _arrays(path)
+    settings = _settings(arrays, path)
+    decoder = _decoder_settings(path.parent)
+    model = MarianMTModel(_config(settings, arrays, path))
+    weights, left = _renamed(model, settings, arrays)
+    if left:
+        raise ValueError(f"{path} does not fit this architecture; {'; '.join(left)}")
+    model.load_state_dict(weights)
+    _set_decoding(model, decoder)
+    return model.eval()
+
+
+def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder of Marian itself.
+
+    Raises:
+        ValueError: a file is missing or damaged.
+    """
+    vocabularies = _vocabularies(folder)
+    with tempfile.TemporaryDirectory() as name:
+        for side in ("source", "target"):
+            if not (folder / f"{side}.spm").is_file():
+                raise ValueError(f"{folder} has no {side}.spm: put both SentencePiece models there")
+            shutil.copy(folder / f"{side}.spm", name)
+        for file, vocabulary in zip(
+            ("vocab.json", "target_vocab.json"), vocabularies, strict=False
+        ):
+            content = {**vocabulary, "<pad>": len(vocabulary)}
+            (Path(name) / file).write_text(json.dumps(content), encoding="utf-8")
+        is_double = len(vocabularies) > 1
+        kind = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": is_double}
+        (Path(name) / "tokenizer_config.json").write_text(json.dumps(kind), encoding="utf-8")
+        return AutoTokenizer.from_pretrained(name)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # damaged files raise many different exceptions
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if "allow_pickle" in reason:
+            raise ValueError(
+                f"{path} has object arrays, which can run code: it is no model of Marian"
+            ) from None
+        raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
+
+
+def _yaml(text: str, origin: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{origin} is no YAML ({reason:.80}): download it again") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{origin} must hold keys and values")
+    return content
+
+
+def _decoder_settings(folder: Path) -> dict[str, Any]:
+    path = folder / DECODER
+    return _yaml(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
+
+
+def _vocabularies(folder: Path) -> list[dict[str, int]]:
+    """One, or those of source and target; they are JSON or YAML."""
+    names = [Path(name).name for name in _decoder_settings(folder).get("vocabs", [])]
+    paths = [folder / name for name in dict.fromkeys(names)]
+    paths = paths or sorted(folder.glob("*vocab.yml"))
+    if not paths or not all(path.is_file() for path in paths) or len(paths) > 2:
+        raise ValueError(f"{folder} has no vocabulary: put the .yml that {DECODER} names there")
+    return [
+        {str(word): int(i) for word, i in _yaml(path.read_text("utf-8"), str(path)).items()}
+        for path in paths
+    ]
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _settings(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, Any]:
+    """The model's settings, if it is the paper's Transformer."""
+    if SETTINGS not in arrays:
+        raise ValueError(f"{path} has no {SETTINGS}: it is no model of Marian")
+    text = arrays[SETTINGS].tobytes().split(b"\0")[0].decode("utf-8", errors="replace")
+    settings = _yaml(text, f"{path}, {SETTINGS}")
+    faults = [
+        reason.format(value=settings[name])
+        for name, (allowed, reason) in REQUIRED.items()
+        if name in settings and settings[name] not in allowed
+    ]
+    missing = {"dim-emb", "enc-depth", "dec-depth", "transformer-heads"} - settings.keys()
+    faults += [f"{name} is missing" for name in sorted(missing)]
+    if faults:
+        raise ValueError(f"{path} is not the paper's model: {', '.join(faults)}")
+    return settings
+
+
+def _is_shared(settings: Mapping[str, Any]) -> bool:
+    names = ("tied-embeddings-all", "tied-embeddings-src")
+    return any(bool(settings.get(name)) for name in names)
+
+
+def _config(
+    settings: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    path: Path,
+) -> MarianConfig:
+    tables = ["Wemb"] if _is_shared(settings) else ["encoder_Wemb", "decoder_Wemb"]
+    sizes = {len(arrays[name]) for name in tables if name in arrays}
+    if len(sizes) != 1:
+        found = ", ".join(map(str, sorted(sizes))) or "none"
+        raise ValueError(f"{path}: {' and '.join(tables)} need one size, found {found}")
+    pad, width = sizes.pop(), settings.get("transformer-dim-ffn", 2048)
+    is_tied = bool(settings.get("tied-embeddings-all") or settings.get("tied-embeddings"))
+    return MarianConfig(
+        vocab_size=pad + 1,
+        decoder_vocab_size=pad + 1,
+        share_encoder_decoder_embeddings=_is_shared(settings),
+        tie_word_embeddings=is_tied,
+        d_model=settings["dim-emb"],
+        encoder_layers=settings["enc-depth"],
+        decoder_layers=settings["dec-depth"],
+        encoder_attention_heads=settings["transformer-heads"],
+        decoder_attention_heads=settings["transformer-heads"],
+        encoder_ffn_dim=width,
+        decoder_ffn_dim=settings.get("transformer-decoder-dim-ffn") or width,
+        activation_function=settings.get("transformer-ffn-activation", "swish"),
+        dropout=settings.get("transformer-dropout", 0.1),
+        scale_embedding=True,
+        pad_token_id=pad,
+        eos_token_id=0,
+        bos_token_id=0,
+        forced_eos_token_id=0,
+        decoder_start_token_id=pad,
+    )
+
+
+def _set_decoding(model: MarianMTModel, decoder: Mapping[str, Any]) -> None:
+    """Beams and length penalty of `decoder.yml`; Marian divides by length ** normalize."""
+    settings, pad = model.generation_config, model.config.pad_token_id
+    settings.num_beams = int(decoder.get("beam-size", 12))
+    settings.length_penalty = float(decoder.get("normalize", 0.0))
+    settings.max_length, settings.bad_words_ids = 512, [[pad]]
+    settings.forced_eos_token_id = model.config.forced_eos_token_id
+    settings._from_model_config = False
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def _renamed(
+    model: MarianMTModel, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """The arrays as weights of MarianMTModel, and what is wrong with them."""
+    weights, used, faults = {}, set(UNUSED), []
+    for name, expected in model.state_dict().items():
+        if "embed_positions" in name:
+            weights[name] = expected
+            continue
+        theirs = _name_of(name, settings)
+        if theirs == "decoder_ff_logit_out_W" and f"{theirs}t" in arrays:
+            theirs = f"{theirs}t"
+        used.add(theirs)
+        if theirs not in arrays:
+            is_bias = theirs == OUTPUT_BIAS and settings.get("output-omit-bias")
+            weights[name] = torch.zeros_like(expected)
+            faults += [] if is_bias else [f"missing: {theirs}"]
+            continue
+        weight = _weight(arrays[theirs], theirs, expected)
+        weights[name] = weight
+        if weight.shape != expected.shape:
+            faults.append(f"{theirs} has shape {arrays[theirs].shape}")
+    faults += [f"left over: {name}" for name in sorted(arrays.keys() - used)]
+    return weights, faults
+
+
+def _name_of(name: str, settings: Mapping[str, Any]) -> str:
+    """Marian's name of a weight of MarianMTModel."""
+    if name == "final_logits_bias":
+        return OUTPUT_BIAS
+    _, *path, kind = name.split(".")
+    if path[1:2] == ["layers"]:
+        part = PARTS[".".join(path[3:])]
+        norm = "scale" if kind == "weight" else "bias"
+        part = part.format(kind="W" if kind == "weight" else "b", norm=norm)
+        return f"{path[0]}_l{int(path[2]) + 1}_{part}"
+    is_output = name == "lm_head.weight"
+    if is_output and not (settings.get("tied-embeddings-all") or settings.get("tied-embeddings")):
+        return "decoder_ff_logit_out_W"
+    if _is_shared(settings):
+        return "Wemb"
+    return "decoder_Wemb" if is_output or path[:1] == ["decoder"] else "encoder_Wemb"
+
+
+def _weight(array: np.ndarray, name: str, expected: Tensor) -> Tensor:
+    """An array in the layout of torch, with a row of zeros for the padding token."""
+    weight = torch.from_numpy(array.astype(np.float32))
+    if name == OUTPUT_BIAS:
+        return torch.nn.functional.pad(weight.reshape(1, -1), (0, 1))
+    if expected.dim() == 1:
+        return weight.reshape(-1)
+    if name.endswith(("Wemb", "_Wt")):
+        return torch.nn.functional.pad(weight, (0, 0, 0, 1))
+    if name == "decoder_ff_logit_out_W":
+        return torch.nn.functional.pad(weight.T, (0, 0, 0, 1)).contiguous()
+    return weight.T.contiguous()

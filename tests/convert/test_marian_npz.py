@@ -1,0 +1,186 @@
+"""Models of Marian itself: written from a MarianMTModel by names written here, and read again."""
+
+import json
+import shutil
+
+import numpy as np
+import opus
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianTokenizer
+
+from hf_vanilla.convert.marian import MarianOptions, convert_marian
+
+SETTINGS = {
+    "type": "transformer",
+    "dim-emb": 12,
+    "enc-depth": 2,
+    "dec-depth": 3,
+    "transformer-heads": 2,
+    "transformer-dim-ffn": 29,
+    "transformer-decoder-dim-ffn": 31,
+    "transformer-ffn-activation": "swish",
+    "transformer-preprocess": "",
+    "transformer-postprocess": "dan",
+    "transformer-postprocess-emb": "d",
+    "transformer-decoder-autoreg": "self-attention",
+    "transformer-ffn-depth": 2,
+    "tied-embeddings-all": True,
+}
+
+
+def arrays_of_layer(layer, prefix):
+    """The arrays of one layer: matrices transposed, biases and norms as rows."""
+    linear = {"ffn_{}1": layer.fc1, "ffn_{}2": layer.fc2}
+    norms = {"self_Wo": layer.self_attn_layer_norm, "ffn_ffn": layer.final_layer_norm}
+    attentions = {"self": layer.self_attn}
+    if prefix.startswith("decoder"):
+        attentions["context"] = layer.encoder_attn
+        norms["context_Wo"] = layer.encoder_attn_layer_norm
+    for name, attention in attentions.items():
+        linear[f"{name}_{{}}q"], linear[f"{name}_{{}}k"] = attention.q_proj, attention.k_proj
+        linear[f"{name}_{{}}v"], linear[f"{name}_{{}}o"] = attention.v_proj, attention.out_proj
+    found = {}
+    for name, module in linear.items():
+        found[prefix + name.format("W")] = module.weight.T
+        found[prefix + name.format("b")] = module.bias[None]
+    for name, module in norms.items():
+        found[f"{prefix}{name}_ln_scale"] = module.weight[None]
+        found[f"{prefix}{name}_ln_bias"] = module.bias[None]
+    return found
+
+
+def arrays_of(model, settings):
+    """The arrays of Marian for a MarianMTModel, without the padding token."""
+    arrays = {}
+    for side in ("encoder", "decoder"):
+        for number, layer in enumerate(getattr(model.model, side).layers, start=1):
+            arrays |= arrays_of_layer(layer, f"{side}_l{number}_")
+    if model.config.share_encoder_decoder_embeddings:
+        arrays["Wemb"] = model.model.shared.weight[:-1]
+    else:
+        arrays["encoder_Wemb"] = model.model.encoder.embed_tokens.weight[:-1]
+        arrays["decoder_Wemb"] = model.model.decoder.embed_tokens.weight[:-1]
+    if not model.config.tie_word_embeddings:
+        arrays["decoder_ff_logit_out_W"] = model.lm_head.weight[:-1].T
+    arrays["decoder_ff_logit_out_b"] = model.final_logits_bias[:, :-1]
+    found = {name: value.detach().numpy() for name, value in arrays.items()}
+    text = yaml.safe_dump(settings).encode() + b"\0"
+    return {**found, "special:model.yml": np.frombuffer(text, dtype=np.int8)}
+
+
+def written(folder, settings=None, **changes):
+    """A folder of Marian, and the MarianMTModel and tokenizer of the same weights."""
+    vocab_size, _ = opus.write_tokenizer(folder)
+    ids = json.loads((folder / "vocab.json").read_text())
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = opus.marian_model(vocab_size=vocab_size, **heads, **changes)
+    with torch.no_grad():
+        model.final_logits_bias[:, -1] = 0
+        model.lm_head.weight[-1] = 0
+        if model.config.share_encoder_decoder_embeddings:  # without tying, only by name
+            for stack in (model.model.encoder, model.model.decoder):
+                stack.embed_tokens.weight.copy_(model.model.shared.weight)
+    tokenizer = MarianTokenizer.from_pretrained(folder)
+    for name in ("vocab.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    del ids["<pad>"]
+    (folder / "opus.vocab.yml").write_text(yaml.safe_dump(ids, allow_unicode=True), "utf-8")
+    decoder = {"models": ["./model.npz"], "vocabs": ["opus.vocab.yml"] * 2, "beam-size": 3}
+    (folder / "decoder.yml").write_text(yaml.safe_dump({**decoder, "normalize": 0.6}))
+    np.savez(folder / "model.npz", **arrays_of(model, {**SETTINGS, **(settings or {})}))
+    return model, tokenizer
+
+
+def converted(folder, **options):
+    output = folder.parent / "ours"
+    shutil.rmtree(output, ignore_errors=True)
+    convert_marian(MarianOptions(input=str(folder), output=str(output), **options))
+    return AutoModelForSeq2SeqLM.from_pretrained(output).eval(), AutoTokenizer.from_pretrained(
+        output
+    )
+
+
+TYINGS = {
+    "all": ({}, {}),
+    "output apart": (
+        {"tied-embeddings-all": False, "tied-embeddings-src": True},
+        {"tie_word_embeddings": False},
+    ),
+    "source apart": (
+        {"tied-embeddings-all": False, "tied-embeddings": True},
+        {"share_encoder_decoder_embeddings": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("tying", TYINGS)
+def test_logits_and_tokens_are_those_of_marian_mt_model(tmp_path, tying):
+    settings, changes = TYINGS[tying]
+    theirs, their_tokenizer = written(tmp_path / "theirs", settings, **changes)
+    ours, tokenizer = converted(tmp_path / "theirs", frequencies="transformers", check=True)
+    texts = list(opus.SOURCES)
+    batch = tokenizer(texts, return_tensors="pt", padding=True)
+    theirs_batch = their_tokenizer(texts, return_tensors="pt", padding=True)
+    assert torch.equal(batch["input_ids"], theirs_batch["input_ids"])
+    read = torch.randint(1, 40, (len(texts), 7))
+    with torch.no_grad():
+        expected = theirs(**theirs_batch, decoder_input_ids=read).logits
+        found = ours(**batch, decoder_input_ids=read).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert ours.generation_config.num_beams == 3
+    assert ours.generation_config.length_penalty == 0.6
+
+
+def test_positions_and_epsilon_are_those_of_marian(tmp_path):
+    written(tmp_path / "theirs")
+    ours, _ = converted(tmp_path / "theirs")
+    assert ours.config.position_frequencies == "tensor2tensor"
+    assert ours.config.position_layout == "concatenated"
+    assert ours.config.layer_norm_eps == 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"type": "s2s"}, "no Transformer but a model of type 's2s'"),
+        ({"transformer-decoder-autoreg": "rnn"}, r"its decoder has 'rnn' \(rnn: SSRU\)"),
+        ({"transformer-postprocess": "da"}, "norms in another order: transformer-postprocess=da"),
+        ({"transformer-preprocess": "n"}, "a pre-norm model: transformer-preprocess=n"),
+        ({"transformer-train-position-embeddings": True}, "learned positions"),
+    ],
+    ids=str,
+)
+def test_other_architectures_are_named(tmp_path, settings, message):
+    written(tmp_path / "theirs", settings)
+    with pytest.raises(ValueError, match=f"is not the paper's model: {message}"):
+        converted(tmp_path / "theirs")
+    assert not (tmp_path / "ours").exists()
+
+
+def test_bad_files_are_one_line(tmp_path):
+    folder = tmp_path / "theirs"
+    written(folder)
+    arrays = dict(np.load(folder / "model.npz"))
+    changes = {
+        r"has object arrays, which can run code": {"x": np.array([{}], dtype=object)},
+        r"missing: encoder_l1_ffn_W1; left over: more$": {
+            "more": np.ones(2),
+            "encoder_l1_ffn_W1": None,
+        },
+        r"has no special:model.yml": {"special:model.yml": None},
+    }
+    for message, change in changes.items():
+        changed = {k: v for k, v in {**arrays, **change}.items() if v is not None}
+        np.savez(folder / "model.npz", **changed)
+        with pytest.raises(ValueError, match=message) as caught:
+            converted(folder)
+        assert "\n" not in str(caught.value)
+    (folder / "model.npz").write_bytes(b"PK")
+    with pytest.raises(ValueError, match=r"model\.npz cannot be read \("):
+        converted(folder)
+    (folder / "model.npz").rename(folder / "model.intgemm.bin")
+    with pytest.raises(ValueError, match="is a binary model of Marian, as for 8-bit weights"):
+        converted(folder)
+    assert not (tmp_path / "ours").exists()
