@@ -10,7 +10,8 @@ from hf_vanilla.data.corpus import read_lines
 from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
-from hf_vanilla.translation.translator import load_translator, translate
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import translate
 
 SMALL = {f"model.{name}": value for name, value in small_run.MODEL.items() if "layers" not in name}
 SMALL |= {name: value for name, value in small_run.TRAINING.items() if "language" not in name}
