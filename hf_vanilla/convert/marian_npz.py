@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 import torch
@@ -126,6 +127,8 @@ def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
+    if not is_zipfile(path):
+        raise ValueError(f"{path} cannot be read (it is no zip archive): download it again")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
