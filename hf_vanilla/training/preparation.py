@@ -23,6 +23,7 @@ from hf_vanilla.recipes.tasks import load_part
 from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
 from .processes import keep_freed_memory, make_accelerator
+from .products import use_faster_products
 from .task import Order, StreamOrder, Task
 
 logger = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
         _log_step_size(task, order, per_step, accelerator.num_processes)
     if accelerator.device.type == "cpu":  # only now: the memory of the preparation is freed
         keep_freed_memory()
+        use_faster_products(model)
     return PreparedRun(
         recipe,
         accelerator,

@@ -15,6 +15,7 @@ from transformers import MarianConfig, MarianMTModel
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 from hf_vanilla.training.optimization import paper_adam
 from hf_vanilla.training.processes import keep_freed_memory
+from hf_vanilla.training.products import use_faster_products
 
 SMALL = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3}
 SMALL |= {"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024}
@@ -27,7 +28,7 @@ LEARNING_RATE, DROPOUT, SMOOTHING = 3e-4, 0.1, 0.1
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 # operations of a profile, by what they are there for; the first match counts
 GROUPS = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear"),
     "attention kernel": ("aten::_scaled_dot",),
     "loss": ("aten::_softmax", "aten::exp", "aten::amax", "aten::logsumexp", "BlockwiseCross"),
     "dropout": ("aten::random_", "aten::ge", "aten::bernoulli_"),
@@ -44,6 +45,7 @@ class Ours:
         keep_freed_memory()
         config = VanillaConfig(vocab_size=vocab_size, dropout=DROPOUT, **SPECIAL, **sizes)
         self.model: nn.Module = VanillaForConditionalGeneration(config).train()
+        use_faster_products(self.model)
         self.optimizer = paper_adam(self.model.parameters(), learning_rate=LEARNING_RATE)
         self.dtype = dtype
 
