@@ -21,7 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla import VanillaConfig
-from .kernels_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout, in_autocast_bfloat16
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
@@ -160,7 +160,7 @@ class VanillaStack(VanillaTextPreTrainedModel):
         else:
             table = self.embed_positions(attention_mask.shape[-1], 0, vectors)
             positions = nn.functional.embedding(indices.clamp(min=0), table)  # (B, L, D)
-        return self.dropout(vectors + positions)
+        return self.dropout(in_autocast_bfloat16(vectors + positions))
 
     def _position_indices(self, attention_mask: Tensor | None, length: int) -> Tensor | None:
         """Real tokens before each of the last `length` tokens, `(B, L)`; None: all are real."""

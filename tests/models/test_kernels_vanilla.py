@@ -86,11 +86,15 @@ MASKS = {
 }
 
 
+def attention_of(name, config):
+    module = VanillaAttention(config, 2, is_causal=name == "causal").eval()
+    keys = QUERIES if name == "causal" else KEYS
+    return module, [torch.randn(BATCH, 2, n, 6).bfloat16() for n in (QUERIES, keys, keys)]
+
+
 @pytest.mark.parametrize("name", MASKS)
 def test_bfloat16_attention_in_products_is_the_formula(name, tiny_config):
-    module = VanillaAttention(tiny_config, 2, is_causal=name == "causal").eval()
-    keys = QUERIES if name == "causal" else KEYS
-    states = [torch.randn(BATCH, 2, n, 6).bfloat16() for n in (QUERIES, keys, keys)]
+    module, states = attention_of(name, tiny_config)
     mask = MASKS[name]
     rounded = mask.bfloat16() if name == "float" else mask
     found, _ = attention_in_products(module, *states, rounded, scaling=6**-0.5)
@@ -99,10 +103,60 @@ def test_bfloat16_attention_in_products_is_the_formula(name, tiny_config):
     assert_close(found.float(), expected, rtol=0, atol=0.03)  # 8 bits of mantissa, values up to 3
 
 
-def test_only_bfloat16_without_gradients_on_a_cpu_takes_the_products():
+@pytest.mark.parametrize("name", MASKS)
+def test_bfloat16_attention_in_products_has_the_gradients_of_the_formula(name, tiny_config):
+    module, states = attention_of(name, tiny_config)
+    mask, gradient = MASKS[name], torch.randn(BATCH, QUERIES, 2, 6).bfloat16()
+    rounded = mask.bfloat16() if name == "float" else mask
+    found = [each.clone().requires_grad_() for each in states]
+    attention_in_products(module, *found, rounded, scaling=6**-0.5)[0].backward(gradient)
+    expected = [each.float().requires_grad_() for each in states]
+    eager_attention(module, *expected, mask)[0].backward(gradient.float())
+    for one, other in zip(found, expected, strict=True):
+        # 8 bits of mantissa, sums of up to five gradients of size 1
+        assert_close(one.grad.float(), other.grad, rtol=0.03, atol=0.06)
+
+
+def test_bfloat16_attention_with_dropout_is_that_of_sdpa_in_float32(tiny_config):
+    module, states = attention_of("none", tiny_config)
+    found, expected = (
+        torch.manual_seed(3) and attend(module.train(), *states, None, dropout=0.4, scaling=0.3)[0]
+        for attend in (attention_in_products, sdpa_in_float32)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_only_half_precision_on_a_cpu_takes_another_way_than_sdpa():
     sdpa, query = ALL_ATTENTION_FUNCTIONS["sdpa"], torch.ones(1, 1, 2, 4)
     assert faster_attention(sdpa, query.bfloat16()) is attention_in_products
-    assert faster_attention(sdpa, query.bfloat16().requires_grad_()) is sdpa_in_float32
+    assert faster_attention(sdpa, query.half().requires_grad_()) is sdpa_in_float32
     for other in (query, query.half(), query.bfloat16().to("meta")):
         assert faster_attention(sdpa, other) is sdpa
     assert faster_attention(eager_attention, query.bfloat16()) is eager_attention
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (None, torch.float32)],
+)
+def test_the_residual_stream_is_bfloat16_where_autocast_is(dtype, expected, tiny_model):
+    seen = []
+    tiny_model.model.decoder.layers[-1].register_forward_hook(lambda *parts: seen.append(parts[2]))
+    with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+        tiny_model(input_ids=torch.ones(2, 3, dtype=torch.long), labels=torch.ones(2, 5).long())
+    assert seen[0].dtype == expected
+
+
+def test_loss_and_gradients_in_autocast_are_those_of_float32_within_their_mantissa(tiny_model):
+    torch.manual_seed(0)
+    ids, labels = torch.randint(3, 43, (3, 7)), torch.randint(3, 43, (3, 5))
+    found = []
+    for is_cast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_cast):
+            loss = tiny_model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        found.append((loss.item(), tiny_model.lm_head.weight.grad))
+        tiny_model.zero_grad(set_to_none=True)
+    (plain, gradient), (cast, rounded) = found
+    assert cast == pytest.approx(plain, rel=0.01)
+    assert (rounded - gradient).norm() < 0.05 * gradient.norm()
