@@ -54,7 +54,7 @@ def copy_small_archive(words):
     shutil.copy(Path(os.environ["SMALL_ARCHIVES"]) / name, name)
 
 
-BENCHMARKS = ("train", "generate", "vit", "startup")
+BENCHMARKS = ("train", "generate", "vit", "startup", "gpu")
 # these serve forever, need a network or several processes, or change the environment
 REPLACED = {
     **dict.fromkeys((f"benchmarks/{name}" for name in BENCHMARKS), only_read_options),

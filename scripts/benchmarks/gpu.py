@@ -104,7 +104,7 @@ def results_of_part(
                 patience = 10.0  # seconds in which it ends by itself
                 return
             yield result
-        message = f"not finished within {seconds:.0f} seconds"
+        message = f"not finished within {seconds:.3g} seconds"
         yield {"case": "time limit", "status": FAILED, "error": message}
     except EOFError:
         process.join()

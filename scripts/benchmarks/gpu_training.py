@@ -193,7 +193,7 @@ def make_batches(
     options: GpuOptions, vocabulary: int, way: Way, count: int
 ) -> Iterator[tuple[dict[str, Tensor], tuple[Tensor, Tensor]]]:
     """Batches of random ids on the device, each with its `(B,)` source and target lengths."""
-    pairs, budget = (60, 200) if options.tiny else (100_000, STEP_TOKENS)
+    pairs, budget = (300, 200) if options.tiny else (100_000, STEP_TOKENS)
     longest = 24 if options.tiny else LONGEST
     source, target = sentence_lengths(pairs, longest)
     if way.is_static:
