@@ -37,7 +37,7 @@ def is_onednn_faster() -> bool:
 
     The name decides, not a measurement: a resumed run must take the same way.
     """
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     is_amd = str(capabilities.get("cpu_name", "")).startswith("AMD")
     return is_amd and bool(capabilities.get("avx512_f")) and torch.backends.mkl.is_available()
 
