@@ -19,21 +19,25 @@ HELP_OPTIONS = ("-h", "--help")
 
 
 class OptionFormatter(ArgumentDefaultsHelpFormatter):
-    """One spelling of each option, and the default where it is a value.
+    """One spelling of each option, one word for its value, and the default where it is a value.
 
-    The help itself says what None stands for. `--max-steps` is read as `--max_steps`.
+    The help itself says what None stands for, and a switch is off. `--max-steps` is read as
+    `--max_steps`.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"max_help_position": 30, **kwargs})
+
     def _get_help_string(self, action: Action) -> str | None:
-        return action.help if action.default in (None, []) else super()._get_help_string(action)
+        has_value = str(action.default) not in ("None", "[]", "", "False")
+        return super()._get_help_string(action) if has_value else action.help
 
     def _format_action_invocation(self, action: Action) -> str:
-        shown, spellings = one_spelling(action.option_strings), action.option_strings
-        action.option_strings = shown
-        try:
+        shown = ", ".join(one_spelling(action.option_strings))
+        if not shown:
             return super()._format_action_invocation(action)
-        finally:
-            action.option_strings = spellings
+        value = "VALUE" if action.choices is None else f"{{{','.join(map(str, action.choices))}}}"
+        return shown + {0: "", "?": "", "+": f" {value} ..."}.get(action.nargs, f" {value}")
 
 
 def one_spelling(names: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints
 
 from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .engines import Engine, TorchEngine
-from .loading import load_engine, load_translator  # noqa: F401 - for users of this module
+from .loading import load_engine
 from .n_best import Hypothesis
 from .terminology import phrase_of
 
