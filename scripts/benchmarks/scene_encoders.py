@@ -89,6 +89,7 @@ def _draw(found: dict[str, list[float]], path: Path) -> None:
             panel.plot(TOKENS, values, marker="o", label=name)
         panel.set(xscale="log", yscale="log", xlabel="tokens", ylabel="milliseconds of CPU time")
         panel.set_xticks(TOKENS, [f"{count:,}" for count in TOKENS])
+        panel.yaxis.set_major_formatter("{x:g}")
         panel.minorticks_off()
         panel.legend()
         save_figure(figure, path)
