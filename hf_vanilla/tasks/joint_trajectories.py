@@ -22,24 +22,15 @@ from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentForm
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
-from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import STAGES, load_first_stage, new_joint_forecaster
-from hf_vanilla.trajectories.scene_layout import SceneLayout, offsets_in_scene, scene_batches
-from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSums
+from hf_vanilla.trajectories.track_scores import Protocol, TrackScores
 
 from .joint_trajectory_options import MEASURES, JointDataOptions
-from .trajectories import add_scenes, model_inputs, shuffled, validation_protocol
-from .trajectory_data import (
-    TrackData,
-    position_errors,
-    prepare_tracks,
-    random_changes,
-    track_facts,
-)
+from .training_scenes import SceneOrder, TrainingScenes, count_steps, scene_scores
+from .trajectories import validation_protocol
+from .trajectory_data import TrackData, prepare_tracks, track_facts
 
 logger = logging.getLogger(__name__)
-
-POOL = 8  # batches that are sorted by size together, so that little is padding
 
 
 def prepare(recipe: Recipe) -> "JointTrajectoryTask":
@@ -50,54 +41,12 @@ def prepare(recipe: Recipe) -> "JointTrajectoryTask":
         OSError: a file cannot be read, or there is no first stage.
     """
     tracks = prepare_tracks(recipe)
-    groups = tracks.train.groups
-    order = np.argsort(groups, kind="stable")
-    starts = np.searchsorted(groups[order], np.arange(groups.max() + 2))
-    sizes = np.diff(starts)
-    cut = int((sizes > recipe.data.max_agents).sum())
-    logger.info(
-        "training: %d scenes of up to %d agents; %d are cut to max_agents=%d",
-        *(len(sizes), sizes.max(), cut, recipe.data.max_agents),
-    )
+    scenes = TrainingScenes.of(tracks.train, recipe.data)
+    logger.info("training: %s", scenes.describe())
     first = None
     if recipe.data.stage == "second":
         first = load_first_stage(recipe.data.first_stage, recipe.config())
-    return JointTrajectoryTask(recipe, tracks, order, starts, first)
-
-
-@dataclass(frozen=True)
-class SceneOrder:
-    """Micro-batches of equally many scenes, epoch after epoch without a gap.
-
-    The scenes of `POOL` micro-batches that follow each other are sorted by size, so that a batch
-    has scenes of similar size; these batches come in random order.
-
-    Attributes:
-        sizes: `(S,)` agents of each scene.
-        size: scenes of a micro-batch.
-        seed: of the order.
-    """
-
-    sizes: np.ndarray
-    size: int
-    seed: int
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        """Scenes of micro-batch `number` of the run."""
-        pool, place = divmod(number, POOL)
-        places = np.arange(pool * POOL * self.size, (pool + 1) * POOL * self.size)
-        epochs, rows = np.divmod(places, len(self.sizes))
-        scenes = np.empty_like(rows)
-        for epoch in np.unique(epochs):
-            order = shuffled(len(self.sizes), self.seed, 0, int(epoch))
-            scenes[epochs == epoch] = order[rows[epochs == epoch]]
-        scenes = scenes[np.argsort(self.sizes[scenes], kind="stable")]
-        first = shuffled(POOL, self.seed, 1, pool)[place] * self.size
-        return scenes[first : first + self.size]
-
-    def describe(self) -> str:
-        """The size in words."""
-        return f"{self.size:,} scenes"
+    return JointTrajectoryTask(recipe, tracks, scenes, first)
 
 
 @dataclass(frozen=True)
@@ -107,15 +56,13 @@ class JointTrajectoryTask:
     Attributes:
         recipe: data, model and training.
         tracks: training and validation windows with their statistics.
-        by_scene: `(W,)` training windows, scene after scene.
-        starts: `(S + 1,)` place of each scene's first window in `by_scene`.
+        scenes: training windows by scene.
         first: the trained first stage, for the second.
     """
 
     recipe: Recipe
     tracks: TrackData
-    by_scene: np.ndarray
-    starts: np.ndarray
+    scenes: TrainingScenes
     first: PreTrainedModel | None = None
     items: ClassVar[str] = "agents"
     counted: ClassVar[tuple[str, ...]] = ("agents",)
@@ -166,33 +113,11 @@ class JointTrajectoryTask:
             ValueError: they cannot be cut so.
         """
         size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
-        return SceneOrder(np.diff(self.starts), size, self.recipe.train.seed)
+        return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
         """Scenes as the model's inputs, padded, each changed at random as a whole."""
-        parts = [self._windows_of(scene, generator) for scene in scenes]
-        rows = np.concatenate(parts)
-        layout = SceneLayout.of_groups(np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
-        inputs = model_inputs(self.tracks.train, rows)
-        if self.options.position_noise:
-            shape = inputs["past_values"].shape
-            inputs["past_values"] += position_errors(self.options, shape, generator)
-        windows = self.tracks.train
-        last = windows.scenes.positions[windows.last_rows[rows]]
-        offset = torch.from_numpy(offsets_in_scene(last, layout)).float().unsqueeze(1)
-        change = random_changes(self.options, len(parts), generator)[layout.scene]
-        for name in ("past_values", "future_values"):
-            inputs[name] = (inputs[name] + offset) @ change
-        agents = torch.ones(len(rows), dtype=torch.bool)
-        return {name: layout.pad(part) for name, part in {**inputs, "agent_mask": agents}.items()}
-
-    def _windows_of(self, scene: int, generator: torch.Generator) -> np.ndarray:
-        """Windows of a scene, at most `max_agents`, others at random."""
-        rows = self.by_scene[self.starts[scene] : self.starts[scene + 1]]
-        if len(rows) <= self.options.max_agents:
-            return rows
-        chosen = torch.randperm(len(rows), generator=generator)[: self.options.max_agents]
-        return rows[chosen.numpy()]
+        return self.scenes.batch(scenes, generator).inputs
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Agents."""
@@ -213,12 +138,7 @@ class JointTrajectoryTask:
 
     def work(self, config: VanillaAgentFormerConfig, batch: Batch) -> Work:
         """Agents and their observed and future steps."""
-        masks = (batch["past_observed_mask"], batch["future_observed_mask"])
-        steps, size = (
-            sum(int(part) for part in parts)
-            for parts in zip(*((mask.sum(), mask.numel()) for mask in masks), strict=True)
-        )
-        return Work(int(batch["agent_mask"].sum()), steps, size)
+        return Work(int(batch["agent_mask"].sum()), *count_steps(batch))
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
@@ -226,19 +146,8 @@ class JointTrajectoryTask:
         """Errors of the closest samples over all validation scenes."""
         windows = self.tracks.validation
         assert windows is not None
+        means = scene_scores(model, windows, self.options, accelerator)
         modes = model.config.num_modes
-        sums = TrackSums(modes, largest_step=model.config.largest_step)
-        together = JointSums(modes)
-        agents = self.options.scenes_per_batch * self.options.max_agents
-        batches = list(scene_batches(windows.groups, agents))
-        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
-            add_scenes(sums, together, model, windows, rows)
-        kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
-        total, joint = (
-            part.means(accelerator.reduce(part.sums.to(accelerator.device, kind)))
-            for part in (sums, together)
-        )
-        means = {**total, **joint}
         values = {"min_ade": means[f"minADE{modes}"], "min_fde": means[f"minFDE{modes}"]}
         # where every scene has one agent, its futures are those of the agent
         values["joint_ade"] = means.get(f"minJADE{modes}", values["min_ade"])
@@ -258,6 +167,6 @@ class JointTrajectoryTask:
             facts,
             license=self.recipe.train.model_license,
             dataset=Path(self.options.dataset).name,
-            data=f"{scenes.describe()}; {len(self.starts) - 1:,} scenes of windows",
+            data=f"{scenes.describe()}; {len(self.scenes.sizes):,} scenes of windows",
             scores=None if validation is None else str(validation.details),
         )

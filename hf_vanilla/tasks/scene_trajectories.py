@@ -23,26 +23,14 @@ from hf_vanilla.models.proposals_vanilla_scene import VanillaForProposalTrajecto
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
-from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import SCENE_FORMS, new_scene_forecaster
-from hf_vanilla.trajectories.scene_layout import (
-    SceneLayout,
-    map_inputs,
-    scene_batches,
-    scene_middles,
-)
-from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSums
+from hf_vanilla.trajectories.scene_layout import map_inputs
+from hf_vanilla.trajectories.track_scores import Protocol, TrackScores
 
-from .joint_trajectories import SceneOrder
 from .scene_trajectory_options import MEASURES, SceneDataOptions
-from .trajectories import add_scenes, model_inputs, validation_protocol
-from .trajectory_data import (
-    TrackData,
-    position_errors,
-    prepare_tracks,
-    random_changes,
-    track_facts,
-)
+from .training_scenes import SceneOrder, TrainingScenes, count_steps, scene_scores
+from .trajectories import validation_protocol
+from .trajectory_data import TrackData, prepare_tracks, track_facts
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +49,10 @@ def prepare(recipe: Recipe) -> "SceneTrajectoryTask":
     if not options.with_lanes:
         validation = tracks.validation and without_maps(tracks.validation)
         tracks = replace(tracks, train=without_maps(tracks.train), validation=validation)
-    groups = tracks.train.groups
-    order = np.argsort(groups, kind="stable")
-    starts = np.searchsorted(groups[order], np.arange(groups.max() + 2))
-    sizes = np.diff(starts)
-    maps = [found for found in tracks.train.scenes.maps or () if found is not None]
-    logger.info(
-        "training: %d scenes of up to %d agents, %d with lanes; %d are cut to max_agents=%d",
-        *(len(sizes), sizes.max(), len(maps), (sizes > options.max_agents).sum()),
-        options.max_agents,
-    )
-    return SceneTrajectoryTask(recipe, tracks, order, starts)
+    scenes = TrainingScenes.of(tracks.train, options)
+    maps = sum(found is not None for found in tracks.train.scenes.maps or ())
+    logger.info("training: %s; %d have lanes", scenes.describe(), maps)
+    return SceneTrajectoryTask(recipe, tracks, scenes)
 
 
 def without_maps(windows: Windows) -> Windows:
@@ -86,14 +67,12 @@ class SceneTrajectoryTask:
     Attributes:
         recipe: data, model and training.
         tracks: training and validation windows with their statistics.
-        by_scene: `(W,)` training windows, scene after scene.
-        starts: `(S + 1,)` place of each scene's first window in `by_scene`.
+        scenes: training windows by scene.
     """
 
     recipe: Recipe
     tracks: TrackData
-    by_scene: np.ndarray
-    starts: np.ndarray
+    scenes: TrainingScenes
     items: ClassVar[str] = "agents"
     counted: ClassVar[tuple[str, ...]] = ("future steps",)
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
@@ -126,8 +105,9 @@ class SceneTrajectoryTask:
         config.architectures = [SCENE_FORMS[self.options.form].__name__]
         model = new_scene_forecaster(config)
         if isinstance(model, VanillaForProposalTrajectoryPrediction):
-            count = min(len(self.starts) - 1, REGION_SCENES)
-            chosen = np.linspace(0, len(self.starts) - 2, count).astype(np.int64)
+            scenes_there = len(self.scenes.sizes)
+            count = min(scenes_there, REGION_SCENES)
+            chosen = np.linspace(0, scenes_there - 1, count).astype(np.int64)
             model.set_regions(**self.batch(chosen, torch.Generator().manual_seed(0)))
         return model
 
@@ -147,39 +127,16 @@ class SceneTrajectoryTask:
             ValueError: they cannot be cut so.
         """
         size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
-        return SceneOrder(np.diff(self.starts), size, self.recipe.train.seed)
+        return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
         """Scenes as the model's inputs, padded, each changed at random as a whole."""
-        parts = [self._windows_of(scene, generator) for scene in scenes]
-        rows = np.concatenate(parts)
-        layout = SceneLayout.of_groups(np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
-        windows = self.tracks.train
-        inputs = model_inputs(windows, rows)
-        if self.options.position_noise:
-            shape = inputs["past_values"].shape
-            inputs["past_values"] += position_errors(self.options, shape, generator)
-        last_rows = windows.last_rows[rows]
-        last = windows.scenes.positions[last_rows]
-        middles = scene_middles(last, layout)
-        offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
-        change = random_changes(self.options, len(parts), generator)  # (B, 2, 2)
-        for name in ("past_values", "future_values"):
-            inputs[name] = (inputs[name] + offset) @ change[layout.scene]
-        agents = torch.ones(len(rows), dtype=torch.bool)
-        batch = {name: layout.pad(part) for name, part in {**inputs, "agent_mask": agents}.items()}
-        if windows.scenes.maps is not None:
-            batch |= map_inputs(windows.scenes.maps_of(last_rows), layout, middles)
-            batch["lane_values"] = batch["lane_values"] @ change.unsqueeze(1)
+        found = self.scenes.batch(scenes, generator)
+        batch, table = found.inputs, self.tracks.train.scenes
+        if table.maps is not None:
+            batch |= map_inputs(table.maps_of(found.last_rows), found.layout, found.middles)
+            batch["lane_values"] = batch["lane_values"] @ found.change.unsqueeze(1)
         return batch
-
-    def _windows_of(self, scene: int, generator: torch.Generator) -> np.ndarray:
-        """Windows of a scene, at most `max_agents`, others at random."""
-        rows = self.by_scene[self.starts[scene] : self.starts[scene + 1]]
-        if len(rows) <= self.options.max_agents:
-            return rows
-        chosen = torch.randperm(len(rows), generator=generator)[: self.options.max_agents]
-        return rows[chosen.numpy()]
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Known future steps."""
@@ -197,9 +154,7 @@ class SceneTrajectoryTask:
 
     def work(self, config: VanillaSceneConfig, batch: Batch) -> Work:
         """Agents and their observed and future steps."""
-        masks = (batch["past_observed_mask"], batch["future_observed_mask"])
-        steps, size = sum(int(m.sum()) for m in masks), sum(m.numel() for m in masks)
-        return Work(int(batch["agent_mask"].sum()), steps, size)
+        return Work(int(batch["agent_mask"].sum()), *count_steps(batch))
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
@@ -207,15 +162,8 @@ class SceneTrajectoryTask:
         """Errors of the closest and of the top-scored futures over all validation scenes."""
         windows = self.tracks.validation
         assert windows is not None
+        means = scene_scores(model, windows, self.options, accelerator)
         modes = model.config.num_modes
-        sums = TrackSums(modes, largest_step=model.config.largest_step)
-        together = JointSums(modes)
-        agents = self.options.scenes_per_batch * self.options.max_agents
-        batches = list(scene_batches(windows.groups, agents))
-        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
-            add_scenes(sums, together, model, windows, rows)
-        kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
-        means = sums.means(accelerator.reduce(sums.sums.to(accelerator.device, kind)))
         values = {
             "min_ade": means[f"minADE{modes}"],
             "min_fde": means[f"minFDE{modes}"],
@@ -238,6 +186,6 @@ class SceneTrajectoryTask:
             facts,
             license=self.recipe.train.model_license,
             dataset=Path(self.options.dataset).name,
-            data=f"{scenes.describe()}; {len(self.starts) - 1:,} scenes, {count:,} maps of lanes",
+            data=f"{scenes.describe()}; {len(self.scenes.sizes):,} scenes, {count:,} maps of lanes",
             scores=None if validation is None else str(validation.details),
         )

@@ -72,6 +72,25 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
 
 
 @dataclass(frozen=True, kw_only=True)
+class SceneOptions(WindowOptions):  # flat on the command line
+    """Windows of whole scenes: size of scenes, batches and steps."""
+
+    scenes_per_step: int = option(16, "scenes of an optimizer step", at_least=1)
+    scenes_per_batch: int = option(16, "scenes of a process and micro-batch", at_least=1)
+    max_agents: int = option(
+        32, "agents of a training scene; of larger ones so many at random", at_least=1
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scenes_per_step % self.scenes_per_batch:
+            raise ValueError(
+                f"scenes_per_step={self.scenes_per_step} is not a multiple of "
+                f"scenes_per_batch={self.scenes_per_batch}: change either"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrackDataOptions(WindowOptions):  # flat on the command line
     """Windows of single agents: form of the model and size of batches."""
 

@@ -14,9 +14,10 @@ from transformers import AutoModelForTimeSeriesPrediction, TrainingArguments
 from hf_vanilla.data.built_in_tracks import built_in_tracks
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
 from hf_vanilla.tasks.dispatch import evaluate, read_evaluation
-from hf_vanilla.tasks.joint_trajectories import JointTrajectoryTask, SceneOrder, prepare
+from hf_vanilla.tasks.joint_trajectories import JointTrajectoryTask, prepare
 from hf_vanilla.tasks.joint_trajectory_options import JointDataOptions
 from hf_vanilla.tasks.track_finetuning import FinetuneTracksOptions, finetune_tracks
+from hf_vanilla.tasks.training_scenes import SceneOrder
 from hf_vanilla.training.run import train
 from hf_vanilla.trajectories.forecast import ForecastOptions, forecast_file
 
@@ -135,7 +136,7 @@ def test_an_interrupted_run_ends_in_the_same_weights(tracks, tmp_path, monkeypat
 
 def test_batches_hold_whole_scenes_of_one_frame_cut_to_the_largest_number(tracks, tmp_path):
     task = prepare(recipe(tmp_path / "run", tracks, data={"rotate": False, "position_noise": 0.0}))
-    sizes = np.diff(task.starts)
+    sizes = task.scenes.sizes
     scenes = task.order(2)[0]
     batch = task.batch(scenes, torch.Generator().manual_seed(0))
     counts = np.minimum(sizes[scenes], 5)
@@ -145,7 +146,7 @@ def test_batches_hold_whole_scenes_of_one_frame_cut_to_the_largest_number(tracks
     windows = task.tracks.train
     scene = int(np.argmin(sizes[scenes]))
     number = scenes[scene]
-    rows = task.by_scene[task.starts[number] : task.starts[number + 1]]
+    rows = task.scenes.by_scene[task.scenes.starts[number] : task.scenes.starts[number + 1]]
     assert len(np.unique(windows.scenes.frame[windows.last_rows[rows]])) == 1
     wanted = np.sort(windows.scenes.positions[windows.last_rows[rows]][:, 0])
     found = np.sort(batch["past_values"][scene, batch["agent_mask"][scene], -1, 0].numpy())
