@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
-.PHONY: demo demo-images demo-objects demo-tracks app test docs lint format types
+.PHONY: demo demo-images demo-objects demo-tracks app test test-release docs lint format types
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw
@@ -24,9 +24,14 @@ demo-tracks: $(VENV)/.ready-demo  ## train on generated walkers, compare, draw t
 app: $(VENV)/.ready-app  ## translate in a browser and see attention weights, by the model in the package
 	$(BIN)/python scripts/app.py
 
-test: lint types  ## all checks and tests
-	# tensors are small: one thread each; the tests of a file share what they train
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# tensors are small: one thread each; the tests of a file share what they train
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test: lint types  ## all checks, and all tests but those of test-release
+	$(PYTEST) -m "not release"
+
+test-release: $(READY)  ## the tests that take half a minute or more each and rarely fail
+	$(PYTEST) -m release
 
 docs: build/the_paper_in_code.ipynb  ## the site, in build/site
 	$(BIN)/mkdocs build --strict

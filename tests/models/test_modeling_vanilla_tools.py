@@ -55,7 +55,7 @@ def _forget_what_was_compiled():
 # --- attention implementations -------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles flex_attention by g++")
 @torch.no_grad()  # on a CPU, flex_attention has no backward pass
 def test_flex_attention_equals_eager_with_padding_on_either_side(model):
@@ -114,7 +114,7 @@ def test_a_training_step_compiles_to_one_graph(model):
         assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++ on a CPU")
 @torch.no_grad()
 def test_the_compiled_model_computes_the_same(model):

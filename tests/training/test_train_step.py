@@ -33,7 +33,7 @@ def test_recomputing_is_really_done(corpus_files, tmp_path):
     assert run.model.is_gradient_checkpointing
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_compiled_run_has_the_losses_of_a_plain_one(corpus_files, tmp_path):
     # dropout draws other numbers in a compiled graph
     options = {"model": {"dropout": 0.0}, "logging_steps": 1}

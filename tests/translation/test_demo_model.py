@@ -55,7 +55,7 @@ def test_translate_uses_it_where_no_model_is_named(monkeypatch, capsysbinary, ca
     assert "--model names another one" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_model_trained_anew_reaches_its_score(tmp_path):
     recipe = read_recipe(["--recipe", "numbers", "--output_dir", str(tmp_path / "run"),
                           "--eval_steps", "600", "--save_steps", "50"])  # fmt: skip
