@@ -206,6 +206,8 @@ PAGES: dict[str, Callable[[str, AppOptions], Any]] = {
     "image_classification": _image_page,
     "object_detection": _objects_page,
     "trajectories": _track_page,
+    "joint_trajectories": _track_page,
+    "scene_trajectories": _track_page,
 }
 
 

@@ -60,6 +60,11 @@ class SpacePage:
     options: tuple[str, ...] = ()
 
 
+TRACKS = SpacePage(
+    "See a Transformer forecast where people walk",
+    "Draw a path or step through a scene of generated walkers, and see the predicted futures by "
+    "their probability.",
+)
 PAGES = {
     "translation": SpacePage(
         "See a Transformer translate",
@@ -77,11 +82,9 @@ PAGES = {
         "Drop an image, and see the objects that the model finds, and where each of its queries "
         "looks.",
     ),
-    "trajectories": SpacePage(
-        "See a Transformer forecast where people walk",
-        "Draw a path or step through a scene of generated walkers, and see the predicted futures "
-        "by their probability.",
-    ),
+    "trajectories": TRACKS,
+    "joint_trajectories": TRACKS,
+    "scene_trajectories": TRACKS,
 }
 
 

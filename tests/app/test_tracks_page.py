@@ -5,6 +5,7 @@ import pytest
 import torch
 from chromium import launched, needs_chromium, served, tab_of
 from numpy.testing import assert_allclose
+from scene_models import scene_model
 
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
@@ -13,7 +14,7 @@ from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTraject
 from hf_vanilla.trajectories.forecaster import predict
 
 pytest.importorskip("gradio")
-from hf_vanilla.app.server import AppOptions
+from hf_vanilla.app.server import AppOptions, page_of
 from hf_vanilla.app.tracks_page import TracksPage, path_in_steps
 
 SIZES = {"observed_steps": 5, "predicted_steps": 3, "num_modes": 4, "d_model": 24}
@@ -112,6 +113,12 @@ def scene_page(tracks, tmp_path_factory):
     model = VanillaForJointTrajectoryPrediction(VanillaAgentFormerConfig(**SIZES, **heads))
     model.save_pretrained(folder)
     return TracksPage(str(folder), tracks=tracks, frame_seconds=0.4)
+
+
+def test_models_of_scenes_have_the_page_of_tracks(scene_page, tracks, tmp_path):
+    scene_model("early full").float().save_pretrained(tmp_path)
+    for model in (scene_page.name, str(tmp_path)):
+        assert isinstance(page_of(model, AppOptions(tracks=tracks, frame_seconds=0.4)), TracksPage)
 
 
 def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
