@@ -86,7 +86,7 @@ class LatentQueryEncoder(nn.Module):
     def __init__(self, config: VanillaSceneConfig, layers: int) -> None:
         super().__init__()
         self.queries = nn.Embedding(config.num_latents, config.d_model)
-        self.queries.init_std = 1.0  # type: ignore[assignment]  # as seeds: different from the start
+        self.queries.init_std = 1.0  # type: ignore[assignment]  # read by `_init_weights`
         self.reader = VanillaDecoderLayer(config, 0, is_causal=False)
         self.layers = nn.ModuleList(VanillaEncoderLayer(config) for _ in range(layers - 1))
 
@@ -97,7 +97,7 @@ class LatentQueryEncoder(nn.Module):
         states = self.reader(states, None, tokens, key_mask(is_real))
         for layer in self.layers:
             states = layer(states)
-        # queries that have read nothing say nothing
+        # without any real token, the queries count as padding
         has_any = is_real.any(dim=1, keepdim=True)
         return Grid(states.unsqueeze(1), has_any.unsqueeze(1).expand(-1, 1, states.shape[1]))
 

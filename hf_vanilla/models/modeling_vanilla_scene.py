@@ -130,7 +130,7 @@ class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
 def seeds(config: VanillaSceneConfig) -> nn.Embedding:
     """Learned input of the decoder, one vector per future."""
     embedding = nn.Embedding(config.num_seeds, config.d_model)
-    embedding.init_std = 1.0  # type: ignore[assignment]  # a module takes any
+    embedding.init_std = 1.0  # type: ignore[assignment]  # read by `_init_weights`
     return embedding
 
 

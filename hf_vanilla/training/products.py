@@ -35,7 +35,7 @@ def use_faster_products(model: nn.Module) -> None:
 def is_onednn_faster() -> bool:
     """Whether this is an AMD processor with AVX-512, and torch's products are those of MKL.
 
-    The name decides, not a measurement: a resumed run must take the same way.
+    The processor's name decides, not a timing, so that a resumed run computes the same products.
     """
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     is_amd = str(capabilities.get("cpu_name", "")).startswith("AMD")
