@@ -108,7 +108,7 @@ LAZY = {
     "bleu_metrics": "tasks.translation_finetuning",
     "demo_model": "translation.demo_model",
     "inverse_sqrt_schedule": "training.optimization",
-    "load_translator": "translation.translator",
+    "load_translator": "translation.loading",
     "paper_adam": "training.optimization",
     "train_tokenizer": "data.tokenizer_training",
     "translate": "translation.translator",
