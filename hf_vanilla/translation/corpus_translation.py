@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
+from transformers import GenerationConfig
 
 from hf_vanilla.options import install_hint
 
 from .decoding_options import DecodingOptions
+from .engines import check_n_best
 from .shards import (
     Plan,
     Shard,
@@ -44,6 +46,10 @@ class CorpusOptions(DecodingOptions):
     )
     column: str = field(default="text", metadata={"help": "column of Parquet files to translate"})
     lines_per_shard: int = field(default=20_000, metadata={"help": "lines of plain text per shard"})
+    n_best: int | None = field(
+        default=None,
+        metadata={"help": "write this many pairs per line: source, translation, score"},
+    )
     workers: int = field(
         default=1, metadata={"help": "processes, started by Ray Data; 1: this process, without Ray"}
     )
@@ -60,6 +66,26 @@ class CorpusOptions(DecodingOptions):
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
         if self.gpus_per_worker not in (0, 1):
             raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: give 0 or 1")
+        if self.n_best is not None:
+            if self.n_best < 1:
+                raise ValueError(f"n_best={self.n_best}: give a positive number")
+            if self.engine != "torch":
+                raise ValueError(f"n_best={self.n_best} needs --engine torch")
+            self.check_single_sentences("n_best")
+
+    def check_search(self) -> None:
+        """Refuse an n-best list that the search cannot give, before anything is written.
+
+        Raises:
+            ValueError: there are fewer beams than `n_best`, and no sampling.
+        """
+        if self.n_best is None:
+            return
+        try:
+            saved = GenerationConfig.from_pretrained(self.model)
+        except OSError:  # the model has none, or there is no model, which loading reports
+            saved = GenerationConfig()
+        check_n_best(self.n_best, saved, self.generate_kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,18 +119,21 @@ class CorpusReport:
 def translate_corpus(options: CorpusOptions) -> CorpusReport:
     """Translate files into a folder of shards, or continue an earlier run.
 
-    Every line becomes exactly one line of exactly one shard, even if workers are killed: a shard
-    gets its name when it is complete, and a complete shard is never translated again.
+    Every line becomes exactly one line of exactly one shard, or with `n_best` so many rows of one
+    shard, even if workers are killed: a shard gets its name when it is complete, and a complete
+    shard is never translated again.
 
     Raises:
         ValueError: an earlier run wrote to this output with other inputs or settings; or, once all
-            shards are done, lines could not be translated and `accept_failures` is off.
+            shards are done, lines could not be translated and `accept_failures` is off; or
+            `n_best` is above the number of beams.
         OSError: an input does not exist, or a file cannot be read or written.
         ImportError: more than one worker, and Ray is not installed.
     """
     uses_ray = options.workers > 1 or options.address is not None
     if uses_ray:
         _import_ray()
+    options.check_search()
     output = Path(options.output).absolute()
     plan = plan_shards(
         options.input,
@@ -151,11 +180,12 @@ class ShardWorker:
         torch.set_num_threads(options.threads_per_worker)
         self.translator = options.open_texts()
         self.output = Path(output)
+        self.n_best = options.n_best
 
     def __call__(self, row: dict[str, str]) -> dict[str, int]:
         """Translate the shard of a row; returns its number of lines."""
         shard = Shard(**json.loads(row["shard"]))
-        translate_shard(self.translator, shard, self.output)
+        translate_shard(self.translator, shard, self.output, n_best=self.n_best)
         return {"lines": shard.lines}
 
 
@@ -171,6 +201,7 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
         **({} if options.dtype is None else {"dtype": options.dtype}),
         **({"generation": options.generation_fields} if options.generation else {}),
         **({} if options.seed is None else {"seed": options.seed}),
+        **({} if options.n_best is None else {"n_best": options.n_best}),
         **{name: value for name in TEXT_OPTIONS if (value := getattr(options, name))},
         **({"ensemble": _members(options)} if options.ensemble else {}),
         **_terms(options),
@@ -193,7 +224,7 @@ def _members(options: CorpusOptions) -> dict[str, Any]:
 def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
     translator = options.open_texts()
     for shard in plan.left:
-        translate_shard(translator, shard, output)
+        translate_shard(translator, shard, output, n_best=options.n_best)
         yield shard.lines
 
 

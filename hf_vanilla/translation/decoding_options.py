@@ -145,6 +145,21 @@ class DecodingOptions:
             terminology=terms,
         )
 
+    def check_single_sentences(self, name: str) -> None:
+        """Refuse an option that is of single sentences beside those around them.
+
+        Args:
+            name: of the option.
+
+        Raises:
+            ValueError: `split_sentences`, `keep_markup` or `terminology` is on.
+        """
+        if self.asks_for_texts:
+            raise ValueError(
+                f"{name} is of single sentences: leave out split_sentences, keep_markup and "
+                "terminology"
+            )
+
     @property
     def asks_for_texts(self) -> bool:
         """Whether anything is asked for around the translation of single sentences."""

@@ -126,15 +126,8 @@ class TorchEngine:
             yield
 
     def check_n_best(self, n: int) -> None:
-        """Refuse an n-best list that the search cannot give; sampling without beams gives any.
-
-        Raises:
-            ValueError: `n` is above the number of beams, or there is no beam search.
-        """
-        saved = self.model.generation_config
-        beams = self.generate_kwargs.get("num_beams", saved.num_beams) or 1
-        if not self.generate_kwargs.get("do_sample", saved.do_sample) or beams > 1:
-            self.check_beams(f"n_best={n}", max(n, 2))
+        """Refuse an n-best list that the search cannot give; see the function of this name."""
+        check_n_best(n, self.model.generation_config, self.generate_kwargs)
 
     def check_beams(self, what: str, wanted: int) -> None:
         """Refuse a search with fewer beams than wanted.
@@ -146,9 +139,29 @@ class TorchEngine:
         Raises:
             ValueError: there are fewer.
         """
-        beams = self.generate_kwargs.get("num_beams", self.model.generation_config.num_beams) or 1
-        if beams < wanted:
-            raise ValueError(f"{what}, but num_beams={beams}: add --num_beams {wanted}")
+        _check_beams(what, wanted, self.model.generation_config, self.generate_kwargs)
+
+
+def check_n_best(n: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:
+    """Refuse an n-best list that a search cannot give; sampling without beams gives any.
+
+    Args:
+        n: hypotheses per sentence.
+        saved: the model's generation config.
+        changes: to it, by this call.
+
+    Raises:
+        ValueError: `n` is above the number of beams, or there is no beam search.
+    """
+    beams = changes.get("num_beams", saved.num_beams) or 1
+    if not changes.get("do_sample", saved.do_sample) or beams > 1:
+        _check_beams(f"n_best={n}", max(n, 2), saved, changes)
+
+
+def _check_beams(what: str, wanted: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:
+    beams = changes.get("num_beams", saved.num_beams) or 1
+    if beams < wanted:
+        raise ValueError(f"{what}, but num_beams={beams}: add --num_beams {wanted}")
 
 
 def store_by_columns(model: nn.Module) -> None:

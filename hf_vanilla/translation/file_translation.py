@@ -74,11 +74,8 @@ class TranslateOptions(DecodingOptions):
         asked = [name for name in ("n_best", "alignments") if getattr(self, name)]
         if len(asked) > 1:
             raise ValueError("give n_best or alignments, not both")
-        if asked and self.asks_for_texts:
-            raise ValueError(
-                f"{asked[0]} is of single sentences: leave out split_sentences, keep_markup and "
-                "terminology"
-            )
+        if asked:
+            self.check_single_sentences(asked[0])
 
 
 def translate_file(options: TranslateOptions) -> Path | None:

@@ -11,13 +11,14 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
 from .file_translation import write_lines
+from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator
 
@@ -27,6 +28,7 @@ MANIFEST = "manifest.json"
 FAILED = ".failed.txt"
 PARQUET = ".parquet"
 TRANSLATION = "translation"
+SCORE = "translation_score"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,8 @@ def plan_shards(
         output: folder of the translations.
         lines_per_shard: lines of plain text per shard.
         column: column of Parquet files to translate.
-        settings: everything else that changes the output, by name.
+        settings: everything else that changes the output, by name. With `n_best`, shards of text
+            are tables (`.tsv`).
 
     Raises:
         ValueError: an earlier run wrote to this output with other inputs or settings, or a column
@@ -112,7 +115,7 @@ def plan_shards(
             raise FileExistsError(
                 f"{output} is not empty and has no {MANIFEST}: choose another output"
             )
-        shards = list(_split(files, lines_per_shard, column))
+        shards = list(_split(files, lines_per_shard, column, is_n_best="n_best" in settings))
         content = {"facts": facts, "shards": [asdict(shard) for shard in shards]}
         write_text(manifest, json.dumps(content, indent=1))
     present = {path.name for path in output.iterdir()}
@@ -130,8 +133,17 @@ def file_facts(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns]
 
 
-def translate_shard(translator: Translator | TextTranslator, shard: Shard, output: Path) -> None:
+def translate_shard(
+    translator: Translator | TextTranslator,
+    shard: Shard,
+    output: Path,
+    *,
+    n_best: int | None = None,
+) -> None:
     """Translate one shard into its file, unless that exists.
+
+    With `n_best`, each hypothesis is a row with its source and its score; a line that is blank or
+    fails has no row. Of Parquet, the row of the input is repeated.
 
     The line numbers of failures go to a second file beside it. Two workers may translate the same
     shard: each has its own temporary file, and the results are equal.
@@ -147,7 +159,7 @@ def translate_shard(translator: Translator | TextTranslator, shard: Shard, outpu
     mark = f"{socket.gethostname()}-{os.getpid()}"
     with whole_file(finished, mark=f"~{mark}") as unfinished:
         write = _write_parquet if shard.column is not None else _write_text
-        count = write(translator, shard, unfinished)
+        count = write(translator, shard, unfinished, n_best)
         if count != shard.lines:
             raise ValueError(
                 f"{shard.source} has changed: {count} lines from line {shard.first_line} on, not "
@@ -212,16 +224,20 @@ def _shards_of(manifest: Path, facts: dict[str, Any]) -> list[Shard]:
     return [Shard(**shard) for shard in saved["shards"]]
 
 
-def _split(files: list[Path], lines_per_shard: int, column: str) -> Iterator[Shard]:
-    width = max(5, len(str(len(files))))
+def _split(
+    files: list[Path], lines_per_shard: int, column: str, *, is_n_best: bool
+) -> Iterator[Shard]:
+    width, text_suffix = max(5, len(str(len(files)))), ".tsv" if is_n_best else ".txt"
+    added = (TRANSLATION, SCORE) if is_n_best else (TRANSLATION,)
     for number, path in enumerate(files):
         is_table = path.suffix == PARQUET
-        parts = _row_groups(path, column) if is_table else _text_parts(path, lines_per_shard)
+        parts = _row_groups(path, column, added) if is_table else _text_parts(path, lines_per_shard)
         stem, first_line = path.name.split(".")[0], 1
+        suffix = PARQUET if is_table else text_suffix
         for index, (begin, lines) in enumerate(parts):
             yield Shard(
                 source=str(path),
-                output=f"{number:0{width}d}-{stem}-{index:07d}{PARQUET if is_table else '.txt'}",
+                output=f"{number:0{width}d}-{stem}-{index:07d}{suffix}",
                 begin=begin,
                 first_line=first_line,
                 lines=lines,
@@ -245,25 +261,55 @@ def _text_parts(path: Path, lines_per_shard: int) -> list[tuple[int, int]]:
             parts.append((begin, lines))
 
 
-def _row_groups(path: Path, column: str) -> list[tuple[int, int]]:
+def _row_groups(path: Path, column: str, added: Sequence[str]) -> list[tuple[int, int]]:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(path)
     if column not in file.schema_arrow.names:
         names = ", ".join(file.schema_arrow.names)
         raise ValueError(f"{path} has no column {column!r}: choose --column among {names}")
-    if TRANSLATION in file.schema_arrow.names:
-        raise ValueError(f"{path} has a column {TRANSLATION!r} already: rename it")
+    for name in added:
+        if name in file.schema_arrow.names:
+            raise ValueError(f"{path} has a column {name!r} already: rename it")
     groups = range(file.metadata.num_row_groups)
     return [(group, file.metadata.row_group(group).num_rows) for group in groups]
 
 
-def _write_text(translator: Translator | TextTranslator, shard: Shard, path: Path) -> int:
-    translations = translator.translate(_lines(shard), first_line=shard.first_line)
+def _write_text(
+    translator: Translator | TextTranslator, shard: Shard, path: Path, n_best: int | None
+) -> int:
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        count = write_lines(translations, file)
+        if n_best is None:
+            translations = translator.translate(_lines(shard), first_line=shard.first_line)
+            count = write_lines(translations, file)
+        else:
+            count = 0
+            for rows in _rows(translator, shard, n_best):
+                file.write(rows)
+                count += 1
         os.fsync(file.fileno())
     return count
+
+
+def _rows(translator: Translator | TextTranslator, shard: Shard, n_best: int) -> Iterator[str]:
+    """For each line, a row per hypothesis: source, translation, score."""
+    read, kept = tee(_lines(shard))
+    lists = _lists(translator, shard, read, n_best)
+    for source, hypotheses in zip(kept, lists, strict=True):
+        cells = [(_cell(source), _cell(one.text), f"{one.score:.4f}") for one in hypotheses]
+        yield "".join("\t".join(row) + "\n" for row in cells)
+
+
+def _lists(
+    translator: Translator | TextTranslator, shard: Shard, texts: Iterable[str], n_best: int
+) -> Iterator[list[Hypothesis]]:
+    assert isinstance(translator, Translator)  # CorpusOptions refuses the other
+    return translator.n_best(texts, n_best, first_line=shard.first_line)
+
+
+def _cell(text: str) -> str:
+    """A text in a column of a table: without tabs and line ends."""
+    return text.translate({ord(end): " " for end in "\t\r\n"})
 
 
 def _lines(shard: Shard) -> Iterator[str]:
@@ -277,16 +323,28 @@ def _lines(shard: Shard) -> Iterator[str]:
             yield text.rstrip("\r\n")
 
 
-def _write_parquet(translator: Translator | TextTranslator, shard: Shard, path: Path) -> int:
+def _write_parquet(
+    translator: Translator | TextTranslator, shard: Shard, path: Path, n_best: int | None
+) -> int:
     """Write the rows of the shard with all their columns and a column `translation`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     table = pq.ParquetFile(shard.source).read_row_group(shard.begin)
     sentences = table.column(shard.column).to_pylist()
-    texts = list(translator.translate(sentences, first_line=shard.first_line))
+    if n_best is None:
+        texts = list(translator.translate(sentences, first_line=shard.first_line))
+        written = table.append_column(TRANSLATION, pa.array(texts, pa.string()))
+    else:
+        lists = list(_lists(translator, shard, sentences, n_best))
+        found = [one for hypotheses in lists for one in hypotheses]
+        rows = [i for i, hypotheses in enumerate(lists) for _ in hypotheses]
+        repeated = table.take(pa.array(rows, pa.int64()))
+        written = repeated.append_column(
+            TRANSLATION, pa.array([one.text for one in found], pa.string())
+        ).append_column(SCORE, pa.array([one.score for one in found], pa.float64()))
     with path.open("wb") as file:
-        pq.write_table(table.append_column(TRANSLATION, pa.array(texts, pa.string())), file)
+        pq.write_table(written, file)
         file.flush()
         os.fsync(file.fileno())
-    return len(texts)
+    return len(sentences)

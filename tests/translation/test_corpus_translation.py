@@ -12,7 +12,8 @@ import pytest
 import small_run
 
 from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
-from hf_vanilla.translation.translator import translate
+from hf_vanilla.translation.engines import TorchEngine
+from hf_vanilla.translation.translator import Translator, translate
 
 PAIRS = small_run.digit_pairs()
 LINES = [PAIRS[i % len(PAIRS)][0] for i in range(400)]
@@ -90,6 +91,49 @@ def test_a_killed_run_continues_and_reports_the_shard_it_repeats(
     assert texts(tmp_path / "out") == expected
     assert all(path.stat().st_mtime_ns == then for path, then in done.items())
     assert not list((tmp_path / "out").glob("*.partial"))
+
+
+def test_lists_of_a_corpus_continue_after_a_kill_with_the_same_rows(
+    options, corpus, trained, tmp_path
+):
+    corpus.write_text("".join(f"{line}\n" for line in LINES[:30]), encoding="utf-8")
+    asked = {"n_best": 2, "num_beams": 3, "lines_per_shard": 10}
+    run = start(options(**asked), "--dies_at=2", "--n_best=2", "--tokens_per_batch=4096")
+    run.communicate()
+    assert run.returncode == -signal.SIGKILL
+    report = translate_corpus(options(**asked))
+    assert (report.done_before, report.redone) == (1, 1)
+    shards = sorted((tmp_path / "out").glob("*.tsv"))
+    rows = "".join(path.read_text("utf-8") for path in shards).splitlines()
+    lists = Translator(TorchEngine(*trained, num_beams=3)).n_best(LINES[:30], 2)
+    expected = [(line, one.text) for line, of in zip(LINES, lists, strict=False) for one in of]
+    assert [tuple(row.split("\t")[:2]) for row in rows] == expected
+    assert len(rows) == 60
+    with pytest.raises(ValueError, match="out with other n_best=2"):
+        translate_corpus(options(**{**asked, "n_best": 3}))
+
+
+def test_lists_that_the_search_cannot_give_are_refused_before_anything_is_written(
+    options, tmp_path
+):
+    with pytest.raises(ValueError, match="n_best=3, but num_beams=2: add --num_beams 3"):
+        translate_corpus(options(n_best=3, num_beams=2))
+    assert not (tmp_path / "out").exists()
+    for changes, message in (
+        ({"n_best": 0}, "n_best=0: give a positive number"),
+        ({"n_best": 2, "engine": "ctranslate2"}, "n_best=2 needs --engine torch"),
+        ({"n_best": 2, "keep_markup": True}, "n_best is of single sentences"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            options(**changes)
+
+
+def test_sampled_lists_have_any_number_of_rows_per_line(options, corpus, tmp_path):
+    corpus.write_text("".join(f"{line}\n" for line in LINES[:5]), encoding="utf-8")
+    translate_corpus(options(n_best=4, generation="{do_sample: true, top_k: 5}", seed=3))
+    (shard,) = (tmp_path / "out").glob("*.tsv")
+    sources = [row.split("\t")[0] for row in shard.read_text("utf-8").splitlines()]
+    assert sources == [line for line in LINES[:5] for _ in range(4)]
 
 
 def test_failed_lines_are_an_error_unless_accepted_in_later_runs_too(options, corpus, tmp_path):

@@ -192,6 +192,45 @@ def test_parquet_keeps_its_columns_and_gets_a_column_of_translations(plan, trans
     assert found.column("translation").to_pylist() == expected
 
 
+def test_lists_of_a_text_are_rows_of_source_translation_and_score(plan, translator, tmp_path):
+    lines = [LINES[0], "", "one\ttwo", "\udcff"]  # the last one is a byte that is not UTF-8
+    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    (tmp_path / "x.txt").write_bytes(text)
+    planned = plan(tmp_path / "x.txt", lines=3, n_best=2).shards
+    for shard in planned:
+        translate_shard(translator, shard, tmp_path / "out", n_best=2)
+    assert [failed_lines(shard, tmp_path / "out") for shard in planned] == [[], [4]]
+    found = "".join((tmp_path / "out" / s.output).read_text("utf-8") for s in planned)
+    first, second = translator.n_best([LINES[0], lines[2]], 2)
+    expected = [(LINES[0], one) for one in first] + [("one two", one) for one in second]
+    assert [row.split("\t") for row in found.splitlines()] == [
+        [source, one.text, f"{one.score:.4f}"] for source, one in expected
+    ]
+    assert all(shard.output.endswith(".tsv") for shard in planned)
+
+
+def test_lists_of_parquet_repeat_the_rows_of_the_input(plan, translator, tmp_path):
+    table = pa.table({"id": [5, 6, 7], "text": [LINES[3], None, LINES[1]]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    (shard,) = plan(tmp_path / "x.parquet", n_best=3).shards
+    translate_shard(translator, shard, tmp_path / "out", n_best=3)
+    assert failed_lines(shard, tmp_path / "out") == [2]
+    found = pq.read_table(tmp_path / "out" / shard.output)
+    lists = list(translator.n_best([LINES[3], LINES[1]], 3))
+    assert found.column("id").to_pylist() == [5, 5, 5, 7, 7, 7]
+    assert found.column("text").to_pylist() == [LINES[3]] * 3 + [LINES[1]] * 3
+    for name, of in (("translation", "text"), ("translation_score", "score")):
+        expected = [getattr(one, of) for hypotheses in lists for one in hypotheses]
+        assert found.column(name).to_pylist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_column_of_scores_is_refused_where_scores_are_written(plan, tmp_path):
+    pq.write_table(pa.table({"text": ["a"], "translation_score": [0.1]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match="a column 'translation_score' already: rename it"):
+        plan(tmp_path / "x.parquet", n_best=2)
+    plan(tmp_path / "x.parquet")
+
+
 def test_a_missing_column_is_refused_before_anything_is_written(plan, tmp_path):
     pq.write_table(pa.table({"de": ["eins"]}), tmp_path / "x.parquet")
     with pytest.raises(ValueError, match="no column 'text': choose --column among de"):
