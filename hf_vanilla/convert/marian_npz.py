@@ -5,6 +5,7 @@ numpy reads plain arrays only, so no code can run.
 """
 
 import json
+import logging
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -18,6 +19,8 @@ import yaml
 from torch import Tensor
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 SETTINGS = "special:model.yml"  # the array that holds the model's settings
 DECODER = "decoder.yml"
 # settings, what they must be (that, or missing), and what they are called otherwise
@@ -25,13 +28,21 @@ REQUIRED: dict[str, tuple[tuple[Any, ...], str]] = {
     "type": (("transformer",), "no Transformer but a model of type {value!r}"),
     "transformer-decoder-autoreg": (("self-attention",), "its decoder has {value!r} (rnn: SSRU)"),
     "transformer-postprocess": (
-        ("dan",),
+        ("dan", "an"),  # d is dropout, which translation has not
         "norms in another order: transformer-postprocess={value}",
     ),
-    "transformer-preprocess": (("",), "a pre-norm model: transformer-preprocess={value}"),
+    "transformer-preprocess": (("", "d"), "a pre-norm model: transformer-preprocess={value}"),
     "transformer-postprocess-emb": (("d", ""), "a norm on the embeddings"),
     "transformer-postprocess-top": (("",), "a norm after each stack"),
     "transformer-train-position-embeddings": ((False,), "learned positions"),
+    "transformer-train-positions": ((False,), "learned positions"),
+    "transformer-disable-position-embeddings": ((False,), "no positions"),
+    "transformer-attention-mask": (("default",), "attention with a bias: {value}"),
+    "transformer-pool": ((False,), "a decoder that reads one pooled vector"),
+    "transformer-ffn-activation": (
+        ("relu", "swish", "gelu", "sigmoid"),
+        "the activation {value!r}, which Marian does not have",
+    ),
     "transformer-ffn-depth": ((2,), "feed-forward networks of {value} layers"),
     "transformer-decoder-ffn-depth": ((0, 2), "feed-forward networks of {value} layers"),
     "transformer-no-projection": ((False,), "attention without output projection"),
@@ -39,9 +50,10 @@ REQUIRED: dict[str, tuple[tuple[Any, ...], str]] = {
     "transformer-no-affine": ((False,), "norms without weights"),
     "transformer-rnn-projection": ((False,), "a projection behind an RNN"),
     "transformer-tied-layers": (([],), "tied layers"),
-    "layer-normalization": ((False,), "the option layer-normalization"),
     "right-left": ((False,), "a model from right to left"),
     "ulr": ((False,), "universal representations"),
+    "lemma-dim-emb": ((0,), "factors with lemma-dim-emb={value}"),
+    "lemma-dependency": (("",), "factors with lemma-dependency={value}"),
     "input-types": ((["sequence", "sequence"], []), "inputs {value}"),
 }
 PARTS = {
@@ -96,7 +108,7 @@ def read_npz(path: Path) -> MarianMTModel:
     if left:
         raise ValueError(f"{path} does not fit this architecture; {'; '.join(left)}")
     model.load_state_dict(weights)
-    _set_decoding(model, decoder)
+    _set_decoding(model, decoder, _unknown_id(path.parent))
     return model.eval()
 
 
@@ -164,6 +176,13 @@ def _vocabularies(folder: Path) -> list[dict[str, int]]:
     paths = paths or sorted(folder.glob("*vocab.yml"))
     if not paths or not all(path.is_file() for path in paths) or len(paths) > 2:
         raise ValueError(f"{folder} has no vocabulary: put the .yml that {DECODER} names there")
+    for path in paths:
+        if path.suffix not in (".yml", ".yaml", ".json"):
+            kind = {".fsv": "factored", ".spm": "a SentencePiece model"}.get(path.suffix, "text")
+            raise ValueError(
+                f"{path}: this vocabulary is {kind}; only YAML or JSON with the id of each piece "
+                "is read"
+            )
     return [
         {str(word): int(i) for word, i in _yaml(path.read_text("utf-8"), str(path)).items()}
         for path in paths
@@ -178,7 +197,9 @@ def _settings(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, Any]:
     if SETTINGS not in arrays:
         raise ValueError(f"{path} has no {SETTINGS}: it is no model of Marian")
     text = arrays[SETTINGS].tobytes().split(b"\0")[0].decode("utf-8", errors="replace")
-    settings = _yaml(text, f"{path}, {SETTINGS}")
+    read = _yaml(text, f"{path}, {SETTINGS}")
+    # Marian writes settings that a model does not have as null
+    settings = {name: value for name, value in read.items() if value is not None}
     faults = [
         reason.format(value=settings[name])
         for name, (allowed, reason) in REQUIRED.items()
@@ -231,12 +252,25 @@ def _config(
     )
 
 
-def _set_decoding(model: MarianMTModel, decoder: Mapping[str, Any]) -> None:
-    """Beams and length penalty of `decoder.yml`; Marian divides by length ** normalize."""
+def _unknown_id(folder: Path) -> int | None:
+    """Id of the unknown word in the target vocabulary."""
+    return _vocabularies(folder)[-1].get("<unk>")
+
+
+def _set_decoding(model: MarianMTModel, decoder: Mapping[str, Any], unknown_id: int | None) -> None:
+    """Beams and length penalty of `decoder.yml`; Marian divides by length ** normalize.
+
+    Like Marian's search, ours never writes the unknown word, unless `allow-unk` is on.
+    """
+    if decoder.get("word-penalty"):
+        message = "%s: word-penalty=%s has no counterpart here and is left out"
+        logger.warning(message, DECODER, decoder["word-penalty"])
     settings, pad = model.generation_config, model.config.pad_token_id
     settings.num_beams = int(decoder.get("beam-size", 12))
     settings.length_penalty = float(decoder.get("normalize", 0.0))
-    settings.max_length, settings.bad_words_ids = 512, [[pad]]
+    is_banned = unknown_id is not None and not decoder.get("allow-unk")
+    settings.max_length = 512
+    settings.bad_words_ids = [[pad], [unknown_id]] if is_banned else [[pad]]
     settings.forced_eos_token_id = model.config.forced_eos_token_id
     settings._from_model_config = False
 

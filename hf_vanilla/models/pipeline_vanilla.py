@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 from transformers.pipelines.base import Pipeline
 
+from .generation_vanilla import length_penalty
 from .saving_vanilla import code_beside_weights
 
 # written to the config of a saved model, for `pipeline()`
@@ -40,6 +41,9 @@ class VanillaTranslationPipeline(Pipeline):
             - `return_text`: give `"translation_text"`; on unless `return_tensors` is.
             - `return_tensors`: give `"translation_token_ids"`, int64 `(T,)` from the start token
               to the end token; empty for a blank text.
+            - `return_scores`: give `"score"` too: the log-probability in nats divided by the length
+              penalty, as beam search ranks by it; of a sampled sequence, that of the model itself,
+              without temperature and the like. None for a blank text.
             - `truncation`: True cuts a text at the tokenizer's `model_max_length` tokens. By
               default nothing is cut.
             - `clean_up_tokenization_spaces`: passed on to the tokenizer's `decode`.
@@ -80,6 +84,7 @@ class VanillaTranslationPipeline(Pipeline):
         self,
         return_tensors: bool | None = None,
         return_text: bool | None = None,
+        return_scores: bool | None = None,
         clean_up_tokenization_spaces: bool | None = None,
         truncation: bool | None = None,
         **generate_kwargs: Any,
@@ -99,7 +104,8 @@ class VanillaTranslationPipeline(Pipeline):
             raise ValueError(
                 "return_text=False leaves nothing to return: add return_tensors=True, or drop it"
             )
-        return before, generate_kwargs, after
+        scores = {} if return_scores is None else {"return_scores": return_scores}
+        return before, {**generate_kwargs, **scores}, after
 
     def __call__(self, inputs: Any, **kwargs: Any) -> Any:
         """Translate a text, a list of texts, or what a generator or dataset gives."""
@@ -127,22 +133,64 @@ class VanillaTranslationPipeline(Pipeline):
             "is_blank": torch.tensor([not input_.strip()]),
         }
 
-    def _forward(self, input_tensors: dict[str, Tensor], **generate_kwargs: Any) -> dict:
+    def _forward(
+        self,
+        input_tensors: dict[str, Tensor],
+        return_scores: bool = False,
+        **generate_kwargs: Any,
+    ) -> dict:
         ids, mask = input_tensors["input_ids"], input_tensors["attention_mask"]
+        if return_scores:
+            generate_kwargs |= {"return_dict_in_generate": True, "output_scores": True}
         found = self.model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
         sequences = found if isinstance(found, Tensor) else found.sequences
         prompt = generate_kwargs.get("decoder_input_ids")
+        prompt_length = 1 if prompt is None else prompt.shape[-1]
         lengths = lengths_until_end(
             sequences,
-            prompt_length=1 if prompt is None else prompt.shape[-1],
+            prompt_length=prompt_length,
             end_ids=_setting("eos_token_id", self.model, generate_kwargs),
             pad_token_id=_setting("pad_token_id", self.model, generate_kwargs),
         )
-        return {
+        outputs = {
             "sequences": sequences.view(ids.shape[0], -1, sequences.shape[-1]),  # (B, N, T)
             "lengths": lengths.view(ids.shape[0], -1),  # (B, N)
             "is_blank": input_tensors["is_blank"],
         }
+        if return_scores:
+            scores = found.get("sequences_scores")  # beam search has them
+            if scores is None:
+                spans = (prompt_length, lengths)
+                scores = self._scores(input_tensors, sequences, spans, generate_kwargs)
+            outputs["scores"] = scores.view(ids.shape[0], -1)  # (B, N)
+        return outputs
+
+    def _scores(
+        self,
+        input_tensors: dict[str, Tensor],
+        sequences: Tensor,
+        spans: tuple[int, Tensor],
+        generate_kwargs: dict[str, Any],
+    ) -> Tensor:
+        """`(B * N,)` log-probability of the generated tokens, divided by the length penalty."""
+        prompt_length, lengths = spans
+        sources = {
+            name: input_tensors[name].repeat_interleave(
+                sequences.shape[0] // input_tensors[name].shape[0], dim=0
+            )
+            for name in ("input_ids", "attention_mask")
+        }
+        logits = self.model(**sources, decoder_input_ids=sequences[:, :-1]).logits
+        log_probs = logits.float().log_softmax(dim=-1)  # (B * N, T - 1, V)
+        chosen = log_probs.gather(-1, sequences[:, 1:, None]).squeeze(-1)
+        index = torch.arange(1, sequences.shape[-1], device=sequences.device)
+        is_counted = (index >= prompt_length) & (index < lengths[:, None])
+        totals = chosen.masked_fill(~is_counted, 0.0).sum(dim=-1)
+        alpha = _setting("length_penalty", self.model, generate_kwargs)
+        form = _setting("length_penalty_form", self.model, generate_kwargs) or "power"
+        counts = (lengths - prompt_length).clamp(min=1).tolist()
+        penalties = [length_penalty(n, 1.0 if alpha is None else alpha, form) for n in counts]
+        return totals / totals.new_tensor(penalties)
 
     def postprocess(
         self,
@@ -164,6 +212,9 @@ class VanillaTranslationPipeline(Pipeline):
                     clean_up_tokenization_spaces=clean_up_tokenization_spaces,
                 )
             records.append(record)
+        if "scores" in model_outputs:
+            for record, score in zip(records, model_outputs["scores"][0].tolist(), strict=True):
+                record["score"] = None if is_blank else score
         return records
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:

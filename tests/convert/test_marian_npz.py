@@ -149,6 +149,12 @@ def test_positions_and_epsilon_are_those_of_marian(tmp_path):
         ({"transformer-postprocess": "da"}, "norms in another order: transformer-postprocess=da"),
         ({"transformer-preprocess": "n"}, "a pre-norm model: transformer-preprocess=n"),
         ({"transformer-train-position-embeddings": True}, "learned positions"),
+        ({"transformer-disable-position-embeddings": True}, "no positions"),
+        ({"transformer-attention-mask": "alibi"}, "attention with a bias: alibi"),
+        ({"transformer-pool": True}, "a decoder that reads one pooled vector"),
+        ({"transformer-tied-layers": [1, 1, 2]}, "tied layers"),
+        ({"transformer-ffn-activation": "tanh"}, "the activation 'tanh', which Marian does not"),
+        ({"lemma-dim-emb": 8}, "factors with lemma-dim-emb=8"),
     ],
     ids=str,
 )
@@ -157,6 +163,37 @@ def test_other_architectures_are_named(tmp_path, settings, message):
     with pytest.raises(ValueError, match=f"is not the paper's model: {message}"):
         converted(tmp_path / "theirs")
     assert not (tmp_path / "ours").exists()
+
+
+def test_settings_that_change_no_translation_are_read(tmp_path):
+    same = {"transformer-postprocess": "an", "transformer-preprocess": "d", "ulr": None}
+    written(tmp_path / "theirs", {**same, "layer-normalization": True})
+    ours, _ = converted(tmp_path / "theirs", frequencies="transformers", check=True)
+    assert ours.config.encoder_layers == 2
+
+
+def test_the_search_is_that_of_decoder_yml(tmp_path, caplog):
+    folder = tmp_path / "theirs"
+    written(folder)
+    ids = yaml.safe_load((folder / "opus.vocab.yml").read_text("utf-8"))
+    ours, _ = converted(folder)
+    assert ours.generation_config.bad_words_ids == [[len(ids)], [ids["<unk>"]]]
+    decoder = yaml.safe_load((folder / "decoder.yml").read_text())
+    changed = {**decoder, "allow-unk": True, "word-penalty": 0.5}
+    (folder / "decoder.yml").write_text(yaml.safe_dump(changed))
+    ours, _ = converted(folder)
+    assert ours.generation_config.bad_words_ids == [[len(ids)]]
+    assert "word-penalty=0.5 has no counterpart here" in caplog.text
+
+
+def test_vocabularies_of_other_kinds_are_named(tmp_path):
+    folder = tmp_path / "theirs"
+    written(folder)
+    for name, kind in {"v.fsv": "factored", "source.spm": "a SentencePiece model"}.items():
+        (folder / name).touch()
+        (folder / "decoder.yml").write_text(yaml.safe_dump({"vocabs": [name, name]}))
+        with pytest.raises(ValueError, match=f"{name}: this vocabulary is {kind}"):
+            converted(folder)
 
 
 def test_bad_files_are_one_line(tmp_path):

@@ -19,7 +19,12 @@ from hf_vanilla import (
     VanillaTranslationPipeline,
 )
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
-from hf_vanilla.translation.translator import translate
+from hf_vanilla.models.search_vanilla_constraints import Constraints
+from hf_vanilla.models.search_vanilla_ensemble import Ensemble
+from hf_vanilla.translation.engines import TorchEngine
+from hf_vanilla.translation.forced_decoding import log_probs_of_pairs
+from hf_vanilla.translation.terminology import phrase_of
+from hf_vanilla.translation.translator import Translator, translate
 
 TEXTS = ["one two", "", "nine", "three four five six", "  ", "seven", "eight two"]
 
@@ -72,6 +77,48 @@ def test_several_sequences_are_the_best_beams(translator, trained, batch_size):
         assert texts_of(records) == generated(trained, text, **told)[1]
     assert len(set(texts_of(results[0]))) > 1
     assert translator(texts[0], **told) == results[0]
+
+
+def test_scores_are_those_of_the_n_best_list(translator, trained):
+    texts = ["one two", "", "six six seven"]
+    beams = {"num_beams": 4, "num_return_sequences": 3}
+    results = translator(texts, batch_size=3, return_scores=True, **beams)
+    lists = list(Translator(TorchEngine(*trained, num_beams=4)).n_best(texts, 3))
+    assert [record["score"] for record in results[1]] == [None] * 3
+    for records, hypotheses in ((results[0], lists[0]), (results[2], lists[2])):
+        assert [record["translation_text"] for record in records] == [h.text for h in hypotheses]
+        scores = [record["score"] for record in records]
+        assert scores == pytest.approx([h.score for h in hypotheses], abs=1e-4)
+
+
+@pytest.mark.parametrize("drawing", [{}, {"do_sample": True, "temperature": 3.0, "top_k": 0}])
+def test_scores_without_beams_are_those_of_the_model_itself(translator, trained, drawing):
+    model, tokenizer = trained
+    torch.manual_seed(3)
+    texts = ["one two", "six six seven"]
+    asked = {"num_beams": 1, "return_tensors": True, "return_scores": True, **drawing}
+    for text, record in zip(texts, translator(texts, batch_size=2, **asked), strict=True):
+        ids = record["translation_token_ids"][1:].tolist()
+        ((*values,),) = log_probs_of_pairs(model, [(tokenizer(text).input_ids, ids)])
+        expected = sum(values) / ((5 + len(values)) / 6) ** 0.6
+        assert record["score"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_constraints_and_ensembles_of_a_call_reach_the_search(translator, trained):
+    model, tokenizer = trained
+    phrase = phrase_of(tokenizer, "acht acht")
+    (record,) = translator("one two", num_beams=4, constraints=Constraints([[phrase]]))
+    assert "acht acht" in record["translation_text"]
+    torch.manual_seed(0)
+    other = VanillaForConditionalGeneration(model.config).eval()  # of random weights
+    asked = {"num_beams": 3, "ensemble": Ensemble([other]), "return_scores": True}
+    _, (text,) = generated(trained, "six seven", num_beams=3, ensemble=Ensemble([other]))
+    ((record,), (alone,)) = (
+        translator("six seven", **asked),
+        translator("six seven", num_beams=3, return_scores=True),
+    )
+    assert record["translation_text"] == text
+    assert record["score"] < alone["score"]  # the other model is less sure
 
 
 def test_ids_are_those_of_generate_up_to_the_end_token(translator, trained):
