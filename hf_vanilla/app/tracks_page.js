@@ -72,7 +72,7 @@ function listModes() {
 }
 
 // Mark the selected future, of a joint model for all agents, and draw the attention weights on the
-// observed steps; lines to other agents are as wide as the weight on all their steps.
+// observed steps; lines to other agents, and lanes, are as wide as the weight on all their steps.
 function look() {
   plane.querySelectorAll(".look, .glance, .future.chosen").forEach((old) => {
     old.classList.contains("chosen") ? old.classList.remove("chosen") : old.remove();
@@ -89,6 +89,12 @@ function look() {
   shown.others.forEach((weight, index) => {
     if (index === agent || !weight) return;
     const glance = line([shown.past.at(-1), agents[index].past.at(-1)], "glance", group);
+    glance.style.strokeWidth = weight * view.width * 0.04;
+    glance.dataset.weight = weight;
+  });
+  shown.lanes.forEach((weight, index) => {
+    if (!weight) return;
+    const glance = line(lanes[index], "glance", group);
     glance.style.strokeWidth = weight * view.width * 0.04;
     glance.dataset.weight = weight;
   });

@@ -11,16 +11,17 @@ import numpy as np
 import torch
 
 from hf_vanilla.data.built_in_tracks import BUILT_IN
+from hf_vanilla.data.road_maps import RoadMap
 from hf_vanilla.data.track_options import TrackFileOptions
 from hf_vanilla.data.trajectories import Scenes
 from hf_vanilla.plots.tracks import Drawn, drawn_agents
-from hf_vanilla.trajectories.forecaster import (
-    attention_of_agents,
-    attention_of_modes,
-    check_rate,
-    predict,
-)
+from hf_vanilla.trajectories.forecaster import attention_of_modes, check_rate, predict
 from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.scene_attention import (
+    SceneAttention,
+    attention_in_scene,
+    has_scene_attention,
+)
 from hf_vanilla.trajectories.scene_layout import is_joint
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS, constant_velocity
 
@@ -124,18 +125,18 @@ class TracksPage:
         """
         with self._lock:
             agents = drawn_agents(self.model, self.scenes.rows(self.scenes.scene == scene), frame)
-        found: dict[str, Any] = {"agents": self._shown(agents) if agents else []}
         road = None if self.scenes.maps is None else self.scenes.maps[scene]
+        found: dict[str, Any] = {"agents": self._shown(agents, road) if agents else []}
         if road is not None:
             lines = zip(road.points, road.is_point, strict=True)
             found["lanes"] = [_rounded(points[is_point]) for points, is_point in lines]
         return found
 
-    def _shown(self, agents: list[Drawn]) -> list[dict[str, Any]]:
+    def _shown(self, agents: list[Drawn], road: RoadMap | None = None) -> list[dict[str, Any]]:
         """Agents as the script draws them, with constant velocity and the attention weights."""
         past = np.stack([agent.past for agent in agents])
         mask = np.isfinite(past).all(-1)
-        looks, others = self._attention(past, mask)
+        looks = self._looks(past, mask, road)
         straight = constant_velocity(
             torch.from_numpy(np.nan_to_num(past)), torch.from_numpy(mask), agents[0].tracks.shape[1]
         ).numpy()
@@ -147,23 +148,27 @@ class TracksPage:
                 "tracks": _rounded(agent.tracks),
                 "probabilities": _rounded(agent.probabilities),
                 "straight": _rounded(straight[row]),
-                "looks": [] if looks is None else _rounded(looks[row][:, mask[row]]),
-                "others": [] if others is None else _rounded(others[row]),
+                "looks": _rounded(looks.own[row][:, mask[row]]),
+                "others": _rounded(looks.others[row]),
+                "lanes": _rounded(looks.lanes[row]),
             }
             for row, agent in enumerate(agents)
         ]
 
-    def _attention(
-        self, past: np.ndarray, mask: np.ndarray
-    ) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Weights `(A, M, T)` on an agent's own steps, `(A, A)` on the agents of its scene."""
+    def _looks(self, past: np.ndarray, mask: np.ndarray, road: RoadMap | None) -> SceneAttention:
+        """Weights of each agent; `own` is `(A, M, T)`, and M = 0 where the model records none."""
+        count, steps = mask.shape
+        modes = getattr(self.model.config, "num_modes", 0)
+        none = np.zeros((count, 0))
         with self._lock:
-            if not is_joint(self.model.config):
-                looks = attention_of_modes(self.model, past, mask)
-                return None if looks is None else _of_steps(looks), None
-            weights = attention_of_agents(self.model, past, mask)
-        own = weights.diagonal(axis1=0, axis2=1).T  # (A, T), the same for all samples
-        return np.repeat(own[:, None], self.model.config.num_modes, axis=1), weights.sum(2)
+            if has_scene_attention(self.model):
+                found = attention_in_scene(self.model, past, mask, [road] * count)
+                own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
+                return SceneAttention(own, found.others, found.lanes)
+            looks = attention_of_modes(self.model, past, mask)
+        if looks is None:
+            return SceneAttention(np.zeros((count, 0, steps)), none, none)
+        return SceneAttention(_of_steps(looks), none, none)
 
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""

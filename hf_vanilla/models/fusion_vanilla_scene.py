@@ -93,7 +93,7 @@ class LatentQueryEncoder(nn.Module):
     def forward(self, grids: Sequence[Grid]) -> Grid:
         """The queries as one sequence, `(R, 1, num_latents, D)`."""
         tokens, is_real = side_by_side(grids)
-        states = self.queries.weight.expand(len(tokens), -1, -1)
+        states = self.queries.weight.expand(tokens.shape[0], -1, -1)
         states = self.reader(states, None, tokens, key_mask(is_real))
         for layer in self.layers:
             states = layer(states)

@@ -84,7 +84,7 @@ class VanillaForGatedTrajectoryPrediction(VanillaScenePreTrainedModel):
         states, is_real = side_by_side(self.tokens(rows))
         for layer, gate in zip(self.encoder_layers, self.gates, strict=True):
             states = gate(layer(states, key_mask(is_real)), is_real)
-        start = self.seeds.weight.expand(len(states), -1, -1)
+        start = self.seeds.weight.expand(states.shape[0], -1, -1)
         modes = read_by_seeds(self.layers, start, states, is_real)
         futures = self.head(modes, rows.velocity)
         return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)

@@ -162,7 +162,7 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     apart = (ends.unsqueeze(2) - ends.unsqueeze(1)).norm(dim=-1)  # (R, K, K)
     is_near, left, kept = apart < distance, probabilities, []
     free = torch.ones_like(probabilities, dtype=torch.bool)
-    row = torch.arange(len(ends), device=ends.device)
+    row = torch.arange(ends.shape[0], device=ends.device)
     for _ in range(count):
         covered = torch.where(is_near, left.unsqueeze(1), 0).sum(dim=2)
         covered = covered + 1e-6 * probabilities  # where all is covered, the most probable

@@ -121,7 +121,7 @@ class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
         """
         rows = rows_of(self, past_values, past_observed_mask, agent_mask, kwargs)
         states, is_real = self.fusion(self.tokens(rows))
-        start = self.seeds.weight.expand(len(states), -1, -1)
+        start = self.seeds.weight.expand(states.shape[0], -1, -1)
         modes = read_by_seeds(self.layers, start, states, is_real)
         futures = self.head(modes, rows.velocity)
         return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)

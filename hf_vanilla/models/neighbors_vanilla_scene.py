@@ -121,13 +121,14 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         rows = rows_of(self, past_values, past_observed_mask, agent_mask, kwargs)
         own, others, lanes = self.tokens(rows)
         states, is_real = side_by_side([own, others])  # (R, M, D), (R, M)
-        sees = self._sees(rows).repeat_interleave(own.states.shape[2], dim=2)  # (R, G, M)
-        mask = sees.repeat_interleave(own.states.shape[2], dim=1) & is_real.unsqueeze(1)
+        agent = torch.arange(states.shape[1], device=states.device) // own.states.shape[2]
+        sees = self._sees(rows)[:, :, agent]  # (R, G, M)
+        mask = sees[:, agent] & is_real.unsqueeze(1)  # (R, M, M)
         for layer in self.agent_layers:
             states = layer(states, mask.unsqueeze(1))
         roads, is_road = self.lane_encoder([lanes]).flat()
         seen = torch.cat((is_real & sees[:, 0], is_road), dim=1)
-        start = self.seeds.weight.expand(len(states), -1, -1)
+        start = self.seeds.weight.expand(states.shape[0], -1, -1)
         modes = read_by_seeds(self.layers, start, torch.cat((states, roads), dim=1), seen)
         futures = self.head(modes, rows.velocity)
         return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)

@@ -124,7 +124,7 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
             **kwargs,
         )
         own, others, lanes = self.tokens(rows)
-        proposals = self.seeds.weight.expand(len(rows.scene), -1, -1)
+        proposals = self.seeds.weight.expand(rows.scene.shape[0], -1, -1)
         proposals = self.motion(proposals, own)
         proposals = self.lanes(proposals, lanes)
         proposals = self.others(proposals, others)

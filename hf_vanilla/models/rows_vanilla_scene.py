@@ -8,7 +8,7 @@ N other agents.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -32,11 +32,13 @@ class Seen:
             none.
         is_real: `(R, N, L)` bool.
         kinds: `(R, N)` int64 number of the kind, 0 where there is one kind only.
+        numbers: `(R, N)` int64 number of the agent or the polyline in its scene.
     """
 
     features: Tensor
     is_real: Tensor
     kinds: Tensor
+    numbers: Tensor
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     past = torch.where(is_observed.unsqueeze(-1), past_values, 0)
     lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
     _check_map(config, past, is_observed, lanes)
-    if torch.compiler.is_compiling():  # a program has fixed shapes: padding gets rows too
-        is_focal = torch.ones_like(is_focal)
-    scene, agent = is_focal.nonzero(as_tuple=True)
+    scene, agent = _rows(is_focal)
     velocities, is_known = observed_velocities(past[scene, agent], is_observed[scene, agent])
     frame = agent_frame(
         past[scene, agent],
@@ -136,17 +136,30 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     )
     entered = _entered(frame, past[scene])  # (R, A, T, 2)
     agents = _of_agents(config, entered, is_observed[scene])
-    index = torch.arange(len(scene), device=scene.device)
+    index = torch.arange(scene.shape[0], device=scene.device)
     own = _chosen(agents, agent.unsqueeze(1))
     is_other = agents.is_real.clone()
     is_other[index, agent] = False
-    others = _nearest(Seen(agents.features, is_other, agents.kinds), config.max_others, "agents")
+    others = _nearest(replace(agents, is_real=is_other), config.max_others, "agents")
     points = _entered(frame, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
     lanes_seen = _nearest(pieces, config.max_lanes, "polylines")
     velocity = last_velocity(frame.enter(velocities), is_known)
     shape = (is_agent.shape[0], is_agent.shape[1])
     return Rows(scene, agent, shape, frame, velocity, own, others, lanes_seen)
+
+
+def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
+    """Scene and agent `(R,)` of each row; an exported program has a row for every agent.
+
+    The number of its rows must follow from the shapes of its inputs.
+    """
+    if not torch.compiler.is_compiling():
+        scene, agent = is_focal.nonzero(as_tuple=True)
+        return scene, agent
+    scenes, agents = is_focal.shape
+    number = torch.arange(scenes * agents, device=is_focal.device)
+    return number // agents, number % agents
 
 
 def reach(config: VanillaSceneConfig) -> float:
@@ -170,7 +183,8 @@ def _of_agents(config: VanillaSceneConfig, entered: Tensor, is_observed: Tensor)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)
-    return Seen(features, is_observed, torch.zeros_like(is_observed[..., 0], dtype=torch.long))
+    kinds = torch.zeros_like(is_observed[..., 0], dtype=torch.long)
+    return Seen(features, is_observed, kinds, _numbers(kinds))
 
 
 def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:
@@ -178,7 +192,13 @@ def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kind
     is_real = is_point[..., 1:] & is_point[..., :-1]
     middle = (points[:, :, 1:] + points[:, :, :-1]) / 2
     features = torch.cat((middle, points.diff(dim=2)), dim=-1) / reach(config)
-    return Seen(torch.where(is_real.unsqueeze(-1), features, 0), is_real, kinds)
+    features = torch.where(is_real.unsqueeze(-1), features, 0)
+    return Seen(features, is_real, kinds, _numbers(kinds))
+
+
+def _numbers(kinds: Tensor) -> Tensor:
+    """0, 1, 2, ... for the sequences of each row, `(R, N)`."""
+    return torch.arange(kinds.shape[1], device=kinds.device).expand_as(kinds)
 
 
 def _nearest(seen: Seen, most: int, name: str) -> Seen:
@@ -193,8 +213,9 @@ def _nearest(seen: Seen, most: int, name: str) -> Seen:
 
 def _chosen(seen: Seen, index: Tensor) -> Seen:
     """Sequences `(R, M)` of each row."""
-    row = torch.arange(len(index), device=index.device).unsqueeze(1)
-    return Seen(seen.features[row, index], seen.is_real[row, index], seen.kinds[row, index])
+    row = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
+    parts = (seen.features, seen.is_real, seen.kinds, seen.numbers)
+    return Seen(*(part[row, index] for part in parts))
 
 
 @cache

@@ -70,6 +70,26 @@ class StepEmbedding(nn.Module):
         code = code.view(1, len(steps), 1, -1).expand_as(vectors)
         return self.dropout(self.time_projection(torch.cat((vectors, code), dim=-1))).flatten(1, 2)
 
+    def rollout_parts(self, fixed: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Both projections as one, for inputs that are the same at every step but for the first.
+
+        Nothing lies between the projections, so a token is `inputs @ weight + constant + code[t]`.
+
+        Args:
+            fixed: `(..., F)` the last numbers of an input.
+            steps: L.
+
+        Returns:
+            `(width - F, D)`, `(..., D)` and `(L, D)`.
+        """
+        width, outer = self.projection.out_features, self.time_projection.weight
+        first = self.projection.in_features - fixed.shape[-1]
+        weight = (outer[:, :width] @ self.projection.weight[:, :first]).T
+        inner = fixed @ self.projection.weight[:, first:].T + self.projection.bias
+        constant = inner @ outer[:, :width].T + self.time_projection.bias
+        code = sinusoid(torch.arange(steps, device=fixed.device), width).to(fixed.dtype)
+        return weight, constant, code @ outer[:, width:].T
+
 
 def small_linear(inputs: int, outputs: int) -> nn.Linear:
     """A Linear that starts near zero."""
@@ -214,11 +234,13 @@ class FutureDecoder(nn.Module):
         source_mask = self._source_mask(scene, samples)
         start = self._last(scene, samples)
         found = [start]
+        weight, constant, code = self.embedding.rollout_parts(latents.flatten(0, 1), steps)
         for number in range(steps):
             mask = None
             if source_mask is not None:
                 mask = scene_mask(scene, 1, number + 1).repeat_interleave(samples, dim=0)
-            hidden_states = self._tokens(found[-1], latents, number)  # (B N, A, D)
+            tokens = found[-1].flatten(0, 2) @ weight + constant + code[number]
+            hidden_states = self.embedding.dropout(tokens)  # (B N, A, D)
             for layer in self.layers:
                 hidden_states = layer(
                     hidden_states, mask, context, source_mask, cache, num_agents=agents

@@ -16,6 +16,8 @@ from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConf
 from hf_vanilla.options import option
 from hf_vanilla.trajectories.forecaster import check_rate, predict
 from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.trajectories.scene_attention import attention_in_scene, has_scene_attention
+from hf_vanilla.trajectories.scene_layout import is_joint
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 
 from .figures import SUFFIXES, check_output, figure_style, new_figure, save_figure, theme_of
@@ -24,6 +26,7 @@ MOST_AGENTS = 50
 SIZE = (6.4, 6.0)  # inches
 GIF = ".gif"
 GIF_SECONDS = 0.4  # a frame is shown
+GLANCE_WIDTH = 16  # points, of a line with attention weight 1
 LANE_STYLES = {"lane": "-", "crossing": ":", "boundary": "--"}
 
 
@@ -47,11 +50,18 @@ class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the co
     picture_homography: str | None = option(
         None, "file of it, where the tracks are on the plane already; default: --homography"
     )
+    attention_of: str | None = option(
+        None,
+        "agent whose attention is drawn, of a model of scenes: lines to other agents, and lanes, "
+        "are as wide as their weight",
+    )
     theme: str = option("light", "light or dark")
     overwrite: bool = option(default=False, text="replace an existing figure")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.attention_of is not None and self.output.lower().endswith(GIF):
+            raise ValueError(f"attention_of={self.attention_of!r} is for one frame: no .gif")
         if self.picture_homography is not None and self.picture is None:
             raise ValueError(
                 f"picture_homography={self.picture_homography!r} needs a picture: give --picture"
@@ -94,6 +104,7 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
     simple = VanillaTracksConfig(step_seconds=scenes.step_seconds, unit=scenes.unit)
     model = load_forecaster(options.model, device="cpu", config=simple)
     check_rate(scenes, model.config, options.input)
+    _check_attention(model, options)
     number = 0 if options.scene is None else _scene_number(scenes, options.scene)
     scenes = scenes.rows(scenes.scene == number)
     frame = _fullest_frame(scenes, model.config) if options.frame is None else options.frame
@@ -108,8 +119,48 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
         agents = drawn_agents(model, scenes, frame)
         if not agents:
             raise ValueError(f"frame={frame}: no agent has two observed steps there")
-        save_tracks(agents, path, options, title=f"{name}, frame {frame}", road=road)
+        glances = _glances(model, agents, road, options)
+        title = f"{name}, frame {frame}"
+        save_tracks(agents, path, options, title=title, road=road, glances=glances)
     return path
+
+
+def _check_attention(model: Any, options: PlotTracksOptions) -> None:
+    if options.attention_of is None:
+        return
+    if not has_scene_attention(model):
+        raise ValueError(
+            f"attention_of={options.attention_of!r}: {type(model).__name__} does not say whom an "
+            "agent looks at; models of scenes do, but for latent encoders and the form with "
+            "vectors: leave it out"
+        )
+    if not is_joint(model.config):
+        model.set_attn_implementation("eager")  # the only one that returns weights
+
+
+def _glances(
+    model: Any, agents: list[Drawn], road: RoadMap | None, options: PlotTracksOptions
+) -> list[tuple[np.ndarray, float]]:
+    """Lines `(L, 2)` from an agent to others, and lanes, each with its attention weight."""
+    if options.attention_of is None:
+        return []
+    names = [str(agent.name) for agent in agents]
+    if options.attention_of not in names:
+        raise ValueError(
+            f"attention_of={options.attention_of!r}: the frame has {', '.join(names[:10])}"
+        )
+    row = names.index(options.attention_of)
+    past = np.stack([agent.past for agent in agents])
+    found = attention_in_scene(model, past, np.isfinite(past).all(-1), [road] * len(agents))
+    lines = [
+        (np.stack((past[row, -1], past[other, -1])), float(found.others[row, other]))
+        for other in range(len(agents))
+        if other != row
+    ]
+    for number, weight in enumerate(found.lanes[row]):
+        assert road is not None
+        lines.append((road.points[number][road.is_point[number]], float(weight)))
+    return lines
 
 
 def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
@@ -141,6 +192,7 @@ def save_tracks(
     *,
     title: str,
     road: RoadMap | None = None,
+    glances: list[tuple[np.ndarray, float]] | None = None,
 ) -> None:
     """Save a figure: a future is the more opaque, the more probable it is.
 
@@ -150,11 +202,16 @@ def save_tracks(
         options: theme, picture and homography.
         title: above the figure.
         road: lanes of the scene, drawn below everything else.
+        glances: lines `(L, 2)`, each as wide as its attention weight.
     """
     with figure_style(options.theme):
         figure = new_figure(SIZE)
         panel = figure.subplots()
         _paint(panel, agents, options, title, road)
+        color, to_pixels = theme_of(options.theme).lines[0], _to_pixels(options)
+        for points, weight in glances or ():
+            across, up = on_plane(points, to_pixels).T
+            panel.plot(across, up, color=color, alpha=0.35, linewidth=GLANCE_WIDTH * weight)
         save_figure(figure, path)
 
 

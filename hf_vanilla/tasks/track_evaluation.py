@@ -81,6 +81,34 @@ def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:
     model = load_forecaster(options.model, device=options.device, config=simple)
     config = model.config
     check_rate(scenes, config, options.dataset)
+    windows, protocol = windows_to_score(scenes, options, data=data, config=config)
+    return score_windows(model, windows, protocol, options)
+
+
+def scored_scenes(options: EvaluateTracksOptions) -> tuple[Scenes, str]:
+    """The tracks of a command line, and their name for the protocol."""
+    if options.test_scene is None:
+        return options.read(options.dataset, seed=2), options.dataset
+    scenes = leave_one_out(options.dataset, options.test_scene).test
+    if options.step_seconds is not None:
+        scenes = resample(scenes, options.step_seconds)
+    return scenes, f"ETH/UCY leave-one-out, {options.test_scene}"
+
+
+def windows_to_score(
+    scenes: Scenes, options: EvaluateTracksOptions, *, data: str, config: Any
+) -> tuple[Windows, Protocol]:
+    """The windows of a command line and their protocol.
+
+    Args:
+        scenes: of `scored_scenes`.
+        options: how windows are cut.
+        data: name for the protocol.
+        config: of the model, with its steps.
+
+    Raises:
+        ValueError: no window fits.
+    """
     windows = cut_windows(
         scenes,
         observed=config.observed_steps,
@@ -104,17 +132,7 @@ def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:
         stride=options.stride,
         with_company=options.with_company,
     )
-    return score_windows(model, windows, protocol, options)
-
-
-def scored_scenes(options: EvaluateTracksOptions) -> tuple[Scenes, str]:
-    """The tracks of a command line, and their name for the protocol."""
-    if options.test_scene is None:
-        return options.read(options.dataset, seed=2), options.dataset
-    scenes = leave_one_out(options.dataset, options.test_scene).test
-    if options.step_seconds is not None:
-        scenes = resample(scenes, options.step_seconds)
-    return scenes, f"ETH/UCY leave-one-out, {options.test_scene}"
+    return windows, protocol
 
 
 def score_windows(

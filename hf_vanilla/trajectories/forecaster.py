@@ -162,7 +162,7 @@ def predict(
     config = model.config
     if not len(past):
         return np.zeros((0, 1, config.predicted_steps, 2)), np.zeros((0, 1))
-    outputs = _outputs(model, past, is_observed, groups, maps, **kwargs)
+    outputs = relative_outputs(model, past, is_observed, groups, maps, **kwargs)
     probabilities, order = _sorted_modes(outputs)
     tracks = outputs.trajectories.double().cpu()
     tracks = tracks.gather(1, order[..., None, None].expand_as(tracks)).numpy()
@@ -184,7 +184,7 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
     """
     if reads_scene(model.config):
         return None
-    outputs = _outputs(model, past, is_observed, output_attentions=True)
+    outputs = relative_outputs(model, past, is_observed, output_attentions=True)
     if not outputs.cross_attentions:
         return None
     weights = outputs.cross_attentions[-1].double().mean(1).cpu()  # (A, M, T - 1)
@@ -192,25 +192,7 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
     return weights.gather(1, order.unsqueeze(-1).expand_as(weights)).numpy()
 
 
-@torch.inference_mode()
-def attention_of_agents(model: Any, past: np.ndarray, is_observed: np.ndarray) -> np.ndarray:
-    """Whom each agent looks at: weights of the context encoder's last layer, mean of its heads.
-
-    Args:
-        model: a joint forecaster in evaluation mode.
-        past: `(A, T, 2)` float64, the agents of one scene; anything where not observed.
-        is_observed: `(A, T)` bool; last steps are observed.
-
-    Returns:
-        `(A, A, T)`: how much the last step of an agent attends to each step of each agent.
-    """
-    weights = _outputs(model, past, is_observed, output_attentions=True).attentions[-1]
-    agents, steps = past.shape[:2]
-    of_last = weights[0].double().mean(0)[-agents:].cpu()  # (A, T A), agents are the inner axis
-    return of_last.view(agents, steps, agents).transpose(1, 2).numpy()
-
-
-def _outputs(
+def relative_outputs(
     model: Any,
     past: np.ndarray,
     is_observed: np.ndarray,

@@ -25,15 +25,17 @@ from statistics import median
 
 from hf_vanilla.commands import run_command
 from hf_vanilla.data.corpus import number_words
+from hf_vanilla.data.track_options import BUILT_IN_AGENTS
 from hf_vanilla.files import read_json_lines
 
 KILLS, SEED, PAIRS, STEPS = 40, 0, 600, 240
 POLLING_SECONDS = 0.0005
+JUNCTION_CARS = 90  # generated at each start, of 6,000
 PHASES = ("start-up", "steps", "checkpoint writing", "pruning", "final writing")
 IMPORTED = ["hf_vanilla.training.run", "hf_vanilla.tasks.translation", "matplotlib.pyplot"]
 IMPORTED += ["hf_vanilla.tasks.image_classification", "sklearn.datasets"]
 IMPORTED += ["hf_vanilla.tasks.object_detection", "hf_vanilla.tasks.trajectories"]
-IMPORTED += ["hf_vanilla.tasks.joint_trajectories"]
+IMPORTED += ["hf_vanilla.tasks.joint_trajectories", "hf_vanilla.tasks.scene_trajectories"]
 # two micro-batches a step, epochs of a few steps, a checkpoint at every fifth; the wide layers make
 # files of some megabytes, so that writing and pruning take a few milliseconds
 SHARED = f"""
@@ -73,6 +75,13 @@ RECIPES = {
 --model.decoder_layers 1 --model.decoder_attention_heads 2 --model.decoder_ffn_dim 64
 --model.dropout 0.1
 """,
+    "scene_trajectories": """
+--recipe junctions --scenes_per_step 4 --scenes_per_batch 2 --warmup_steps 20
+--model.d_model 32 --model.num_modes 2 --model.num_seeds 2
+--model.encoder_layers 1 --model.encoder_attention_heads 2 --model.encoder_ffn_dim 8192
+--model.decoder_layers 1 --model.decoder_attention_heads 2 --model.decoder_ffn_dim 64
+--model.dropout 0.1
+""",
 }
 OPTIONS_FILE = "options"  # of the run, beside its data
 
@@ -89,6 +98,7 @@ def train(place: Path, name: str) -> None:
     os.dup2(errors, sys.stderr.fileno())
     os.dup2(errors, sys.stdout.fileno())
     options = Path(OPTIONS_FILE).read_text(encoding="utf-8").split()
+    BUILT_IN_AGENTS["junctions"] = JUNCTION_CARS
     run_command("train", ["--output_dir", name, *options])
 
 

@@ -141,6 +141,21 @@ def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
     assert alone["others"] == [1.0]
 
 
+def test_a_model_of_agents_and_lanes_shows_whom_an_agent_looks_at(tmp_path):
+    sizes = {"observed_steps": 8, "max_others": 1, "max_lanes": 3}
+    scene_model("early full", **sizes).float().save_pretrained(tmp_path)
+    page = TracksPage(str(tmp_path), tracks="junctions")
+    found = page.frame(3, 7)
+    for row, agent in enumerate(found["agents"]):
+        own, others, lanes = (np.array(agent[name]) for name in ("looks", "others", "lanes"))
+        assert own.shape == (4, 8)
+        assert others[row] == pytest.approx(own[0].sum(), abs=0.01)
+        assert np.count_nonzero(np.delete(others, row)) == 1  # the nearest other
+        assert lanes.shape == (len(found["lanes"]),)
+        assert np.count_nonzero(lanes) <= 3
+        assert others.sum() + lanes.sum() == pytest.approx(1, abs=0.02)
+
+
 def test_a_model_without_weights_can_be_shown():
     page = TracksPage("constant_velocity")
     (agent,) = page.draw([[0, 0], [7, 0]])["agents"]

@@ -7,13 +7,14 @@ import pyarrow.csv
 import pytest
 import small_run
 import torch
+from process_runs import assert_processes_agree
 from scene_models import SIZES
 from torch.testing import assert_close
 from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.data import track_options
 from hf_vanilla.data.built_in_tracks import built_in_tracks
-from hf_vanilla.plots.tracks import PlotTracksOptions, plot_tracks
+from hf_vanilla.plots.tracks import GLANCE_WIDTH, PlotTracksOptions, plot_tracks
 from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.tasks.dispatch import evaluate, read_evaluation
 from hf_vanilla.tasks.scene_trajectories import prepare
@@ -185,6 +186,44 @@ def test_the_figure_shows_lanes(trained, tmp_path, monkeypatch):
     road = built_in_tracks("junctions", agents=90, seed=2).maps[0]
     for line in road.points:
         assert any(np.array_equal(np.stack(xy, 1), line) for xy in drawn if len(xy) == 2)
+
+
+def test_the_figure_shows_whom_an_agent_looks_at(trained, tmp_path, monkeypatch):
+    drawn = []
+    from matplotlib.axes import Axes
+
+    plot = Axes.plot
+    monkeypatch.setattr(
+        Axes, "plot", lambda self, *xy, **style: (drawn.append(style), plot(self, *xy, **style))[1]
+    )
+    asked = {"model": str(trained), "input": "junctions", "output": str(tmp_path / "t.png")}
+    plot_tracks(PlotTracksOptions(**asked))
+    before, drawn[:] = len(drawn), []
+    plot_tracks(PlotTracksOptions(**asked, attention_of="1", overwrite=True))
+    road = built_in_tracks("junctions", agents=90, seed=2).maps[0]
+    glances = drawn[before:]
+    assert len(glances) == 2 + len(road)  # to two cars, and each lane
+    assert 0 < sum(style["linewidth"] for style in glances) < GLANCE_WIDTH
+    with pytest.raises(ValueError, match="attention_of='7': the frame has 0, 1, 2"):
+        plot_tracks(PlotTracksOptions(**asked, attention_of="7", overwrite=True))
+    asked["model"] = "constant_velocity"
+    with pytest.raises(ValueError, match="SimpleForecaster does not say whom an agent looks at"):
+        plot_tracks(PlotTracksOptions(**asked, attention_of="1", overwrite=True))
+    with pytest.raises(ValueError, match="attention_of='1' is for one frame"):
+        PlotTracksOptions(model="m", input="junctions", output="t.gif", attention_of="1")
+
+
+@pytest.mark.release
+def test_processes_and_micro_batches_give_the_same_weights(tmp_path):
+    # four scenes without lanes; with lanes a process reads 6,000 cars
+    rows = [f"{s},{f},{a},{f * 0.3 + s},{a}" for s in range(4) for a in range(3) for f in range(20)]
+    path = tmp_path / "tracks.csv"
+    path.write_text("\n".join(["scene,frame,agent,x,y", *rows]), encoding="utf-8")
+    data = {"dataset": str(path), "frame_seconds": 0.4, "scene_column": "scene"}
+    data |= {"validation_share": 0.4, "scenes_per_step": 4, "scenes_per_batch": 1}
+    assert_processes_agree(
+        lambda folder: recipe(folder, data=data), tmp_path, ignored="k_proj.bias"
+    )
 
 
 def test_the_recipe_is_read_and_wrong_options_are_refused(tmp_path):

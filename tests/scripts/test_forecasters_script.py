@@ -1,0 +1,64 @@
+"""The table of all forecasters: rows of every class, one row made once, the page."""
+
+import pytest
+from test_scene_scripts import script
+
+from hf_vanilla.data import track_options
+from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.trajectories.loading import FORMS, SCENE_FORMS
+
+
+@pytest.fixture
+def table(monkeypatch):
+    table = script("forecasters.py")
+    monkeypatch.setattr(table, "TIMED_AGENTS", 20)
+    monkeypatch.setitem(track_options.BUILT_IN_AGENTS, "junctions", 90)
+    return table
+
+
+def options(table, folder, **changes):
+    return table.TableOptions(**{"folder": "eth", "output": str(folder), **changes})
+
+
+def test_every_class_has_a_row_that_can_be_trained(table, tmp_path):
+    asked = options(table, tmp_path, test_scene="hotel")
+    for data in table.DATA:
+        rows = table.arguments_of_models(data, asked)
+        recipes = [read_recipe([*row, "--output_dir", "x"]) for row in rows.values() if row]
+        for recipe in recipes:
+            if recipe.task != "joint_trajectories":
+                assert recipe.config().num_modes == (6 if data == "junctions" else 20)
+            assert recipe.data.test_scene == ("hotel" if data == "eth_ucy" else None)
+        forms = {getattr(recipe.data, "form", recipe.task) for recipe in recipes}
+        assert forms == {*FORMS, *SCENE_FORMS, "joint_trajectories"}
+        assert rows["constant velocity"] is None
+
+
+def test_a_row_is_made_once_and_one_that_is_not_trained_is_left_out(table, tmp_path, monkeypatch):
+    asked = options(table, tmp_path, train=False)
+    table._test_windows.cache_clear()
+    found = table.row("constant velocity", "junctions", asked)
+    assert found["parameters"] == 0
+    assert found["minFDE1"] > found["minADE1"] > 1
+    monkeypatch.setattr(table, "measured", lambda *_: 1 / 0)
+    assert table.row("constant velocity", "junctions", asked) == found
+    assert table.row("K modes", "junctions", asked) is None
+
+
+def test_a_page_gets_the_tables_between_its_marks(table, tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    begin, end = (f"<!-- scripts/forecasters.py: {word} -->" for word in ("begin", "end"))
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
+    scores = {"minADE1": 1.5, "minFDE1": 2.25, "parameters": 1234, "cpu": 0.125}
+    scores |= {"miss_rate": 0.5, "minJADE6": 3.0, "minJFDE6": 4.0, "joint_collision_share": 0.01}
+    monkeypatch.setattr(table, "row", lambda name, *_: scores if name == "K modes" else None)
+    table.table(options(table, tmp_path, page=str(page)))
+    text = page.read_text(encoding="utf-8")
+    row = "| K modes | 1,234 | - | 0.12 | 1.500/2.250 | - | - | 50.00 % | 3.000/4.000 | 1.00 % |"
+    assert text.count(row) == 2
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    page.write_text("no marks", encoding="utf-8")
+    with pytest.raises(ValueError, match="put the lines"):
+        table.table(options(table, tmp_path, page=str(page)))
