@@ -18,6 +18,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 HOSTILE = (
     "<img src=x onerror=\"window.broken='tag'\"><script>window.broken='script'</script>"
     "${window.broken='dollar'} {{window.broken}} **b** &lt;i&gt; \"'`"
@@ -56,10 +57,16 @@ def served(options):
 
 
 @contextmanager
-def tab_of(browser, address, **context):
-    """A page of a visitor; it must not fail, run what is text, or reach another machine."""
+def tab_of(browser, address, *, is_slow=False, **context):
+    """A page of a visitor; it must not fail, run what is text, or reach another machine.
+
+    With `is_slow` it is loaded through a slow network and drawn by a slow processor, so that states
+    that last for one frame are seen.
+    """
     own = browser.new_context(**context)
     tab = own.new_page()
+    if is_slow:
+        slow_down(tab)
     tab.set_default_timeout(60_000)
     hosts, failures = [], []
     tab.on("request", lambda request: hosts.append(request.url))
@@ -78,8 +85,31 @@ def tab_of(browser, address, **context):
     assert [host for host in hosts if not host.startswith(LOCAL)] == []
 
 
-def violations(tab):
-    """What axe-core finds on a page as it is now."""
+def slow_down(tab):
+    """A network of 300 kB/s with 40 ms of delay, and a sixth of the processor."""
+    devtools = tab.context.new_cdp_session(tab)
+    devtools.send("Network.enable")
+    speed = {"downloadThroughput": 300_000, "uploadThroughput": 300_000}
+    devtools.send("Network.emulateNetworkConditions", {"offline": False, "latency": 40, **speed})
+    devtools.send("Emulation.setCPUThrottlingRate", {"rate": 6})
+
+
+def drag_by_finger(tab, points):
+    """Put a finger on the first point, move it along the others, and lift it."""
+    devtools = tab.context.new_cdp_session(tab)
+
+    def touch(kind, *at):
+        where = [{"x": x, "y": y} for x, y in at]
+        devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": where})
+
+    touch("touchStart", points[0])
+    for point in points[1:]:
+        touch("touchMove", point)
+    touch("touchEnd")
+
+
+def violations(tab, part=".translator"):
+    """What axe-core finds on a page, or on one part of it, as it is now."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    found = axe.run(tab, context=".translator").response["violations"]
+    found = axe.run(tab, context=part).response["violations"]
     return [(rule["id"], node["html"][:200]) for rule in found for node in rule["nodes"]]

@@ -73,18 +73,20 @@ function acceptPictures(receive) {
 }
 
 // The answer of `look` to a picture, with its decoded image; null: it is late, or an error, which is
-// shown in place of the results.
+// shown in place of the results. The results appear when they can be drawn: nothing moves.
 async function lookAt(request) {
   const found = await call("look", request);
   if (!found) return null;
-  part("problem").textContent = found.error ?? "";
-  part("results").hidden = Boolean(found.error);
-  if (found.error) return null;
   const number = calls.look;
   const image = new Image();
-  image.src = found.image;
-  await image.decode();
-  return number === calls.look ? { found, image } : null;
+  if (!found.error) {
+    image.src = found.image;
+    await image.decode();
+    if (number !== calls.look) return null;
+  }
+  part("problem").textContent = found.error ?? "";
+  part("results").hidden = Boolean(found.error);
+  return found.error ? null : { found, image };
 }
 
 // Colour each place of a grid over a picture; weights are from 0 to 1.

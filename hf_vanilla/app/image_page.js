@@ -17,7 +17,7 @@ function showLabels() {
   part("labels").replaceChildren();
   for (const { label, probability } of answer.labels) {
     const row = made("li", "", part("labels"));
-    made("span", label, row).className = "name";
+    Object.assign(made("span", label, row), { className: "name", title: label });
     made("span", percent(probability, 1), row).className = "percent";
     row.style.setProperty("--share", probability);
   }

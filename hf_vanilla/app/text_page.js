@@ -123,7 +123,7 @@ function showControls(before) {
 }
 
 function showTranslation() {
-  part("translation").textContent = answer.hypotheses[state.hypothesis].text;
+  part("translation").textContent = answer.hypotheses[state.hypothesis].text || "(an empty translation)";
 }
 
 // without an answer there is nothing to choose

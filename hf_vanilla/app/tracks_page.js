@@ -40,6 +40,9 @@ function paint() {
   plane.replaceChildren();
   lanes.forEach((points) => line(points, "lane"));
   agents.forEach((shown, index) => {
+    line(shown.past, "grip").dataset.agent = index; // room for a finger
+  });
+  agents.forEach((shown, index) => {
     const name = index === agent ? "agent selected" : "agent";
     const group = shape("g", { class: name, "data-agent": index }, plane);
     const strongest = shown.probabilities[0];
@@ -81,8 +84,9 @@ function look() {
     option.setAttribute("aria-selected", String(Number(option.dataset.mode) === mode));
   }
   const shown = agents[agent];
+  part("said").textContent = describe(shown);
   if (!shown || mode < 0) return;
-  const group = plane.querySelector(`[data-agent="${agent}"]`);
+  const group = plane.querySelector(`g[data-agent="${agent}"]`);
   (settings.isJoint ? plane : group).querySelectorAll(`[data-mode="${mode}"]`).forEach((future) => {
     future.classList.add("chosen");
   });
@@ -104,6 +108,18 @@ function look() {
     const circle = shape("circle", { cx, cy, r: Math.sqrt(weight) * view.width * 0.02, class: "look" }, group);
     circle.dataset.weight = weight;
   });
+}
+
+function describe(shown) {
+  if (!shown) return "";
+  const who = `Agent ${shown.name}, ${agent + 1} of ${agents.length}`;
+  const count = shown.tracks.length;
+  if (mode < 0) return `${who}: ${count} ${count === 1 ? "future" : "futures"}.`;
+  const odds = settings.isJoint ? "" : `, ${percent(shown.probabilities[mode])}`;
+  const weights = shown.looks[mode] ?? [];
+  const most = weights.indexOf(Math.max(...weights)) + 1;
+  const where = most ? ` It looks most at step ${most} of ${weights.length}.` : "";
+  return `${who}: future ${mode + 1} of ${count}${odds}.${where}`;
 }
 
 function choose(nextAgent, nextMode) {
@@ -169,7 +185,7 @@ function pointOf(event) {
 
 plane.addEventListener("pointerdown", (event) => {
   const group = event.target.closest("[data-agent]");
-  if (group && source() !== null) choose(Number(group.dataset.agent), -1);
+  if (group && source() !== null) choose(Number(group.dataset.agent), Number(event.target.dataset.mode ?? -1));
   if (source() !== null) return;
   path = [pointOf(event)];
   agents = [];
@@ -192,6 +208,16 @@ plane.addEventListener("pointerup", () => {
   const drawn = path;
   path = null;
   ask("draw", drawn);
+});
+
+plane.addEventListener("keydown", (event) => {
+  const [toAgent, toMode] =
+    { ArrowRight: [1, 0], ArrowLeft: [-1, 0], ArrowDown: [0, 1], ArrowUp: [0, -1] }[event.key] ?? [0, 0];
+  if (!agents.length || (!toAgent && !toMode)) return;
+  event.preventDefault();
+  const inside = (value, lowest, count) => Math.min(count - 1, Math.max(lowest, value));
+  if (toAgent) choose(inside(agent + toAgent, 0, agents.length), -1);
+  else choose(agent, inside(mode + toMode, -1, agents[agent].tracks.length));
 });
 
 part("modes").addEventListener("pointerover", (event) => {

@@ -42,6 +42,7 @@ class Theme:
         lines: of curves, in their order; told apart by readers with any kind of colour vision
             (the palette of Okabe and Ito).
         heat: matplotlib's colour map of weights, from 0 in a colour near the background.
+        below_zero, above_zero: of numbers with a sign; zero has the background's colour.
     """
 
     background: str
@@ -49,6 +50,8 @@ class Theme:
     faint: str
     lines: tuple[str, ...]
     heat: str
+    below_zero: str
+    above_zero: str
 
 
 THEMES = {
@@ -58,6 +61,8 @@ THEMES = {
         faint="#c4cad0",
         lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
         heat="Blues",
+        below_zero="#00508a",
+        above_zero="#b34700",
     ),
     "dark": Theme(
         background="#14181d",
@@ -65,6 +70,8 @@ THEMES = {
         faint="#474f58",
         lines=("#56b4e9", "#e69f00", "#2bc29b", "#e5a0c6", "#f0e442", "#e8743b"),
         heat="bone",
+        below_zero="#56b4e9",
+        above_zero="#e69f00",
     ),
 }
 
@@ -151,6 +158,14 @@ def figure_style(theme: str = "light") -> Iterator[Theme]:
         }
     ):
         yield colours
+
+
+def signed_colours(colours: Theme) -> Any:
+    """Colour map of numbers from -1 to 1; call it inside `figure_style`."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ends = (colours.below_zero, colours.background, colours.above_zero)
+    return LinearSegmentedColormap.from_list("signed", ends)
 
 
 def new_figure(size: tuple[float, float]) -> Any:

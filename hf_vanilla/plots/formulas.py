@@ -17,7 +17,7 @@ from hf_vanilla.models.positions_vanilla import SinusoidalPositions
 from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.recipes.schedules import peak_learning_rate, share_of_peak
 
-from .figures import check_output, figure_style, new_figure, save_figure
+from .figures import check_output, figure_style, new_figure, save_figure, signed_colours
 
 # d_model and warmup of the curves that most introductions to the paper show
 KNOWN_SCHEDULES = ((512, 4000), (512, 8000), (256, 4000))
@@ -107,11 +107,12 @@ def save_positions(
     table = position_table(config, length)
     products = table @ table.T / (config.d_model / 2)  # (L, L)
     whole: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto"}
-    with figure_style(theme):
+    with figure_style(theme) as colours:
         figure = new_figure((10, 8))
         panels = figure.subplot_mosaic([["table", "table"], ["products", "rows"]])
         axes = panels["table"]
-        image = axes.imshow(table.numpy(), cmap="RdBu_r", vmin=-1, vmax=1, **whole)
+        signed = signed_colours(colours)
+        image = axes.imshow(table.numpy(), cmap=signed, vmin=-1, vmax=1, **whole)
         axes.set(
             title="The table: pairs of sine and cosine, slower from left to right",
             xlabel=f"channel of {config.d_model}",

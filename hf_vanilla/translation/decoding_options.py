@@ -17,12 +17,11 @@ from .precision import check_dtype
 from .sentence_splitting import SentenceSplitter
 from .terminology import read_terminology
 from .text_translator import TextTranslator
-from .translator import Translator, check_tokens_per_batch
+from .translator import Translator, check_tokens_per_batch, first_numbers
 
 GENERATION_FIELDS = (
     GenerationConfig().to_dict().keys() | paper_decoding(VanillaConfig()).to_dict().keys()
 )
-SHOWN_LINES = 10  # in the message about failed lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +112,9 @@ class DecodingOptions:
         """
         if not failed or self.accept_failures:
             return
-        numbers = ", ".join(map(str, failed[:SHOWN_LINES]))
-        more = ", ..." if len(failed) > SHOWN_LINES else ""
         raise ValueError(
-            f"{len(failed)} of the lines could not be translated and are empty: {numbers}{more}; "
-            "--accept_failures True accepts this"
+            f"{len(failed)} of the lines could not be translated and are empty: "
+            f"{first_numbers(failed)}; --accept_failures True accepts this"
         )
 
     def open_texts(self, processes: PartialState | None = None) -> Translator | TextTranslator:

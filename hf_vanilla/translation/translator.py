@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # sentences sorted by length together: enough for batches with little padding
 WINDOW_LINES = 8192
+SHOWN_LINES = 10  # in a message about many
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Translator:
     Up to `window` sentences are read ahead and sorted by length, so that batches have little
     padding. A blank sentence translates to an empty one. A sentence of more than the tokenizer's
     `model_max_length` tokens is cut there. A sentence that cannot be translated becomes an empty
-    one and is counted in `failed`; an error at every sentence is raised. Cuts and failures are
-    logged with the line number.
+    one and is counted in `failed`; an error at every sentence is raised. Cuts, failures and empty
+    translations are logged with the line number.
 
     Args:
         model: folder or Hub id; for the engine `"ctranslate2"`, a folder that
@@ -296,7 +297,15 @@ class Translator:
         results = [blank] * len(window)
         for index, result in found:
             results[index] = result
+        self._report_empty([window[index].line for index, result in sorted(found) if result == ""])
         return results
+
+    def _report_empty(self, lines: list[int]) -> None:
+        """Log the lines whose translation is empty though their text is not."""
+        is_main = self.processes is None or self.processes.is_main_process
+        if lines and is_main:
+            message = "the model translates %d lines to empty ones: %s"
+            logger.warning(message, len(lines), first_numbers(lines))
 
     def _check_progress(self, rows: dict[int, list[int]], found: list[tuple[int, Any]]) -> None:
         """Raise the engine's error if it has failed at every sentence up to now."""
@@ -378,6 +387,12 @@ class Translator:
         reason = " ".join(str(error).split())
         logger.warning("line %d cannot be translated and becomes empty: %s", line, reason)
         self.failed.append(line)
+
+
+def first_numbers(lines: Sequence[int]) -> str:
+    """The first line numbers of many, for a message."""
+    numbers = ", ".join(map(str, lines[:SHOWN_LINES]))
+    return numbers + (", ..." if len(lines) > SHOWN_LINES else "")
 
 
 def _aligned(

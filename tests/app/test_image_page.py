@@ -2,11 +2,12 @@
 
 import base64
 import io
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from chromium import launched, needs_chromium, served, tab_of
+from chromium import PHONE, drag_by_finger, launched, needs_chromium, served, tab_of, violations
 from image_models import vit
 from PIL import Image
 from torch.testing import assert_close
@@ -132,20 +133,87 @@ def test_the_line_about_the_model(page):
     assert "7 labels, 2 layers, 3 heads, 15 x 20 pixels" in page.about()
 
 
+# --- in a browser ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def visit(folder):
+    """Opens the page for a visitor; nothing may move on it."""
+    with launched() as browser, served(AppOptions(model=str(folder))) as address:
+
+        @contextmanager
+        def visit(**context):
+            with tab_of(browser, address, **context) as tab:
+                tab.get_by_label("Draw here with the mouse").wait_for()
+                yield tab
+                assert tab.evaluate("window.shifts") == []
+
+        yield visit
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    files = tmp_path_factory.mktemp("files")
+    picture().save(files / "picture.png")
+    (files / "text.png").write_text("no image")
+    return files
+
+
 @pytest.mark.slow
 @needs_chromium
-def test_a_visitor_draws_and_chooses_a_picture(folder, page, tmp_path):
-    picture().save(tmp_path / "picture.png")
-    (tmp_path / "text.png").write_text("no image")
-    options = AppOptions(model=str(folder))
-    with launched() as browser, served(options) as address, tab_of(browser, address) as tab:
-        visit(tab, page, tmp_path)
+def test_the_page_works_by_mouse(visit, page, files):
+    with visit() as tab:
+        by_mouse(tab, page, files)
 
 
-def visit(tab, page, files):
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_keyboard(visit, page, files):
+    with visit() as tab:
+        expected = page.look(sent(picture()), is_drawn=False)
+        tab.locator("input.file").focus()
+        with tab.expect_file_chooser() as chooser:
+            tab.keyboard.press("Enter")
+        chooser.value.set_files(files / "picture.png")
+        tab.locator(".labels li").nth(4).wait_for()
+        assert violations(tab, ".images") == []
+        tab.get_by_role("radio", name="1", exact=True).focus()
+        for key, weights in (
+            ("ArrowUp", expected["weights"][0]),
+            ("ArrowDown", expected["weights"][1]),
+            ("ArrowRight", [expected["rollout"]]),
+        ):
+            tab.keyboard.press(key)
+            assert shown_weights(tab) == weights
+        tab.locator("button.clear").focus()
+        tab.keyboard.press("Enter")
+        tab.locator(".labels").wait_for(state="hidden")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, files):
+    with visit(is_slow=True, **PHONE) as tab:
+        labels = tab.locator(".labels li")
+        tab.locator("input.file").set_input_files(files / "picture.png")
+        labels.nth(4).wait_for()
+        first = labels.all_inner_texts()
+        tab.get_by_role("radio", name="all, as rollout").tap()
+        assert len(shown_weights(tab)) == 1
+        tab.get_by_role("button", name="Clear the drawing").tap()
+        labels.first.wait_for(state="hidden")
+        pad = tab.get_by_label("Draw here with the mouse")
+        pad.scroll_into_view_if_needed()
+        box = pad.bounding_box()
+        drag_by_finger(tab, [(box["x"] + 90 + n, box["y"] + 40 + 8 * n) for n in range(20)])
+        labels.nth(4).wait_for()
+        assert labels.all_inner_texts() != first
+        assert violations(tab, ".images") == []
+
+
+def by_mouse(tab, page, files):
     """Draw a line, clear it, choose a picture, look at all layers, choose a file that is none."""
     pad, labels = tab.get_by_label("Draw here with the mouse"), tab.locator(".labels li")
-    pad.wait_for()
     box = pad.bounding_box()
     tab.mouse.move(box["x"] + 90, box["y"] + 40)
     tab.mouse.down()

@@ -2,11 +2,12 @@
 
 import base64
 import io
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from chromium import launched, needs_chromium, served, tab_of
+from chromium import PHONE, launched, needs_chromium, served, tab_of, violations
 from detection_files import tiny_detector
 from PIL import Image
 
@@ -95,17 +96,96 @@ def test_the_line_about_the_model(page):
     assert "4 classes, 7 queries, 1 + 2 layers" in page.about()
 
 
+# --- in a browser ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def visit(folder):
+    """Opens the page for a visitor; nothing may move on it."""
+    with launched() as browser, served(AppOptions(model=str(folder))) as address:
+
+        @contextmanager
+        def visit(**context):
+            with tab_of(browser, address, **context) as tab:
+                tab.locator(".objects").wait_for()
+                yield tab
+                assert tab.evaluate("window.shifts") == []
+
+        yield visit
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    files = tmp_path_factory.mktemp("files")
+    picture().save(files / "picture.png")
+    picture(40, 80).save(files / "high.png")
+    (files / "text.png").write_text("no image")
+    return files
+
+
 @pytest.mark.slow
 @needs_chromium
-def test_a_visitor_chooses_a_picture_a_box_and_a_place(folder, page, tmp_path):
-    picture().save(tmp_path / "picture.png")
-    (tmp_path / "text.png").write_text("no image")
-    options = AppOptions(model=str(folder))
-    with launched() as browser, served(options) as address, tab_of(browser, address) as tab:
-        visit(tab, page, tmp_path)
+def test_the_page_works_by_mouse(visit, page, files):
+    with visit() as tab:
+        by_mouse(tab, page, files)
 
 
-def visit(tab, page, files):
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_keyboard(visit, page, files):
+    found = page.look(sent(picture()))
+    height, width = found["grid"]
+    with visit() as tab:
+        with tab.expect_file_chooser() as chooser:
+            tab.locator("input.file").press("Enter")
+        chooser.value.set_files(files / "picture.png")
+        tab.locator("canvas.picture").wait_for()
+        tab.locator("input.score").focus()
+        tab.keyboard.press("Home")
+        assert tab.locator(".percent").inner_text() == "0 %"
+        assert violations(tab, ".objects") == []
+
+        tab.keyboard.press("Tab")
+        tab.keyboard.press("Tab")  # after the picture, its boxes
+        tab.keyboard.press("Enter")
+        assert shown_weights(tab) == rows(found["cross"], height * width)[0].tolist()
+        tab.locator("canvas.picture").focus()
+        tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("ArrowRight")
+        place = height // 2 * width + width // 2 + 1
+        assert shown_weights(tab) == rows(found["encoder"], height * width)[place].tolist()
+        tab.get_by_role("radio", name="what it attends to").focus()
+        tab.keyboard.press("ArrowRight")
+        assert tab.get_by_role("radio", name="what attends to it").is_checked()
+        tab.locator("canvas.picture").press("Escape")
+        assert shown_weights(tab) == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, page, files):
+    found = page.look(sent(picture()))
+    height, width = found["grid"]
+    with visit(is_slow=True, **PHONE) as tab:
+        tab.locator("input.file").set_input_files(files / "high.png")
+        tab.locator("canvas.picture").wait_for()
+        tab.locator("input.file").set_input_files(files / "picture.png")
+        tab.wait_for_function("document.querySelector('canvas.picture').width > 300")
+        tab.locator("input.score").fill("1")  # no box lies over the place
+        box = tab.locator("canvas.picture").bounding_box()
+        at = {"x": box["width"] * 0.5 / width, "y": box["height"] * 1.5 / height}
+        tab.locator("canvas.picture").tap(position=at)
+        assert shown_weights(tab) == rows(found["encoder"], height * width)[width].tolist()
+        tab.get_by_role("radio", name="what attends to it").tap()
+        assert "gets most attention from" in tab.locator(".said").inner_text()
+        assert violations(tab, ".objects") == []
+        tab.locator("input.score").fill("0")
+        tab.locator(".boxes button").last.tap(force=True)
+        last = rows(found["cross"], height * width)[-1]
+        assert shown_weights(tab) == last.tolist()
+
+
+def by_mouse(tab, page, files):
     """Choose a picture, lower the threshold, click a box, walk through places by keys."""
     tab.locator("input.file").set_input_files(files / "picture.png")
     tab.locator("canvas.picture").wait_for()

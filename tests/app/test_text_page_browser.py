@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from chromium import HOSTILE, launched, needs_chromium, served, tab_of, violations
+from chromium import HOSTILE, PHONE, launched, needs_chromium, served, tab_of, violations
 
 from hf_vanilla import train_tokenizer
 from hf_vanilla.app.server import AppOptions
@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.slow, needs_chromium]
 
 SENTENCE, HEBREW = "three one four", "שלום עולם"
 VIEWS = ["map", "lines", "heads", "tokens", "search", "compare", "layer"]
-PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 
 
 @pytest.fixture(scope="module")
@@ -447,3 +446,10 @@ def test_axe_finds_nothing_and_nothing_moves_in_any_state(visit, scheme, context
     expect(tab.get_by_role("alert")).to_contain_text("There is no text")
     assert violations(tab) == []
     assert tab.evaluate("window.shifts") == []
+
+
+def test_nothing_moves_while_the_page_is_loaded_slowly(browser, address):
+    with tab_of(browser, address, is_slow=True) as tab:
+        tab.locator(".about:not(:empty)").wait_for()
+        asked(tab)
+        assert tab.evaluate("window.shifts") == []

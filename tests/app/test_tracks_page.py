@@ -1,9 +1,11 @@
 """The page of trajectories: what its script gets, and the page in headless Chromium."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import torch
-from chromium import launched, needs_chromium, served, tab_of
+from chromium import PHONE, drag_by_finger, launched, needs_chromium, served, tab_of, violations
 from numpy.testing import assert_allclose
 from scene_models import scene_model
 
@@ -16,6 +18,9 @@ from hf_vanilla.trajectories.forecaster import predict
 pytest.importorskip("gradio")
 from hf_vanilla.app.server import AppOptions, page_of
 from hf_vanilla.app.tracks_page import TracksPage, path_in_steps
+
+expect = pytest.importorskip("playwright.sync_api").expect
+expect.set_options(timeout=60_000)
 
 SIZES = {"observed_steps": 5, "predicted_steps": 3, "num_modes": 4, "d_model": 24}
 
@@ -166,17 +171,31 @@ def test_a_model_without_weights_can_be_shown():
 # --- in a browser ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shown(folder, tracks):
+@pytest.fixture(scope="module")
+def visit(folder, tracks):
+    """Opens the page for a visitor; nothing may move on it."""
     options = AppOptions(model=folder, tracks=tracks, frame_seconds=0.4)
-    with launched() as browser, served(options) as address, tab_of(browser, address) as tab:
-        tab.locator(".tracks .about", has_text="5 observed steps").wait_for()
-        yield tab
+    with launched() as browser, served(options) as address:
+
+        @contextmanager
+        def visit(**context):
+            with tab_of(browser, address, **context) as tab:
+                tab.locator(".tracks .about", has_text="5 observed steps").wait_for()
+                yield tab
+                assert tab.evaluate("window.shifts") == []
+
+        yield visit
 
 
 @pytest.mark.slow
 @needs_chromium
-def test_draw_a_path_then_step_through_a_scene(shown):
+def test_draw_a_path_then_step_through_a_scene_by_mouse(visit):
+    with visit() as tab:
+        by_mouse(tab)
+
+
+def by_mouse(shown):
+    """Draw a path, choose futures, step through the scene, and show what really came."""
     box = shown.locator(".plane").bounding_box()
     shown.mouse.move(box["x"] + 100, box["y"] + 200)
     shown.mouse.down()
@@ -203,3 +222,71 @@ def test_draw_a_path_then_step_through_a_scene(shown):
     shown.wait_for_function(f"{display} == 'none'")
     shown.get_by_label("what really came").check()
     shown.wait_for_function(f"{display} == 'inline'")
+
+
+def said(tab, text):
+    expect(tab.locator(".said")).to_contain_text(text)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_keyboard(visit, page):
+    ada, ben = page.frame(0, 5)["agents"]
+    with visit() as tab:
+        tab.locator("select.source").focus()
+        tab.keyboard.press("ArrowDown")
+        said(tab, "Agent ada, 1 of 2: 4 futures.")
+        tab.get_by_role("button", name="Next").focus()
+        tab.keyboard.press("Enter")
+        expect(tab.locator(".frame-number")).to_have_text("frame 5")
+        tab.locator(".agent").nth(1).wait_for(state="attached")
+        tab.get_by_label("constant velocity").focus()
+        tab.keyboard.press("Space")
+        assert tab.get_by_label("constant velocity").is_checked()
+        assert violations(tab, ".tracks") == []
+
+        tab.locator(".plane").focus()
+        for key, agent, mode in (
+            ("ArrowDown", ada, 0),
+            ("ArrowDown", ada, 1),
+            ("ArrowUp", ada, 0),
+            ("ArrowRight", ben, -1),
+            ("ArrowRight", ben, -1),  # the last one
+            ("ArrowDown", ben, 0),
+        ):
+            tab.keyboard.press(key)
+            number = 1 + (agent is ben)
+            if mode < 0:
+                said(tab, f"Agent {agent['name']}, {number} of 2: 4 futures.")
+                continue
+            most = 1 + int(np.argmax(agent["looks"][mode]))
+            odds = f"{100 * agent['probabilities'][mode]:.0f} %"
+            said(tab, f"{agent['name']}, {number} of 2: future {mode + 1} of 4, {odds}. It looks")
+            said(tab, f"most at step {most} of 5")
+        assert tab.locator(".future.chosen").get_attribute("data-mode") == "0"
+
+        tab.get_by_label("Frame").focus()
+        tab.keyboard.press("Home")
+        expect(tab.get_by_role("alert")).to_have_text("Nobody here has two observed steps.")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit):
+    with visit(is_slow=True, **PHONE) as tab:
+        box = tab.locator(".plane").bounding_box()
+        drag_by_finger(tab, [(box["x"] + 50 + 8 * n, box["y"] + 90) for n in range(12)])
+        said(tab, "Agent drawn, 1 of 1: 4 futures.")
+        tab.locator(".modes [role=option]").nth(2).tap()
+        said(tab, "future 3 of 4")
+        tab.locator("select.source").select_option(label="scene square")
+        said(tab, "Agent ada, 1 of 2")
+        tab.get_by_role("button", name="Next").tap()
+        expect(tab.locator(".frame-number")).to_have_text("frame 5")
+        tab.get_by_label("what really came").tap()
+        assert tab.get_by_label("what really came").is_checked()
+        tab.locator(".agent").nth(1).wait_for(state="attached")
+        at = tab.locator("g[data-agent='1'] .past").bounding_box()
+        tab.touchscreen.tap(at["x"] + 3, at["y"] - 15)  # beside the track: a finger is wide
+        said(tab, "Agent ben, 2 of 2: 4 futures.")
+        assert violations(tab, ".tracks") == []

@@ -37,6 +37,13 @@ class FailsFor(TorchEngine):
         return super().translate_rows(rows)
 
 
+class Silent(TorchEngine):
+    """Translates sentences of one token to nothing."""
+
+    def translate_rows(self, rows):
+        return ["" if len(row) == 2 else "text" for row in rows]
+
+
 @pytest.fixture
 def warnings_of(caplog):
     """Make a call; return its result and its warnings."""
@@ -48,6 +55,18 @@ def warnings_of(caplog):
         return result, [record.getMessage() for record in caplog.records]
 
     return run
+
+
+def test_empty_translations_are_reported_with_their_lines_but_blank_lines_are_not(
+    trained, warnings_of
+):
+    translator = Translator(Silent(*trained), window=20)
+    lines = ["q q", "", "q", "q q", *["q"] * 12, "q q"]
+    texts, warnings = warnings_of(lambda: list(translator.translate(lines)))
+    assert [line for line, text in enumerate(texts, start=1) if text] == [1, 4, 17]
+    numbers = "3, 5, 6, 7, 8, 9, 10, 11, 12, 13, ..."
+    assert warnings == [f"the model translates 13 lines to empty ones: {numbers}"]
+    assert translator.failed == []
 
 
 @pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
