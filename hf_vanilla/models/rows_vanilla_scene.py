@@ -157,9 +157,9 @@ def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
     if not torch.compiler.is_compiling():
         scene, agent = is_focal.nonzero(as_tuple=True)
         return scene, agent
-    scenes, agents = is_focal.shape
-    number = torch.arange(scenes * agents, device=is_focal.device)
-    return number // agents, number % agents
+    scene, agent = (torch.arange(size, device=is_focal.device) for size in is_focal.shape)
+    scene = scene.unsqueeze(1).expand(is_focal.shape).flatten()
+    return scene, agent.expand(is_focal.shape).flatten()
 
 
 def reach(config: VanillaSceneConfig) -> float:
