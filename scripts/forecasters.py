@@ -54,7 +54,7 @@ OF_TRACKS = {
 }
 STAGES = {
     "AgentFormer, first stage": "",
-    "AgentFormer, both stages": "--stage second --max_steps 400 --eval_steps 400 "
+    "AgentFormer, both stages": "--stage second --max_steps 800 --eval_steps 800 "
     "--learning_rate 1e-3 --model.num_modes 20",
 }
 ON_JUNCTIONS = {
