@@ -97,10 +97,12 @@ async function ask(url) {
   const { found, image } = looked;
   answer = { ...found, cross: numbers(found.cross), encoder: numbers(found.encoder) };
   [picture, chosen] = [image, null];
-  // small pictures are shown larger
+  // small pictures are drawn larger, and shown as large as their room
   const scale = Math.max(1, Math.floor(480 / Math.max(image.naturalWidth, image.naturalHeight)));
   canvas.width = image.naturalWidth * scale;
   canvas.height = image.naturalHeight * scale;
+  const ratio = canvas.width / canvas.height;
+  part("scene").style.width = `min(100%, calc(var(--room) * ${ratio}))`;
   canvas.getContext("2d").imageSmoothingEnabled = scale === 1;
   showBoxes();
 }

@@ -29,7 +29,7 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
         ImageError: it is empty, cut off, no image, or larger than Pillow opens.
         FileNotFoundError: there is no such file.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     told = str(source) if name is None else name
     try:
@@ -42,7 +42,9 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
         raise ImageError(f"{told} has more than {limit:,} pixels: make it smaller") from None
     except Exception as error:  # a damaged file fails in many ways
         is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
-        reason = "is empty" if is_empty else f"is damaged or no image ({error})"
+        # Pillow's message then names only a file, or an object of Python
+        detail = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+        reason = "is empty" if is_empty else f"is damaged or no image{detail}"
         raise ImageError(f"{told} {reason}: replace or remove it") from None
 
 

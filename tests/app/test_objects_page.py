@@ -173,6 +173,7 @@ def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, page, 
         tab.wait_for_function("document.querySelector('canvas.picture').width > 300")
         tab.locator("input.score").fill("1")  # no box lies over the place
         box = tab.locator("canvas.picture").bounding_box()
+        assert max(box["width"], box["height"]) == pytest.approx(358, abs=1)  # all of its room
         at = {"x": box["width"] * 0.5 / width, "y": box["height"] * 1.5 / height}
         tab.locator("canvas.picture").tap(position=at)
         assert shown_weights(tab) == rows(found["encoder"], height * width)[width].tolist()

@@ -1,5 +1,6 @@
 """Labelled images: what is read, in which form, and what is refused."""
 
+import io
 import pickle
 
 import numpy as np
@@ -155,6 +156,8 @@ def test_damaged_files_are_named(tmp_path):
             open_image(path)
     with pytest.raises(FileNotFoundError):
         open_image(tmp_path / "gone.png")
+    with pytest.raises(ImageError, match=r"^the picture is damaged or no image: replace or remove"):
+        open_image(io.BytesIO(b"no image"), name="the picture")
 
 
 # --- batches -----------------------------------------------------------------------------------
