@@ -20,7 +20,7 @@ OPTIONS = {
     "patches": "model image kind layer output overwrite",
     "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds "
     "step_seconds homography unit model input output scene frame frames picture "
-    "picture_homography theme overwrite",
+    "picture_homography attention_of theme overwrite",
 }
 
 
