@@ -16,7 +16,7 @@ def assert_processes_agree(make_recipe, folder, *, ignored):
     Args:
         make_recipe: a recipe for an output folder.
         folder: for runs and recipes.
-        ignored: end of the names of biases in front of a softmax, which ignores them: their
+        ignored: end (or ends) of the names of biases before a softmax, which ignores them: their
             gradient is rounding noise, which Adam scales.
     """
     found = {}
