@@ -68,6 +68,17 @@ def check_options(options: Any) -> None:
             _check_value(declared, value)
 
 
+def check_multiple(options: Any, name: str, of: str) -> None:
+    """Compare two whole numbers of a dataclass.
+
+    Raises:
+        ValueError: the first is not a multiple of the second.
+    """
+    value, divisor = getattr(options, name), getattr(options, of)
+    if value % divisor:
+        raise ValueError(f"{name}={value} is not a multiple of {of}={divisor}: change either")
+
+
 def _check_value(declared: Field, value: Any) -> None:
     name, limits = declared.name, declared.metadata
     choices = limits.get("choices", ())

@@ -85,6 +85,28 @@ def tab_of(browser, address, *, is_slow=False, **context):
     assert [host for host in hosts if not host.startswith(LOCAL)] == []
 
 
+@contextmanager
+def visits(options, is_ready):
+    """Opens the app for visitors; `is_ready(tab)` waits for a page, and nothing may move on it."""
+    with launched() as browser, served(options) as address:
+
+        @contextmanager
+        def visit(**context):
+            with tab_of(browser, address, **context) as tab:
+                is_ready(tab)
+                yield tab
+                assert tab.evaluate("window.shifts") == []
+
+        yield visit
+
+
+def choose_by_key(tab, file):
+    """Open the page's file chooser with the Enter key and choose a file."""
+    with tab.expect_file_chooser() as chooser:
+        tab.locator("input.file").press("Enter")
+    chooser.value.set_files(file)
+
+
 def slow_down(tab):
     """A network of 300 kB/s with 40 ms of delay, and a sixth of the processor."""
     devtools = tab.context.new_cdp_session(tab)

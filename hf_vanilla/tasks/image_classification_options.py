@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hf_vanilla.data.augmentation import Augmentation
 from hf_vanilla.data.images import BUILT_IN_DIGITS
-from hf_vanilla.options import check_options, option
+from hf_vanilla.options import check_multiple, check_options, option
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import TrainRecipe
 
@@ -67,11 +67,7 @@ class ImageDataOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.images_per_step % self.images_per_batch:
-            raise ValueError(
-                f"images_per_step={self.images_per_step} is not a multiple of images_per_batch="
-                f"{self.images_per_batch}: change either"
-            )
+        check_multiple(self, "images_per_step", "images_per_batch")
         self.augmentation  # noqa: B018 - checks its values
         if self.validation is not None and self.validation_share:
             raise ValueError(

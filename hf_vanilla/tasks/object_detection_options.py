@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hf_vanilla.data.detection_augmentation import BoxAugmentation
 from hf_vanilla.data.digit_scenes import DIGIT_SCENES
 from hf_vanilla.data.images import BUILT_IN_DIGITS
-from hf_vanilla.options import check_options, option
+from hf_vanilla.options import check_multiple, check_options, option
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import TrainRecipe
 
@@ -71,11 +71,7 @@ class DetectionData:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.images_per_step % self.images_per_batch:
-            raise ValueError(
-                f"images_per_step={self.images_per_step} is not a multiple of images_per_batch="
-                f"{self.images_per_batch}: change either"
-            )
+        check_multiple(self, "images_per_step", "images_per_batch")
         if self.longest_edge < self.shortest_edge:
             raise ValueError(
                 f"longest_edge={self.longest_edge} is smaller than shortest_edge="

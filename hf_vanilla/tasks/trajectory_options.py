@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hf_vanilla.data.eth_ucy import TEST_FILES
 from hf_vanilla.data.track_options import TrackFileOptions
-from hf_vanilla.options import option
+from hf_vanilla.options import check_multiple, option
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import TrainRecipe
 from hf_vanilla.trajectories.loading import FORMS
@@ -83,11 +83,7 @@ class SceneOptions(WindowOptions):  # flat on the command line
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scenes_per_step % self.scenes_per_batch:
-            raise ValueError(
-                f"scenes_per_step={self.scenes_per_step} is not a multiple of "
-                f"scenes_per_batch={self.scenes_per_batch}: change either"
-            )
+        check_multiple(self, "scenes_per_step", "scenes_per_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +109,4 @@ class TrackDataOptions(WindowOptions):  # flat on the command line
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.windows_per_step % self.windows_per_batch:
-            raise ValueError(
-                f"windows_per_step={self.windows_per_step} is not a multiple of "
-                f"windows_per_batch={self.windows_per_batch}: change either"
-            )
+        check_multiple(self, "windows_per_step", "windows_per_batch")

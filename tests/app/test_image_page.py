@@ -2,12 +2,11 @@
 
 import base64
 import io
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from chromium import PHONE, drag_by_finger, launched, needs_chromium, served, tab_of, violations
+from chromium import PHONE, choose_by_key, drag_by_finger, needs_chromium, violations, visits
 from image_models import vit
 from PIL import Image
 from torch.testing import assert_close
@@ -138,16 +137,10 @@ def test_the_line_about_the_model(page):
 
 @pytest.fixture(scope="module")
 def visit(folder):
-    """Opens the page for a visitor; nothing may move on it."""
-    with launched() as browser, served(AppOptions(model=str(folder))) as address:
+    def is_ready(tab):
+        tab.get_by_label("Draw here with the mouse").wait_for()
 
-        @contextmanager
-        def visit(**context):
-            with tab_of(browser, address, **context) as tab:
-                tab.get_by_label("Draw here with the mouse").wait_for()
-                yield tab
-                assert tab.evaluate("window.shifts") == []
-
+    with visits(AppOptions(model=str(folder)), is_ready) as visit:
         yield visit
 
 
@@ -171,10 +164,7 @@ def test_the_page_works_by_mouse(visit, page, files):
 def test_the_page_works_by_keyboard(visit, page, files):
     with visit() as tab:
         expected = page.look(sent(picture()), is_drawn=False)
-        tab.locator("input.file").focus()
-        with tab.expect_file_chooser() as chooser:
-            tab.keyboard.press("Enter")
-        chooser.value.set_files(files / "picture.png")
+        choose_by_key(tab, files / "picture.png")
         tab.locator(".labels li").nth(4).wait_for()
         assert violations(tab, ".images") == []
         tab.get_by_role("radio", name="1", exact=True).focus()

@@ -2,12 +2,11 @@
 
 import base64
 import io
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
-from chromium import PHONE, launched, needs_chromium, served, tab_of, violations
+from chromium import PHONE, choose_by_key, needs_chromium, violations, visits
 from detection_files import tiny_detector
 from PIL import Image
 
@@ -101,16 +100,8 @@ def test_the_line_about_the_model(page):
 
 @pytest.fixture(scope="module")
 def visit(folder):
-    """Opens the page for a visitor; nothing may move on it."""
-    with launched() as browser, served(AppOptions(model=str(folder))) as address:
-
-        @contextmanager
-        def visit(**context):
-            with tab_of(browser, address, **context) as tab:
-                tab.locator(".objects").wait_for()
-                yield tab
-                assert tab.evaluate("window.shifts") == []
-
+    options = AppOptions(model=str(folder))
+    with visits(options, lambda tab: tab.locator(".objects").wait_for()) as visit:
         yield visit
 
 
@@ -136,9 +127,7 @@ def test_the_page_works_by_keyboard(visit, page, files):
     found = page.look(sent(picture()))
     height, width = found["grid"]
     with visit() as tab:
-        with tab.expect_file_chooser() as chooser:
-            tab.locator("input.file").press("Enter")
-        chooser.value.set_files(files / "picture.png")
+        choose_by_key(tab, files / "picture.png")
         tab.locator("canvas.picture").wait_for()
         tab.locator("input.score").focus()
         tab.keyboard.press("Home")

@@ -1,11 +1,9 @@
 """The page of trajectories: what its script gets, and the page in headless Chromium."""
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
-from chromium import PHONE, drag_by_finger, launched, needs_chromium, served, tab_of, violations
+from chromium import PHONE, drag_by_finger, needs_chromium, violations, visits
 from numpy.testing import assert_allclose
 from scene_models import scene_model
 
@@ -173,17 +171,12 @@ def test_a_model_without_weights_can_be_shown():
 
 @pytest.fixture(scope="module")
 def visit(folder, tracks):
-    """Opens the page for a visitor; nothing may move on it."""
     options = AppOptions(model=folder, tracks=tracks, frame_seconds=0.4)
-    with launched() as browser, served(options) as address:
 
-        @contextmanager
-        def visit(**context):
-            with tab_of(browser, address, **context) as tab:
-                tab.locator(".tracks .about", has_text="5 observed steps").wait_for()
-                yield tab
-                assert tab.evaluate("window.shifts") == []
+    def is_ready(tab):
+        tab.locator(".tracks .about", has_text="5 observed steps").wait_for()
 
+    with visits(options, is_ready) as visit:
         yield visit
 
 
