@@ -22,6 +22,7 @@ from .shards import (
     Shard,
     failed_lines,
     file_facts,
+    forget,
     plan_shards,
     remove_leftovers,
     translate_shard,
@@ -222,7 +223,11 @@ def _members(options: CorpusOptions) -> dict[str, Any]:
 
 
 def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
-    translator = options.open_texts()
+    try:
+        translator = options.open_texts()
+    except BaseException:
+        forget(plan, output)
+        raise
     for shard in plan.left:
         translate_shard(translator, shard, output, n_best=options.n_best)
         yield shard.lines

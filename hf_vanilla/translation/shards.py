@@ -60,11 +60,13 @@ class Plan:
         shards: in the order of the corpus.
         done: shards that earlier runs finished.
         begun: shards that earlier runs began and did not finish.
+        is_new: this run has written the manifest.
     """
 
     shards: list[Shard]
     done: list[Shard]
     begun: list[Shard]
+    is_new: bool
 
     @property
     def left(self) -> list[Shard]:
@@ -108,7 +110,8 @@ def plan_shards(
     }
     output.mkdir(parents=True, exist_ok=True)
     manifest = output / MANIFEST
-    if manifest.is_file():
+    is_new = not manifest.is_file()
+    if not is_new:
         shards = _shards_of(manifest, facts)
     else:
         if any(path.suffix != PARTIAL for path in output.iterdir()):
@@ -124,6 +127,7 @@ def plan_shards(
         shards=shards,
         done=[shard for shard in shards if shard.output in present],
         begun=[s for s in shards if s.output in begun and s.output not in present],
+        is_new=is_new,
     )
 
 
@@ -174,6 +178,12 @@ def failed_lines(shard: Shard, output: Path) -> list[int]:
     """Line numbers, in the input file, of a finished shard that could not be translated."""
     path = output / (shard.output + FAILED)
     return [int(line) for line in path.read_text().split()] if path.is_file() else []
+
+
+def forget(plan: Plan, output: Path) -> None:
+    """Remove the manifest of a run that ended before its first shard: the next may differ."""
+    if plan.is_new:
+        (output / MANIFEST).unlink(missing_ok=True)
 
 
 def remove_leftovers(plan: Plan, output: Path) -> None:

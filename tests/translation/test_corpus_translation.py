@@ -76,6 +76,23 @@ def test_a_second_run_translates_nothing_and_loads_no_model(options, monkeypatch
     assert (report.done_before, report.shards) == (8, 8)
 
 
+def test_a_run_whose_model_does_not_load_binds_no_later_run(
+    options, expected, tmp_path, monkeypatch
+):
+    with pytest.raises(OSError, match="nowhere"):
+        translate_corpus(options(model=str(tmp_path / "nowhere")))
+    assert list((tmp_path / "out").iterdir()) == []
+    translate_corpus(options())
+    assert texts(tmp_path / "out") == expected
+
+    next((tmp_path / "out").glob("*.txt")).unlink()
+    kept = sorted((tmp_path / "out").iterdir())
+    monkeypatch.setattr(CorpusOptions, "open_texts", None)  # a call fails
+    with pytest.raises(TypeError):
+        translate_corpus(options())
+    assert sorted((tmp_path / "out").iterdir()) == kept  # with the manifest of the earlier run
+
+
 def test_a_killed_run_continues_and_reports_the_shard_it_repeats(
     options, expected, tmp_path, caplog
 ):
