@@ -6,7 +6,7 @@ Any number of threads may call it at once; it stores nothing about a visitor.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,15 +14,19 @@ from typing import Any
 from transformers import GenerationConfig
 
 from hf_vanilla.models.generation_vanilla import filling_ids
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.translation.attentions import Attentions, attentions
 from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import Hypothesis, best_translations
 from hf_vanilla.translation.search_record import Candidate, SearchRecord
+from hf_vanilla.translation.terminology import phrase_of
 
 CACHED_MODELS = 2
 CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
 MAX_MESSAGE = 400  # characters
+MAX_PHRASES, MAX_PHRASE_TOKENS = 8, 32  # that visitors ask for
 MAX_SECONDS = 30.0  # of one search
 MAX_VISITORS = 64  # who wait at once
 
@@ -104,22 +108,26 @@ class Service:
         with self._turn():
             return self._load(name)[0].generation_config.num_beams or 1
 
-    def translate(self, name: str, text: str, *, num_beams: int) -> Result:
+    def translate(
+        self, name: str, text: str, *, num_beams: int, phrases: Sequence[str] = ()
+    ) -> Result:
         """Translate one sentence, record the search, and compute the attention of the best result.
 
         Args:
             name: model folder or Hub id.
             text: any input of a visitor.
             num_beams: beams, and length of the n-best list.
+            phrases: that each translation must contain.
 
         Raises:
-            ValueError: the text is blank or too long, the search takes too long, the model cannot
-                be used, or too many visitors wait.
+            ValueError: the text is blank or too long, the search takes too long or cannot have the
+                phrases, the model cannot be used, or too many visitors wait.
         """
         sentence = _one_sentence(text, self.max_tokens)
         with self._turn():
             model, tokenizer = self._load(name)
             self._check_length(tokenizer, sentence)
+            asked = _constraints(model, tokenizer, phrases, num_beams) if phrases else {}
             record, start = SearchRecord(num_beams), time.monotonic()
             with _any_error_of(name):
                 found = best_translations(
@@ -129,6 +137,7 @@ class Service:
                     num_beams=num_beams,
                     record=record,
                     max_time=self.max_seconds,
+                    **asked,
                 )
                 seconds = time.monotonic() - start
                 weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
@@ -255,6 +264,29 @@ def _any_error_of(name: str) -> Iterator[None]:
         raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
 
 
+def _constraints(
+    model: Any, tokenizer: Any, phrases: Sequence[str], num_beams: int
+) -> dict[str, Constraints]:
+    """Keyword arguments of `generate()` for phrases of a visitor."""
+    if not isinstance(model, VanillaForConditionalGeneration):
+        raise ValueError("The search of this model takes no phrases: leave them out.")
+    if num_beams < 2:
+        raise ValueError("Phrases need a search with 2 or more beams: choose them.")
+    if len(phrases) > MAX_PHRASES:
+        raise ValueError(f"There are {len(phrases)} phrases; the limit is {MAX_PHRASES}.")
+    return {"constraints": Constraints([[_phrase(tokenizer, phrase) for phrase in phrases]])}
+
+
+def _phrase(tokenizer: Any, text: str) -> Phrase:
+    limit = MAX_PHRASE_TOKENS * CHARACTERS_PER_TOKEN
+    phrase = phrase_of(tokenizer, _valid(text[:limit]))
+    if len(text) > limit or len(phrase.ids) > MAX_PHRASE_TOKENS:
+        raise ValueError(
+            f"The phrase {text[:40]!r} has more than {MAX_PHRASE_TOKENS} tokens: shorten it."
+        )
+    return phrase
+
+
 def _one_sentence(text: str, max_tokens: int) -> str:
     """The text on one line, in valid Unicode.
 
@@ -266,12 +298,15 @@ def _one_sentence(text: str, max_tokens: int) -> str:
             f"The text has {len(text):,} characters; the limit is {max_tokens:,} tokens: "
             "give one sentence at a time."
         )
-    # tokenizers refuse a lone half of a surrogate pair
-    valid = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    sentence = " ".join(valid.splitlines())
+    sentence = " ".join(_valid(text).splitlines())
     if not sentence.strip():
         raise ValueError("There is no text: type a sentence.")
     return sentence
+
+
+def _valid(text: str) -> str:
+    """In valid Unicode: tokenizers refuse a lone half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def one_line(error: Exception) -> str:

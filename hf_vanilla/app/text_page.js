@@ -36,6 +36,7 @@ const shortName = (name) => (name === settings.model ? settings.shortName : name
 
 function writeAddress() {
   const fields = new URLSearchParams({ m: shortName(model), s: answer.sentence, b: answer.beams });
+  if (answer.phrases) fields.set("p", answer.phrases);
   for (const [short, [name]] of Object.entries(FIELDS)) {
     if (state[name] !== null) fields.set(short, state[name]);
   }
@@ -48,7 +49,7 @@ function readAddress() {
   const fields = new URLSearchParams(location.hash.slice(1));
   if (!fields.get("s") || !fields.has("m")) return "The state in the address is damaged: it is ignored.";
   if (fields.get("m") !== shortName(model)) return "The state in the address is of another model: it is ignored.";
-  const found = { sentence: fields.get("s"), changes: {} };
+  const found = { sentence: fields.get("s"), phrases: fields.get("p") ?? "", changes: {} };
   const beams = fields.get("b") ?? String(settings.beams);
   found.beams = Number(beams);
   let isWhole = isCount(beams) && found.beams >= 1 && found.beams <= settings.maxBeams;
@@ -154,7 +155,8 @@ function clear(problem = "") {
 }
 
 async function translate(wanted = null) {
-  const request = { model, text: part("sentence").value, beams: Number(part("beams").value) };
+  const asked = { beams: Number(part("beams").value), phrases: part("phrases").value.trim() };
+  const request = { model, text: part("sentence").value, ...asked };
   showProblem("");
   part("translation").textContent = "Translating…";
   const found = await call("translate", request);
@@ -163,7 +165,7 @@ async function translate(wanted = null) {
     clear(found.error);
     return;
   }
-  answer = { ...found, beams: request.beams };
+  answer = { ...found, ...asked };
   second = null;
   attentions = [withBytes(found.attention)];
   const layers = found.attention.kinds[state.kind].shape[0];
@@ -185,6 +187,7 @@ function openAddress() {
   if (!found) return;
   part("sentence").value = found.sentence;
   part("beams").value = String(found.beams);
+  part("phrases").value = found.phrases;
   translate({ ...state, key: null, ...found.changes });
 }
 
@@ -203,7 +206,8 @@ async function load() {
 
 async function addModel() {
   if (!answer) return;
-  const request = { model: part("second").value, text: answer.sentence, beams: answer.beams };
+  const { sentence: text, beams, phrases } = answer;
+  const request = { model: part("second").value, text, beams, phrases };
   const [asked, found] = [answer, await call("translate", request)];
   if (!found || answer !== asked) return;
   showProblem(found.error ?? "");
@@ -233,6 +237,9 @@ for (const name of CHOICES) {
 }
 part("beams").addEventListener("change", () => {
   if (answer) translate();
+});
+part("phrases").addEventListener("change", () => {
+  if (part("sentence").value.trim()) translate();
 });
 
 const panel = part("panel");

@@ -79,11 +79,17 @@ class TextPage:
         return {"about": self._about(self._name(asked))}
 
     def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Translate the `text` with so many `beams`; see `answer_of_result`."""
+        """Translate the `text` with so many `beams`, `phrases` included; see `answer_of_result`.
+
+        `phrases` is one text, in which semicolons separate them.
+        """
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:
             raise ValueError(f"beams={beams}: give 1 to {MAX_BEAMS}")
-        result = self.service.translate(name, str(asked["text"]), num_beams=beams)
+        phrases = [phrase.strip() for phrase in str(asked.get("phrases", "")).split(";")]
+        result = self.service.translate(
+            name, str(asked["text"]), num_beams=beams, phrases=list(filter(None, phrases))
+        )
         return answer_of_result(result, self.service.tokenizer(name))
 
     def attend(self, asked: dict[str, Any]) -> dict[str, Any]:

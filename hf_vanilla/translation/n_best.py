@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.data.batching import padded
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
+from hf_vanilla.models.search_vanilla_constraints import IMPOSSIBLE
 
 from .forced_decoding import log_probs_of_pairs
 from .search_record import SearchRecord
@@ -52,7 +53,8 @@ def best_translations(
         sentence: source text.
         num_beams: 1 is greedy search.
         record: takes down the steps of the search.
-        **generate_kwargs: other changes to the model's generation config.
+        **generate_kwargs: other arguments of `generate()`. Under `constraints` there may be fewer
+            hypotheses.
     """
     if record is not None:
         generate_kwargs |= {
@@ -81,7 +83,8 @@ def best_translations(
     else:
         scores = found.sequences_scores.tolist()
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    return [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
+    hypotheses = [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
+    return [hypothesis for hypothesis in hypotheses if hypothesis.score > IMPOSSIBLE]
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ from hf_vanilla.translation.n_best import best_translations
 from hf_vanilla.translation.translator import translate
 
 SENTENCE = "three one four"
+DIGITS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "null"]
 SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
 
 
@@ -37,6 +38,35 @@ def test_a_result_has_the_n_best_list_and_the_attentions_of_the_best(ask, traine
     expected_weights = attentions(*trained, SENTENCE, translation=expected[0].ids)
     assert torch.equal(result.attentions.cross, expected_weights.cross)
     assert result.attentions.target == expected_weights.target
+
+
+def test_translations_contain_the_phrases_asked_for(trained_run):
+    service = Service(max_tokens=40)
+    free = service.translate(str(trained_run), SENTENCE, num_beams=3)
+    found = service.translate(str(trained_run), SENTENCE, num_beams=3, phrases=["neun", "acht"])
+    assert not any("neun" in hypothesis.text for hypothesis in free.hypotheses)
+    assert found.hypotheses
+    for hypothesis in found.hypotheses:
+        assert {"neun", "acht"} <= set(hypothesis.text.split())
+    ranked = [c for step in found.steps for c in step if c.rank >= 0]
+    assert sorted(c.rank for c in ranked) == list(range(len(found.hypotheses)))
+    assert all(list(c.ids) == found.hypotheses[c.rank].ids for c in ranked)
+
+
+@pytest.mark.parametrize(
+    ("phrases", "num_beams", "problem"),
+    [
+        (["neun"], 1, "Phrases need a search with 2 or more beams"),
+        (["neun"] * 9, 2, "There are 9 phrases; the limit is 8"),
+        (["neun " * 40], 2, "'neun neun neun neun neun neun neun neun ' has more than 32 tokens"),
+        (["neun" * 10**6], 2, "has more than 32 tokens: shorten it"),
+        ([f"neun {n} acht {n} sieben" for n in DIGITS], 2, "ask for less"),
+    ],
+)
+def test_phrases_that_no_search_can_have_are_refused(trained_run, phrases, num_beams, problem):
+    service = Service(max_tokens=40)
+    with pytest.raises(ValueError, match=problem):
+        service.translate(str(trained_run), "two", num_beams=num_beams, phrases=phrases)
 
 
 def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, trained):
@@ -91,6 +121,8 @@ def test_models_of_transformers_work_too(trained, tmp_path):
     result = service.translate(str(tmp_path), SENTENCE, num_beams=2)
     assert len(result.hypotheses) == 2
     assert not result.has_layers
+    with pytest.raises(ValueError, match="The search of this model takes no phrases"):
+        service.translate(str(tmp_path), SENTENCE, num_beams=2, phrases=["neun"])
     assert result.attentions.cross.shape[:2] == (2, 2)
 
 

@@ -173,6 +173,24 @@ def test_another_hypothesis_is_shown_and_compared(visit, found):
     ]
 
 
+def test_phrases_are_in_the_translation_and_in_the_link(visit, found):
+    tab = asked(visit())
+    tab.get_by_label("Must contain").fill("neun; acht")
+    tab.get_by_label("Must contain").press("Enter")
+    shown = tab.locator(".translation")
+    expect(shown).to_contain_text("neun")
+    expect(shown).to_contain_text("acht")
+    again = visit(tab.evaluate("location.hash"))
+    expect(again.locator(".translation")).to_have_text(shown.inner_text())
+    assert again.get_by_label("Must contain").input_value() == "neun; acht"
+    again.get_by_label("Must contain").fill("neun " * 40)
+    again.get_by_role("button", name="Translate").click()
+    expect(again.locator(".problem")).to_contain_text("has more than 32 tokens: shorten it")
+    again.get_by_label("Must contain").fill("")
+    ask(again)
+    expect(again.locator(".translation")).to_have_text(found[0].text)
+
+
 def test_two_models_are_compared(visit, deep):
     tab = asked(visit())
     tab.get_by_label("Second model").fill(deep)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from hf_vanilla.models.generation_vanilla import length_penalty
+from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.translation.attentions import attentions
 from hf_vanilla.translation.n_best import best_translations
 from hf_vanilla.translation.search_record import FINISHED, KEPT, PRUNED, STOPPED, SearchRecord
+from hf_vanilla.translation.terminology import phrase_of
 
 SENTENCE = "three one four"
 END = {1}
@@ -71,6 +73,18 @@ def test_a_hypothesis_that_reaches_the_limit_is_finished(trained):
     steps = record.steps([h.ids for h in found], END)
     assert len(steps) == 2
     assert [c.rank for c in steps[-1] if c.status == FINISHED] == [0, 1]
+
+
+def test_a_search_under_constraints_is_recorded(trained):
+    record = SearchRecord(3)
+    asked = Constraints([[phrase_of(trained[1], "neun"), phrase_of(trained[1], "acht")]])
+    found = best_translations(*trained, SENTENCE, num_beams=3, record=record, constraints=asked)
+    steps = record.steps([h.ids for h in found], END)
+    for before, step in pairwise(steps):
+        assert all(c.ids[:-1] == before[c.parent].ids for c in step)
+        assert {before[c.parent].status for c in step} == {KEPT}
+    ranked = {c.rank: c for step in steps for c in step if c.rank >= 0}
+    assert [list(ranked[rank].ids) for rank in range(len(found))] == [h.ids for h in found]
 
 
 def test_the_search_of_transformers_is_recorded_too(trained):
