@@ -1,6 +1,6 @@
 """Train and score every class of forecasters on ETH/UCY and on junctions; prints one table.
 
-    python scripts/forecasters.py --folder FOLDER_OF_ETH_UCY [--page docs/scenes.md]
+    python scripts/forecasters.py --folder FOLDER_OF_ETH_UCY [--page docs/forecasters.md]
 
 A row that has its file of scores is not made again, and a model that is in its folder is not
 trained again, so the command continues after a stop. Each training is a process of its own with one
