@@ -79,9 +79,9 @@ class TextPage:
         return {"about": self._about(self._name(asked))}
 
     def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Translate the `text` with so many `beams`, `phrases` included; see `answer_of_result`.
+        """Translate the `text` with so many `beams`; see `answer_of_result`.
 
-        `phrases` is one text, in which semicolons separate them.
+        Each translation contains the `phrases`, one text with semicolons between them.
         """
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:

@@ -22,9 +22,9 @@ from .shards import (
     Shard,
     failed_lines,
     file_facts,
-    forget,
     plan_shards,
     remove_leftovers,
+    remove_new_manifest,
     translate_shard,
 )
 
@@ -226,7 +226,7 @@ def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[i
     try:
         translator = options.open_texts()
     except BaseException:
-        forget(plan, output)
+        remove_new_manifest(plan, output)
         raise
     for shard in plan.left:
         translate_shard(translator, shard, output, n_best=options.n_best)

@@ -111,9 +111,7 @@ def plan_shards(
     output.mkdir(parents=True, exist_ok=True)
     manifest = output / MANIFEST
     is_new = not manifest.is_file()
-    if not is_new:
-        shards = _shards_of(manifest, facts)
-    else:
+    if is_new:
         if any(path.suffix != PARTIAL for path in output.iterdir()):
             raise FileExistsError(
                 f"{output} is not empty and has no {MANIFEST}: choose another output"
@@ -121,6 +119,8 @@ def plan_shards(
         shards = list(_split(files, lines_per_shard, column, is_n_best="n_best" in settings))
         content = {"facts": facts, "shards": [asdict(shard) for shard in shards]}
         write_text(manifest, json.dumps(content, indent=1))
+    else:
+        shards = _shards_of(manifest, facts)
     present = {path.name for path in output.iterdir()}
     begun = {name.rsplit("~", 1)[0] for name in present if name.endswith(PARTIAL)}
     return Plan(
@@ -180,8 +180,8 @@ def failed_lines(shard: Shard, output: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.is_file() else []
 
 
-def forget(plan: Plan, output: Path) -> None:
-    """Remove the manifest of a run that ended before its first shard: the next may differ."""
+def remove_new_manifest(plan: Plan, output: Path) -> None:
+    """Remove the manifest that this run has written, so that the next may have other settings."""
     if plan.is_new:
         (output / MANIFEST).unlink(missing_ok=True)
 
