@@ -5,9 +5,8 @@ Shapes: B scenes, A agents, T observed steps, P predicted steps, K samples, D `d
 Z `latent_dim`.
 """
 
-import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +18,9 @@ from .attention_vanilla_agent import AgentAwareAttention
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from .loss_vanilla_agentformer import Truth
 from .pretrained_vanilla import VanillaPreTrainedModel
+from .rollout_vanilla_trajectory import rollout_steps
 from .scene_vanilla_agentformer import Scene, check_finite, known_steps, read_scene
 from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEncoder
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,6 +55,7 @@ class VanillaAgentFormerPreTrainedModel(VanillaPreTrainedModel):
 
     config_class = VanillaAgentFormerConfig
     main_input_name = "past_values"
+    is_rollout: ClassVar[bool] = True
     supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
     # the scores of one agent's steps are overwritten, which only the formula itself can do
     _supports_sdpa = False
@@ -207,23 +206,17 @@ def decode_samples(
         scene: the observed part.
         context: `(B, T A, D)` of the context encoder.
         latents: `(B, N, A, Z)`.
-        predicted_steps: P; None: as trained.
+        predicted_steps: P; None: as in training.
         samples_at_once: decode so many samples at a time; None: all.
         **kwargs: ignored.
 
     Raises:
         ValueError: a number is not positive.
     """
-    steps = model.config.predicted_steps if predicted_steps is None else predicted_steps
+    steps = rollout_steps(model.config, predicted_steps)
     size = latents.shape[1] if samples_at_once is None else samples_at_once
-    for name, value in {"predicted_steps": steps, "samples_at_once": size}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: give a positive number")
-    if steps > model.config.predicted_steps:
-        logger.warning(
-            "predicted_steps=%d: the model was trained on %d, later steps are less certain",
-            *(steps, model.config.predicted_steps),
-        )
+    if size < 1:
+        raise ValueError(f"samples_at_once={size}: give a positive number")
     parts = [model.future_decoder(scene, context, part, steps) for part in latents.split(size, 1)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

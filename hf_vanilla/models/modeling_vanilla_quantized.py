@@ -5,7 +5,7 @@ Shapes: B agents, T observed steps, P predicted steps, L any length, M samples, 
 D `d_model`.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from .modeling_vanilla_trajectory import (
     decode,
     true_velocities,
 )
+from .rollout_vanilla_trajectory import rollout_steps
 
 K_MEANS_ROUNDS = 10
 K_MEANS_POINTS = 50  # per code, of which the codebook is made
@@ -100,6 +101,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         torch.Size([3, 5, 12, 2])
     """
 
+    is_rollout: ClassVar[bool] = True
+
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
         self.encoder = VanillaTracksEncoder(config)
@@ -160,7 +163,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             past_observed_mask: `(B, T)`, 1 = observed; None: all are.
             future_values: `(B, P, 2)` positions to predict.
             future_observed_mask: `(B, P)`, 1 = observed; None: all are.
-            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
+                `predicted_steps`, another number of steps, without `future_values`.
 
         Raises:
             ValueError: an input does not fit, or `fit_codebook` was never called; the message says
@@ -184,7 +188,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
             codes = logits.argmax(dim=-1).unsqueeze(1)  # (B, 1, P)
         if codes is None or not self.training:
-            codes = self.sample(hidden, mask, start)
+            steps = kwargs.get("predicted_steps") if future_values is None else None
+            codes = self.sample(hidden, mask, start, steps)
         tracks = frame.positions(self.decoder.codebook[codes])
         return VanillaTrajectoryOutput(
             loss=loss, trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:2])
@@ -198,15 +203,22 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             )
 
     @torch.no_grad()
-    def sample(self, hidden_states: Tensor, attention_mask: Tensor, start: Tensor) -> Tensor:
+    def sample(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        start: Tensor,
+        predicted_steps: int | None = None,
+    ) -> Tensor:
         """`num_modes` sequences of codes of each agent, `(B, M, P)`, drawn by `generate()`.
 
         Args:
             hidden_states: `(B, T - 1, D)` of the encoder.
             attention_mask: `(B, T - 1)`, 1 = known velocity.
             start: `(B,)` code of the last observed velocity.
+            predicted_steps: P; None: as in training.
         """
-        modes, steps = self.config.num_modes, self.config.predicted_steps
+        modes, steps = self.config.num_modes, rollout_steps(self.config, predicted_steps)
         drawing = GenerationConfig(
             do_sample=True,
             top_k=0,

@@ -6,7 +6,7 @@ Shapes: B agents, T observed steps, P predicted steps, L any length, D `d_model`
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .loss_vanilla_trajectory import mean_distance
 from .positions_vanilla import sinusoid
 from .pretrained_vanilla import VanillaPreTrainedModel
+from .rollout_vanilla_trajectory import rollout_steps
 
 
 @dataclass
@@ -164,6 +165,7 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         torch.Size([3, 1, 12, 2])
     """
 
+    is_rollout: ClassVar[bool] = True
     supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
 
     def __init__(self, config: VanillaTracksConfig) -> None:
@@ -196,19 +198,20 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             past_observed_mask: `(B, T)`, 1 = observed; None: all are.
             future_values: `(B, P, 2)` positions to predict.
             future_observed_mask: `(B, P)`, 1 = observed; None: all are.
-            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
+                `predicted_steps`, another number of steps, without `future_values`.
 
         Raises:
             ValueError: an input does not fit; the message says which and how.
         """
         hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
-        steps: Any = None if self.training else self.rollout(hidden, mask, last)
         if future_values is None:
-            steps = self.rollout(hidden, mask, last) if steps is None else steps
+            future = self.rollout(hidden, mask, last, kwargs.get("predicted_steps"))
             return VanillaTrajectoryOutput(
-                trajectories=frame.positions(steps).unsqueeze(1),
-                mode_logits=steps.new_zeros(steps.shape[0], 1),
+                trajectories=frame.positions(future).unsqueeze(1),
+                mode_logits=future.new_zeros(future.shape[0], 1),
             )
+        steps: Any = None if self.training else self.rollout(hidden, mask, last)
         is_observed = check_future(self.config, future_values, future_observed_mask)
         wanted = torch.where(is_observed.unsqueeze(-1), future_values, 0)
         divisor = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
@@ -230,17 +233,24 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             mode_logits=steps.new_zeros(steps.shape[0], 1),
         )
 
-    def rollout(self, hidden_states: Tensor, attention_mask: Tensor, last: Tensor) -> Tensor:
+    def rollout(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        last: Tensor,
+        predicted_steps: int | None = None,
+    ) -> Tensor:
         """The model's own future, `(B, P, 2)` velocities in the frame, by a growing cache.
 
         Args:
             hidden_states: `(B, T - 1, D)` of the encoder.
             attention_mask: `(B, T - 1)`, 1 = real position.
             last: `(B, 2)` last observed velocity in the frame.
+            predicted_steps: P; None: as in training.
         """
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
         steps = [last]
-        for number in range(self.config.predicted_steps):
+        for number in range(rollout_steps(self.config, predicted_steps)):
             inputs = self.embedding(steps[-1].unsqueeze(1), number)
             decoded = decode(self, inputs, hidden_states, attention_mask, cache)
             steps.append(last + self.head(decoded[:, 0]))

@@ -23,7 +23,7 @@ from hf_vanilla.options import option
 
 from .forecaster import check_rate, predict
 from .loading import load_forecaster
-from .scene_layout import is_joint, reads_scene, rollout_arguments
+from .scene_layout import reads_scene, rollout_arguments
 from .simple_models import SIMPLE_MODELS
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class ForecastOptions(TrackFileOptions):  # the files' options, flat on the comm
     )
     predicted_steps: int | None = option(
         None,
-        "steps to write; more than in training: a joint forecaster only; default: as in training",
+        "steps to write; more than in training: only with a rollout; default: as in training",
         at_least=1,
     )
     least_observed: int = option(
@@ -85,11 +85,6 @@ def forecast_file(options: ForecastOptions) -> None:
     check_rate(scenes, model.config, options.input)
     steps = options.predicted_steps or model.config.predicted_steps
     longer = steps if steps > model.config.predicted_steps else None
-    if longer and not is_joint(model.config):
-        raise ValueError(
-            f"predicted_steps={steps}: the model predicts {model.config.predicted_steps}; give at "
-            "most as many"
-        )
     tables = forecasts(
         model,
         scenes,
@@ -126,7 +121,7 @@ def forecasts(
         at: "last": from each agent's last row; "all": from every row.
         least_observed: agents with fewer of the last T steps are left out.
         batch_size: agents at a time.
-        arguments: of the calls of a joint forecaster, such as `samples_at_once`.
+        arguments: of the model's calls, such as `samples_at_once`.
     """
     is_last = np.append(np.diff(scenes.agent) != 0, True)
     rows = np.flatnonzero(is_last) if at == "last" else np.arange(len(scenes))

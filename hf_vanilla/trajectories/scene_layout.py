@@ -96,17 +96,23 @@ def scene_batches(groups: np.ndarray, size: int) -> Iterator[np.ndarray]:
 
 
 def rollout_arguments(model: Any, **values: int | None) -> dict[str, int]:
-    """Those of `samples_at_once` and `predicted_steps` that are set, for a joint forecaster.
+    """Those of `samples_at_once` and `predicted_steps` that are set.
 
     Raises:
-        ValueError: one is set and the model is none.
+        ValueError: the model has no such argument: samples at a time are those of a joint
+            forecaster, other steps those of a forecaster with a rollout.
     """
     found = {name: value for name, value in values.items() if value is not None}
-    if found and not is_joint(model.config):
-        name, value = next(iter(found.items()))
+    name = type(model).__name__
+    if "samples_at_once" in found and not is_joint(model.config):
         raise ValueError(
-            f"{name}={value}: {type(model).__name__} computes all its futures and steps at once: "
+            f"samples_at_once={found['samples_at_once']}: {name} computes all its futures at once: "
             "leave it out"
+        )
+    if "predicted_steps" in found and not getattr(model, "is_rollout", False):
+        raise ValueError(
+            f"predicted_steps={found['predicted_steps']}: {name} computes all its steps at once: "
+            f"give at most {model.config.predicted_steps}"
         )
     return found
 

@@ -24,7 +24,7 @@ from .shards import (
     file_facts,
     plan_shards,
     remove_leftovers,
-    remove_new_manifest,
+    remove_unused_manifest,
     translate_shard,
 )
 
@@ -153,8 +153,12 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
     run = _run_on_ray if uses_ray else _run_locally
     lines, is_hidden = sum(shard.lines for shard in plan.left), sys.stderr is None
     with tqdm(total=lines, unit="line", desc="Translating", smoothing=0, disable=is_hidden) as bar:
-        for shard_lines in run(options, plan, output) if plan.left else ():
-            bar.update(shard_lines)
+        try:
+            for shard_lines in run(options, plan, output) if plan.left else ():
+                bar.update(shard_lines)
+        except BaseException:
+            remove_unused_manifest(output)
+            raise
     remove_leftovers(plan, output)
     report = CorpusReport(
         output=options.output,
@@ -223,11 +227,7 @@ def _members(options: CorpusOptions) -> dict[str, Any]:
 
 
 def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
-    try:
-        translator = options.open_texts()
-    except BaseException:
-        remove_new_manifest(plan, output)
-        raise
+    translator = options.open_texts()
     for shard in plan.left:
         translate_shard(translator, shard, output, n_best=options.n_best)
         yield shard.lines

@@ -60,13 +60,11 @@ class Plan:
         shards: in the order of the corpus.
         done: shards that earlier runs finished.
         begun: shards that earlier runs began and did not finish.
-        is_new: this run has written the manifest.
     """
 
     shards: list[Shard]
     done: list[Shard]
     begun: list[Shard]
-    is_new: bool
 
     @property
     def left(self) -> list[Shard]:
@@ -110,8 +108,7 @@ def plan_shards(
     }
     output.mkdir(parents=True, exist_ok=True)
     manifest = output / MANIFEST
-    is_new = not manifest.is_file()
-    if is_new:
+    if not manifest.is_file():
         if any(path.suffix != PARTIAL for path in output.iterdir()):
             raise FileExistsError(
                 f"{output} is not empty and has no {MANIFEST}: choose another output"
@@ -127,7 +124,6 @@ def plan_shards(
         shards=shards,
         done=[shard for shard in shards if shard.output in present],
         begun=[s for s in shards if s.output in begun and s.output not in present],
-        is_new=is_new,
     )
 
 
@@ -180,9 +176,9 @@ def failed_lines(shard: Shard, output: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.is_file() else []
 
 
-def remove_new_manifest(plan: Plan, output: Path) -> None:
-    """Remove the manifest that this run has written, so that the next may have other settings."""
-    if plan.is_new:
+def remove_unused_manifest(output: Path) -> None:
+    """Remove the manifest where no shard was begun, so that the next run may differ."""
+    if not any(path.name != MANIFEST for path in output.iterdir()):
         (output / MANIFEST).unlink(missing_ok=True)
 
 

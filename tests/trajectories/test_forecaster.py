@@ -11,6 +11,7 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla.data.built_in_tracks import built_in_tracks
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
 from hf_vanilla.trajectories.forecast import ForecastOptions, forecast_file, forecasts
 from hf_vanilla.trajectories.forecaster import Forecaster
@@ -123,7 +124,10 @@ def test_a_forecast_keeps_the_order_of_agents_and_sorts_modes(folder, tmp_path, 
     [
         ({"frame_seconds": 0.1}, r"steps of 0.1 s, but the model has 0.4 s: .*--step_seconds 0.4"),
         ({"unit": "px"}, "positions in px, but the model in m"),
-        ({"predicted_steps": 4}, "predicted_steps=4: the model predicts 3"),
+        (
+            {"predicted_steps": 4},
+            "predicted_steps=4: .* all its steps at once: give at most 3",
+        ),
         ({"least_observed": 9}, "no agent has 9 observed steps"),
         ({"output": "out.txt"}, r"end it with .csv or .parquet"),
     ],
@@ -133,6 +137,28 @@ def test_a_forecast_that_cannot_be_made_is_refused(folder, tmp_path, options, me
     given = {"model": folder, "input": tracks, "frame_seconds": 0.4, "device": "cpu"}
     with pytest.raises(ValueError, match=message):
         forecast_file(ForecastOptions(**{**given, **options}))
+
+
+@pytest.mark.parametrize(
+    "form", [VanillaForTrajectoryPrediction, VanillaForQuantizedTrajectoryPrediction]
+)
+def test_a_rollout_may_be_longer_than_in_training(form, tmp_path, caplog):
+    model = form(VanillaTracksConfig(**SIZES, num_codes=20))
+    if form is VanillaForQuantizedTrajectoryPrediction:
+        model.fit_codebook(torch.randn(60, 5, 2), torch.randn(60, 3, 2))
+    model.save_pretrained(tmp_path / "model")
+    options = {"input": write_tracks(tmp_path / "in.csv"), "frame_seconds": 0.4, "device": "cpu"}
+    options |= {"model": str(tmp_path / "model")}
+    tables = {}
+    for steps in (3, 5):
+        torch.manual_seed(0)
+        output = tmp_path / f"{steps}.parquet"
+        forecast_file(ForecastOptions(**options, output=str(output), predicted_steps=steps))
+        tables[steps] = pyarrow.parquet.read_table(output)
+    assert "predicted_steps=5: the model was trained on 3" in caplog.text
+    assert max(tables[5]["step"].to_pylist()) == 5
+    same = tables[5].filter(pyarrow.compute.less(tables[5]["step"], 4))
+    assert_allclose(same["x"], tables[3]["x"], atol=1e-5)
 
 
 def test_step_seconds_resamples_to_the_rate_of_the_model(folder, tmp_path):

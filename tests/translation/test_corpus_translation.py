@@ -79,9 +79,11 @@ def test_a_second_run_translates_nothing_and_loads_no_model(options, monkeypatch
 def test_a_run_whose_model_does_not_load_binds_no_later_run(
     options, expected, tmp_path, monkeypatch
 ):
-    with pytest.raises(OSError, match="nowhere"):
-        translate_corpus(options(model=str(tmp_path / "nowhere")))
-    assert list((tmp_path / "out").iterdir()) == []
+    monkeypatch.setattr("hf_vanilla.translation.corpus_translation._import_ray", FakeRay)
+    for workers in (1, 2):
+        with pytest.raises(OSError, match="nowhere"):
+            translate_corpus(options(model=str(tmp_path / "nowhere"), workers=workers))
+        assert list((tmp_path / "out").iterdir()) == []
     translate_corpus(options())
     assert texts(tmp_path / "out") == expected
 
