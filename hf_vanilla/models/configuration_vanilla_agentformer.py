@@ -121,14 +121,12 @@ class VanillaAgentFormerConfig(VanillaPreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes, counts and units are positive; velocities need two observed steps."""
-        for name in (
+        self.require_positive(
             *("predicted_steps", "num_modes", "latent_dim", "d_model", "encoder_layers"),
             *("posterior_layers", "decoder_layers", "encoder_attention_heads"),
             *("decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim", "step_seconds"),
             *("position_scale", "diversity_scale"),
-        ):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        )
         if self.observed_steps < 2:
             raise ValueError(f"observed_steps={self.observed_steps}: a velocity needs 2 or more")
 

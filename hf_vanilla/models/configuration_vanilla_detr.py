@@ -107,13 +107,11 @@ class VanillaDetrConfig(VanillaPreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""
-        for name in (
+        self.require_positive(
             *("num_channels", "num_queries", "d_model", "encoder_layers", "decoder_layers"),
             *("encoder_attention_heads", "decoder_attention_heads"),
             *("encoder_ffn_dim", "decoder_ffn_dim"),
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        )
 
     def validate_positions(self) -> None:
         """The width holds sine and cosine of row and column."""

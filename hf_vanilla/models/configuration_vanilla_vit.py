@@ -97,12 +97,10 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""
-        for name in (
+        self.require_positive(
             *("num_channels", "d_model", "encoder_layers"),
             *("encoder_attention_heads", "encoder_ffn_dim"),
-        ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+        )
 
     def validate_patches(self) -> None:
         """An image is cut into whole patches."""

@@ -73,6 +73,19 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         """Widths of keys and of values in an attention with `num_heads` heads."""
         return self.d_model // num_heads, self.d_model // num_heads
 
+    def require_positive(self, *names: str) -> None:
+        """Refuse a value that is not above 0.
+
+        Args:
+            *names: of fields.
+
+        Raises:
+            ValueError: one is not; the message names it.
+        """
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+
     def validate_head_split(self: Any) -> None:
         """Heads divide d_model."""
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
@@ -89,10 +102,9 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             if not 0 <= rate < 1:
                 raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
 
-    def validate_layer_norm(self: Any) -> None:
+    def validate_layer_norm(self) -> None:
         """What is added to the variance is positive."""
-        if self.layer_norm_eps <= 0:
-            raise ValueError(f"layer_norm_eps={self.layer_norm_eps}: give a positive number")
+        self.require_positive("layer_norm_eps")
 
     def validate_activation(self: Any) -> None:
         """An unknown name never becomes a default."""

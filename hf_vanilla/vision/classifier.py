@@ -5,14 +5,16 @@ Shapes: B batch, C labels.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoModelForImageClassification, PreTrainedConfig
+from transformers import AutoModelForImageClassification
 
-from hf_vanilla.data.image_files import ImageError, open_image
+from hf_vanilla.data.image_files import ImageError
+
+from .image_models import answers_for_files, load_image_model
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,16 +89,12 @@ class Classifier:
         self, paths: Iterable[str], *, top_k: int = 5, batch_size: int = 32
     ) -> Iterator[Classified]:
         """One result for each path, in their order; an unreadable file gets its error."""
-        remaining = iter(paths)
-        while batch := list(islice(remaining, batch_size)):
-            opened = [_opened(path) for path in batch]
-            images = [image for image in opened if not isinstance(image, str)]
-            found = iter(self.guesses(images, top_k=top_k) if images else ())
-            for path, image in zip(batch, opened, strict=True):
-                if isinstance(image, str):
-                    yield Classified(path, error=image)
-                else:
-                    yield Classified(path, next(found))
+        answer = partial(self.guesses, top_k=top_k)
+        for path, found in answers_for_files(paths, answer, batch_size=batch_size):
+            if isinstance(found, ImageError):
+                yield Classified(path, error=str(found))
+            else:
+                yield Classified(path, found)
 
 
 def load_classifier(name: str, *, device: str | None = None) -> Classifier:
@@ -110,33 +108,11 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
         ValueError: it is another kind of model, or has no image processor.
         OSError: nothing is found under that name.
     """
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
-    if (kind := settings.get("model_type")) != MODEL_TYPE:
-        raise ValueError(
-            f"{name} is a model of type {kind!r}: give an image model of this package; "
-            "hf-vanilla convert makes one of a ViT"
-        )
-    try:
-        processor = AutoImageProcessor.from_pretrained(name)
-    except OSError:
-        raise ValueError(
-            f"{name} has no image processor: put the preprocessor_config.json of its training "
-            "beside it"
-        ) from None
-    model = AutoModelForImageClassification.from_pretrained(name).eval()
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Classifier(model.to(chosen), processor)
-
-
-def _opened(path: str) -> "Image | str":
-    """The image, or why it cannot be read."""
-    try:
-        return open_image(path)
-    except FileNotFoundError:
-        return f"{path}: no such file"
-    except ImageError as error:
-        return str(error)
+    model, processor = load_image_model(
+        name,
+        AutoModelForImageClassification,
+        model_type=MODEL_TYPE,
+        remedy="give an image model of this package; hf-vanilla convert makes one of a ViT",
+        device=device,
+    )
+    return Classifier(model, processor)

@@ -5,16 +5,17 @@ Shapes: B batch, Q queries, K classes.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor, AutoModelForObjectDetection, PreTrainedConfig
+from transformers import AutoModelForObjectDetection
 
-from hf_vanilla.data.image_files import ImageError, open_image
+from hf_vanilla.data.image_files import ImageError
 from hf_vanilla.models.boxes_vanilla_detr import to_corners
+
+from .image_models import answers_for_files, load_image_model
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -132,16 +133,11 @@ class Detector:
 
     def detect_files(self, paths: Iterable[str], *, batch_size: int = 8) -> Iterator[Detected]:
         """One result for each path, in their order; an unreadable file gets its error."""
-        remaining = iter(paths)
-        while batch := list(islice(remaining, batch_size)):
-            opened = [_opened(path) for path in batch]
-            images = [image for image in opened if not isinstance(image, str)]
-            found = iter(self.detect(images) if images else ())
-            for path, image in zip(batch, opened, strict=True):
-                if isinstance(image, str):
-                    yield Detected(path, error=image)
-                else:
-                    yield Detected(path, next(found))
+        for path, found in answers_for_files(paths, self.detect, batch_size=batch_size):
+            if isinstance(found, ImageError):
+                yield Detected(path, error=str(found))
+            else:
+                yield Detected(path, found)
 
 
 def load_detector(name: str, *, device: str | None = None) -> Detector:
@@ -155,33 +151,11 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
         ValueError: it is another kind of model, or has no image processor.
         OSError: nothing is found under that name.
     """
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
-    if (kind := settings.get("model_type")) != MODEL_TYPE:
-        raise ValueError(
-            f"{name} is a model of type {kind!r}: give a detector of this package; "
-            "hf-vanilla convert makes one of a DETR"
-        )
-    try:
-        processor = AutoImageProcessor.from_pretrained(name)
-    except OSError:
-        raise ValueError(
-            f"{name} has no image processor: put the preprocessor_config.json of its training "
-            "beside it"
-        ) from None
-    model = AutoModelForObjectDetection.from_pretrained(name).eval()
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Detector(model.to(chosen), processor)
-
-
-def _opened(path: str) -> "Image | str":
-    """The image, or why it cannot be read."""
-    try:
-        return open_image(path)
-    except FileNotFoundError:
-        return f"{path}: no such file"
-    except ImageError as error:
-        return str(error)
+    model, processor = load_image_model(
+        name,
+        AutoModelForObjectDetection,
+        model_type=MODEL_TYPE,
+        remedy="give a detector of this package; hf-vanilla convert makes one of a DETR",
+        device=device,
+    )
+    return Detector(model, processor)

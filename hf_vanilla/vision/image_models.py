@@ -1,0 +1,80 @@
+"""What the classifier and the detector share: loading by name, and files in batches."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from transformers import AutoImageProcessor, PreTrainedConfig
+
+from hf_vanilla.data.image_files import ImageError, open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Answer = TypeVar("Answer")
+
+
+def load_image_model(
+    name: str, auto_class: Any, *, model_type: str, remedy: str, device: str | None = None
+) -> tuple[Any, Any]:
+    """A model in evaluation mode, and its image processor.
+
+    Args:
+        name: folder or Hub id.
+        auto_class: transformers' class for the task.
+        model_type: of its config.
+        remedy: what to give instead of a model of another type.
+        device: such as `"cpu"`; None: a GPU if there is one.
+
+    Raises:
+        ValueError: it is another kind of model, or has no image processor.
+        OSError: nothing is found under that name.
+    """
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(name)
+    except OSError as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+    if (kind := settings.get("model_type")) != model_type:
+        raise ValueError(f"{name} is a model of type {kind!r}: {remedy}")
+    try:
+        processor = AutoImageProcessor.from_pretrained(name)
+    except OSError:
+        raise ValueError(
+            f"{name} has no image processor: put the preprocessor_config.json of its training "
+            "beside it"
+        ) from None
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return auto_class.from_pretrained(name).eval().to(chosen), processor
+
+
+def answers_for_files(
+    paths: Iterable[str],
+    answer: "Callable[[Sequence[Image]], Iterable[Answer]]",
+    *,
+    batch_size: int,
+) -> Iterator[tuple[str, Answer | ImageError]]:
+    """Each path with the answer for its image, in their order; an unreadable file with its error.
+
+    Args:
+        paths: of image files.
+        answer: one result for each image of a batch.
+        batch_size: files at a time.
+    """
+    remaining = iter(paths)
+    while batch := list(islice(remaining, batch_size)):
+        opened = [_opened(path) for path in batch]
+        images = [image for image in opened if not isinstance(image, ImageError)]
+        found = iter(answer(images) if images else ())
+        for path, image in zip(batch, opened, strict=True):
+            yield path, image if isinstance(image, ImageError) else next(found)
+
+
+def _opened(path: str) -> "Image | ImageError":
+    try:
+        return open_image(path)
+    except FileNotFoundError:
+        return ImageError(f"{path}: no such file")
+    except ImageError as error:
+        return error
