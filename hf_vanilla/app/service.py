@@ -6,27 +6,23 @@ Any number of threads may call it at once; it stores nothing about a visitor.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import GenerationConfig
 
-from hf_vanilla.models.generation_vanilla import filling_ids
-from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.translation.attentions import Attentions, attentions
 from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
 from hf_vanilla.translation.loading import load_translator
-from hf_vanilla.translation.n_best import Hypothesis, best_translations
-from hf_vanilla.translation.search_record import Candidate, SearchRecord
-from hf_vanilla.translation.terminology import phrase_of
+from hf_vanilla.translation.n_best import Hypothesis
+from hf_vanilla.translation.search_record import Candidate
+
+from .text_search import CHARACTERS_PER_TOKEN, Search, valid
 
 CACHED_MODELS = 2
-CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
 MAX_MESSAGE = 400  # characters
-MAX_PHRASES, MAX_PHRASE_TOKENS = 8, 32  # that visitors ask for
 MAX_SECONDS = 30.0  # of one search
 MAX_VISITORS = 64  # who wait at once
 
@@ -39,7 +35,7 @@ class Result:
         model: folder or Hub id.
         sentence: the text that was translated.
         hypotheses: n-best list, best first.
-        steps: the candidates of each step of the search.
+        steps: the candidates of each step of the search; none with sampling.
         settings: of decoding.
         attentions: weights of the sentence and the best hypothesis.
         has_layers: whether `inside` knows the model's layers.
@@ -108,16 +104,13 @@ class Service:
         with self._turn():
             return self._load(name)[0].generation_config.num_beams or 1
 
-    def translate(
-        self, name: str, text: str, *, num_beams: int, phrases: Sequence[str] = ()
-    ) -> Result:
+    def translate(self, name: str, text: str, search: Search) -> Result:
         """Translate one sentence, record the search, and compute the attention of the best result.
 
         Args:
             name: model folder or Hub id.
             text: any input of a visitor.
-            num_beams: beams, and length of the n-best list.
-            phrases: that each translation must contain.
+            search: how to translate it.
 
         Raises:
             ValueError: the text is blank or too long, the search takes too long or cannot have the
@@ -127,22 +120,18 @@ class Service:
         with self._turn():
             model, tokenizer = self._load(name)
             self._check_length(tokenizer, sentence)
-            asked = _constraints(model, tokenizer, phrases, num_beams) if phrases else {}
-            record, start = SearchRecord(num_beams), time.monotonic()
+            constraints, start = search.constraints(model, tokenizer), time.monotonic()
             with _any_error_of(name):
-                found = best_translations(
+                found, steps = search.run(
                     model,
                     tokenizer,
                     sentence,
-                    num_beams=num_beams,
-                    record=record,
-                    max_time=self.max_seconds,
-                    **asked,
+                    constraints=constraints,
+                    max_seconds=self.max_seconds,
                 )
                 seconds = time.monotonic() - start
                 weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
             settings = model.generation_config
-            steps = record.steps([h.ids for h in found], set(filling_ids(settings)[0]))
         if seconds >= self.max_seconds:
             raise ValueError(
                 f"The search was stopped after {self.max_seconds:g} seconds: give a shorter "
@@ -264,29 +253,6 @@ def _any_error_of(name: str) -> Iterator[None]:
         raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
 
 
-def _constraints(
-    model: Any, tokenizer: Any, phrases: Sequence[str], num_beams: int
-) -> dict[str, Constraints]:
-    """Keyword arguments of `generate()` for phrases of a visitor."""
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError("The search of this model takes no phrases: leave them out.")
-    if num_beams < 2:
-        raise ValueError("Phrases need a search with 2 or more beams: choose them.")
-    if len(phrases) > MAX_PHRASES:
-        raise ValueError(f"There are {len(phrases)} phrases; the limit is {MAX_PHRASES}.")
-    return {"constraints": Constraints([[_phrase(tokenizer, phrase) for phrase in phrases]])}
-
-
-def _phrase(tokenizer: Any, text: str) -> Phrase:
-    limit = MAX_PHRASE_TOKENS * CHARACTERS_PER_TOKEN
-    phrase = phrase_of(tokenizer, _valid(text[:limit]))
-    if len(text) > limit or len(phrase.ids) > MAX_PHRASE_TOKENS:
-        raise ValueError(
-            f"The phrase {text[:40]!r} has more than {MAX_PHRASE_TOKENS} tokens: shorten it."
-        )
-    return phrase
-
-
 def _one_sentence(text: str, max_tokens: int) -> str:
     """The text on one line, in valid Unicode.
 
@@ -298,15 +264,10 @@ def _one_sentence(text: str, max_tokens: int) -> str:
             f"The text has {len(text):,} characters; the limit is {max_tokens:,} tokens: "
             "give one sentence at a time."
         )
-    sentence = " ".join(_valid(text).splitlines())
+    sentence = " ".join(valid(text).splitlines())
     if not sentence.strip():
         raise ValueError("There is no text: type a sentence.")
     return sentence
-
-
-def _valid(text: str) -> str:
-    """In valid Unicode: tokenizers refuse a lone half of a surrogate pair."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def one_line(error: Exception) -> str:

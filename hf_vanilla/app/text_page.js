@@ -35,8 +35,7 @@ const FIELDS = {
 const shortName = (name) => (name === settings.model ? settings.shortName : name);
 
 function writeAddress() {
-  const fields = new URLSearchParams({ m: shortName(model), s: answer.sentence, b: answer.beams });
-  if (answer.phrases) fields.set("p", answer.phrases);
+  const fields = new URLSearchParams({ m: shortName(model), s: answer.sentence, ...settingsInAddress(answer) });
   for (const [short, [name]] of Object.entries(FIELDS)) {
     if (state[name] !== null) fields.set(short, state[name]);
   }
@@ -49,10 +48,8 @@ function readAddress() {
   const fields = new URLSearchParams(location.hash.slice(1));
   if (!fields.get("s") || !fields.has("m")) return "The state in the address is damaged: it is ignored.";
   if (fields.get("m") !== shortName(model)) return "The state in the address is of another model: it is ignored.";
-  const found = { sentence: fields.get("s"), phrases: fields.get("p") ?? "", changes: {} };
-  const beams = fields.get("b") ?? String(settings.beams);
-  found.beams = Number(beams);
-  let isWhole = isCount(beams) && found.beams >= 1 && found.beams <= settings.maxBeams;
+  const found = { sentence: fields.get("s"), settings: settingsOf(fields), changes: {} };
+  let isWhole = found.settings !== null;
   for (const [short, [name, isValue]] of Object.entries(FIELDS)) {
     const text = fields.get(short);
     if (text === null) continue;
@@ -70,7 +67,7 @@ function fits(wanted) {
   return (
     layer < layers && (head === MEAN || head < heads) && hypothesis < answer.hypotheses.length &&
     (hypothesis > 0 || (query < queries.length && (key === null || key < keys.length))) &&
-    step < answer.steps.length && candidate < answer.steps[step].length
+    step < Math.max(answer.steps.length, 1) && candidate < (answer.steps[step]?.length ?? 1)
   );
 }
 
@@ -155,7 +152,7 @@ function clear(problem = "") {
 }
 
 async function translate(wanted = null) {
-  const asked = { beams: Number(part("beams").value), phrases: part("phrases").value.trim() };
+  const asked = settingsAsked();
   const request = { model, text: part("sentence").value, ...asked };
   showProblem("");
   part("translation").textContent = "Translating…";
@@ -186,8 +183,7 @@ function openAddress() {
   }
   if (!found) return;
   part("sentence").value = found.sentence;
-  part("beams").value = String(found.beams);
-  part("phrases").value = found.phrases;
+  showSettings(found.settings);
   translate({ ...state, key: null, ...found.changes });
 }
 
@@ -206,8 +202,8 @@ async function load() {
 
 async function addModel() {
   if (!answer) return;
-  const { sentence: text, beams, phrases } = answer;
-  const request = { model: part("second").value, text, beams, phrases };
+  const { sentence: text, beams, phrases, sampling } = answer;
+  const request = { model: part("second").value, text, beams, phrases, sampling };
   const [asked, found] = [answer, await call("translate", request)];
   if (!found || answer !== asked) return;
   showProblem(found.error ?? "");
@@ -238,9 +234,15 @@ for (const name of CHOICES) {
 part("beams").addEventListener("change", () => {
   if (answer) translate();
 });
-part("phrases").addEventListener("change", () => {
-  if (part("sentence").value.trim()) translate();
+part("search").addEventListener("change", () => {
+  showFields();
+  if (answer) translate();
 });
+for (const name of ["phrases", ...SAMPLING]) {
+  part(name).addEventListener("change", () => {
+    if (part("sentence").value.trim()) translate();
+  });
+}
 
 const panel = part("panel");
 // A browser also reports a mouse that rests where something new was drawn or scrolled to: only a mouse

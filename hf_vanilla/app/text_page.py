@@ -13,10 +13,17 @@ from hf_vanilla.translation.demo_model import demo_model
 from .component import import_gradio, page_of_component
 from .service import Service
 from .text_answer import answer_of_attention, answer_of_layer, answer_of_result
+from .text_search import Search, sampling_of
 
 TITLE = "Attention Is All You Need: watch it translate"
 MAX_BEAMS = 10
-SCRIPTS = ("text_drawing.js", "text_attention.js", "text_search.js", "text_layer.js")
+SCRIPTS = (
+    "text_drawing.js",
+    "text_attention.js",
+    "text_search.js",
+    "text_layer.js",
+    "text_settings.js",
+)
 # of the package's own model
 EXAMPLES = (
     "forty-two",
@@ -81,15 +88,20 @@ class TextPage:
     def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Translate the `text` with so many `beams`; see `answer_of_result`.
 
-        Each translation contains the `phrases`, one text with semicolons between them.
+        Each translation contains the `phrases`, one text with semicolons between them. `sampling`
+        has the texts of its fields by name; with it, so many translations are drawn.
         """
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:
             raise ValueError(f"beams={beams}: give 1 to {MAX_BEAMS}")
         phrases = [phrase.strip() for phrase in str(asked.get("phrases", "")).split(";")]
-        result = self.service.translate(
-            name, str(asked["text"]), num_beams=beams, phrases=list(filter(None, phrases))
+        sampling = asked.get("sampling")
+        search = Search(
+            beams,
+            phrases=list(filter(None, phrases)),
+            sampling=None if sampling is None else sampling_of(sampling),
         )
+        result = self.service.translate(name, str(asked["text"]), search)
         return answer_of_result(result, self.service.tokenizer(name))
 
     def attend(self, asked: dict[str, Any]) -> dict[str, Any]:

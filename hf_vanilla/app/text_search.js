@@ -99,9 +99,16 @@ function drawNode(root, node, x, y, isChosen) {
 
 views.search = {
   name: "Search",
-  hint: "The candidates of each step of the beam search. Left and right arrow keys step, up and down choose.",
-  draw(root) {
+  get hint() {
+    if (answer.sampling) return "Empty with sampling.";
+    return "The candidates of each step of the beam search. Left and right arrow keys step, up and down choose.";
+  },
+  draw(root, room) {
     const paint = colours();
+    if (answer.sampling) {
+      write(root, 0, 12, "Sampling makes no search: there is no tree.", { fill: paint.faint });
+      return [room.width, 24];
+    }
     const shown = answer.steps.slice(0, state.step + 1);
     const xOf = (t) => 4 + t * (NODE.wide + NODE.gap);
     const yOf = (index) => NODE.top + index * NODE.high;
@@ -134,12 +141,14 @@ views.search = {
     return [xOf(shown.length), yOf(most)];
   },
   say() {
+    if (answer.sampling) return "No search was made: each token was drawn at random.";
     const step = answer.steps[state.step];
     const node = step[state.candidate];
     const start = `Step ${state.step + 1} of ${answer.steps.length}: ${quoted(textOf(state.step, state.candidate))} has a log-probability of ${signed(node.logProb)} nats.`;
     return `${start} ${sayStatus(node, state.step)}`;
   },
   move(key) {
+    if (answer.sampling) return null;
     const by = { ArrowRight: 1, ArrowLeft: -1 }[key];
     if (by) return this.step(by);
     const down = { ArrowDown: 1, ArrowUp: -1 }[key];
@@ -149,6 +158,7 @@ views.search = {
     return null;
   },
   step(by) {
+    if (answer.sampling) return {};
     const step = moved(state.step, by, answer.steps.length);
     return step === state.step ? {} : { step, candidate: 0 };
   },

@@ -9,11 +9,14 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla.app import service as service_module
+from hf_vanilla.app import text_search
 from hf_vanilla.app.service import MAX_MESSAGE, Service, one_line
+from hf_vanilla.app.text_search import Sampling, Search, sampling_of
 from hf_vanilla.translation.attentions import attentions
+from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations
-from hf_vanilla.translation.translator import translate
+from hf_vanilla.translation.translator import Translator, translate
 
 SENTENCE = "three one four"
 DIGITS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "null"]
@@ -23,7 +26,7 @@ SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
 @pytest.fixture
 def ask(trained_run):
     def ask(text, name=trained_run, num_beams=2, max_tokens=40):
-        return Service(max_tokens=max_tokens).translate(str(name), text, num_beams=num_beams)
+        return Service(max_tokens=max_tokens).translate(str(name), text, Search(num_beams))
 
     return ask
 
@@ -42,8 +45,8 @@ def test_a_result_has_the_n_best_list_and_the_attentions_of_the_best(ask, traine
 
 def test_translations_contain_the_phrases_asked_for(trained_run):
     service = Service(max_tokens=40)
-    free = service.translate(str(trained_run), SENTENCE, num_beams=3)
-    found = service.translate(str(trained_run), SENTENCE, num_beams=3, phrases=["neun", "acht"])
+    free = service.translate(str(trained_run), SENTENCE, Search(3))
+    found = service.translate(str(trained_run), SENTENCE, Search(3, ["neun", "acht"]))
     assert not any("neun" in hypothesis.text for hypothesis in free.hypotheses)
     assert found.hypotheses
     for hypothesis in found.hypotheses:
@@ -66,12 +69,91 @@ def test_translations_contain_the_phrases_asked_for(trained_run):
 def test_phrases_that_no_search_can_have_are_refused(trained_run, phrases, num_beams, problem):
     service = Service(max_tokens=40)
     with pytest.raises(ValueError, match=problem):
-        service.translate(str(trained_run), "two", num_beams=num_beams, phrases=phrases)
+        service.translate(str(trained_run), "two", Search(num_beams, phrases))
+
+
+@pytest.fixture
+def draw(trained_run):
+    def draw(seed, temperature=5.0, **changes):
+        sampling = Sampling(temperature=temperature, seed=seed, **changes)
+        return Service(max_tokens=40).translate(
+            str(trained_run), SENTENCE, Search(3, sampling=sampling)
+        )
+
+    return draw
+
+
+def test_sampled_translations_are_those_of_the_translator_with_this_seed(draw, trained):
+    result = draw(7, top_k=11, top_p=0.9)
+    fields = {"do_sample": True, "temperature": 5.0, "top_k": 11, "top_p": 0.9}
+    engine = TorchEngine(*trained, seed=7, num_beams=1, **fields)
+    (expected,) = Translator(engine).n_best([SENTENCE], 3)
+    assert result.hypotheses == expected
+    assert result.steps == []
+
+
+def test_scores_of_sampled_translations_are_log_probabilities_of_the_model(draw, trained):
+    result = draw(7)
+    scores = [hypothesis.score for hypothesis in result.hypotheses]
+    assert scores == sorted(scores, reverse=True)
+    for hypothesis in result.hypotheses:
+        seen = attentions(*trained, SENTENCE, translation=hypothesis.ids)
+        log_probs = seen.log_probs.gather(1, torch.tensor(hypothesis.ids)[:, None])
+        penalty = ((5 + len(hypothesis.ids)) / 6) ** 0.6
+        assert hypothesis.score * penalty == pytest.approx(log_probs.sum().item(), rel=1e-4)
+
+
+def test_a_seed_and_nothing_else_decides_what_is_drawn(draw):
+    assert draw(1).hypotheses == draw(1).hypotheses
+    assert draw(1).hypotheses != draw(2).hypotheses
+
+
+def test_without_top_k_every_token_can_be_drawn(draw, trained):
+    ranks = []
+    for seed in range(8):
+        for hypothesis in draw(seed, temperature=10.0).hypotheses:
+            log_probs = attentions(*trained, SENTENCE, translation=hypothesis.ids).log_probs
+            chosen = log_probs.gather(1, torch.tensor(hypothesis.ids)[:, None])
+            ranks += (log_probs > chosen).sum(-1).tolist()
+    assert max(ranks) > 50  # the default of transformers draws from 50 tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("temperature", "0", "The temperature is '0': give a number from 0.01 to 10"),
+        ("temperature", "-1", "The temperature is '-1': give a number"),
+        ("temperature", "nan", "The temperature is 'nan': give a number"),
+        ("temperature", "inf", "The temperature is 'inf': give a number"),
+        ("temperature", "warm", "The temperature is 'warm': give a number"),
+        ("top_k", "0", "The top-k is '0': give a whole number from 1"),
+        ("top_k", "2.5", "The top-k is '2.5': give a whole number"),
+        ("top_p", "1.1", "The top-p is '1.1': give a number from 0.01 to 1"),
+        ("seed", "-1", "The seed is '-1': give a whole number from 0 to 4294967295"),
+        ("seed", "4294967296", "The seed is '4294967296'"),
+        ("seed", "9" * 5000, "The seed is '9999"),
+    ],
+)
+def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused(name, text, problem):
+    with pytest.raises(ValueError, match=problem) as caught:
+        sampling_of({name: text})
+    assert len(str(caught.value)) < 120
+
+
+def test_blank_settings_of_sampling_have_their_defaults():
+    assert sampling_of({"temperature": " ", "seed": "3"}) == Sampling(seed=3)
+    fields = {"temperature": "0.5", "top_k": "4", "top_p": "0.25", "seed": "0"}
+    assert sampling_of(fields) == Sampling(temperature=0.5, top_k=4, top_p=0.25, seed=0)
+
+
+def test_sampling_with_phrases_is_refused():
+    with pytest.raises(ValueError, match="Sampling takes no phrases: leave them out"):
+        Search(2, ["neun"], Sampling())
 
 
 def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, trained):
     service = Service(max_tokens=40)
-    result = service.translate(str(trained_run), SENTENCE, num_beams=3)
+    result = service.translate(str(trained_run), SENTENCE, Search(3))
     ids = result.hypotheses[1].ids
     found = service.attend(str(trained_run), SENTENCE, ids)
     assert torch.equal(found.decoder, attentions(*trained, SENTENCE, translation=ids).decoder)
@@ -89,7 +171,7 @@ def test_ids_that_are_no_translation_are_refused(trained_run, ids):
 
 def test_a_search_that_takes_too_long_is_stopped_and_reported(trained_run):
     with pytest.raises(ValueError, match=r"stopped after 0 seconds: give a shorter sentence"):
-        Service(max_seconds=0).translate(str(trained_run), SENTENCE, num_beams=2)
+        Service(max_seconds=0).translate(str(trained_run), SENTENCE, Search(2))
 
 
 def test_too_many_visitors_at_once_are_refused(trained_run, monkeypatch):
@@ -118,11 +200,11 @@ def test_models_of_transformers_work_too(trained, tmp_path):
     service = Service(max_tokens=40)
     assert service.describe(str(tmp_path)) == "0.0 million parameters"
     assert service.num_beams(str(tmp_path)) == 1
-    result = service.translate(str(tmp_path), SENTENCE, num_beams=2)
+    result = service.translate(str(tmp_path), SENTENCE, Search(2))
     assert len(result.hypotheses) == 2
     assert not result.has_layers
     with pytest.raises(ValueError, match="The search of this model takes no phrases"):
-        service.translate(str(tmp_path), SENTENCE, num_beams=2, phrases=["neun"])
+        service.translate(str(tmp_path), SENTENCE, Search(2, ["neun"]))
     assert result.attentions.cross.shape[:2] == (2, 2)
 
 
@@ -175,7 +257,7 @@ def test_an_error_of_a_model_is_reported_in_one_line(ask, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out\nof memory")
 
-    monkeypatch.setattr(service_module, "best_translations", fail)
+    monkeypatch.setattr(text_search, "best_translations", fail)
     with pytest.raises(ValueError, match=r"failed at this text: out of memory$"):
         ask(SENTENCE)
 
@@ -243,7 +325,7 @@ def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, tr
     def visit(turn):
         name = str((trained_run, copied)[turn % 2])
         sentence = SENTENCES[turn % len(SENTENCES)]
-        result = service.translate(name, sentence, num_beams=beams)
+        result = service.translate(name, sentence, Search(beams))
         assert result.sentence == sentence
         sums = result.attentions.encoder.sum(-1)
         torch.testing.assert_close(sums, torch.ones_like(sums))

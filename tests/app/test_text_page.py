@@ -54,6 +54,15 @@ def test_the_answer_has_the_n_best_list_with_penalties(ask, trained):
     assert found["penalty"] == {"form": "gnmt", "alpha": 0.6}
 
 
+def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
+    asked = {"temperature": "4", "top_k": "", "top_p": "", "seed": "5"}
+    found = ask(sampling=asked)
+    assert len(found["hypotheses"]) == 3
+    assert found["steps"] == []
+    assert ask(sampling=asked) == found
+    assert ask(sampling={**asked, "seed": "6"}) != found
+
+
 def test_each_result_is_a_finished_node_of_the_tree_and_its_path_is_its_text(ask, trained):
     found = ask()
     steps = found["steps"]
@@ -121,6 +130,9 @@ def test_the_vectors_of_a_layer_are_sent(ask):
         ("translate", {"text": "x" * 10**6}, "1,000,000 characters"),
         ("translate", {"beams": 11}, "beams=11: give 1 to 10"),
         ("translate", {"beams": None}, "not one of this page"),
+        ("translate", {"sampling": {"temperature": "0"}}, "The temperature is '0': give a number"),
+        ("translate", {"sampling": "much"}, "not one of this page"),
+        ("translate", {"sampling": {}, "phrases": "neun"}, "Sampling takes no phrases"),
         ("translate", {"model": "nobody/nothing"}, "This model cannot be used"),
         ("translate", {"model": ""}, "No model is named"),
         ("load", {"model": HOSTILE}, "This model cannot be used"),

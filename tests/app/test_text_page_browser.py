@@ -191,6 +191,38 @@ def test_phrases_are_in_the_translation_and_in_the_link(visit, found):
     expect(again.locator(".translation")).to_have_text(found[0].text)
 
 
+def test_sampling_follows_its_fields_and_the_link(visit, found):
+    tab = asked(visit())
+    tab.get_by_label("Must contain").fill("neun")
+    tab.locator("select.search").select_option("sampling")
+    expect(tab.get_by_label("Must contain")).to_be_hidden()
+    tab.get_by_label("Temperature").fill("5")
+    tab.get_by_label("Seed").fill("3")
+    tab.get_by_label("Samples").select_option("3")
+    options = tab.get_by_label("Translation").locator("option")
+    expect(options).to_have_count(3)
+    tab.locator(".translator:not([aria-busy])").wait_for()
+    drawn_texts = options.all_text_contents()
+    assert found[0].text not in drawn_texts[2]
+    show(tab, "search")
+    said(tab, "No search was made")
+    assert violations(tab) == []
+    again = visit("#" + tab.url.split("#")[1])
+    said(again, "No search was made")
+    assert again.get_by_label("Translation").locator("option").all_text_contents() == drawn_texts
+    assert again.get_by_label("Temperature").input_value() == "5"
+
+    again.get_by_label("Temperature").fill("warm")
+    again.get_by_label("Temperature").press("Enter")
+    expect(again.get_by_role("alert")).to_contain_text("The temperature is 'warm': give a number")
+    assert again.get_by_label("Sentence").input_value() == SENTENCE
+    tab.locator("select.search").select_option("beams")
+    said(tab, "Step 1 of")
+    assert tab.get_by_label("Must contain").input_value() == "neun"
+    expect(tab.locator(".translation")).to_contain_text("neun")
+    assert tab.evaluate("window.shifts") == []
+
+
 def test_two_models_are_compared(visit, deep):
     tab = asked(visit())
     tab.get_by_label("Second model").fill(deep)
@@ -380,6 +412,7 @@ def test_a_link_shows_the_same_view(visit):
         (lambda state: state.replace("v=map", "v=sideways"), "damaged"),
         (lambda state: state.replace("l=0", "l=zero"), "damaged"),
         (lambda state: "%%%&&&", "damaged"),
+        (lambda state: state + "&seed=1&p=neun", "damaged"),
         (lambda state: state.replace("l=0", "l=7"), "does not fit"),
         (lambda state: state.replace("c=0", "c=999"), "does not fit"),
     ],

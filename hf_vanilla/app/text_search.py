@@ -1,0 +1,160 @@
+"""How a visitor wants a sentence to be translated: by a search, with phrases, or by sampling."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hf_vanilla.models.generation_vanilla import filling_ids
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
+from hf_vanilla.translation.engines import TorchEngine
+from hf_vanilla.translation.n_best import Hypothesis, best_translations
+from hf_vanilla.translation.search_record import Candidate, SearchRecord
+from hf_vanilla.translation.terminology import phrase_of
+
+CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
+MAX_PHRASES, MAX_PHRASE_TOKENS = 8, 32  # that visitors ask for
+# name: kind of number, smallest, largest; a smaller temperature could overflow float32
+SAMPLING_FIELDS = {
+    "temperature": (float, 0.01, 10),
+    "top_k": (int, 1, 10**6),
+    "top_p": (float, 0.01, 1),
+    "seed": (int, 0, 2**32 - 1),
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, as `generate()` names it.
+
+    Attributes:
+        temperature: divides the logits.
+        top_k: draw from so many tokens only; 0: from all.
+        top_p: draw from the most probable tokens that have this probability together.
+        seed: what is drawn for a sentence is a function of seed and sentence.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a visitor chose.
+
+    Attributes:
+        num_beams: beams, or drawn translations; the length of the n-best list.
+        phrases: that each translation must contain.
+        sampling: None: a search.
+
+    Raises:
+        ValueError: there are phrases and sampling.
+    """
+
+    num_beams: int
+    phrases: Sequence[str] = ()
+    sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        if self.phrases and self.sampling is not None:
+            raise ValueError("Sampling takes no phrases: leave them out, or choose beam search.")
+
+    def constraints(self, model: Any, tokenizer: Any) -> Constraints | None:
+        """The phrases for `generate()`; None without any.
+
+        Raises:
+            ValueError: the search of this model or with this number of beams takes none, or they
+                are too many or too long.
+        """
+        if not self.phrases:
+            return None
+        if not isinstance(model, VanillaForConditionalGeneration):
+            raise ValueError("The search of this model takes no phrases: leave them out.")
+        if self.num_beams < 2:
+            raise ValueError("Phrases need a search with 2 or more beams: choose them.")
+        if len(self.phrases) > MAX_PHRASES:
+            raise ValueError(f"There are {len(self.phrases)} phrases; the limit is {MAX_PHRASES}.")
+        return Constraints([[_phrase(tokenizer, phrase) for phrase in self.phrases]])
+
+    def run(
+        self,
+        model: Any,
+        tokenizer: Any,
+        sentence: str,
+        *,
+        constraints: Constraints | None,
+        max_seconds: float,
+    ) -> tuple[list[Hypothesis], list[list[Candidate]]]:
+        """The n-best list of a sentence, and the candidates of each step; none with sampling.
+
+        Args:
+            model: an encoder-decoder in evaluation mode.
+            tokenizer: its tokenizer.
+            sentence: the text.
+            constraints: of this search and model.
+            max_seconds: decoding stops after them.
+        """
+        if self.sampling is not None:
+            return self._drawn(model, tokenizer, sentence, max_seconds), []
+        record = SearchRecord(self.num_beams)
+        found = best_translations(
+            model,
+            tokenizer,
+            sentence,
+            num_beams=self.num_beams,
+            record=record,
+            max_time=max_seconds,
+            **({} if constraints is None else {"constraints": constraints}),
+        )
+        ends = set(filling_ids(model.generation_config)[0])
+        return found, record.steps([one.ids for one in found], ends)
+
+    def _drawn(
+        self, model: Any, tokenizer: Any, sentence: str, max_seconds: float
+    ) -> list[Hypothesis]:
+        assert self.sampling is not None
+        fields = {**asdict(self.sampling), "do_sample": True, "max_time": max_seconds}
+        engine = TorchEngine(model, tokenizer, num_beams=1, **fields)
+        rows = tokenizer([sentence], verbose=False).input_ids
+        return engine.n_best_rows(rows, self.num_beams)[0]
+
+
+def sampling_of(texts: Mapping[str, Any]) -> Sampling:
+    """What a visitor wrote into the fields of `SAMPLING_FIELDS`; a blank one has its default.
+
+    Raises:
+        ValueError: a text is no number, or one out of range.
+    """
+    filled = {name: str(texts.get(name, "")).strip() for name in SAMPLING_FIELDS}
+    return Sampling(**{name: _number(name, text) for name, text in filled.items() if text})
+
+
+def _number(name: str, text: str) -> Any:
+    kind, least, most = SAMPLING_FIELDS[name]
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or not least <= value <= most:  # NaN is not within
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(
+            f"The {name.replace('_', '-')} is {text[:40]!r}: give {wanted} from {least} to {most}."
+        )
+    return value
+
+
+def _phrase(tokenizer: Any, text: str) -> Phrase:
+    limit = MAX_PHRASE_TOKENS * CHARACTERS_PER_TOKEN
+    phrase = phrase_of(tokenizer, valid(text[:limit]))
+    if len(text) > limit or len(phrase.ids) > MAX_PHRASE_TOKENS:
+        raise ValueError(
+            f"The phrase {text[:40]!r} has more than {MAX_PHRASE_TOKENS} tokens: shorten it."
+        )
+    return phrase
+
+
+def valid(text: str) -> str:
+    """In valid Unicode: tokenizers refuse a lone half of a surrogate pair."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
