@@ -18,12 +18,14 @@ from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, laye
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import Hypothesis
 from hf_vanilla.translation.search_record import Candidate
+from hf_vanilla.translation.sentence_splitting import Piece, SentenceSplitter
 
 from .text_search import CHARACTERS_PER_TOKEN, Search, valid
 
 CACHED_MODELS = 2
 MAX_MESSAGE = 400  # characters
-MAX_SECONDS = 30.0  # of one search
+MAX_SECONDS = 30.0  # of the searches of one text
+MAX_SENTENCES = 20  # of a text that is split
 MAX_VISITORS = 64  # who wait at once
 
 
@@ -39,6 +41,7 @@ class Result:
         settings: of decoding.
         attentions: weights of the sentence and the best hypothesis.
         has_layers: whether `inside` knows the model's layers.
+        separator: the white space behind the sentence in a text of several.
     """
 
     model: str
@@ -48,6 +51,7 @@ class Result:
     settings: GenerationConfig
     attentions: Attentions
     has_layers: bool
+    separator: str = ""
 
 
 class Service:
@@ -60,7 +64,7 @@ class Service:
         cached_models: size of the model cache; the least recently used model is dropped.
         dtype: numbers of the models, as for `Translator`.
         max_tokens: maximum number of source tokens.
-        max_seconds: a search that takes longer is stopped.
+        max_seconds: the search of a text that takes longer is stopped.
     """
 
     def __init__(
@@ -116,29 +120,67 @@ class Service:
             ValueError: the text is blank or too long, the search takes too long or cannot have the
                 phrases, the model cannot be used, or too many visitors wait.
         """
-        sentence = _one_sentence(text, self.max_tokens)
-        with self._turn():
-            model, tokenizer = self._load(name)
-            self._check_length(tokenizer, sentence)
-            constraints, start = search.constraints(model, tokenizer), time.monotonic()
-            with _any_error_of(name):
-                found, steps = search.run(
-                    model,
-                    tokenizer,
-                    sentence,
-                    constraints=constraints,
-                    max_seconds=self.max_seconds,
-                )
-                seconds = time.monotonic() - start
-                weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
-            settings = model.generation_config
-        if seconds >= self.max_seconds:
+        sentence = _one_line(text, self.max_tokens)
+        return self._translate(name, [Piece(sentence, "")], search)[0]
+
+    def translate_sentences(
+        self, name: str, text: str, search: Search, *, language: str
+    ) -> list[Result]:
+        """Split a text into sentences, and translate each as `translate` does.
+
+        Args:
+            name: model folder or Hub id.
+            text: any input of a visitor.
+            search: how to translate each sentence; all of them together have `max_seconds`.
+            language: of the text, as `SentenceSplitter` takes it.
+
+        Raises:
+            ValueError: as for `translate`; or the text cannot be split, has too many sentences, or
+                has several and there are phrases.
+        """
+        pieces = _split(_one_line(text, self.max_tokens), language)
+        if len(pieces) > 1 and search.phrases:
             raise ValueError(
-                f"The search was stopped after {self.max_seconds:g} seconds: give a shorter "
-                "sentence, or fewer beams."
+                f"Phrases are of one sentence, and the text has {len(pieces)}: leave them out, or "
+                "do not split the text."
             )
-        has_layers = has_layer_steps(model)
-        return Result(name, sentence, found, steps, settings, weights, has_layers)
+        return self._translate(name, pieces, search)
+
+    def _translate(self, name: str, pieces: list[Piece], search: Search) -> list[Result]:
+        with self._turn():
+            tokenizer = self._load(name)[1]
+            for number, piece in enumerate(pieces, 1):
+                what = "The text" if len(pieces) == 1 else f"Sentence {number}"
+                self._check_length(tokenizer, piece.text, what)
+            deadline = time.monotonic() + self.max_seconds
+            return [self._result(name, piece, search, deadline) for piece in pieces]
+
+    def _result(self, name: str, piece: Piece, search: Search, deadline: float) -> Result:
+        """Translate one sentence; the caller holds the lock."""
+        model, tokenizer = self._load(name)
+        constraints = search.constraints(model, tokenizer)
+        left = max(deadline - time.monotonic(), 0)
+        with _any_error_of(name):
+            found, steps = search.run(
+                model, tokenizer, piece.text, constraints=constraints, max_seconds=left
+            )
+        if time.monotonic() >= deadline:
+            raise ValueError(
+                f"The search was stopped after {self.max_seconds:g} seconds: give a shorter text, "
+                "or fewer beams."
+            )
+        with _any_error_of(name):
+            weights = attentions(model, tokenizer, piece.text, translation=found[0].ids)
+        return Result(
+            name,
+            piece.text,
+            found,
+            steps,
+            model.generation_config,
+            weights,
+            has_layer_steps(model),
+            piece.separator,
+        )
 
     def attend(self, name: str, text: str, ids: list[int]) -> Attentions:
         """Attention weights of a sentence and one of its translations.
@@ -151,7 +193,7 @@ class Service:
         Raises:
             ValueError: as for `translate`, or the ids are none of the model.
         """
-        sentence = _one_sentence(text, self.max_tokens)
+        sentence = _one_line(text, self.max_tokens)
         with self._turn():
             model, tokenizer = self._load(name)
             self._check_length(tokenizer, sentence)
@@ -174,7 +216,7 @@ class Service:
         Raises:
             ValueError: as for `attend`, or the place does not exist.
         """
-        sentence = _one_sentence(text, self.max_tokens)
+        sentence = _one_line(text, self.max_tokens)
         layer, head, token = place
         with self._turn():
             model, tokenizer = self._load(name)
@@ -211,13 +253,13 @@ class Service:
         finally:
             self._places.release()
 
-    def _check_length(self, tokenizer: Any, sentence: str) -> None:
+    def _check_length(self, tokenizer: Any, sentence: str, what: str = "The text") -> None:
         limit = min(self.max_tokens, tokenizer.model_max_length)
         length = len(tokenizer(sentence, verbose=False).input_ids)
         if length > limit:
             raise ValueError(
-                f"The text has {length:,} tokens; the limit is {limit:,}: "
-                "give one sentence at a time."
+                f"{what} has {length:,} tokens; the limit is {limit:,} for a sentence: give "
+                "shorter sentences, one at a time or split."
             )
 
     def _check_ids(self, model: Any, tokenizer: Any, ids: Any) -> None:
@@ -253,21 +295,39 @@ def _any_error_of(name: str) -> Iterator[None]:
         raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
 
 
-def _one_sentence(text: str, max_tokens: int) -> str:
+def _one_line(text: str, max_tokens: int) -> str:
     """The text on one line, in valid Unicode.
 
     Raises:
         ValueError: it is blank, or much too long.
     """
-    if len(text) > max_tokens * CHARACTERS_PER_TOKEN:
+    limit = max_tokens * CHARACTERS_PER_TOKEN
+    if len(text) > limit:
         raise ValueError(
-            f"The text has {len(text):,} characters; the limit is {max_tokens:,} tokens: "
-            "give one sentence at a time."
+            f"The text has {len(text):,} characters; the limit is {limit:,}: give a shorter one."
         )
     sentence = " ".join(valid(text).splitlines())
     if not sentence.strip():
         raise ValueError("There is no text: type a sentence.")
     return sentence
+
+
+def _split(text: str, language: str) -> list[Piece]:
+    """The sentences of a text.
+
+    Raises:
+        ValueError: sentencex is not installed, the language is no code, or they are too many.
+    """
+    try:
+        pieces = SentenceSplitter(language).split(text.strip())
+    except ImportError as error:
+        raise ValueError(one_line(error)) from error
+    if len(pieces) > MAX_SENTENCES:
+        raise ValueError(
+            f"The text has {len(pieces)} sentences; the limit is {MAX_SENTENCES}: give fewer at a "
+            "time."
+        )
+    return pieces
 
 
 def one_line(error: Exception) -> str:

@@ -42,6 +42,7 @@ def answer_of_result(result: Result, tokenizer: PreTrainedTokenizerBase) -> dict
     return {
         "model": result.model,
         "sentence": result.sentence,
+        "separator": result.separator,
         "hypotheses": hypotheses,
         "penalty": {"form": form, "alpha": alpha},
         "steps": [_step(step, alpha, form, tokenizer) for step in result.steps],

@@ -1,11 +1,16 @@
 // View of one token's way through an attention head and its layer: each vector as small bars.
 
 let vectors = null; // the answer of the server
-let placeOfVectors = ""; // the place they belong to
+let requestOfVectors = ""; // what they answer
 
 function vectorPlace() {
   const head = state.head === MEAN ? 0 : state.head;
   return { kind: state.kind, layer: state.layer, head, token: state.query };
+}
+
+function vectorRequest() {
+  const { ids } = answer.hypotheses[state.hypothesis];
+  return { model: answer.model, text: answer.sentence, ids, ...vectorPlace() };
 }
 
 // the chosen key, or that of the largest weight
@@ -13,19 +18,16 @@ const shownKey = () => state.key ?? vectors.weights.indexOf(Math.max(...vectors.
 
 // Ask for the vectors of the selected place, then draw again.
 async function fetchVectors() {
-  const place = vectorPlace();
-  const request = { model: answer.model, text: answer.sentence, ids: answer.hypotheses[state.hypothesis].ids, ...place };
+  const request = vectorRequest();
   const found = await call("inside", request);
   if (!found) return;
   showProblem(found.error ?? "");
   if (found.error) return;
-  [vectors, placeOfVectors] = [found, JSON.stringify([request.ids, place])];
+  [vectors, requestOfVectors] = [found, JSON.stringify(request)];
   redraw();
 }
 
-function hasVectors() {
-  return placeOfVectors === JSON.stringify([answer.hypotheses[state.hypothesis].ids, vectorPlace()]);
-}
+const hasVectors = () => requestOfVectors === JSON.stringify(vectorRequest());
 
 // Bars of a vector around a middle line, in a field of this size.
 function drawBars(root, values, x, y, width, high, names = null) {

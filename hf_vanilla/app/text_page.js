@@ -3,6 +3,7 @@
 
 let settings = null;
 let model = ""; // that visitors use now
+let question = null; // text and settings of the last translation
 
 const optionsOf = (select, options, value) => {
   part(select).replaceChildren(...options.map(([name, label]) => new Option(label, name)));
@@ -29,13 +30,14 @@ const FIELDS = {
   h: ["hypothesis", isCount],
   t: ["step", isCount],
   c: ["candidate", isCount],
+  n: ["sentence", isCount],
 };
 
 // a link serves on other machines too, where the folder lies elsewhere
 const shortName = (name) => (name === settings.model ? settings.shortName : name);
 
 function writeAddress() {
-  const fields = new URLSearchParams({ m: shortName(model), s: answer.sentence, ...settingsInAddress(answer) });
+  const fields = new URLSearchParams({ m: shortName(model), s: question.text, ...settingsInAddress(question) });
   for (const [short, [name]] of Object.entries(FIELDS)) {
     if (state[name] !== null) fields.set(short, state[name]);
   }
@@ -59,13 +61,13 @@ function readAddress() {
   return isWhole ? found : "The state in the address is damaged: it is ignored.";
 }
 
-// Whether a state names what exists in this answer.
+// Whether a state names what exists in this text and answer.
 function fits(wanted) {
-  const { kind, layer, head, query, key, hypothesis, step, candidate } = wanted;
+  const { kind, layer, head, query, key, hypothesis, step, candidate, sentence } = wanted;
   const { shape: size, queries, keys } = answer.attention.kinds[kind];
   const [layers, heads] = size;
   return (
-    layer < layers && (head === MEAN || head < heads) && hypothesis < answer.hypotheses.length &&
+    sentence < answers.length && layer < layers && (head === MEAN || head < heads) && hypothesis < answer.hypotheses.length &&
     (hypothesis > 0 || (query < queries.length && (key === null || key < keys.length))) &&
     step < Math.max(answer.steps.length, 1) && candidate < (answer.steps[step]?.length ?? 1)
   );
@@ -117,11 +119,31 @@ function showControls(before) {
   optionsOf("layer", range(layers).map((index) => [index, index]), state.layer);
   optionsOf("head", [[MEAN, "mean of all"], ...range(heads).map((index) => [index, index])], state.head);
   disableChoices();
+  listSentences();
   if (before.hypothesis !== state.hypothesis) showTranslation();
 }
 
+function listSentences() {
+  optionsOf("shown", answers.map(({ sentence }, index) => [index, `${index + 1}: ${sentence}`]), state.sentence);
+  part("of-sentence").hidden = answers.length < 2;
+}
+
+// The translations of all sentences; of the shown one, the chosen hypothesis.
 function showTranslation() {
-  part("translation").textContent = answer.hypotheses[state.hypothesis].text || "(an empty translation)";
+  const texts = answers.map(({ hypotheses, separator }, index) => {
+    const isShown = index === state.sentence;
+    const text = hypotheses[isShown ? state.hypothesis : 0].text || "(an empty translation)";
+    return [made("span", text, null, isShown && answers.length > 1 ? { class: "chosen" } : {}), separator];
+  });
+  part("translation").replaceChildren(...texts.flat());
+}
+
+// Show a sentence with the attention of its best translation.
+function showSentence(index) {
+  [answer, second] = [answers[index], null];
+  attentions = [withBytes(answer.attention)];
+  const other = Math.min(1, answer.hypotheses.length - 1);
+  Object.assign(state, { sentence: index, hypothesis: 0, other, query: 0, key: null, step: 0, candidate: 0 });
 }
 
 // without an answer there is nothing to choose
@@ -143,31 +165,29 @@ async function fetchAttention(hypothesis) {
 }
 
 function clear(problem = "") {
-  [answer, second, attentions] = [null, null, []];
+  [answers, answer, second, attentions] = [[], null, null, []];
   part("translation").textContent = "";
   for (const name of CHOICES) part(name).replaceChildren();
   disableChoices();
+  listSentences();
   showProblem(problem);
   redraw();
 }
 
 async function translate(wanted = null) {
-  const asked = settingsAsked();
-  const request = { model, text: part("sentence").value, ...asked };
+  const asked = { text: part("sentence").value, ...settingsAsked() };
   showProblem("");
   part("translation").textContent = "Translating…";
-  const found = await call("translate", request);
+  const found = await call("translate", { model, ...asked });
   if (!found) return;
   if (found.error) {
     clear(found.error);
     return;
   }
-  answer = { ...found, ...asked };
-  second = null;
-  attentions = [withBytes(found.attention)];
-  const layers = found.attention.kinds[state.kind].shape[0];
-  const start = { hypothesis: 0, other: Math.min(1, found.hypotheses.length - 1), step: 0, candidate: 0 };
-  Object.assign(state, { layer: layers - 1, head: MEAN, query: 0, key: null, ...start });
+  question = asked;
+  answers = (found.sentences ?? [found]).map((one) => ({ ...one, ...asked }));
+  showSentence(answers[wanted?.sentence] ? wanted.sentence : 0);
+  Object.assign(state, { layer: answer.attention.kinds[state.kind].shape[0] - 1, head: MEAN });
   const all = { ...state, ...wanted };
   const isFit = !wanted || fits(all);
   if (!isFit) showProblem("The state in the address does not fit this translation: it is ignored.");
@@ -184,7 +204,7 @@ function openAddress() {
   if (!found) return;
   part("sentence").value = found.sentence;
   showSettings(found.settings);
-  translate({ ...state, key: null, ...found.changes });
+  translate({ ...state, key: null, sentence: 0, ...found.changes });
 }
 
 async function load() {
@@ -197,6 +217,7 @@ async function load() {
   }
   model = name.trim();
   part("about").textContent = found.about;
+  part("language").value = found.language;
   clear();
 }
 
@@ -234,11 +255,18 @@ for (const name of CHOICES) {
 part("beams").addEventListener("change", () => {
   if (answer) translate();
 });
-part("search").addEventListener("change", () => {
-  showFields();
-  if (answer) translate();
+for (const name of ["search", "split"]) {
+  part(name).addEventListener("change", () => {
+    showFields();
+    if (answer) translate();
+  });
+}
+part("shown").addEventListener("change", (event) => {
+  showSentence(Number(event.target.value));
+  showTranslation();
+  set({});
 });
-for (const name of ["phrases", ...SAMPLING]) {
+for (const name of ["phrases", "language", ...SAMPLING]) {
   part(name).addEventListener("change", () => {
     if (part("sentence").value.trim()) translate();
   });
@@ -304,6 +332,7 @@ call("settings", null).then((found) => {
   part("sentence").value = found.sentence;
   part("models").hidden = found.isFixed;
   part("model").value = found.model;
+  part("language").value = found.language;
   optionsOf("beams", range(found.maxBeams).map((index) => [index + 1, index + 1]), found.beams);
   for (const text of found.examples.sort((a, b) => a.length - b.length)) {
     const chip = made("button", text, part("examples"), { type: "button", dir: "auto" });

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hf_vanilla.hub.card import languages_of
 from hf_vanilla.translation.demo_model import demo_model
 
 from .component import import_gradio, page_of_component
@@ -74,6 +75,7 @@ class TextPage:
             "model": self.model,
             "shortName": Path(self.model).name,  # of a link, which serves on other machines too
             "about": self._about(self.model),
+            "language": _language(self.model),
             "isFixed": self.fixed_model,
             "beams": self.beams,
             "maxBeams": MAX_BEAMS,
@@ -82,14 +84,16 @@ class TextPage:
         }
 
     def load(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """`about`, one line about the model that a visitor named."""
-        return {"about": self._about(self._name(asked))}
+        """`about`, one line about the model that a visitor named, and `language`, its source."""
+        name = self._name(asked)
+        return {"about": self._about(name), "language": _language(name)}
 
     def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Translate the `text` with so many `beams`; see `answer_of_result`.
 
         Each translation contains the `phrases`, one text with semicolons between them. `sampling`
-        has the texts of its fields by name; with it, so many translations are drawn.
+        has the texts of its fields by name; with it, so many translations are drawn. With `split`,
+        the language of the text, the answer has a list of `sentences`, each with its answer.
         """
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:
@@ -101,8 +105,13 @@ class TextPage:
             phrases=list(filter(None, phrases)),
             sampling=None if sampling is None else sampling_of(sampling),
         )
-        result = self.service.translate(name, str(asked["text"]), search)
-        return answer_of_result(result, self.service.tokenizer(name))
+        text, language = str(asked["text"]), asked.get("split")
+        if language is None:
+            result = self.service.translate(name, text, search)
+            return answer_of_result(result, self.service.tokenizer(name))
+        results = self.service.translate_sentences(name, text, search, language=str(language))
+        tokenizer = self.service.tokenizer(name)
+        return {"sentences": [answer_of_result(result, tokenizer) for result in results]}
 
     def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""
@@ -148,6 +157,11 @@ class TextPage:
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""
         return page_of_component(TITLE, "text_page", self.functions(), scripts=SCRIPTS)
+
+
+def _language(model: str) -> str:
+    """The source language by the model's card; empty where it does not state it."""
+    return next(iter(languages_of(model)), "")
 
 
 def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

@@ -146,12 +146,16 @@ def write_space(options: SpaceOptions) -> Path:
 
 
 def requirements() -> list[str]:
-    """What this package and its app need, as lines of a requirements file.
+    """What this package and its app need, as lines of a requirements file: with the extra `text`.
 
     Gradio itself is left out: the Hub installs the version that the card header names.
     """
     found = [Requirement(line) for line in importlib.metadata.requires("hf-vanilla") or []]
-    return sorted(f"{needed.name}{needed.specifier}" for needed in found if needed.marker is None)
+    return sorted(
+        f"{needed.name}{needed.specifier}"
+        for needed in found
+        if needed.marker is None or needed.marker.evaluate({"extra": "text"})
+    )
 
 
 def card(task: str, hub_id: str | None) -> str:

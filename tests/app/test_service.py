@@ -1,6 +1,7 @@
 """The service: any text, any folder, several visitors at once."""
 
 import shutil
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,10 +17,12 @@ from hf_vanilla.translation.attentions import attentions
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations
+from hf_vanilla.translation.text_translator import TextTranslator
 from hf_vanilla.translation.translator import Translator, translate
 
 SENTENCE = "three one four"
 DIGITS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "null"]
+TEXT = " Two.  Five six. Eight seven. "
 SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
 
 
@@ -151,6 +154,69 @@ def test_sampling_with_phrases_is_refused():
         Search(2, ["neun"], Sampling())
 
 
+def test_sentences_of_a_text_are_translated_as_alone_and_joined_as_the_command_does(
+    trained_run, trained
+):
+    service, name = Service(max_tokens=40), str(trained_run)
+    results = service.translate_sentences(name, TEXT, Search(2), language="en")
+    assert [(one.sentence, one.separator) for one in results] == [
+        ("Two.", "  "),
+        ("Five six.", " "),
+        ("Eight seven.", ""),
+    ]
+    for found in results:
+        alone = service.translate(name, found.sentence, Search(2))
+        assert found.hypotheses == alone.hypotheses
+        assert found.steps == alone.steps
+        assert torch.equal(found.attentions.cross, alone.attentions.cross)
+    texts = TextTranslator(Translator(TorchEngine(*trained, num_beams=2)), split_sentences="en")
+    joined = "".join(one.hypotheses[0].text + one.separator for one in results)
+    assert [joined] == list(texts.translate([TEXT]))
+
+
+@pytest.mark.parametrize(
+    ("text", "search", "language", "problem"),
+    [
+        (TEXT, Search(2), "english", "split_sentences='english': give a language such as en"),
+        (TEXT, Search(2), "", "split_sentences='': give a language such as en"),
+        ("Two. " * 21, Search(2), "en", "has 21 sentences; the limit is 20: give fewer"),
+        (TEXT, Search(2, ["neun"]), "en", "Phrases are of one sentence, and the text has 3"),
+        ("Two. " + "one " * 50, Search(2), "en", r"Sentence 2 has \d+ tokens; the limit is 40"),
+        (" ", Search(2), "en", "There is no text"),
+    ],
+    ids=["language", "no language", "sentences", "phrases", "tokens", "blank"],
+)
+def test_texts_that_cannot_be_translated_in_sentences_are_refused(
+    trained_run, text, search, language, problem
+):
+    with pytest.raises(ValueError, match=problem):
+        Service(max_tokens=40).translate_sentences(
+            str(trained_run), text, search, language=language
+        )
+
+
+def test_without_sentencex_the_command_that_installs_it_is_named(trained_run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ValueError, match=r"sentences are split by sentencex: pip install .*text"):
+        Service().translate_sentences(str(trained_run), TEXT, Search(2), language="en")
+
+
+def test_all_sentences_together_have_one_time_limit(trained_run, monkeypatch):
+    clock, limits, run = [0.0], [], Search.run
+
+    def ten_seconds(*arguments, max_seconds, **others):
+        clock[0] += 10
+        limits.append(max_seconds)
+        return run(*arguments, max_seconds=max_seconds, **others)
+
+    monkeypatch.setattr(Search, "run", ten_seconds)
+    monkeypatch.setattr(service_module.time, "monotonic", lambda: clock[0])
+    service, name = Service(max_tokens=40, max_seconds=25), str(trained_run)
+    with pytest.raises(ValueError, match="stopped after 25 seconds: give a shorter text"):
+        service.translate_sentences(name, TEXT, Search(2), language="en")
+    assert limits == [25, 15, 5]
+
+
 def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, trained):
     service = Service(max_tokens=40)
     result = service.translate(str(trained_run), SENTENCE, Search(3))
@@ -170,7 +236,7 @@ def test_ids_that_are_no_translation_are_refused(trained_run, ids):
 
 
 def test_a_search_that_takes_too_long_is_stopped_and_reported(trained_run):
-    with pytest.raises(ValueError, match=r"stopped after 0 seconds: give a shorter sentence"):
+    with pytest.raises(ValueError, match=r"stopped after 0 seconds: give a shorter text"):
         Service(max_seconds=0).translate(str(trained_run), SENTENCE, Search(2))
 
 

@@ -63,6 +63,22 @@ def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
     assert ask(sampling={**asked, "seed": "6"}) != found
 
 
+def test_a_text_that_is_split_has_an_answer_for_each_sentence(ask):
+    text = "Two.  Five six."
+    found = ask(text=text, split="en")["sentences"]
+    assert "".join(one["sentence"] + one["separator"] for one in found) == text
+    assert found[1] == ask(text="Five six.")
+
+
+def test_the_language_of_a_text_is_that_of_the_models_card(trained_run, page, tmp_path):
+    assert TextPage(demo_model()).settings()["language"] == "en"
+    model = shutil.copytree(trained_run, tmp_path / "model")
+    (model / "README.md").write_text("- Translates: fr to de\n")
+    assert page.functions()["load"]({"model": str(model)})["language"] == "fr"
+    (model / "README.md").unlink()
+    assert page.functions()["load"]({"model": str(model)})["language"] == ""
+
+
 def test_each_result_is_a_finished_node_of_the_tree_and_its_path_is_its_text(ask, trained):
     found = ask()
     steps = found["steps"]
@@ -131,6 +147,7 @@ def test_the_vectors_of_a_layer_are_sent(ask):
         ("translate", {"beams": 11}, "beams=11: give 1 to 10"),
         ("translate", {"beams": None}, "not one of this page"),
         ("translate", {"sampling": {"temperature": "0"}}, "The temperature is '0': give a number"),
+        ("translate", {"split": "english"}, "split_sentences='english': give a language"),
         ("translate", {"sampling": "much"}, "not one of this page"),
         ("translate", {"sampling": {}, "phrases": "neun"}, "Sampling takes no phrases"),
         ("translate", {"model": "nobody/nothing"}, "This model cannot be used"),

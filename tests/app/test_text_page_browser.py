@@ -73,7 +73,7 @@ def seen(trained, found):
 
 
 def ask(tab, text=SENTENCE):
-    tab.get_by_label("Sentence").fill(text)
+    tab.get_by_label("Sentence", exact=True).fill(text)
     tab.get_by_role("button", name="Translate").click()
     tab.locator(".translator:not([aria-busy])").wait_for()
 
@@ -215,11 +215,47 @@ def test_sampling_follows_its_fields_and_the_link(visit, found):
     again.get_by_label("Temperature").fill("warm")
     again.get_by_label("Temperature").press("Enter")
     expect(again.get_by_role("alert")).to_contain_text("The temperature is 'warm': give a number")
-    assert again.get_by_label("Sentence").input_value() == SENTENCE
+    assert again.get_by_label("Sentence", exact=True).input_value() == SENTENCE
     tab.locator("select.search").select_option("beams")
     said(tab, "Step 1 of")
     assert tab.get_by_label("Must contain").input_value() == "neun"
     expect(tab.locator(".translation")).to_contain_text("neun")
+    assert tab.evaluate("window.shifts") == []
+
+
+def test_a_text_is_split_and_its_sentences_are_shown_one_by_one(visit, trained):
+    pieces = ["Two.", "Five six."]
+    lists = [best_translations(*trained, piece, num_beams=2) for piece in pieces]
+    tab = visit()
+    tab.get_by_label("Beams").select_option("2")
+    shown = tab.get_by_label("Shown sentence")
+    expect(shown).to_be_hidden()
+    tab.get_by_label("Split into sentences").check()
+    tab.get_by_label("Language of the text").fill("en")
+    asked(tab, " ".join(pieces))
+    translation = tab.locator(".translation")
+    expect(translation).to_have_text(" ".join(found[0].text for found in lists))
+    show(tab, "search")
+    shown.focus()
+    tab.keyboard.press("ArrowDown")
+    expect(tab.locator(".chosen")).to_have_text(lists[1][0].text)
+    scores = tab.get_by_label("Translation").locator("option").all_text_contents()
+    assert [text.split()[1] for text in scores] == [f"{one.score:.2f}" for one in lists[1]]
+    tab.get_by_label("Translation").select_option("1")
+    expect(translation).to_have_text(f"{lists[0][0].text} {lists[1][1].text}")
+    show(tab, "map")
+    assert attentions(*trained, pieces[1]).source[0] in drawn(tab)
+    assert violations(tab) == []
+
+    again = visit("#" + tab.url.split("#")[1])
+    expect(again.locator(".chosen")).to_have_text(lists[1][1].text)
+    assert again.get_by_label("Split into sentences").is_checked()
+    again.get_by_label("Language of the text").fill("english")
+    again.get_by_label("Language of the text").press("Enter")
+    expect(again.get_by_role("alert")).to_contain_text("give a language such as en")
+    expect(shown).to_be_visible()
+    tab.get_by_label("Split into sentences").uncheck()
+    expect(shown).to_be_hidden()
     assert tab.evaluate("window.shifts") == []
 
 
@@ -263,7 +299,7 @@ def test_downloads_are_complete_files(visit, found):
 
 def test_the_page_works_by_keyboard(visit, seen, trained_run, found):
     tab = visit()
-    tab.get_by_label("Sentence").focus()
+    tab.get_by_label("Sentence", exact=True).focus()
     tab.keyboard.type(SENTENCE)
     tab.keyboard.press("Enter")
     tab.locator(".panel svg").wait_for()
@@ -468,7 +504,7 @@ def test_two_visitors_at_once_see_their_own_results(visit, trained):
     sentences = ["three one four", "eight"]
     tabs = [visit(), visit()]
     for tab, sentence in zip(tabs, sentences, strict=True):
-        tab.get_by_label("Sentence").fill(sentence)
+        tab.get_by_label("Sentence", exact=True).fill(sentence)
         tab.get_by_role("button", name="Translate").click()
     for tab, translation in zip(tabs, translate(*trained, sentences), strict=True):
         expect(tab.locator(".translation")).to_have_text(translation)

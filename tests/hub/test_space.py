@@ -47,16 +47,17 @@ def test_the_card_tells_the_hub_what_to_run(folder):
     assert Requirement(f"python{pythons}").specifier.contains(data.to_dict()["python_version"])
 
 
-def test_the_requirements_are_the_packages_own_without_its_extras(folder, monkeypatch):
+def test_the_requirements_are_the_packages_own_and_those_to_split_texts(folder, monkeypatch):
     assert (folder / "requirements.txt").read_text().splitlines() == requirements()
     needed = [
         "torch>=2.6",
         "accelerate<9,>=1.15",
         "gradio>=6; extra == 'app'",
         "ray; extra == 'ray'",
+        "sentencex>=1; extra == 'text'",
     ]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: needed)
-    assert requirements() == ["accelerate<9,>=1.15", "torch>=2.6"]
+    assert requirements() == ["accelerate<9,>=1.15", "sentencex>=1", "torch>=2.6"]
 
 
 def test_visitors_of_a_space_come_from_anywhere_and_use_its_model_only(folder):
