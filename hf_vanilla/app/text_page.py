@@ -65,6 +65,7 @@ class TextPage:
         self.fixed_model = fixed_model
         self.models_folder = models_folder
         self.service = Service(dtype=dtype, max_tokens=max_tokens)
+        self.language = _language(model)  # once: a card of the Hub is asked for over the network
         self.beams = min(self.service.num_beams(model), MAX_BEAMS)
 
     def settings(self) -> dict[str, Any]:
@@ -75,7 +76,7 @@ class TextPage:
             "model": self.model,
             "shortName": Path(self.model).name,  # of a link, which serves on other machines too
             "about": self._about(self.model),
-            "language": _language(self.model),
+            "language": self.language,
             "isFixed": self.fixed_model,
             "beams": self.beams,
             "maxBeams": MAX_BEAMS,
