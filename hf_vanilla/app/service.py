@@ -120,7 +120,7 @@ class Service:
             ValueError: the text is blank or too long, the search takes too long or cannot have the
                 phrases, the model cannot be used, or too many visitors wait.
         """
-        sentence = _one_line(text, self.max_tokens)
+        sentence = _checked_text(text, self.max_tokens)
         return self._translate(name, [Piece(sentence, "")], search)[0]
 
     def translate_sentences(
@@ -138,7 +138,7 @@ class Service:
             ValueError: as for `translate`; or the text cannot be split, has too many sentences, or
                 has several and there are phrases.
         """
-        pieces = _split(_one_line(text, self.max_tokens), language)
+        pieces = _split(_checked_text(text, self.max_tokens), language)
         if len(pieces) > 1 and search.phrases:
             raise ValueError(
                 f"Phrases are of one sentence, and the text has {len(pieces)}: leave them out, or "
@@ -193,7 +193,7 @@ class Service:
         Raises:
             ValueError: as for `translate`, or the ids are none of the model.
         """
-        sentence = _one_line(text, self.max_tokens)
+        sentence = _checked_text(text, self.max_tokens)
         with self._turn():
             model, tokenizer = self._load(name)
             self._check_length(tokenizer, sentence)
@@ -216,7 +216,7 @@ class Service:
         Raises:
             ValueError: as for `attend`, or the place does not exist.
         """
-        sentence = _one_line(text, self.max_tokens)
+        sentence = _checked_text(text, self.max_tokens)
         layer, head, token = place
         with self._turn():
             model, tokenizer = self._load(name)
@@ -295,7 +295,7 @@ def _any_error_of(name: str) -> Iterator[None]:
         raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
 
 
-def _one_line(text: str, max_tokens: int) -> str:
+def _checked_text(text: str, max_tokens: int) -> str:
     """The text on one line, in valid Unicode.
 
     Raises:
