@@ -6,31 +6,25 @@ Shapes: B scenes, A agents, T observed steps, P predicted steps.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.track_windows import Windows
-from hf_vanilla.hub.track_card import track_card
-from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.proposals_vanilla_scene import VanillaForProposalTrajectoryPrediction
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+from hf_vanilla.training.task import Batch, Validation
 from hf_vanilla.trajectories.loading import SCENE_FORMS, new_scene_forecaster
 from hf_vanilla.trajectories.scene_layout import map_inputs
-from hf_vanilla.trajectories.track_scores import Protocol, TrackScores
 
 from .scene_trajectory_options import MEASURES, SceneDataOptions
-from .training_scenes import SceneOrder, TrainingScenes, count_steps, scene_scores
-from .trajectories import validation_protocol
-from .trajectory_data import TrackData, prepare_tracks, track_facts
+from .training_scenes import SceneTask, TrainingScenes, scene_scores
+from .trajectory_data import prepare_tracks, track_facts
 
 logger = logging.getLogger(__name__)
 
@@ -61,37 +55,16 @@ def without_maps(windows: Windows) -> Windows:
 
 
 @dataclass(frozen=True)
-class SceneTrajectoryTask:
-    """A prepared run of a forecaster of scenes; see `hf_vanilla.training.task.Task`.
+class SceneTrajectoryTask(SceneTask):
+    """A prepared run of a forecaster of scenes."""
 
-    Attributes:
-        recipe: data, model and training.
-        tracks: training and validation windows with their statistics.
-        scenes: training windows by scene.
-    """
-
-    recipe: Recipe
-    tracks: TrackData
-    scenes: TrainingScenes
-    items: ClassVar[str] = "agents"
     counted: ClassVar[tuple[str, ...]] = ("future steps",)
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
-    processor: ClassVar[Any] = None
 
     @property
     def options(self) -> SceneDataOptions:
         """The recipe's data options."""
         return self.recipe.data
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there are validation windows."""
-        return self.tracks.validation is not None
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches in one step."""
-        return self.options.scenes_per_step // self.options.scenes_per_batch
 
     def model(self) -> PreTrainedModel:
         """A new model with rate, unit, displacements and regions of the training tracks."""
@@ -120,15 +93,6 @@ class SceneTrajectoryTask:
             facts["training lanes"] = f"{sum(map(len, maps))}:{total:.9g}"
         return facts
 
-    def order(self, per_step: int) -> SceneOrder:
-        """Cut the scenes of a step into `per_step` equal micro-batches.
-
-        Raises:
-            ValueError: they cannot be cut so.
-        """
-        size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
-        return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
-
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
         """Scenes as the model's inputs, padded, each changed at random as a whole."""
         found = self.scenes.batch(scenes, generator)
@@ -148,21 +112,11 @@ class SceneTrajectoryTask:
         """Loss per known future step of the optimizer step."""
         return {"loss": model(**batch, num_items_in_batch=totals[0].clamp(min=1)).loss}
 
-    def derived(self, values: dict[str, float]) -> dict[str, float]:
-        """Nothing follows from the logged values."""
-        return {}
-
-    def work(self, config: VanillaSceneConfig, batch: Batch) -> Work:
-        """Agents and their observed and future steps."""
-        return Work(int(batch["agent_mask"].sum()), *count_steps(batch))
-
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
     ) -> Validation:
         """Errors of the closest and of the top-scored futures over all validation scenes."""
-        windows = self.tracks.validation
-        assert windows is not None
-        means = scene_scores(model, windows, self.options, accelerator)
+        means = scene_scores(model, self.validation, self.options, accelerator)
         modes = model.config.num_modes
         values = {
             "min_ade": means[f"minADE{modes}"],
@@ -170,22 +124,9 @@ class SceneTrajectoryTask:
             "ade": means["minADE1"],
             "fde": means["minFDE1"],
         }
-        return Validation(values, TrackScores(means, self._protocol(windows)))
+        return self.validated(values, means)
 
-    def _protocol(self, windows: Windows) -> Protocol:
-        return validation_protocol(windows, self.options.test_scene, self.recipe.train.seed)
-
-    def save(self, folder: Path) -> None:
-        """Nothing is needed beside config and weights."""
-
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
-        """The model card with data, protocol and scores."""
-        scenes = self.tracks.train.scenes
-        count = sum(found is not None for found in scenes.maps or ())
-        return track_card(
-            facts,
-            license=self.recipe.train.model_license,
-            dataset=Path(self.options.dataset).name,
-            data=f"{scenes.describe()}; {len(self.scenes.sizes):,} scenes, {count:,} maps of lanes",
-            scores=None if validation is None else str(validation.details),
-        )
+    def describe_training(self) -> str:
+        """What the training data is cut into, in words."""
+        count = sum(found is not None for found in self.tracks.train.scenes.maps or ())
+        return f"{len(self.scenes.sizes):,} scenes, {count:,} maps of lanes"

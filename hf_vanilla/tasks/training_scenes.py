@@ -4,6 +4,7 @@ Shapes: W windows, S scenes, B scenes of a batch, A agents of the largest one.
 """
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.track_windows import Windows
-from hf_vanilla.training.task import Batch
+from hf_vanilla.training.task import Batch, Work, micro_batch_size
 from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.scene_layout import SceneLayout, scene_batches, scene_middles
 from hf_vanilla.trajectories.track_scores import TrackSums
 
+from .track_task import TrackTask
 from .trajectories import add_scenes, model_inputs, shuffled
 from .trajectory_data import position_errors, random_changes
 from .trajectory_options import SceneOptions
@@ -164,3 +166,42 @@ def scene_scores(
     for part in (single, together):
         found |= part.means(accelerator.reduce(part.sums.to(accelerator.device, kind)))
     return found
+
+
+@dataclass(frozen=True)
+class SceneTask(TrackTask):
+    """Base class of the tasks whose items are scenes.
+
+    Attributes:
+        scenes: training windows by scene.
+    """
+
+    scenes: TrainingScenes
+    items: ClassVar[str] = "agents"
+
+    @property
+    def options(self) -> SceneOptions:
+        """The recipe's data options."""
+        return self.recipe.data
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        return self.options.scenes_per_step // self.options.scenes_per_batch
+
+    def order(self, per_step: int) -> SceneOrder:
+        """Cut the scenes of a step into `per_step` equal micro-batches.
+
+        Raises:
+            ValueError: they cannot be cut so.
+        """
+        size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
+        return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
+
+    def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
+        """Scenes as the model's inputs, padded, each changed at random as a whole."""
+        return self.scenes.batch(scenes, generator).inputs
+
+    def work(self, config: Any, batch: Batch) -> Work:
+        """Agents and their observed and future steps."""
+        return Work(int(batch["agent_mask"].sum()), *count_steps(batch))

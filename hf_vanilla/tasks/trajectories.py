@@ -6,30 +6,27 @@ Shapes: B windows, T observed steps, P predicted steps.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.track_windows import Windows
-from hf_vanilla.hub.track_card import track_card
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+from hf_vanilla.training.task import Batch, Validation, Work, micro_batch_size
 from hf_vanilla.trajectories.joint_scores import JointSums
 from hf_vanilla.trajectories.loading import FORMS, new_forecaster
 from hf_vanilla.trajectories.scene_layout import joint_forecast, reads_scene
-from hf_vanilla.trajectories.track_scores import Protocol, TrackScores, TrackSums
+from hf_vanilla.trajectories.track_scores import TrackSums
 
+from .track_task import TrackTask
 from .trajectory_data import (
-    TrackData,
     position_errors,
     prepare_tracks,
     random_changes,
@@ -103,30 +100,17 @@ def shuffled(count: int, *key: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class TrajectoryTask:
-    """A prepared run of trajectory forecasting; see `hf_vanilla.training.task.Task`.
+class TrajectoryTask(TrackTask):
+    """A prepared run of trajectory forecasting."""
 
-    Attributes:
-        recipe: data, model and training.
-        tracks: training and validation windows with their statistics.
-    """
-
-    recipe: Recipe
-    tracks: TrackData
     items: ClassVar[str] = "windows"
     counted: ClassVar[tuple[str, ...]] = ("future_steps",)
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
-    processor: ClassVar[Any] = None
 
     @property
     def options(self) -> TrackDataOptions:
         """The recipe's data options."""
         return self.recipe.data
-
-    @property
-    def has_validation(self) -> bool:
-        """Whether there are validation windows."""
-        return self.tracks.validation is not None
 
     @property
     def micro_batches(self) -> int:
@@ -188,10 +172,6 @@ class TrajectoryTask:
         """Loss per observed future step of the optimizer step."""
         return {"loss": model(**batch, num_items_in_batch=totals[0].clamp(min=1)).loss}
 
-    def derived(self, values: dict[str, float]) -> dict[str, float]:
-        """Nothing follows from the logged values."""
-        return {}
-
     def work(self, config: VanillaTracksConfig, batch: Batch) -> Work:
         """Windows and their observed and future steps."""
         steps = int(batch["past_observed_mask"].sum() + batch["future_observed_mask"].sum())
@@ -202,8 +182,7 @@ class TrajectoryTask:
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
     ) -> Validation:
         """Errors of the closest and of the top-scored track over all validation windows."""
-        windows = self.tracks.validation
-        assert windows is not None
+        windows = self.validation
         config = model.config
         share = np.arange(accelerator.process_index, len(windows), accelerator.num_processes)
         modes = 1 if self.options.form == "one" else config.num_modes
@@ -221,40 +200,7 @@ class TrajectoryTask:
             "fde": means["minFDE1"],
             **({"single_ade": means["single_ADE"]} if modes > 1 else {}),  # only logged
         }
-        return Validation(values, TrackScores(means, self._protocol(windows)))
-
-    def _protocol(self, windows: Windows) -> Protocol:
-        return validation_protocol(windows, self.options.test_scene, self.recipe.train.seed)
-
-    def save(self, folder: Path) -> None:
-        """Nothing is needed beside config and weights."""
-
-    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
-        """The model card with data, protocol and scores."""
-        scenes = self.tracks.train.scenes
-        return track_card(
-            facts,
-            license=self.recipe.train.model_license,
-            dataset=Path(self.options.dataset).name,
-            data=f"{scenes.describe()}; {len(self.tracks.train):,} windows",
-            scores=None if validation is None else str(validation.details),
-        )
-
-
-def validation_protocol(windows: Windows, test_scene: str | None, seed: int) -> Protocol:
-    """The protocol of a run's validation windows."""
-    data = "validation part"
-    if test_scene is not None:
-        data = f"ETH/UCY without {test_scene}, validation cut"
-    return Protocol(
-        data=data,
-        observed=windows.observed,
-        predicted=windows.predicted,
-        step_seconds=windows.scenes.step_seconds,
-        unit=windows.scenes.unit,
-        windows=len(windows),
-        seed=str(seed),
-    )
+        return self.validated(values, means)
 
 
 def model_inputs(windows: Windows, rows: np.ndarray) -> Batch:

@@ -1,0 +1,83 @@
+"""What the tasks of forecasting share."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from huggingface_hub import ModelCard
+
+from hf_vanilla.data.track_windows import Windows
+from hf_vanilla.hub.track_card import track_card
+from hf_vanilla.recipes.recipe import Recipe
+from hf_vanilla.training.task import RunFacts, Validation
+from hf_vanilla.trajectories.track_scores import Protocol, TrackScores
+
+from .trajectory_data import TrackData
+
+
+@dataclass(frozen=True)
+class TrackTask:
+    """Base class of the tasks of forecasting; see `hf_vanilla.training.task.Task`.
+
+    Attributes:
+        recipe: data, model and training.
+        tracks: training and validation windows with their statistics.
+    """
+
+    recipe: Recipe
+    tracks: TrackData
+    processor: ClassVar[Any] = None
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are validation windows."""
+        return self.tracks.validation is not None
+
+    @property
+    def validation(self) -> Windows:
+        """The validation windows; there are some."""
+        assert self.tracks.validation is not None
+        return self.tracks.validation
+
+    def derived(self, values: dict[str, float]) -> dict[str, float]:
+        """Nothing follows from the logged values."""
+        return {}
+
+    def validated(self, values: dict[str, float], means: dict[str, float]) -> Validation:
+        """Values to log, and all scores with their protocol.
+
+        Args:
+            values: by the names of the task's measures.
+            means: scores over all validation windows.
+        """
+        windows, test_scene = self.validation, self.recipe.data.test_scene
+        data = "validation part"
+        if test_scene is not None:
+            data = f"ETH/UCY without {test_scene}, validation cut"
+        protocol = Protocol(
+            data=data,
+            observed=windows.observed,
+            predicted=windows.predicted,
+            step_seconds=windows.scenes.step_seconds,
+            unit=windows.scenes.unit,
+            windows=len(windows),
+            seed=str(self.recipe.train.seed),
+        )
+        return Validation(values, TrackScores(means, protocol))
+
+    def save(self, folder: Path) -> None:
+        """Nothing is needed beside config and weights."""
+
+    def describe_training(self) -> str:
+        """What the training data is cut into, in words."""
+        return f"{len(self.tracks.train):,} windows"
+
+    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+        """The model card with data, protocol and scores."""
+        return track_card(
+            facts,
+            license=self.recipe.train.model_license,
+            dataset=Path(self.recipe.data.dataset).name,
+            data=f"{self.tracks.train.scenes.describe()}; {self.describe_training()}",
+            scores=None if validation is None else str(validation.details),
+        )
