@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from hf_vanilla.data.image_files import open_image
-from hf_vanilla.vision.classify import image_paths
 from hf_vanilla.vision.coco_scores import ObjectScores
 from hf_vanilla.vision.detector import Detector, load_detector
+from hf_vanilla.vision.image_commands import image_paths
 from hf_vanilla.vision.object_attention import ObjectAttention, object_attention, query_places
 
 from .figures import THEMES, check_output, figure_style, new_figure, save_figure

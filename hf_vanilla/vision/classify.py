@@ -4,24 +4,18 @@ import csv
 import io
 import json
 import logging
-import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TextIO
 
-from hf_vanilla.data.image_files import IMAGE_SUFFIXES, ImageError
-from hf_vanilla.files import whole_file
-from hf_vanilla.options import UsageError, options_and_paths, parse_options
+from hf_vanilla.data.image_files import ImageError
 
 from .classifier import Classified, load_classifier
+from .image_commands import check_paths, image_paths, output_file, read_image_command
 
 logger = logging.getLogger(__name__)
 
 FORMATS = ("csv", "jsonl")
-STDIN = "-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +52,8 @@ class Classification:
 
 
 def read_classification(arguments: Sequence[str]) -> Classification:
-    """Options and paths of a command line, in any order; a single `-` reads paths from stdin.
-
-    Raises:
-        UsageError: an option is unknown or missing, or there is no path.
-    """
-    options, paths = options_and_paths(arguments)
-    parsed = parse_options(ClassifyOptions, options)
-    if not paths:
-        raise UsageError("missing: paths of images or folders, or - to read them from stdin")
-    return Classification(parsed, tuple(paths))
+    """Options and paths of a command line; see `read_image_command`."""
+    return Classification(*read_image_command(arguments, ClassifyOptions))
 
 
 def classify_files(asked: Classification) -> None:
@@ -78,38 +64,14 @@ def classify_files(asked: Classification) -> None:
         OSError: a path does not exist, or the output cannot be written.
     """
     options = asked.options
-    for path in asked.paths:
-        if path != STDIN and not os.path.exists(path):
-            raise FileNotFoundError(f"{path}: no such file or folder")
+    check_paths(asked.paths)
     classifier = load_classifier(options.model, device=options.device)
     top_k = min(options.top_k, classifier.model.config.num_labels)
     results = classifier.classify(
         image_paths(asked.paths), top_k=top_k, batch_size=options.batch_size
     )
-    target = nullcontext(None) if options.output is None else whole_file(Path(options.output))
-    with target as unfinished:
-        if unfinished is None:
-            _write(results, sys.stdout, options, top_k)
-            return
-        with open(unfinished, "w", encoding="utf-8", newline="") as file:
-            _write(results, file, options, top_k)
-
-
-def image_paths(paths: Iterable[str]) -> Iterator[str]:
-    """Paths of images: files as given, folders at any depth sorted by name, `-` from stdin."""
-    for path in paths:
-        if path == STDIN:
-            yield from (line.rstrip("\n") for line in sys.stdin if line.strip())
-        elif os.path.isdir(path):
-            entries = sorted(os.scandir(path), key=lambda entry: entry.name)
-            inner = [
-                entry.path
-                for entry in entries
-                if entry.is_dir() or os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES
-            ]
-            yield from image_paths(inner)
-        else:
-            yield path
+    with output_file(options.output) as file:
+        _write(results, file, options, top_k)
 
 
 def line_of(result: Classified, form: str, top_k: int) -> str:

@@ -3,22 +3,18 @@
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
 from hf_vanilla.data.detection_sources import read_coco
 from hf_vanilla.data.image_files import ImageError, open_image
-from hf_vanilla.files import whole_file
-from hf_vanilla.options import UsageError, options_and_paths, parse_options
 
-from .classify import STDIN, image_paths
 from .coco_scores import coco_results
 from .detector import Detected, Found, load_detector
 from .drawing import drawn_objects
+from .image_commands import check_paths, image_paths, output_file, read_image_command
 
 logger = logging.getLogger(__name__)
 
@@ -107,16 +103,8 @@ class CocoIds:
 
 
 def read_detection(arguments: Sequence[str]) -> Detection:
-    """Options and paths of a command line, in any order; a single `-` reads paths from stdin.
-
-    Raises:
-        UsageError: an option is unknown or missing, or there is no path.
-    """
-    options, paths = options_and_paths(arguments)
-    parsed = parse_options(DetectOptions, options)
-    if not paths:
-        raise UsageError("missing: paths of images or folders, or - to read them from stdin")
-    return Detection(parsed, tuple(paths))
+    """Options and paths of a command line; see `read_image_command`."""
+    return Detection(*read_image_command(arguments, DetectOptions))
 
 
 def detect_files(asked: Detection) -> None:
@@ -127,9 +115,7 @@ def detect_files(asked: Detection) -> None:
         OSError: a path does not exist, or the output cannot be written.
     """
     options = asked.options
-    for path in asked.paths:
-        if path != STDIN and not os.path.exists(path):
-            raise FileNotFoundError(f"{path}: no such file or folder")
+    check_paths(asked.paths)
     detector = load_detector(options.model, device=options.device)
     names = detector.label_names
     ids = coco_ids(options.annotations, names)
@@ -137,7 +123,7 @@ def detect_files(asked: Detection) -> None:
     chosen = _chosen(results, options)
     if options.draw is not None:
         chosen = _drawing(chosen, Path(options.draw), names)
-    with _target(options.output) as file:
+    with output_file(options.output) as file:
         if options.format == "coco":
             _write_coco(chosen, file, ids)
         else:
@@ -216,16 +202,3 @@ def _write_coco(results: Iterable[Detected], file: TextIO, ids: CocoIds) -> None
             entries += coco_results([result.found], ids.categories, [ids.image_id(result.name)])
     json.dump(entries, file)
     file.write("\n")
-
-
-@contextmanager
-def _target(output: str | None) -> Iterator[TextIO]:
-    """Stdout, or a file that is written completely or not at all."""
-    if output is None:
-        yield sys.stdout
-        return
-    with (
-        whole_file(Path(output)) as unfinished,
-        open(unfinished, "w", encoding="utf-8", newline="") as file,
-    ):
-        yield file

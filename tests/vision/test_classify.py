@@ -16,7 +16,8 @@ from transformers import ViTConfig, ViTForImageClassification, pipeline
 from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.options import UsageError
 from hf_vanilla.vision.classifier import load_classifier
-from hf_vanilla.vision.classify import classify_files, image_paths, read_classification
+from hf_vanilla.vision.classify import classify_files, read_classification
+from hf_vanilla.vision.image_commands import image_paths
 
 NAMES = {index: f"kind {index}" for index in range(7)}
 
