@@ -55,7 +55,7 @@ OF_TRACKS = {
 STAGES = {
     "AgentFormer, first stage": "",
     "AgentFormer, both stages": "--stage second --max_steps 800 --eval_steps 800 "
-    "--learning_rate 1e-3 --model.num_modes 20",
+    "--learning_rate 1e-3 --model.num_modes 20 --model.joint_weight 1",
 }
 ON_JUNCTIONS = {
     "tracks": "--recipe demo_tracks --dataset junctions --mirror 0 --model.num_modes 6",
