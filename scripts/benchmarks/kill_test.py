@@ -30,7 +30,7 @@ from hf_vanilla.files import read_json_lines
 
 KILLS, SEED, PAIRS, STEPS = 40, 0, 600, 240
 POLLING_SECONDS = 0.0005
-JUNCTION_CARS = 90  # generated at each start, of 6,000
+BUILT_IN = 90  # agents generated at each start, instead of thousands; validation is shorter too
 PHASES = ("start-up", "steps", "checkpoint writing", "pruning", "final writing")
 IMPORTED = ["hf_vanilla.training.run", "hf_vanilla.tasks.translation", "matplotlib.pyplot"]
 IMPORTED += ["hf_vanilla.tasks.image_classification", "sklearn.datasets"]
@@ -98,7 +98,7 @@ def train(place: Path, name: str) -> None:
     os.dup2(errors, sys.stderr.fileno())
     os.dup2(errors, sys.stdout.fileno())
     options = Path(OPTIONS_FILE).read_text(encoding="utf-8").split()
-    BUILT_IN_AGENTS["junctions"] = JUNCTION_CARS
+    BUILT_IN_AGENTS.update(dict.fromkeys(BUILT_IN_AGENTS, BUILT_IN))
     run_command("train", ["--output_dir", name, *options])
 
 
