@@ -100,7 +100,7 @@ function drawNode(root, node, x, y, isChosen) {
 views.search = {
   name: "Search",
   get hint() {
-    if (answer.sampling) return "Empty with sampling.";
+    if (answer.sampling) return "Sampling makes no search.";
     return "The candidates of each step of the beam search. Left and right arrow keys step, up and down choose.";
   },
   draw(root, room) {

@@ -55,7 +55,7 @@ class VanillaAgentFormerPreTrainedModel(VanillaPreTrainedModel):
 
     config_class = VanillaAgentFormerConfig
     main_input_name = "past_values"
-    is_rollout: ClassVar[bool] = True
+    is_rollout: ClassVar[bool] = True  # `predicted_steps` may be larger than in training
     supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
     # the scores of one agent's steps are overwritten, which only the formula itself can do
     _supports_sdpa = False

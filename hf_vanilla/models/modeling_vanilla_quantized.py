@@ -101,7 +101,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         torch.Size([3, 5, 12, 2])
     """
 
-    is_rollout: ClassVar[bool] = True
+    is_rollout: ClassVar[bool] = True  # `predicted_steps` may be larger than in training
 
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)

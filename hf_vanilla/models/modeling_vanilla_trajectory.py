@@ -165,7 +165,7 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         torch.Size([3, 1, 12, 2])
     """
 
-    is_rollout: ClassVar[bool] = True
+    is_rollout: ClassVar[bool] = True  # `predicted_steps` may be larger than in training
     supports_gradient_checkpointing = False  # it drops the cache, which the rollout needs
 
     def __init__(self, config: VanillaTracksConfig) -> None:

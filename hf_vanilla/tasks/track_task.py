@@ -35,7 +35,7 @@ class TrackTask:
 
     @property
     def validation(self) -> Windows:
-        """The validation windows; there are some."""
+        """The validation windows, for a task with `has_validation`."""
         assert self.tracks.validation is not None
         return self.tracks.validation
 

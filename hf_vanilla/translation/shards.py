@@ -178,7 +178,7 @@ def failed_lines(shard: Shard, output: Path) -> list[int]:
 
 def remove_unused_manifest(output: Path) -> None:
     """Remove the manifest where no shard was begun, so that the next run may differ."""
-    if not any(path.name != MANIFEST for path in output.iterdir()):
+    if all(path.name == MANIFEST for path in output.iterdir()):
         (output / MANIFEST).unlink(missing_ok=True)
 
 
