@@ -8,24 +8,26 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import GenerationConfig
 
+from hf_vanilla.translation.alignments import Aligner, saved_head
 from hf_vanilla.translation.attentions import Attentions, attentions
 from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
 from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.markup import Markup, take_out
 from hf_vanilla.translation.n_best import Hypothesis
 from hf_vanilla.translation.search_record import Candidate
-from hf_vanilla.translation.sentence_splitting import Piece, SentenceSplitter
+from hf_vanilla.translation.sentence_splitting import Piece
+from hf_vanilla.translation.text_translator import with_markup
 
-from .text_search import CHARACTERS_PER_TOKEN, Search, valid
+from .text_input import checked_text, one_line, split_text
+from .text_search import MAX_NEW_TOKENS, Search
 
 CACHED_MODELS = 2
-MAX_MESSAGE = 400  # characters
 MAX_SECONDS = 30.0  # of the searches of one text
-MAX_SENTENCES = 20  # of a text that is split
 MAX_VISITORS = 64  # who wait at once
 
 
@@ -35,7 +37,8 @@ class Result:
 
     Attributes:
         model: folder or Hub id.
-        sentence: the text that was translated.
+        text: what the visitor wrote.
+        sentence: what the model read: the text, or its words without markup.
         hypotheses: n-best list, best first.
         steps: the candidates of each step of the search; none with sampling.
         settings: of decoding.
@@ -45,6 +48,7 @@ class Result:
     """
 
     model: str
+    text: str
     sentence: str
     hypotheses: list[Hypothesis]
     steps: list[list[Candidate]]
@@ -117,10 +121,11 @@ class Service:
             search: how to translate it.
 
         Raises:
-            ValueError: the text is blank or too long, the search takes too long or cannot have the
-                phrases, the model cannot be used, or too many visitors wait.
+            ValueError: the text is blank, only markup or too long, the search takes too long or
+                cannot have the phrases or lengths, the model cannot be used, or too many visitors
+                wait.
         """
-        sentence = _checked_text(text, self.max_tokens)
+        sentence = checked_text(text, self.max_tokens)
         return self._translate(name, [Piece(sentence, "")], search)[0]
 
     def translate_sentences(
@@ -138,7 +143,7 @@ class Service:
             ValueError: as for `translate`; or the text cannot be split, has too many sentences, or
                 has several and there are phrases.
         """
-        pieces = _split(_checked_text(text, self.max_tokens), language)
+        pieces = split_text(checked_text(text, self.max_tokens), language)
         if len(pieces) > 1 and search.phrases:
             raise ValueError(
                 f"Phrases are of one sentence, and the text has {len(pieces)}: leave them out, or "
@@ -159,27 +164,35 @@ class Service:
         """Translate one sentence; the caller holds the lock."""
         model, tokenizer = self._load(name)
         constraints = search.constraints(model, tokenizer)
+        markup = take_out(piece.text) if search.keep_markup else None
+        sentence = piece.text if markup is None else markup.plain
+        if not sentence.strip():
+            raise ValueError(f"There are no words in {piece.text[:40]!r}: type a sentence.")
         left = max(deadline - time.monotonic(), 0)
         with _any_error_of(name):
             found, steps = search.run(
-                model, tokenizer, piece.text, constraints=constraints, max_seconds=left
+                model, tokenizer, sentence, constraints=constraints, max_seconds=left
             )
         if time.monotonic() >= deadline:
             raise ValueError(
                 f"The search was stopped after {self.max_seconds:g} seconds: give a shorter text, "
                 "or fewer beams."
             )
+        search.lengths.check(found)
         with _any_error_of(name):
-            weights = attentions(model, tokenizer, piece.text, translation=found[0].ids)
+            weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
+            if markup is not None:
+                found = _with_items(found, markup, Aligner(model, tokenizer, saved_head(name)))
         return Result(
-            name,
-            piece.text,
-            found,
-            steps,
-            model.generation_config,
-            weights,
-            has_layer_steps(model),
-            piece.separator,
+            model=name,
+            text=piece.text,
+            sentence=sentence,
+            hypotheses=found,
+            steps=steps,
+            settings=model.generation_config,
+            attentions=weights,
+            has_layers=has_layer_steps(model),
+            separator=piece.separator,
         )
 
     def attend(self, name: str, text: str, ids: list[int]) -> Attentions:
@@ -193,7 +206,7 @@ class Service:
         Raises:
             ValueError: as for `translate`, or the ids are none of the model.
         """
-        sentence = _checked_text(text, self.max_tokens)
+        sentence = checked_text(text, self.max_tokens)
         with self._turn():
             model, tokenizer = self._load(name)
             self._check_length(tokenizer, sentence)
@@ -216,7 +229,7 @@ class Service:
         Raises:
             ValueError: as for `attend`, or the place does not exist.
         """
-        sentence = _checked_text(text, self.max_tokens)
+        sentence = checked_text(text, self.max_tokens)
         layer, head, token = place
         with self._turn():
             model, tokenizer = self._load(name)
@@ -265,7 +278,8 @@ class Service:
     def _check_ids(self, model: Any, tokenizer: Any, ids: Any) -> None:
         """Refuse ids that are no translation; a visitor may send anything."""
         beyond = getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
-        most = 2 * min(self.max_tokens, tokenizer.model_max_length) + beyond
+        longest = 2 * min(self.max_tokens, tokenizer.model_max_length) + beyond
+        most = max(longest, MAX_NEW_TOKENS)
         size = model.get_output_embeddings().weight.shape[0]
         is_list = isinstance(ids, list) and 0 < len(ids) <= most
         if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
@@ -286,6 +300,12 @@ class Service:
         return self._model_cache[name]
 
 
+def _with_items(found: list[Hypothesis], markup: Markup, aligner: Aligner) -> list[Hypothesis]:
+    """The hypotheses with the tags and the like of their source in their texts."""
+    texts = with_markup(aligner, [markup] * len(found), [one.text for one in found])
+    return [replace(one, text=text) for one, text in zip(found, texts, strict=True)]
+
+
 @contextmanager
 def _any_error_of(name: str) -> Iterator[None]:
     """Report any error of a model, which may be anyone's, as a ValueError of one line."""
@@ -293,44 +313,3 @@ def _any_error_of(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
-
-
-def _checked_text(text: str, max_tokens: int) -> str:
-    """The text on one line, in valid Unicode.
-
-    Raises:
-        ValueError: it is blank, or much too long.
-    """
-    limit = max_tokens * CHARACTERS_PER_TOKEN
-    if len(text) > limit:
-        raise ValueError(
-            f"The text has {len(text):,} characters; the limit is {limit:,}: give a shorter one."
-        )
-    sentence = " ".join(valid(text).splitlines())
-    if not sentence.strip():
-        raise ValueError("There is no text: type a sentence.")
-    return sentence
-
-
-def _split(text: str, language: str) -> list[Piece]:
-    """The sentences of a text.
-
-    Raises:
-        ValueError: sentencex is not installed, the language is no code, or they are too many.
-    """
-    try:
-        pieces = SentenceSplitter(language).split(text.strip())
-    except ImportError as error:
-        raise ValueError(one_line(error)) from error
-    if len(pieces) > MAX_SENTENCES:
-        raise ValueError(
-            f"The text has {len(pieces)} sentences; the limit is {MAX_SENTENCES}: give fewer at a "
-            "time."
-        )
-    return pieces
-
-
-def one_line(error: Exception) -> str:
-    """The message of an error on one line, shortened to `MAX_MESSAGE` characters."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"

@@ -41,6 +41,7 @@ def answer_of_result(result: Result, tokenizer: PreTrainedTokenizerBase) -> dict
         )
     return {
         "model": result.model,
+        "text": result.text,
         "sentence": result.sentence,
         "separator": result.separator,
         "hypotheses": hypotheses,

@@ -124,7 +124,7 @@ function showControls(before) {
 }
 
 function listSentences() {
-  optionsOf("shown", answers.map(({ sentence }, index) => [index, `${index + 1}: ${sentence}`]), state.sentence);
+  optionsOf("shown", answers.map(({ text }, index) => [index, `${index + 1}: ${text}`]), state.sentence);
   part("of-sentence").hidden = answers.length < 2;
 }
 
@@ -185,7 +185,7 @@ async function translate(wanted = null) {
     return;
   }
   question = asked;
-  answers = (found.sentences ?? [found]).map((one) => ({ ...one, ...asked }));
+  answers = (found.sentences ?? [found]).map((one) => ({ ...asked, ...one }));
   showSentence(answers[wanted?.sentence] ? wanted.sentence : 0);
   Object.assign(state, { layer: answer.attention.kinds[state.kind].shape[0] - 1, head: MEAN });
   const all = { ...state, ...wanted };
@@ -223,8 +223,8 @@ async function load() {
 
 async function addModel() {
   if (!answer) return;
-  const { sentence: text, beams, phrases, sampling } = answer;
-  const request = { model: part("second").value, text, beams, phrases, sampling };
+  const { text, beams, phrases, sampling, lengths, markup } = answer;
+  const request = { model: part("second").value, text, beams, phrases, sampling, lengths, markup };
   const [asked, found] = [answer, await call("translate", request)];
   if (!found || answer !== asked) return;
   showProblem(found.error ?? "");
@@ -255,7 +255,7 @@ for (const name of CHOICES) {
 part("beams").addEventListener("change", () => {
   if (answer) translate();
 });
-for (const name of ["search", "split"]) {
+for (const name of ["search", "split", "markup"]) {
   part(name).addEventListener("change", () => {
     showFields();
     if (answer) translate();
@@ -266,7 +266,7 @@ part("shown").addEventListener("change", (event) => {
   showTranslation();
   set({});
 });
-for (const name of ["phrases", "language", ...SAMPLING]) {
+for (const name of ["phrases", "language", ...SAMPLING, ...LENGTHS]) {
   part(name).addEventListener("change", () => {
     if (part("sentence").value.trim()) translate();
   });

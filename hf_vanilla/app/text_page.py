@@ -14,7 +14,7 @@ from hf_vanilla.translation.demo_model import demo_model
 from .component import import_gradio, page_of_component
 from .service import Service
 from .text_answer import answer_of_attention, answer_of_layer, answer_of_result
-from .text_search import Search, sampling_of
+from .text_search import Search, lengths_of, sampling_of
 
 TITLE = "Attention Is All You Need: watch it translate"
 MAX_BEAMS = 10
@@ -93,8 +93,9 @@ class TextPage:
         """Translate the `text` with so many `beams`; see `answer_of_result`.
 
         Each translation contains the `phrases`, one text with semicolons between them. `sampling`
-        has the texts of its fields by name; with it, so many translations are drawn. With `split`,
-        the language of the text, the answer has a list of `sentences`, each with its answer.
+        has the texts of its fields by name; with it, so many translations are drawn. `lengths` has
+        those of the limits; `markup` is whether to keep it. With `split`, the language of the text,
+        the answer has a list of `sentences`, each with its answer.
         """
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:
@@ -105,6 +106,8 @@ class TextPage:
             beams,
             phrases=list(filter(None, phrases)),
             sampling=None if sampling is None else sampling_of(sampling),
+            lengths=lengths_of(asked.get("lengths", {})),
+            keep_markup=bool(asked.get("markup", False)),
         )
         text, language = str(asked["text"]), asked.get("split")
         if language is None:

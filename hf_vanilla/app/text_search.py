@@ -1,7 +1,7 @@
-"""How a visitor wants a sentence to be translated: by a search, with phrases, or by sampling."""
+"""How a visitor wants a sentence to be translated: search or sampling, phrases, lengths, markup."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hf_vanilla.models.generation_vanilla import filling_ids
@@ -12,14 +12,19 @@ from hf_vanilla.translation.n_best import Hypothesis, best_translations
 from hf_vanilla.translation.search_record import Candidate, SearchRecord
 from hf_vanilla.translation.terminology import phrase_of
 
-CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
+from .text_input import CHARACTERS_PER_TOKEN, valid
+
 MAX_PHRASES, MAX_PHRASE_TOKENS = 8, 32  # that visitors ask for
-# name: kind of number, smallest, largest; a smaller temperature could overflow float32
-SAMPLING_FIELDS = {
-    "temperature": (float, 0.01, 10),
-    "top_k": (int, 1, 10**6),
-    "top_p": (float, 0.01, 1),
-    "seed": (int, 0, 2**32 - 1),
+MAX_NEW_TOKENS = 512  # of a translation whose length visitors limit
+# name: what messages call it, kind of number, smallest, largest; a smaller temperature could
+# overflow float32
+FIELDS = {
+    "temperature": ("temperature", float, 0.01, 10),
+    "top_k": ("top-k", int, 1, 10**6),
+    "top_p": ("top-p", float, 0.01, 1),
+    "seed": ("seed", int, 0, 2**32 - 1),
+    "min_new_tokens": ("minimum length", int, 1, MAX_NEW_TOKENS),
+    "max_new_tokens": ("maximum length", int, 1, MAX_NEW_TOKENS),
 }
 
 
@@ -41,6 +46,46 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Lengths:
+    """Of a translation in tokens, as `generate()` names it; None: as the model decodes.
+
+    Attributes:
+        min_new_tokens: at least, without the end token.
+        max_new_tokens: at most, with the end token.
+
+    Raises:
+        ValueError: the minimum is above the maximum.
+    """
+
+    min_new_tokens: int | None = None
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        least, most = self.min_new_tokens, self.max_new_tokens
+        if least is not None and most is not None and least > most:
+            raise ValueError(
+                f"The minimum length of {least} tokens is above the maximum of {most}: lower it."
+            )
+
+    def given(self) -> dict[str, int]:
+        """Those that are given, for `generate()`."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def check(self, found: Sequence[Hypothesis]) -> None:
+        """Check that the translations have the minimum length.
+
+        Raises:
+            ValueError: the model's own limit ended one before.
+        """
+        shortest = min(len(hypothesis.ids) for hypothesis in found)
+        if self.min_new_tokens is not None and shortest < self.min_new_tokens:
+            raise ValueError(
+                f"The model's limit for this sentence is {shortest} tokens, and the minimum length "
+                f"is {self.min_new_tokens}: lower it, or give a maximum length."
+            )
+
+
+@dataclass(frozen=True)
 class Search:
     """What a visitor chose.
 
@@ -48,6 +93,8 @@ class Search:
         num_beams: beams, or drawn translations; the length of the n-best list.
         phrases: that each translation must contain.
         sampling: None: a search.
+        lengths: limits of each translation.
+        keep_markup: carry tags, URLs, addresses, {variables} and numbers over.
 
     Raises:
         ValueError: there are phrases and sampling.
@@ -56,6 +103,8 @@ class Search:
     num_beams: int
     phrases: Sequence[str] = ()
     sampling: Sampling | None = None
+    lengths: Lengths = Lengths()
+    keep_markup: bool = False
 
     def __post_init__(self) -> None:
         if self.phrases and self.sampling is not None:
@@ -106,6 +155,7 @@ class Search:
             num_beams=self.num_beams,
             record=record,
             max_time=max_seconds,
+            **self.lengths.given(),
             **({} if constraints is None else {"constraints": constraints}),
         )
         ends = set(filling_ids(model.generation_config)[0])
@@ -115,33 +165,45 @@ class Search:
         self, model: Any, tokenizer: Any, sentence: str, max_seconds: float
     ) -> list[Hypothesis]:
         assert self.sampling is not None
-        fields = {**asdict(self.sampling), "do_sample": True, "max_time": max_seconds}
-        engine = TorchEngine(model, tokenizer, num_beams=1, **fields)
+        settings = {**asdict(self.sampling), **self.lengths.given()}
+        settings |= {"do_sample": True, "max_time": max_seconds}
+        engine = TorchEngine(model, tokenizer, num_beams=1, **settings)
         rows = tokenizer([sentence], verbose=False).input_ids
         return engine.n_best_rows(rows, self.num_beams)[0]
 
 
 def sampling_of(texts: Mapping[str, Any]) -> Sampling:
-    """What a visitor wrote into the fields of `SAMPLING_FIELDS`; a blank one has its default.
+    """What a visitor wrote into the fields of sampling; a blank one has its default.
 
     Raises:
         ValueError: a text is no number, or one out of range.
     """
-    filled = {name: str(texts.get(name, "")).strip() for name in SAMPLING_FIELDS}
-    return Sampling(**{name: _number(name, text) for name, text in filled.items() if text})
+    return Sampling(**_numbers(texts, Sampling))
 
 
-def _number(name: str, text: str) -> Any:
-    kind, least, most = SAMPLING_FIELDS[name]
+def lengths_of(texts: Mapping[str, Any]) -> Lengths:
+    """What a visitor wrote into the fields of the lengths; a blank one is no limit.
+
+    Raises:
+        ValueError: a text is no number or one out of range, or the minimum is above the maximum.
+    """
+    return Lengths(**_numbers(texts, Lengths))
+
+
+def _numbers(texts: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """The numbers of the fields of a dataclass, without those that are blank."""
+    filled = {one.name: str(texts.get(one.name, "")).strip() for one in fields(kind)}
+    return {name: _number(text, *FIELDS[name]) for name, text in filled.items() if text}
+
+
+def _number(text: str, called: str, kind: type, least: float, most: float) -> Any:
     try:
         value = kind(text)
     except ValueError:
         value = None
     if value is None or not least <= value <= most:  # NaN is not within
         wanted = "a whole number" if kind is int else "a number"
-        raise ValueError(
-            f"The {name.replace('_', '-')} is {text[:40]!r}: give {wanted} from {least} to {most}."
-        )
+        raise ValueError(f"The {called} is {text[:40]!r}: give {wanted} from {least} to {most}.")
     return value
 
 
@@ -153,8 +215,3 @@ def _phrase(tokenizer: Any, text: str) -> Phrase:
             f"The phrase {text[:40]!r} has more than {MAX_PHRASE_TOKENS} tokens: shorten it."
         )
     return phrase
-
-
-def valid(text: str) -> str:
-    """In valid Unicode: tokenizers refuse a lone half of a surrogate pair."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,22 +1,26 @@
 // What a visitor chooses about the search: in the controls, in a request, and in the address.
 
-const SAMPLING = ["temperature", "top_k", "top_p", "seed"]; // names of controls, and in the address
+// names of controls, and in the address
+const SAMPLING = ["temperature", "top_k", "top_p", "seed"];
+const LENGTHS = ["min_new_tokens", "max_new_tokens"];
 
 const isSampling = () => part("search").value === "sampling";
+const textsOf = (names) => Object.fromEntries(names.map((name) => [name, part(name).value.trim()]));
 
 // The settings in the controls, as a request has them.
 function settingsAsked() {
-  const found = { beams: Number(part("beams").value) };
+  const found = { beams: Number(part("beams").value), lengths: textsOf(LENGTHS), markup: part("markup").checked };
   if (part("split").checked) found.split = part("language").value.trim();
   if (!isSampling()) return { ...found, phrases: part("phrases").value.trim() };
-  return { ...found, sampling: Object.fromEntries(SAMPLING.map((name) => [name, part(name).value.trim()])) };
+  return { ...found, sampling: textsOf(SAMPLING) };
 }
 
-function showSettings({ beams, phrases, sampling, split }) {
+function showSettings({ beams, phrases, sampling, lengths, markup, split }) {
   part("beams").value = String(beams);
   part("search").value = sampling ? "sampling" : "beams";
-  if (sampling) for (const name of SAMPLING) part(name).value = sampling[name];
-  else part("phrases").value = phrases;
+  for (const [name, text] of Object.entries({ ...sampling, ...lengths })) part(name).value = text;
+  if (!sampling) part("phrases").value = phrases;
+  part("markup").checked = markup;
   part("split").checked = split !== undefined;
   if (split !== undefined) part("language").value = split;
   showFields();
@@ -31,8 +35,10 @@ function showFields() {
 }
 
 // The names and values of the settings in the address.
-function settingsInAddress({ beams, phrases, sampling, split }) {
-  return { b: beams, ...(phrases ? { p: phrases } : {}), ...sampling, ...(split === undefined ? {} : { split }) };
+function settingsInAddress({ beams, phrases, sampling, lengths, markup, split }) {
+  const limits = Object.fromEntries(Object.entries(lengths).filter(([, text]) => text));
+  const options = { ...(markup ? { markup: 1 } : {}), ...(split === undefined ? {} : { split }) };
+  return { b: beams, ...(phrases ? { p: phrases } : sampling), ...limits, ...options };
 }
 
 // The settings in an address; null: they are none.
@@ -41,7 +47,8 @@ function settingsOf(fields) {
   const isWhole = isCount(beams) && Number(beams) >= 1 && Number(beams) <= settings.maxBeams;
   const hasSampling = fields.has("seed");
   if (!isWhole || (hasSampling && fields.has("p"))) return null;
-  const found = { beams: Number(beams), split: fields.get("split") ?? undefined };
-  if (!hasSampling) return { ...found, phrases: fields.get("p") ?? "" };
-  return { ...found, sampling: Object.fromEntries(SAMPLING.map((name) => [name, fields.get(name) ?? ""])) };
+  const textsIn = (names) => Object.fromEntries(names.map((name) => [name, fields.get(name) ?? ""]));
+  const options = { lengths: textsIn(LENGTHS), markup: fields.has("markup"), split: fields.get("split") ?? undefined };
+  const search = hasSampling ? { sampling: textsIn(SAMPLING) } : { phrases: fields.get("p") ?? "" };
+  return { beams: Number(beams), ...options, ...search };
 }

@@ -134,7 +134,7 @@ class BlockwiseCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(formula: Callable, logits: Tensor, targets: Tensor, *shares: Any) -> Tensor:
         """Losses `(N,)`."""
-        parts = zip(_blocks(logits, logits), _blocks(targets, logits), strict=True)
+        parts = zip(row_blocks(logits, logits), row_blocks(targets, logits), strict=True)
         return torch.cat([formula(*part, *shares) for part in parts])
 
     @staticmethod
@@ -151,7 +151,7 @@ class BlockwiseCrossEntropy(torch.autograd.Function):
             result = _softmax_minus_target(logits, targets, *ctx.shares) * gradient[:, None]
             return None, result.to(logits.dtype), None, None, None, None
         result = torch.empty_like(logits)
-        parts = (_blocks(part, logits) for part in (logits, targets, gradient, result))
+        parts = (row_blocks(part, logits) for part in (logits, targets, gradient, result))
         for rows, ids, factor, out in zip(*parts, strict=True):
             _write_gradient(rows, ids, factor, out, *ctx.shares)
         return None, result, None, None, None, None
@@ -189,7 +189,7 @@ def _write_gradient(  # noqa: PLR0913 - a block of each array, and three constan
     torch.mul(result, gradient[:, None], out=out)
 
 
-def _blocks(rows: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+def row_blocks(rows: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
     """`(N, ...)` in blocks whose logits fit the cache of a CPU; one block on other devices."""
     is_cpu = logits.device.type == "cpu"
     return rows.split(max(1, BLOCK_LOGITS // logits.size(-1)) if is_cpu else max(1, len(rows)))

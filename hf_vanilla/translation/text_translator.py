@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 
-from .alignments import Links
+from .alignments import Aligner
 from .markup import Markup, parts, put_back, take_out
 from .sentence_splitting import Piece, SentenceSplitter
 from .terminology import Terminology
@@ -94,20 +94,7 @@ class TextTranslator:
         waiting: deque[Markup] = deque()
         found = self._plain(_without_markup(sentences, waiting), progress)
         while window := list(islice(found, self.translator.window)):
-            sources = [waiting.popleft() for _ in window]
-            for markup, text, links in zip(
-                sources, window, self._links(sources, window), strict=True
-            ):
-                yield put_back(markup, text, links) if markup.needs_alignment else text
-
-    def _links(self, sources: Sequence[Markup], translations: Sequence[str]) -> list[Links]:
-        """The links of the pairs that need them."""
-        assert self._aligner is not None
-        pairs = [
-            (markup.plain, text) if markup.needs_alignment else ("", "")
-            for markup, text in zip(sources, translations, strict=True)
-        ]
-        return self._aligner.align(pairs, parts_of=parts)
+            yield from with_markup(self._aligner, [waiting.popleft() for _ in window], window)
 
     def _plain(self, sentences: Iterable[Sentence], progress: bool) -> Iterator[str]:
         if self._terminology is not None:
@@ -119,6 +106,27 @@ class TextTranslator:
         if not isinstance(sentence.text, str):
             return sentence
         return Sentence(sentence.text, sentence.line, self._terminology.targets(sentence.text))
+
+
+def with_markup(
+    aligner: Aligner, sources: Sequence[Markup], translations: Sequence[str]
+) -> list[str]:
+    """Translations with the items of their sources.
+
+    Args:
+        aligner: aligns those that need it.
+        sources: of `take_out`.
+        translations: of their `plain`.
+    """
+    pairs = [
+        (markup.plain, text) if markup.needs_alignment else ("", "")
+        for markup, text in zip(sources, translations, strict=True)
+    ]
+    links = aligner.align(pairs, parts_of=parts)
+    return [
+        put_back(markup, text, found) if markup.needs_alignment else text
+        for markup, text, found in zip(sources, translations, links, strict=True)
+    ]
 
 
 def _without_markup(sentences: Iterable[Sentence], waiting: deque[Markup]) -> Iterator[Sentence]:

@@ -11,8 +11,9 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla.app import service as service_module
 from hf_vanilla.app import text_search
-from hf_vanilla.app.service import MAX_MESSAGE, Service, one_line
-from hf_vanilla.app.text_search import Sampling, Search, sampling_of
+from hf_vanilla.app.service import Service
+from hf_vanilla.app.text_input import MAX_MESSAGE, one_line
+from hf_vanilla.app.text_search import Lengths, Sampling, Search, lengths_of, sampling_of
 from hf_vanilla.translation.attentions import attentions
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.loading import load_translator
@@ -152,6 +153,66 @@ def test_blank_settings_of_sampling_have_their_defaults():
 def test_sampling_with_phrases_is_refused():
     with pytest.raises(ValueError, match="Sampling takes no phrases: leave them out"):
         Search(2, ["neun"], Sampling())
+
+
+@pytest.mark.parametrize("sampling", [None, Sampling(seed=1)])
+def test_lengths_are_those_of_generate(trained_run, sampling):
+    search = Search(2, sampling=sampling, lengths=Lengths(6, 8))
+    found = Service(max_tokens=40).translate(str(trained_run), "two", search).hypotheses
+    assert all(6 <= len(hypothesis.ids) <= 8 for hypothesis in found)
+    search = Search(2, sampling=sampling, lengths=Lengths(max_new_tokens=1))
+    found = Service(max_tokens=40).translate(str(trained_run), SENTENCE, search).hypotheses
+    assert {len(hypothesis.ids) for hypothesis in found} == {1}
+
+
+@pytest.mark.filterwarnings("ignore:Unfeasible length constraints")
+def test_a_length_that_the_model_does_not_reach_is_refused(trained_run):
+    search = Search(2, lengths=Lengths(min_new_tokens=400))
+    problem = r"limit for this sentence is \d+ tokens, and the minimum length is 400: lower it"
+    with pytest.raises(ValueError, match=problem):
+        Service(max_tokens=40).translate(str(trained_run), "two", search)
+    search = Search(2, lengths=Lengths(400, 410))
+    (first, _) = Service(max_tokens=40).translate(str(trained_run), "two", search).hypotheses
+    assert len(first.ids) > 400
+    Service(max_tokens=40).attend(str(trained_run), "two", first.ids)  # is a translation of it
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [
+        ({"min_new_tokens": "0"}, "The minimum length is '0': give a whole number from 1 to 512"),
+        ({"max_new_tokens": "513"}, "The maximum length is '513': give a whole number"),
+        ({"min_new_tokens": "9", "max_new_tokens": "5"}, "9 tokens is above the maximum of 5"),
+    ],
+)
+def test_lengths_out_of_range_are_refused(texts, problem):
+    with pytest.raises(ValueError, match=problem):
+        lengths_of(texts)
+
+
+def test_phrases_longer_than_the_maximum_length_are_refused(trained_run):
+    search = Search(2, ["neun acht sieben"], lengths=Lengths(max_new_tokens=2))
+    with pytest.raises(ValueError, match="ask for less"):
+        Service(max_tokens=40).translate(str(trained_run), "two", search)
+
+
+@pytest.mark.parametrize("text", ["<b>three one</b> four {unit}", "three 17 four", SENTENCE])
+def test_markup_is_carried_over_as_by_the_command(trained_run, trained, text):
+    search = Search(3, keep_markup=True)
+    result = Service(max_tokens=40).translate(str(trained_run), text, search)
+    texts = TextTranslator(Translator(TorchEngine(*trained, num_beams=3)), keep_markup=True)
+    assert result.hypotheses[0].text == next(texts.translate([text]))
+    plain = Service(max_tokens=40).translate(str(trained_run), result.sentence, Search(3))
+    assert [one.ids for one in result.hypotheses] == [one.ids for one in plain.hypotheses]
+    assert result.text == text
+    assert "<b>" not in result.sentence
+    for hypothesis in result.hypotheses:
+        assert ("<b>" in hypothesis.text) == ("<b>" in text)
+
+
+def test_a_text_without_words_is_refused(trained_run):
+    with pytest.raises(ValueError, match=r"There are no words in '<br/> {x}': type a sentence"):
+        Service().translate(str(trained_run), "<br/> {x}", Search(2, keep_markup=True))
 
 
 def test_sentences_of_a_text_are_translated_as_alone_and_joined_as_the_command_does(

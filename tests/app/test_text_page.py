@@ -63,6 +63,15 @@ def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
     assert ask(sampling={**asked, "seed": "6"}) != found
 
 
+def test_the_answer_has_the_text_with_markup_and_the_sentence_without(ask):
+    found = ask(text="<i>two</i>", markup=True)
+    assert (found["text"], found["sentence"]) == ("<i>two</i>", "two")
+    assert [one["ids"] for one in found["hypotheses"]] == [
+        one["ids"] for one in ask(text="two")["hypotheses"]
+    ]
+    assert all("<i>" in one["text"] and "</i>" in one["text"] for one in found["hypotheses"])
+
+
 def test_a_text_that_is_split_has_an_answer_for_each_sentence(ask):
     text = "Two.  Five six."
     found = ask(text=text, split="en")["sentences"]
@@ -147,6 +156,8 @@ def test_the_vectors_of_a_layer_are_sent(ask):
         ("translate", {"beams": 11}, "beams=11: give 1 to 10"),
         ("translate", {"beams": None}, "not one of this page"),
         ("translate", {"sampling": {"temperature": "0"}}, "The temperature is '0': give a number"),
+        ("translate", {"lengths": {"max_new_tokens": "x"}}, "The maximum length is 'x': give"),
+        ("translate", {"lengths": "long"}, "not one of this page"),
         ("translate", {"split": "english"}, "split_sentences='english': give a language"),
         ("translate", {"sampling": "much"}, "not one of this page"),
         ("translate", {"sampling": {}, "phrases": "neun"}, "Sampling takes no phrases"),

@@ -223,6 +223,43 @@ def test_sampling_follows_its_fields_and_the_link(visit, found):
     assert tab.evaluate("window.shifts") == []
 
 
+def test_lengths_limit_the_translation_and_are_in_the_link(visit, trained):
+    limits = {"min_new_tokens": 9, "max_new_tokens": 12}
+    expected = best_translations(*trained, SENTENCE, num_beams=3, **limits)[0].text
+    tab = asked(visit())
+    tab.get_by_label("Max. tokens").fill("12")
+    tab.get_by_label("Min. tokens").fill("9")
+    tab.get_by_label("Min. tokens").press("Enter")
+    expect(tab.locator(".translation")).to_have_text(expected)
+    assert violations(tab) == []
+    again = visit("#" + tab.url.split("#")[1])
+    expect(again.locator(".translation")).to_have_text(expected)
+    assert again.get_by_label("Min. tokens").input_value() == "9"
+    again.get_by_label("Max. tokens").fill("8")
+    again.get_by_label("Max. tokens").press("Enter")
+    expect(again.get_by_role("alert")).to_contain_text("9 tokens is above the maximum of 8")
+    assert tab.evaluate("window.shifts") == []
+
+
+def test_markup_is_kept_in_the_translation_and_in_the_link(visit, found):
+    tab = visit()
+    tab.get_by_label("Keep markup").check()
+    asked(tab, "<b>three</b> one four")
+    translation = tab.locator(".translation")
+    expect(translation).to_contain_text("<b>")
+    expect(translation).to_contain_text("</b>")
+    tab.get_by_label("Translation").select_option("1")
+    expect(translation).to_contain_text("</b>")  # its attention is of the sentence without tags
+    assert "<b>" not in "".join(drawn(tab))
+    assert violations(tab) == []
+    again = visit("#" + tab.url.split("#")[1])
+    expect(again.locator(".translation")).to_have_text(translation.inner_text())
+    again.get_by_label("Keep markup").uncheck()
+    ask(again)
+    expect(again.locator(".translation")).to_have_text(found[0].text)
+    assert tab.evaluate("window.shifts") == []
+
+
 def test_a_text_is_split_and_its_sentences_are_shown_one_by_one(visit, trained):
     pieces = ["Two.", "Five six."]
     lists = [best_translations(*trained, piece, num_beams=2) for piece in pieces]

@@ -7,6 +7,7 @@ import small_run
 import torch
 from torch.nn.functional import kl_div
 
+from hf_vanilla.models import kernels_vanilla
 from hf_vanilla.tasks.translation_loss import rdrop_outputs, symmetric_divergence
 from hf_vanilla.training.run import train
 
@@ -22,8 +23,33 @@ def test_the_divergence_is_that_of_torch_over_real_tokens():
         p, q = first[b, t].log_softmax(-1), second[b, t].log_softmax(-1)
         expected += kl_div(p, q, log_target=True, reduction="sum")
         expected += kl_div(q, p, log_target=True, reduction="sum")
-    found = symmetric_divergence(first, second, labels)
+    found = symmetric_divergence(torch.cat([first, second]), labels)
     assert found.item() == pytest.approx(expected.item() / 2, rel=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
+def test_the_gradient_of_the_divergence_is_that_of_autograd(dtype, tolerance):
+    logits = (3 * torch.randn(6, 5, 7, dtype=torch.float64)).to(dtype).requires_grad_()
+    labels = torch.randint(7, (3, 5))
+    labels[1, 3:] = -100
+    log_p, log_q = logits.double().log_softmax(dim=-1).chunk(2)
+    terms = (log_p.exp() - log_q.exp()) * (log_p - log_q)
+    (expected,) = torch.autograd.grad(3 * (terms.sum(dim=-1) * (labels >= 0)).sum() / 2, logits)
+    (found,) = torch.autograd.grad(3 * symmetric_divergence(logits, labels), logits)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    assert not found[1, 3:].any()
+
+
+def test_the_divergence_of_many_tokens_is_the_sum_of_its_blocks(monkeypatch):
+    logits, labels = torch.randn(6, 5, 7, requires_grad=True), torch.randint(7, (3, 5))
+    monkeypatch.setattr(kernels_vanilla, "BLOCK_LOGITS", 14)  # two tokens
+    in_blocks = symmetric_divergence(logits, labels)
+    (gradient,) = torch.autograd.grad(in_blocks, logits)
+    monkeypatch.setattr(kernels_vanilla, "BLOCK_LOGITS", 10**6)
+    at_once = symmetric_divergence(logits, labels)
+    torch.testing.assert_close(in_blocks, at_once)
+    torch.testing.assert_close(gradient, torch.autograd.grad(at_once, logits)[0])
 
 
 def test_the_loss_is_the_mean_of_both_passes_and_their_divergence():
@@ -39,7 +65,7 @@ def test_the_loss_is_the_mean_of_both_passes_and_their_divergence():
     outputs = rdrop_outputs(model, {"labels": labels}, tokens, alpha=4.0)
     assert torch.equal(seen["labels"], torch.cat([labels, labels]))
     assert seen["items"] == 22
-    divergence = symmetric_divergence(logits[:3], logits[3:], labels)
+    divergence = symmetric_divergence(logits, labels)
     assert outputs.loss.item() == pytest.approx(2.0 + 2.0 * divergence.item() / 11)
     assert torch.equal(outputs.logits, logits[:3])
 
