@@ -67,7 +67,10 @@ def as_written(notebook):
 
 
 def outcome(cell):
-    return [output.get("ename") or output.get("text", "").strip() for output in cell.outputs]
+    """What a cell printed, if anything, and the name of the error that it raised."""
+    # the kernel may send what a cell prints in several parts
+    printed = "".join(output.get("text", "") for output in cell.outputs).strip()
+    return [*filter(None, [printed]), *(o["ename"] for o in cell.outputs if "ename" in o)]
 
 
 def test_the_notebook_shows_text_and_figures_and_no_warnings(notebook):

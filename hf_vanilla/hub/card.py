@@ -193,6 +193,11 @@ def public_name(path: str) -> str:
     return Path(path).name if is_absolute else path
 
 
+def hub_id(name: str) -> str | None:
+    """A name that is no local path."""
+    return None if Path(name).exists() else name
+
+
 def languages_of(name: str) -> tuple[str, ...]:
     """Source and target language by a card of ours; empty where it does not state them.
 

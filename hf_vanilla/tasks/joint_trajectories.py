@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, Validation
+from hf_vanilla.training.task import Batch, Validation, weights_fingerprint
 from hf_vanilla.trajectories.loading import STAGES, load_first_stage, new_joint_forecaster
 
 from .joint_trajectory_options import MEASURES, JointDataOptions
@@ -75,8 +75,7 @@ class JointTrajectoryTask(SceneTask):
         """Fingerprints of the windows and of the first stage."""
         facts = track_facts(self.tracks)
         if self.first is not None:
-            total = sum(weight.double().abs().sum().item() for weight in self.first.parameters())
-            facts["first stage"] = f"{total:.9g}"
+            facts["first stage"] = weights_fingerprint(self.first)
         return facts
 
     def counts(self, batch: Batch) -> Sequence[int]:

@@ -26,12 +26,12 @@ from hf_vanilla.data.mixture import SEED_OF_CORPUS, MixtureOrder
 from hf_vanilla.data.streaming import StreamedBatches
 from hf_vanilla.data.subword_dropout import SubwordDropout
 from hf_vanilla.data.text_noise import SourceNoise
-from hf_vanilla.hub.card import CardFacts, model_card
+from hf_vanilla.hub.card import CardFacts, hub_id, model_card, public_name
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, weights_fingerprint
 from hf_vanilla.translation.comet import check_comet
 from hf_vanilla.translation.evaluation import check_bleu_tokenizer
 from hf_vanilla.translation.validation import (
@@ -44,6 +44,7 @@ from hf_vanilla.translation.validation import (
 from .translation_data import TextData, prepare_text, text_facts
 from .translation_loss import rdrop_outputs
 from .translation_options import MEASURES, TranslationDataOptions
+from .translation_start import InitialModel, load_initial_model
 
 logger = get_logger(__name__)
 
@@ -62,11 +63,12 @@ def prepare(recipe: Recipe) -> "TranslationTask":
         check_bleu_tokenizer(recipe.data.bleu_tokenize)
         if recipe.data.comet is not None:
             check_comet()
-    data = prepare_text(recipe)
+    initial = load_initial_model(recipe)
+    data = prepare_text(recipe, None if initial is None else initial.tokenizer)
     rows = data.train.rows.with_format("arrow") if isinstance(data.train, EncodedPairs) else None
     collate = PairCollator(data.tokenizer.pad_token_id)
     dropout, noise = _subword_dropout(recipe, data), _source_noise(recipe, data)
-    return TranslationTask(recipe, data, rows, collate, dropout, noise)
+    return TranslationTask(recipe, data, rows, collate, dropout, noise, initial)
 
 
 def _subword_dropout(recipe: Recipe, data: TextData) -> SubwordDropout | None:
@@ -119,6 +121,7 @@ class TranslationTask:
         collate: rows to padded tensors.
         dropout: encodes the training text anew for each batch; None without BPE-dropout.
         noise: changes the sources for each batch; None without noise.
+        initial: the model from which the run starts; None where its weights are random.
     """
 
     recipe: Recipe
@@ -127,6 +130,7 @@ class TranslationTask:
     collate: PairCollator
     dropout: SubwordDropout | None = None
     noise: SourceNoise | None = None
+    initial: InitialModel | None = None
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
@@ -152,7 +156,9 @@ class TranslationTask:
         return math.ceil(self.options.tokens_per_step / self.options.tokens_per_batch)
 
     def model(self) -> PreTrainedModel:
-        """A new model for the tokenizer's vocabulary, with the recipe's decoding."""
+        """The initial model, or a new one for the tokenizer's vocabulary, with the decoding."""
+        if self.initial is not None:
+            return self.initial.copy_for(self.recipe)
         tokenizer = self.data.tokenizer
         config = self.recipe.config(
             vocab_size=len(tokenizer),
@@ -165,8 +171,11 @@ class TranslationTask:
         return model
 
     def facts(self) -> dict[str, str]:
-        """Fingerprints of training data, validation data and tokenizer."""
-        return text_facts(self.data, self.options)
+        """Fingerprints of training data, validation data, tokenizer and initial model."""
+        facts = text_facts(self.data, self.options)
+        if self.initial is not None:
+            facts["initial model"] = weights_fingerprint(self.initial.model)
+        return facts
 
     def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder | StreamedBatches:
         """Cut the tokens of a step into `per_step` equal micro-batches.
@@ -328,6 +337,7 @@ class TranslationTask:
         if options.corpora:
             corpus = ", ".join(Path(part.source).name for part in options.corpora)
         source, target = options.source_language, options.target_language
+        start = options.initial_model
         return model_card(
             CardFacts(
                 model_name=facts.model_name,
@@ -338,12 +348,14 @@ class TranslationTask:
                 recipe=facts.recipe,
                 command="`hf-vanilla train --recipe FILE`",
                 training=(
+                    f"{'' if start is None else f'From {public_name(start)}: '}"
                     f"{facts.steps:,} steps, {facts.counts.get('target_tokens', 0):,} target "
                     f"tokens, {facts.seconds / 60:.1f} minutes, {facts.processes} "
                     f"process{'es' * (facts.processes > 1)} on {facts.device}."
                 ),
                 scores=None if validation is None else validation.details,
                 validation_nll=None if validation is None else validation.values["nll"],
+                base_model=None if start is None else hub_id(start),
                 summary=facts.summary,
             )
         )

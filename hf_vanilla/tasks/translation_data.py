@@ -139,11 +139,17 @@ def _load_stream(options: TranslationDataOptions) -> dict[str, Dataset | Iterabl
     return splits
 
 
-def prepare_text(recipe: Recipe) -> TextData:
+def prepare_text(
+    recipe: Recipe, initial_tokenizer: PreTrainedTokenizerBase | None = None
+) -> TextData:
     """Read the corpus, learn or load the vocabulary, encode.
 
+    Args:
+        recipe: names the corpus.
+        initial_tokenizer: of the model from which the run starts, if there is one.
+
     Raises:
-        ValueError: the data do not match the recipe.
+        ValueError: the data do not match the recipe, or not the initial model.
         OSError: data cannot be read.
     """
     options: TranslationDataOptions = recipe.data
@@ -153,7 +159,7 @@ def prepare_text(recipe: Recipe) -> TextData:
         corpus = _with_validation(concatenate_datasets(parts), options)
     else:
         corpus = load_corpus(options)
-    tokenizer = _make_tokenizer(recipe, corpus)
+    tokenizer = _make_tokenizer(recipe, corpus, initial_tokenizer)
     if parts:
         check_tags(tokenizer, options.corpora)
         corpus["train"] = tagged_pairs(options.corpora, parts)
@@ -198,11 +204,23 @@ def _report(split: str, encoded: EncodedPairs, limits: LengthLimits) -> None:
     logger.info("%s: %d pairs; dropped: %s", split, len(encoded.rows), dropped)
 
 
-def _make_tokenizer(recipe: Recipe, corpus: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """The recipe's tokenizer, that of an earlier start of the run, or a new one."""
+def _make_tokenizer(
+    recipe: Recipe, corpus: dict[str, Any], initial: PreTrainedTokenizerBase | None
+) -> PreTrainedTokenizerBase:
+    """That of data or initial model, the recipe's, that of an earlier start, or a new one."""
     output_dir = Path(recipe.train.output_dir)
     if recipe.data.prepared is not None:
-        return shards_tokenizer(Path(recipe.data.prepared))
+        prepared = shards_tokenizer(Path(recipe.data.prepared))
+        is_other = initial is not None and initial.get_vocab() != prepared.get_vocab()
+        if is_other:
+            name = recipe.data.initial_model
+            raise ValueError(
+                f"prepared={recipe.data.prepared!r} and initial_model={name!r} have different "
+                f"tokenizers: prepare the corpus with --tokenizer {name}"
+            )
+        return prepared
+    if initial is not None:
+        return initial
     if recipe.data.tokenizer is not None:
         return AutoTokenizer.from_pretrained(recipe.data.tokenizer)
     if (output_dir / "tokenizer.json").is_file():

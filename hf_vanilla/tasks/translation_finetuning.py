@@ -25,7 +25,7 @@ from transformers import (
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.encoding import EncodedPairs, LengthLimits, encode_pairs
-from hf_vanilla.hub.card import CARD_FILE, CardFacts, languages_of, model_card, public_name
+from hf_vanilla.hub.card import CARD_FILE, CardFacts, hub_id, languages_of, model_card, public_name
 from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.evaluation import Scores, score_translations
@@ -388,7 +388,7 @@ def finetuning_facts(
         ),
         scores=scores,
         validation_nll=nll,
-        base_model=None if Path(options.model).exists() else options.model,
+        base_model=hub_id(options.model),
     )
 
 

@@ -72,6 +72,11 @@ class TranslationDataOptions:
     source_language: str | None = option(None, "code for the model card, such as en", of_data=True)
     target_language: str | None = option(None, "code for the model card, such as de", of_data=True)
     tokenizer: str | None = option(None, "folder or Hub id of a tokenizer; default: train one")
+    initial_model: str | None = option(
+        None,
+        "folder or Hub id of a model whose weights and tokenizer the run starts with; default: "
+        "random weights",
+    )
     max_length: int = option(256, "tokens per side of a pair; longer pairs are dropped", at_least=1)
     max_length_ratio: float | None = option(
         None,
@@ -127,6 +132,11 @@ class TranslationDataOptions:
         self._check_prepared()
         self._check_mixture()
         self._check_data()
+        if self.initial_model is not None and self.tokenizer is not None:
+            raise ValueError(
+                f"initial_model={self.initial_model!r} and tokenizer={self.tokenizer!r}: the model "
+                "has its own tokenizer; leave tokenizer out"
+            )
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
@@ -234,7 +244,12 @@ def generation_config(config: VanillaConfig, decoding: dict[str, Any]) -> Genera
     beams = decoding.get("num_beams", 1)
     if not isinstance(beams, int) or beams < 1:
         raise ValueError(f"decoding.num_beams={beams!r}: give a positive number")
-    paper = paper_decoding(config).to_diff_dict()
-    if beams == 1 and "num_beams" in decoding:  # transformers refuses to save them without a beam
-        paper = {k: v for k, v in paper.items() if k not in ("early_stopping", "length_penalty")}
-    return GenerationConfig(**{**paper, **decoding})
+    return changed_decoding(paper_decoding(config), decoding)
+
+
+def changed_decoding(usual: GenerationConfig, decoding: dict[str, Any]) -> GenerationConfig:
+    """A copy of a generation config with the entries of `decoding`."""
+    kept = usual.to_diff_dict()
+    if decoding.get("num_beams") == 1:  # transformers refuses to save them without a beam
+        kept = {k: v for k, v in kept.items() if k not in ("early_stopping", "length_penalty")}
+    return GenerationConfig(**{**kept, **decoding})

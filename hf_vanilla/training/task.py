@@ -254,6 +254,11 @@ class Task(Protocol):
         ...
 
 
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """A number that differs between trained models, for `Task.facts`."""
+    return f"{sum(weight.double().abs().sum().item() for weight in model.parameters()):.9g}"
+
+
 def micro_batch_size(name: str, per_step: int, micro_batches: int) -> int:
     """Rows of each micro-batch of an optimizer step.
 

@@ -36,7 +36,7 @@ NAMES = """
 TRANSLATION_NAMES = """
     dataset dataset_config source_column target_column
     train_source train_target prepared mixture validation_source validation_target
-    source_language target_language tokenizer max_length
+    source_language target_language tokenizer initial_model max_length
     max_length_ratio streaming window_pairs preprocessing_workers
     tokens_per_step tokens_per_batch rdrop_alpha bpe_dropout eval_sentences bleu_tokenize
     comet
