@@ -211,8 +211,7 @@ def _make_tokenizer(
     output_dir = Path(recipe.train.output_dir)
     if recipe.data.prepared is not None:
         prepared = shards_tokenizer(Path(recipe.data.prepared))
-        is_other = initial is not None and initial.get_vocab() != prepared.get_vocab()
-        if is_other:
+        if initial is not None and initial.get_vocab() != prepared.get_vocab():
             name = recipe.data.initial_model
             raise ValueError(
                 f"prepared={recipe.data.prepared!r} and initial_model={name!r} have different "
