@@ -207,7 +207,7 @@ def _report(split: str, encoded: EncodedPairs, limits: LengthLimits) -> None:
 def _make_tokenizer(
     recipe: Recipe, corpus: dict[str, Any], initial: PreTrainedTokenizerBase | None
 ) -> PreTrainedTokenizerBase:
-    """That of data or initial model, the recipe's, that of an earlier start, or a new one."""
+    """The tokenizer of prepared data, initial model, recipe or an earlier start; else a new one."""
     output_dir = Path(recipe.train.output_dir)
     if recipe.data.prepared is not None:
         prepared = shards_tokenizer(Path(recipe.data.prepared))

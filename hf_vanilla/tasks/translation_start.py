@@ -13,15 +13,17 @@ from hf_vanilla.translation.loading import load_translator
 from .translation_options import changed_decoding
 
 # fields that act in training alone; a run may have its own
-OF_TRAINING = (
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "label_smoothing",
-    "label_smoothing_type",
+OF_TRAINING = frozenset(
+    {
+        "dropout",
+        "attention_dropout",
+        "activation_dropout",
+        "label_smoothing",
+        "label_smoothing_type",
+    }
 )
-# a recipe states it for a tokenizer that is still to be trained
-OF_TOKENIZER = ("vocab_size",)
+# `vocab_size` of a recipe is for a tokenizer that is still to be trained
+MAY_DIFFER = OF_TRAINING | {"vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,7 @@ class InitialModel:
     def copy_for(self, recipe: Recipe) -> PreTrainedModel:
         """The model with the recipe's dropout, label smoothing and decoding."""
         config = copy.deepcopy(self.model.config)
-        for name in OF_TRAINING:
-            setattr(config, name, recipe.model.get(name, getattr(config, name)))
+        config.update({name: recipe.model[name] for name in OF_TRAINING & recipe.model.keys()})
         model = VanillaForConditionalGeneration(config)
         model.load_state_dict(self.model.state_dict())
         model.generation_config = changed_decoding(self.model.generation_config, recipe.decoding)
@@ -66,7 +67,7 @@ def load_initial_model(recipe: Recipe) -> InitialModel | None:
     wrong = [
         f"{field} is {getattr(model.config, field)} there and {value} here"
         for field, value in recipe.model.items()
-        if field not in (*OF_TRAINING, *OF_TOKENIZER) and getattr(model.config, field) != value
+        if field not in MAY_DIFFER and getattr(model.config, field) != value
     ]
     if wrong:
         raise ValueError(

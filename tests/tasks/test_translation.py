@@ -6,7 +6,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.tasks.translation import TranslationTask, perplexity, training_flops
+from hf_vanilla.tasks.translation import TranslationTask, perplexity
+from hf_vanilla.tasks.translation_work import training_flops
 from hf_vanilla.training.task import Work
 
 # --- operations --------------------------------------------------------------------------------
