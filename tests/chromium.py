@@ -95,7 +95,8 @@ def visits(options, is_ready):
             with tab_of(browser, address, **context) as tab:
                 is_ready(tab)
                 yield tab
-                assert tab.evaluate("window.shifts") == []
+                shifts = tab.evaluate("window.shifts")
+                assert shifts == [], f"moved on the page: {shifts}"
 
         yield visit
 

@@ -98,9 +98,11 @@ def test_the_search_works_in_a_browser_without_a_server(site, page):
             tab.locator("input.md-search__input").fill("")
             tab.locator("input.md-search__input").press_sequentially("save_total_limit")
             tab.wait_for_timeout(1000)
-        text, address = found.inner_text(), found.locator("a").first.get_attribute("href")
+        text = found.inner_text()
+        links = tab.locator(".md-search-result__item a").all()
+        addresses = [link.get_attribute("href").split("?")[0] for link in links]
         browser.close()
     assert "save_total_limit" in text
-    assert address.startswith((site / "reference/training.html").as_uri())
+    assert (site / "reference/training.html").as_uri() in addresses
     assert errors == []
     assert all(url.startswith(("file:", "data:")) for url in requests)

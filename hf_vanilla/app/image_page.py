@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from hf_vanilla.hub.card import public_name
 from hf_vanilla.vision.attention import patch_attention
 from hf_vanilla.vision.classifier import Classifier, load_classifier
 
@@ -37,7 +38,7 @@ class ImagePage:
 
     def __init__(self, model: str) -> None:
         import_gradio()
-        self.name = model
+        self.name = public_name(model)
         self.classifier: Classifier = load_classifier(model, device="cpu")
         self._lock = threading.Lock()  # attention is computed by another implementation
 

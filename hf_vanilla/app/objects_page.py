@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from hf_vanilla.hub.card import public_name
 from hf_vanilla.vision.detector import Detector, load_detector
 from hf_vanilla.vision.object_attention import object_attention
 
@@ -38,7 +39,7 @@ class ObjectsPage:
 
     def __init__(self, model: str) -> None:
         import_gradio()
-        self.name = model
+        self.name = public_name(model)
         self.detector: Detector = load_detector(model, device="cpu")
         self._lock = threading.Lock()  # attention is computed by another implementation
 

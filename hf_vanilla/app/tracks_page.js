@@ -244,9 +244,11 @@ for (const name of ["truth", "straight"]) {
 call("settings", null).then((found) => {
   settings = found;
   const seconds = (steps) => `${(steps * found.stepSeconds).toFixed(1)} s`;
-  part("about").textContent =
-    `${found.model}: ${found.observed} observed steps (${seconds(found.observed)}), ` +
-    `${found.predicted} predicted (${seconds(found.predicted)}), positions in ${found.unit}.`;
+  made("span", found.model, part("about"), { class: "model", title: found.model });
+  part("about").append(
+    `: ${found.observed} observed steps (${seconds(found.observed)}), ` +
+      `${found.predicted} predicted (${seconds(found.predicted)}), positions in ${found.unit}.`,
+  );
   found.scenes.forEach((scene, index) => {
     part("source").add(new Option(`scene ${scene.name}`, index));
   });

@@ -14,6 +14,7 @@ from hf_vanilla.data.built_in_tracks import BUILT_IN
 from hf_vanilla.data.road_maps import RoadMap
 from hf_vanilla.data.track_options import TrackFileOptions
 from hf_vanilla.data.trajectories import Scenes
+from hf_vanilla.hub.card import public_name
 from hf_vanilla.plots.tracks import Drawn, drawn_agents
 from hf_vanilla.trajectories.forecaster import attention_of_modes, check_rate, predict
 from hf_vanilla.trajectories.loading import load_forecaster
@@ -55,7 +56,7 @@ class TracksPage:
         self.model = load_forecaster(model, device="cpu")
         if model not in SIMPLE_MODELS and not is_joint(self.model.config):
             self.model.set_attn_implementation("eager")  # the only one that returns weights
-        self.name = model
+        self.name = public_name(model)
         config = self.model.config
         options = TrackFileOptions(
             step_seconds=config.step_seconds, unit=config.unit, frame_seconds=frame_seconds

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.logging import get_logger
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
@@ -17,10 +18,13 @@ from accelerate.utils import (
 )
 from torch import nn
 
+from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
 from hf_vanilla.recipes.recipe import TrainRecipe
 
 # the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)
+logger = get_logger(__name__)
+
 # dense bf16 and fp16 products per second as their makers state them; the longer name comes first
 PEAK_FLOPS = {
     "H200": 989e12,
@@ -61,6 +65,12 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
         raise ValueError(
             f"{launched} processes were launched, but each would train alone and overwrite the "
             "others' files: on machines without GPU add --use_cpu True"
+        )
+    is_bf16 = accelerator.mixed_precision == "bf16"
+    if is_bf16 and accelerator.device.type == "cpu" and not multiplies_bfloat16():
+        logger.warning(
+            "mixed_precision=bf16: this processor has no instructions for it, and a step takes many "
+            "times as long as in float32: leave the option out"
         )
     return accelerator
 

@@ -1,5 +1,7 @@
 """The page of trajectories: what its script gets, and the page in headless Chromium."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,8 @@ SIZES = {"observed_steps": 5, "predicted_steps": 3, "num_modes": 4, "d_model": 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("forecaster")
+    # wider than a phone: the page must not move when its name appears
+    folder = tmp_path_factory.mktemp("a_forecaster_in_a_folder_with_a_very_long_name_" * 3)
     torch.manual_seed(0)
     heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
     config = VanillaTracksConfig(**SIZES, **heads, velocity_std=0.35)
@@ -102,25 +105,31 @@ def test_the_attention_of_an_agent_leaves_out_what_was_not_observed(page):
     assert_allclose(np.sum(ada["looks"], 1), 1, atol=5e-3)
 
 
-def test_settings_name_scenes_and_their_frames(page):
+def test_settings_name_the_model_and_scenes_with_their_frames(page, folder):
     settings = page.settings()
+    assert settings["model"] == Path(folder).name  # visitors see no path of the server
     assert (settings["observed"], settings["predicted"], settings["unit"]) == (5, 3, "m")
     (scene,) = settings["scenes"]
     assert scene == {"number": 0, "name": "square", "first": 0, "last": 11, "step": 1}
 
 
 @pytest.fixture(scope="module")
-def scene_page(tracks, tmp_path_factory):
+def joint_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("joint")
     heads = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
     model = VanillaForJointTrajectoryPrediction(VanillaAgentFormerConfig(**SIZES, **heads))
     model.save_pretrained(folder)
-    return TracksPage(str(folder), tracks=tracks, frame_seconds=0.4)
+    return str(folder)
 
 
-def test_models_of_scenes_have_the_page_of_tracks(scene_page, tracks, tmp_path):
+@pytest.fixture(scope="module")
+def scene_page(joint_folder, tracks):
+    return TracksPage(joint_folder, tracks=tracks, frame_seconds=0.4)
+
+
+def test_models_of_scenes_have_the_page_of_tracks(joint_folder, tracks, tmp_path):
     scene_model("early full").float().save_pretrained(tmp_path)
-    for model in (scene_page.name, str(tmp_path)):
+    for model in (joint_folder, str(tmp_path)):
         assert isinstance(page_of(model, AppOptions(tracks=tracks, frame_seconds=0.4)), TracksPage)
 
 

@@ -66,6 +66,22 @@ def test_what_accelerate_is_told_decides_where_the_recipe_does_not(gpu, monkeypa
     assert chosen_precision(TrainRecipe()) == "bf16"
 
 
+@pytest.mark.parametrize(
+    ("precision", "has_instructions", "is_warned"),
+    [("bf16", False, True), ("bf16", True, False), ("no", False, False)],
+)
+def test_bf16_without_instructions_is_warned_of(
+    tmp_path, monkeypatch, caplog, fresh_accelerator, precision, has_instructions, is_warned
+):
+    monkeypatch.setattr(processes, "multiplies_bfloat16", lambda: has_instructions)
+    make_accelerator(
+        TrainRecipe(
+            use_cpu=True, mixed_precision=precision, trackers="none", output_dir=str(tmp_path)
+        )
+    )
+    assert ("mixed_precision=bf16: this processor has no instructions" in caplog.text) == is_warned
+
+
 # --- trackers ----------------------------------------------------------------------------------
 
 
