@@ -69,8 +69,8 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
     is_bf16 = accelerator.mixed_precision == "bf16"
     if is_bf16 and accelerator.device.type == "cpu" and not multiplies_bfloat16():
         logger.warning(
-            "mixed_precision=bf16: this processor has no instructions for it, and a step takes many "
-            "times as long as in float32: leave the option out"
+            "mixed_precision=bf16: this processor has no instructions for it, and steps take much "
+            "longer than in float32: leave the option out"
         )
     return accelerator
 

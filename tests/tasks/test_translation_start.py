@@ -3,13 +3,20 @@
 import shutil
 from dataclasses import replace
 
+import opus
 import pytest
 import small_run
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    MarianConfig,
+    MarianMTModel,
+)
 
 from hf_vanilla import train_tokenizer
+from hf_vanilla.convert.marian import MarianOptions, convert_marian
 from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.plots.curves import LOG_FILE
@@ -133,3 +140,31 @@ def test_prepared_shards_need_the_same_tokenizer(files, trained, tmp_path):
     assert prepare(recipe).initial is not None
     with pytest.raises(ValueError, match="different tokenizers: prepare the corpus with --token"):
         prepare(continued(tmp_path / "run", {}, trained, prepared=str(tmp_path / "other")))
+
+
+def test_a_converted_model_is_trained_on(tmp_path):
+    """It starts with the loss of MarianMTModel on the ids of its own tokenizer."""
+    theirs, tokenizer = opus.write_folder(tmp_path / "theirs")
+    start = str(tmp_path / "start")
+    convert_marian(MarianOptions(input=str(tmp_path / "theirs"), output=start))
+    for side, sentences in (("source", opus.SOURCES), ("target", opus.TARGETS)):
+        (tmp_path / side).write_text("\n".join(sentences * 8), encoding="utf-8")
+    names = [
+        f"{split}_{side}" for split in ("train", "validation") for side in ("source", "target")
+    ]
+    files = {name: str(tmp_path / name.split("_")[1]) for name in names}
+    fields = {"label_smoothing": 0.0}
+    recipe = continued(tmp_path / "run", files, start, model=fields, eval_steps=4, **QUICK)
+    train(recipe)
+    entries = read_json_lines(tmp_path / "run" / LOG_FILE)
+    after = [entry["validation_nll"] for entry in entries if "validation_nll" in entry]
+
+    sides = {"text": list(opus.SOURCES), "text_target": list(opus.TARGETS)}
+    given = tokenizer(**sides, padding=True, return_tensors="pt")
+    given["labels"][given["labels"] == tokenizer.pad_token_id] = -100
+    task = prepare(recipe)
+    with torch.no_grad():
+        before = theirs(**given).loss
+        ours = task.model().eval()(**task.batch([0, 1, 2], torch.Generator())).loss
+    torch.testing.assert_close(ours, before)
+    assert max(after) < before
