@@ -420,7 +420,7 @@ def test_more_beams_than_tokens_find_distinct_sentences(model, ways, num_beams):
     assert len({tuple(row) for row in fast.tolist()}) == num_beams
 
 
-# --- faults found from outside -----------------------------------------------------------------
+# --- results at the limits, NaN, and calls that cannot be searched -------------------------------
 
 
 @GREEDY_AND_BEAM
