@@ -76,3 +76,24 @@ def test_positions_are_compared_in_both_directions(corpus_files, tmp_path, tiny_
     assert "trained with position_frequencies=tensor2tensor" in done.stdout
     assert "| words | sentences | tensor2tensor | paper | difference |" in done.stdout
     assert f"| all | {len(lines)} | " in done.stdout
+
+
+def test_students_are_measured_beside_their_teacher(corpus_files, trained_run):
+    files = ("--source", corpus_files["validation_source"])
+    files += ("--reference", corpus_files["validation_target"])
+    few = ("--batch_sizes", "1", "2", "--rounds", "2", "--beams", "2", "1")
+    done = benchmark("students.py", "--models", trained_run, trained_run, *files, *few)
+    assert done.returncode == 0, done.stderr
+    heads, _, *rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()]
+    assert heads[5:] == ["times as fast, 1", "times as fast, 2"]
+    assert [row[1] for row in rows] == ["2", "1", "2", "1"]
+    assert rows[0][4:] == ["100.0%", "1.00", "1.00"]
+    assert rows[0][2:5] == rows[2][2:5]  # the same model
+
+
+def test_more_sentences_than_there_are_cannot_be_measured(corpus_files, trained_run):
+    files = ("--source", corpus_files["validation_source"])
+    files += ("--reference", corpus_files["validation_target"])
+    done = benchmark("students.py", "--models", trained_run, *files, "--rounds", "9999")
+    assert done.returncode == 2
+    assert "sentences: give fewer --rounds" in done.stderr
