@@ -202,9 +202,10 @@ def clone(shell, trained_run, tmp_path, monkeypatch):
 
 
 def add_models(folder, model, text):
-    """`runs/demo` and `runs/mine`, unless the page says how to make them."""
-    for name in ("demo", "mine"):
-        if not re.search(rf"--output_dir runs/{name}|^make {name}", text, flags=re.M):
+    """`runs/demo`, `runs/mine` and `runs/teacher`, unless the page says how to make them."""
+    commands = "\n".join(re.findall(r"^```bash\n(.*?)^```", text, flags=re.M | re.S))
+    for name in ("demo", "mine", "teacher"):
+        if not re.search(rf"--output_dir runs/{name}|^make {name}", commands, flags=re.M):
             shutil.copytree(model, folder / "runs" / name)
             path = folder / "runs" / name / "tokenizer_config.json"
             # trained on a few tokens; its sinusoids are defined at any position

@@ -32,7 +32,10 @@ def translated(folder, model, source, **options):
     return [line for file in sorted(folder.glob("*.txt")) for line in read_lines(file)]
 
 
-@pytest.mark.parametrize(("name", "layers"), [("student_6_2", (6, 2)), ("student_12_1", (12, 1))])
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [("student_6_2", (6, 2)), ("student_12_1", (12, 1)), ("student_from_teacher", (1, 1))],
+)
 def test_a_student_learns_from_text_and_teacher(
     name, layers, corpus_files, trained_run, tmp_path, monkeypatch
 ):
@@ -44,8 +47,11 @@ def test_a_student_learns_from_text_and_teacher(
         split, side = option.split("_")
         language = {"source": "en", "target": "de"}[side]
         shutil.copy(path, tmp_path / f"{split.removesuffix('idation')}.{language}")
+    shutil.copytree(trained_run, tmp_path / "runs" / "student_start")
     monkeypatch.chdir(tmp_path)
-    changes = [f"--{key}={value}" for key, value in {**SMALL, "max_steps": 2}.items()]
+    changes = [
+        f"--{key}={value}" for key, value in {**SMALL, "max_steps": 2, "warmup_steps": 1}.items()
+    ]
     recipe = read_recipe(["--recipe", name, *changes])
     assert [(part.target, part.weight) for part in recipe.data.corpora] == [
         ("train.de", 1),
