@@ -66,13 +66,18 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
             f"{launched} processes were launched, but each would train alone and overwrite the "
             "others' files: on machines without GPU add --use_cpu True"
         )
-    is_bf16 = accelerator.mixed_precision == "bf16"
-    if is_bf16 and accelerator.device.type == "cpu" and not multiplies_bfloat16():
+    if is_slow_bf16(accelerator):
         logger.warning(
             "mixed_precision=bf16: this processor has no instructions for it, and steps take much "
             "longer than in float32: leave the option out"
         )
     return accelerator
+
+
+def is_slow_bf16(accelerator: Accelerator) -> bool:
+    """Whether products are in bf16 on a CPU without instructions for it."""
+    is_on_cpu = accelerator.device.type == "cpu"
+    return is_on_cpu and accelerator.mixed_precision == "bf16" and not multiplies_bfloat16()
 
 
 def chosen_precision(recipe: TrainRecipe) -> str:

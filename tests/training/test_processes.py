@@ -15,6 +15,7 @@ from hf_vanilla.training.processes import (
     PEAK_FLOPS,
     chosen_precision,
     chosen_trackers,
+    is_slow_bf16,
     make_accelerator,
     peak_flops,
 )
@@ -67,19 +68,19 @@ def test_what_accelerate_is_told_decides_where_the_recipe_does_not(gpu, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("precision", "has_instructions", "is_warned"),
-    [("bf16", False, True), ("bf16", True, False), ("no", False, False)],
+    ("kind", "precision", "has_instructions", "is_slow"),
+    [
+        ("cpu", "bf16", False, True),
+        ("cpu", "bf16", True, False),
+        ("cpu", "no", False, False),
+        ("cuda", "bf16", False, False),
+    ],
 )
-def test_bf16_without_instructions_is_warned_of(
-    tmp_path, monkeypatch, caplog, fresh_accelerator, precision, has_instructions, is_warned
+def test_bf16_is_slow_on_a_cpu_without_instructions(
+    monkeypatch, kind, precision, has_instructions, is_slow
 ):
     monkeypatch.setattr(processes, "multiplies_bfloat16", lambda: has_instructions)
-    make_accelerator(
-        TrainRecipe(
-            use_cpu=True, mixed_precision=precision, trackers="none", output_dir=str(tmp_path)
-        )
-    )
-    assert ("mixed_precision=bf16: this processor has no instructions" in caplog.text) == is_warned
+    assert is_slow_bf16(Device(kind, precision)) is is_slow
 
 
 # --- trackers ----------------------------------------------------------------------------------
