@@ -68,16 +68,16 @@ def test_what_accelerate_is_told_decides_where_the_recipe_does_not(gpu, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("kind", "precision", "has_instructions", "is_slow"),
+    ("has_instructions", "kind", "precision", "is_slow"),
     [
-        ("cpu", "bf16", False, True),
-        ("cpu", "bf16", True, False),
-        ("cpu", "no", False, False),
-        ("cuda", "bf16", False, False),
+        (False, "cpu", "bf16", True),
+        (True, "cpu", "bf16", False),
+        (False, "cpu", "no", False),
+        (False, "cuda", "bf16", False),
     ],
 )
 def test_bf16_is_slow_on_a_cpu_without_instructions(
-    monkeypatch, kind, precision, has_instructions, is_slow
+    monkeypatch, has_instructions, kind, precision, is_slow
 ):
     monkeypatch.setattr(processes, "multiplies_bfloat16", lambda: has_instructions)
     assert is_slow_bf16(Device(kind, precision)) is is_slow
