@@ -47,6 +47,14 @@ def int8_folder(trained_run, tmp_path_factory):
     return quantize_folder(QuantizeOptions(model=str(trained_run), output=str(output)))
 
 
+@pytest.fixture
+def instructions(monkeypatch):
+    """Every dtype is used, also on a processor without instructions for it."""
+    monkeypatch.setattr(precision, "multiplies_bytes", lambda: True)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+
+
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_trained_model_translates_the_same_in_every_dtype(trained_run, trained, dtype):
     translator = Translator(str(trained_run), dtype=dtype)
@@ -59,6 +67,7 @@ def test_a_trained_model_translates_the_same_in_every_dtype(trained_run, trained
     assert list(translator.translate(SOURCES)) == expected
 
 
+@pytest.mark.usefixtures("instructions")
 def test_a_quantized_folder_loads_as_int8_and_equals_a_model_quantized_while_loading(
     trained_run, int8_folder
 ):
@@ -74,6 +83,7 @@ def test_a_quantized_folder_loads_as_int8_and_equals_a_model_quantized_while_loa
     assert (int8_folder / "README.md").read_text() == (trained_run / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("instructions")
 def test_the_pipeline_translates_in_int8(trained_run, int8_folder):
     expected = list(Translator(str(int8_folder)).translate(SOURCES[:3]))
     by_name = pipeline("vanilla-translation", model=str(int8_folder))
