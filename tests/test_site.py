@@ -98,11 +98,9 @@ def test_the_search_works_in_a_browser_without_a_server(site, page):
             tab.locator("input.md-search__input").fill("")
             tab.locator("input.md-search__input").press_sequentially("save_total_limit")
             tab.wait_for_timeout(1000)
-        text = found.inner_text()
-        links = tab.locator(".md-search-result__item a").all()
-        addresses = [link.get_attribute("href").split("?")[0] for link in links]
+        text, address = found.inner_text(), found.locator("a").first.get_attribute("href")
         browser.close()
     assert "save_total_limit" in text
-    assert (site / "reference/training.html").as_uri() in addresses
+    assert address.startswith((site / "reference/training.html").as_uri())
     assert errors == []
     assert all(url.startswith(("file:", "data:")) for url in requests)

@@ -27,6 +27,8 @@ def main() -> None:
     parser.add_argument("--batch_sizes", nargs="+", type=int, default=[1, 16, 64])
     parser.add_argument("--rounds", type=int, default=5, help="batches of each size")
     options = parser.parse_args()
+    if min(options.rounds, *options.batch_sizes, *options.beams) < 1:
+        parser.error("give 1 or more for --rounds, --batch_sizes and --beams")
     pairs = list(read_pairs(options.source, options.reference))
     sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
     if max(options.batch_sizes) * options.rounds > len(sources):

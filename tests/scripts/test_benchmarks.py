@@ -91,9 +91,13 @@ def test_students_are_measured_beside_their_teacher(corpus_files, trained_run):
     assert rows[0][2:5] == rows[2][2:5]  # the same model
 
 
-def test_more_sentences_than_there_are_cannot_be_measured(corpus_files, trained_run):
+@pytest.mark.parametrize(
+    ("rounds", "message"),
+    [("9999", "sentences: give fewer --rounds"), ("0", "give 1 or more for --rounds")],
+)
+def test_rounds_that_cannot_be_measured_are_refused(corpus_files, trained_run, rounds, message):
     files = ("--source", corpus_files["validation_source"])
     files += ("--reference", corpus_files["validation_target"])
-    done = benchmark("students.py", "--models", trained_run, *files, "--rounds", "9999")
+    done = benchmark("students.py", "--models", trained_run, *files, "--rounds", rounds)
     assert done.returncode == 2
-    assert "sentences: give fewer --rounds" in done.stderr
+    assert message in done.stderr

@@ -8,12 +8,7 @@ import pytest
 import small_run
 import torch
 from huggingface_hub import ModelCard
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    AutoTokenizer,
-    MarianConfig,
-    MarianMTModel,
-)
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
 from hf_vanilla import train_tokenizer
 from hf_vanilla.convert.marian import MarianOptions, convert_marian
