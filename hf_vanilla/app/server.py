@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.hub.space import SpaceOptions, write_space
+from hf_vanilla.options import option
 from hf_vanilla.recipes.tasks import DEFAULT_TASK, task_of_model
 from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 from hf_vanilla.translation.demo_model import demo_model
@@ -22,6 +23,7 @@ from hf_vanilla.translation.precision import check_dtype
 from .component import style, theme
 from .image_page import ImagePage
 from .objects_page import ObjectsPage
+from .text_models import PLUS
 from .text_page import TextPage
 from .tracks_page import TracksPage
 
@@ -37,6 +39,12 @@ class AppOptions:
     model: str | None = field(
         default=None,
         metadata={"help": "model folder or Hub id; default: the package's model of number words"},
+    )
+    ensemble: list[str] = option(  # noqa: RUF009 - a field
+        (),
+        "further translators of one vocabulary that decode together with it; --model A --model B "
+        "is the same",
+        repeats_model=True,
     )
     fixed_model: bool | None = field(
         default=None,
@@ -81,6 +89,10 @@ class AppOptions:
     )
 
     def __post_init__(self) -> None:
+        if self.ensemble and self.model is None:
+            raise ValueError("ensemble needs a first model: give --model A --model B")
+        if self.ensemble and self.write_space is not None:
+            raise ValueError("a Space serves one model: give --model once")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: give a positive number")
         check_dtype(self.dtype)
@@ -180,7 +192,7 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
 
 def _text_page(model: str, options: AppOptions) -> Any:
     return TextPage(
-        model,
+        PLUS.join([model, *options.ensemble]),
         sentence=options.sentence,
         max_tokens=options.max_tokens,
         fixed_model=options.is_model_fixed,
@@ -215,10 +227,13 @@ def page_of(model: str, options: AppOptions) -> Any:
     """The page for a model's task.
 
     Raises:
-        ValueError: the model cannot be used.
+        ValueError: the model cannot be used, or is no translator but the first of an ensemble.
         OSError: nothing is found under that name.
     """
-    return PAGES.get(_task_of(model), _text_page)(model, options)
+    task = _task_of(model)
+    if options.ensemble and task in PAGES:
+        raise ValueError(f"{model} is a model of {task}: only translators can be an ensemble")
+    return PAGES.get(task, _text_page)(model, options)
 
 
 def _task_of(model: str) -> str:

@@ -5,18 +5,16 @@ Any number of threads may call it at once; it stores nothing about a visitor.
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hf_vanilla.translation.alignments import Aligner, saved_head
 from hf_vanilla.translation.attentions import Attentions, attentions
 from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
-from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.markup import Markup, take_out
 from hf_vanilla.translation.n_best import Hypothesis
 from hf_vanilla.translation.search_record import Candidate
@@ -24,6 +22,7 @@ from hf_vanilla.translation.sentence_splitting import Piece
 from hf_vanilla.translation.text_translator import with_markup
 
 from .text_input import checked_text, one_line, split_text
+from .text_models import ModelCache, NamedModel, names_in
 from .text_search import MAX_NEW_TOKENS, Search
 
 CACHED_MODELS = 2
@@ -36,7 +35,7 @@ class Result:
     """The translations of one sentence.
 
     Attributes:
-        model: folder or Hub id.
+        model: folder or Hub id, or those of an ensemble as `names_in` reads them.
         text: what the visitor wrote.
         sentence: what the model read: the text, or its words without markup.
         hypotheses: n-best list, best first.
@@ -61,6 +60,9 @@ class Result:
 class Service:
     """Translates with models by name, which are loaded at first use and cached.
 
+    A name is a folder or Hub id, or several with " + " between them: an ensemble. Its first model
+    is the one whose attention, probabilities and layers are shown.
+
     One lock for everything, loading included: while transformers loads a model it changes torch's
     defaults for all threads, and what another thread computes or loads meanwhile goes wrong.
 
@@ -81,11 +83,9 @@ class Service:
     ) -> None:
         self.max_tokens = max_tokens
         self.max_seconds = max_seconds
-        self._cached_models = cached_models
-        self._dtype = dtype
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_VISITORS)
-        self._model_cache: OrderedDict[str, Any] = OrderedDict()
+        self._models = ModelCache(cached_models, dtype)
 
     def describe(self, name: str) -> str:
         """One line about a model: its size, layers and heads.
@@ -94,12 +94,14 @@ class Service:
             ValueError: it cannot be loaded.
         """
         with self._turn():
-            model = self._load(name)[0]
+            model = self._models.load(name).model
         config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
         if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
             return size
+        number = len(names_in(name))
+        ensemble = f"the views show the first of {number} models, " if number > 1 else ""
         return (
-            f"{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
+            f"{ensemble}{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
             f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
         )
 
@@ -110,7 +112,7 @@ class Service:
             ValueError: it cannot be loaded.
         """
         with self._turn():
-            return self._load(name)[0].generation_config.num_beams or 1
+            return self._models.load(name).model.generation_config.num_beams or 1
 
     def translate(self, name: str, text: str, search: Search) -> Result:
         """Translate one sentence, record the search, and compute the attention of the best result.
@@ -153,26 +155,28 @@ class Service:
 
     def _translate(self, name: str, pieces: list[Piece], search: Search) -> list[Result]:
         with self._turn():
-            tokenizer = self._load(name)[1]
+            named = self._models.load(name)
+            if named.ensemble is not None and search.sampling is not None:
+                raise ValueError("An ensemble takes no sampling: choose beam search.")
             for number, piece in enumerate(pieces, 1):
                 what = "The text" if len(pieces) == 1 else f"Sentence {number}"
-                self._check_length(tokenizer, piece.text, what)
+                self._check_length(named.tokenizer, piece.text, what)
             deadline = time.monotonic() + self.max_seconds
-            return [self._result(name, piece, search, deadline) for piece in pieces]
+            return [self._result(name, named, piece, search, deadline) for piece in pieces]
 
-    def _result(self, name: str, piece: Piece, search: Search, deadline: float) -> Result:
+    def _result(
+        self, name: str, named: NamedModel, piece: Piece, search: Search, deadline: float
+    ) -> Result:
         """Translate one sentence; the caller holds the lock."""
-        model, tokenizer = self._load(name)
-        constraints = search.constraints(model, tokenizer)
+        model, tokenizer = named.model, named.tokenizer
         markup = take_out(piece.text) if search.keep_markup else None
         sentence = piece.text if markup is None else markup.plain
         if not sentence.strip():
             raise ValueError(f"There are no words in {piece.text[:40]!r}: type a sentence.")
+        constraints = search.constraints(model, tokenizer, sentence)
         left = max(deadline - time.monotonic(), 0)
         with _any_error_of(name):
-            found, steps = search.run(
-                model, tokenizer, sentence, constraints=constraints, max_seconds=left
-            )
+            found, steps = search.run(named, sentence, constraints=constraints, max_seconds=left)
         if time.monotonic() >= deadline:
             raise ValueError(
                 f"The search was stopped after {self.max_seconds:g} seconds: give a shorter text, "
@@ -182,7 +186,8 @@ class Service:
         with _any_error_of(name):
             weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
             if markup is not None:
-                found = _with_items(found, markup, Aligner(model, tokenizer, saved_head(name)))
+                head = saved_head(names_in(name)[0])
+                found = _with_items(found, markup, Aligner(model, tokenizer, head))
         return Result(
             model=name,
             text=piece.text,
@@ -208,7 +213,8 @@ class Service:
         """
         sentence = checked_text(text, self.max_tokens)
         with self._turn():
-            model, tokenizer = self._load(name)
+            named = self._models.load(name)
+            model, tokenizer = named.model, named.tokenizer
             self._check_length(tokenizer, sentence)
             self._check_ids(model, tokenizer, ids)
             with _any_error_of(name):
@@ -232,7 +238,8 @@ class Service:
         sentence = checked_text(text, self.max_tokens)
         layer, head, token = place
         with self._turn():
-            model, tokenizer = self._load(name)
+            named = self._models.load(name)
+            model, tokenizer = named.model, named.tokenizer
             self._check_length(tokenizer, sentence)
             self._check_ids(model, tokenizer, ids)
             return layer_steps(
@@ -246,14 +253,14 @@ class Service:
                 token=token,
             )
 
-    def tokenizer(self, name: str) -> Any:
+    def tokenizer(self, name: str) -> PreTrainedTokenizerBase:
         """The tokenizer of a model.
 
         Raises:
             ValueError: it cannot be loaded.
         """
         with self._turn():
-            return self._load(name)[1]
+            return self._models.load(name).tokenizer
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -284,20 +291,6 @@ class Service:
         is_list = isinstance(ids, list) and 0 < len(ids) <= most
         if not is_list or not all(type(i) is int and 0 <= i < size for i in ids):
             raise ValueError("This translation is none of the model: translate again.")
-
-    def _load(self, name: str) -> Any:
-        """Model and tokenizer; the caller holds the lock."""
-        if not name.strip():
-            raise ValueError("No model is named: give a model folder or a Hub id.")
-        if name not in self._model_cache:
-            try:
-                self._model_cache[name] = load_translator(name, dtype=self._dtype)
-            except Exception as error:  # of any kind: the files may be anyone's
-                raise ValueError(f"This model cannot be used. {one_line(error)}") from error
-        self._model_cache.move_to_end(name)
-        while len(self._model_cache) > self._cached_models:
-            self._model_cache.popitem(last=False)
-        return self._model_cache[name]
 
 
 def _with_items(found: list[Hypothesis], markup: Markup, aligner: Aligner) -> list[Hypothesis]:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.hub.card import languages_of
+from hf_vanilla.hub.card import languages_of, public_name
 from hf_vanilla.translation.demo_model import demo_model
 
 from .component import import_gradio, page_of_component
 from .service import Service
 from .text_answer import answer_of_attention, answer_of_layer, answer_of_result
-from .text_search import Search, lengths_of, sampling_of
+from .text_models import PLUS, names_in
+from .text_search import Search, lengths_of, phrases_of, sampling_of
 
 TITLE = "Attention Is All You Need: watch it translate"
 MAX_BEAMS = 10
@@ -37,7 +38,7 @@ class TextPage:
     """The layout of the page, and what its script calls. It stores nothing about a visitor.
 
     Args:
-        model: model folder or Hub id, loaded at once.
+        model: model folder or Hub id, or several as `names_in` reads them; loaded at once.
         sentence: initial text of the text box, and the first example.
         max_tokens: maximum number of source tokens of a sentence.
         fixed_model: visitors cannot choose another model.
@@ -74,7 +75,8 @@ class TextPage:
         examples = EXAMPLES if self.model == demo_model() else ()
         return {
             "model": self.model,
-            "shortName": Path(self.model).name,  # of a link, which serves on other machines too
+            # of a link, which serves on other machines too
+            "shortName": PLUS.join(Path(one).name for one in names_in(self.model)),
             "about": self._about(self.model),
             "language": self.language,
             "isFixed": self.fixed_model,
@@ -92,7 +94,7 @@ class TextPage:
     def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Translate the `text` with so many `beams`; see `answer_of_result`.
 
-        Each translation contains the `phrases`, one text with semicolons between them. `sampling`
+        `phrases` is one text of those that each translation contains, see `phrases_of`. `sampling`
         has the texts of its fields by name; with it, so many translations are drawn. `lengths` has
         those of the limits; `markup` is whether to keep it. With `split`, the language of the text,
         the answer has a list of `sentences`, each with its answer.
@@ -100,11 +102,10 @@ class TextPage:
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:
             raise ValueError(f"beams={beams}: give 1 to {MAX_BEAMS}")
-        phrases = [phrase.strip() for phrase in str(asked.get("phrases", "")).split(";")]
         sampling = asked.get("sampling")
         search = Search(
             beams,
-            phrases=list(filter(None, phrases)),
+            **phrases_of(str(asked.get("phrases", ""))),
             sampling=None if sampling is None else sampling_of(sampling),
             lengths=lengths_of(asked.get("lengths", {})),
             keep_markup=bool(asked.get("markup", False)),
@@ -135,7 +136,9 @@ class TextPage:
         return answer_of_layer(steps)
 
     def _about(self, name: str) -> str:
-        shown = "The model of the package" if name == demo_model() else name
+        shown = PLUS.join(map(public_name, names_in(name)))
+        if name == demo_model():
+            shown = "The model of the package"
         return f"{shown}: {self.service.describe(name)}"
 
     def _name(self, asked: dict[str, Any]) -> str:
@@ -145,12 +148,17 @@ class TextPage:
             ValueError: it is in a folder that visitors cannot read.
         """
         name = self.model if self.fixed_model else str(asked.get("model") or "").strip()
-        if name == self.model or not os.path.lexists(name):
-            return name
+        for one in names_in(name):
+            self._check_folder(one)
+        return name
+
+    def _check_folder(self, name: str) -> None:
+        """Refuse a folder that visitors cannot read."""
+        if name in names_in(self.model) or not os.path.lexists(name):
+            return
         path = Path(name).resolve()
-        if self.models_folder and path.is_relative_to(Path(self.models_folder).resolve()):
-            return name
-        raise ValueError(f"{name}: this page reads no such folder: give a Hub id.")
+        if not self.models_folder or not path.is_relative_to(Path(self.models_folder).resolve()):
+            raise ValueError(f"{name}: this page reads no such folder: give a Hub id.")
 
     def functions(self) -> dict[str, Callable[[Any], Any]]:
         """What the script calls; bad input is answered by `error`, a text."""
@@ -164,8 +172,8 @@ class TextPage:
 
 
 def _language(model: str) -> str:
-    """The source language by the model's card; empty where it does not state it."""
-    return next(iter(languages_of(model)), "")
+    """The source language by the card of the first model; empty where it does not state it."""
+    return next(iter(languages_of(names_in(model)[0])), "")
 
 
 def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:

@@ -10,11 +10,15 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.n_best import Hypothesis, best_translations
 from hf_vanilla.translation.search_record import Candidate, SearchRecord
-from hf_vanilla.translation.terminology import phrase_of
+from hf_vanilla.translation.terminology import Terminology, phrase_of
 
 from .text_input import CHARACTERS_PER_TOKEN, valid
+from .text_models import NamedModel
 
-MAX_PHRASES, MAX_PHRASE_TOKENS = 8, 32  # that visitors ask for
+MAX_PHRASES, MAX_PHRASE_TOKENS = 8, 32  # of one sentence
+MAX_TERMS = 100
+MAX_TERM_CHARACTERS = 200
+ARROW = "=>"  # between the two sides of a term
 MAX_NEW_TOKENS = 512  # of a translation whose length visitors limit
 # name: what messages call it, kind of number, smallest, largest; a smaller temperature could
 # overflow float32
@@ -95,9 +99,11 @@ class Search:
         sampling: None: a search.
         lengths: limits of each translation.
         keep_markup: carry tags, URLs, addresses, {variables} and numbers over.
+        terms: source and target phrases: where a sentence has the source, its translations must
+            contain the target.
 
     Raises:
-        ValueError: there are phrases and sampling.
+        ValueError: there are phrases or terms, and sampling.
     """
 
     num_beams: int
@@ -105,32 +111,38 @@ class Search:
     sampling: Sampling | None = None
     lengths: Lengths = Lengths()
     keep_markup: bool = False
+    terms: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
-        if self.phrases and self.sampling is not None:
+        if (self.phrases or self.terms) and self.sampling is not None:
             raise ValueError("Sampling takes no phrases: leave them out, or choose beam search.")
 
-    def constraints(self, model: Any, tokenizer: Any) -> Constraints | None:
-        """The phrases for `generate()`; None without any.
+    def constraints(self, model: Any, tokenizer: Any, sentence: str) -> Constraints | None:
+        """The phrases and the terms of a sentence for `generate()`; None without any.
 
         Raises:
             ValueError: the search of this model or with this number of beams takes none, or they
                 are too many or too long.
         """
-        if not self.phrases:
+        if not self.phrases and not self.terms:
             return None
         if not isinstance(model, VanillaForConditionalGeneration):
             raise ValueError("The search of this model takes no phrases: leave them out.")
         if self.num_beams < 2:
             raise ValueError("Phrases need a search with 2 or more beams: choose them.")
-        if len(self.phrases) > MAX_PHRASES:
-            raise ValueError(f"There are {len(self.phrases)} phrases; the limit is {MAX_PHRASES}.")
-        return Constraints([[_phrase(tokenizer, phrase) for phrase in self.phrases]])
+        if len(self.terms) > MAX_TERMS:
+            raise ValueError(f"There are {len(self.terms)} terms; the limit is {MAX_TERMS}.")
+        targets = Terminology(self.terms).targets(sentence) if self.terms else []
+        phrases = [*self.phrases, *(one for one in targets if one not in self.phrases)]
+        if len(phrases) > MAX_PHRASES:
+            raise ValueError(f"There are {len(phrases)} phrases; the limit is {MAX_PHRASES}.")
+        if not phrases:
+            return None
+        return Constraints([[_phrase(tokenizer, phrase) for phrase in phrases]])
 
     def run(
         self,
-        model: Any,
-        tokenizer: Any,
+        named: NamedModel,
         sentence: str,
         *,
         constraints: Constraints | None,
@@ -139,14 +151,15 @@ class Search:
         """The n-best list of a sentence, and the candidates of each step; none with sampling.
 
         Args:
-            model: an encoder-decoder in evaluation mode.
-            tokenizer: its tokenizer.
+            named: the model, or the ensemble.
             sentence: the text.
             constraints: of this search and model.
             max_seconds: decoding stops after them.
         """
+        model, tokenizer = named.model, named.tokenizer
         if self.sampling is not None:
             return self._drawn(model, tokenizer, sentence, max_seconds), []
+        further = {"constraints": constraints, "ensemble": named.ensemble}
         record = SearchRecord(self.num_beams)
         found = best_translations(
             model,
@@ -156,7 +169,7 @@ class Search:
             record=record,
             max_time=max_seconds,
             **self.lengths.given(),
-            **({} if constraints is None else {"constraints": constraints}),
+            **{name: value for name, value in further.items() if value is not None},
         )
         ends = set(filling_ids(model.generation_config)[0])
         return found, record.steps([one.ids for one in found], ends)
@@ -188,6 +201,26 @@ def lengths_of(texts: Mapping[str, Any]) -> Lengths:
         ValueError: a text is no number or one out of range, or the minimum is above the maximum.
     """
     return Lengths(**_numbers(texts, Lengths))
+
+
+def phrases_of(text: str) -> dict[str, list[Any]]:
+    """The `phrases` and `terms` of a `Search` in one text, with semicolons between them.
+
+    A term has an arrow: `dog => Hund`.
+
+    Raises:
+        ValueError: a side of a term is blank, it has two arrows, or it is too long.
+    """
+    phrases, terms = [], []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        sides = [side.strip() for side in part.split(ARROW)]
+        if len(sides) == 1:
+            phrases.append(part)
+        elif len(sides) == 2 and all(sides) and len(part) <= MAX_TERM_CHARACTERS:
+            terms.append((sides[0], sides[1]))
+        else:
+            raise ValueError(f"{part[:40]!r} is no term: write it as in dog {ARROW} Hund.")
+    return {"phrases": phrases, "terms": terms}
 
 
 def _numbers(texts: Mapping[str, Any], kind: type) -> dict[str, Any]:

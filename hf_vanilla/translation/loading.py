@@ -71,12 +71,26 @@ def _further_model(
 ) -> PreTrainedModel:
     """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
     model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
+    check_one_vocabulary(name, tokenizer, other, its_tokenizer)
+    return model
+
+
+def check_one_vocabulary(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    other: str,
+    its_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Check that two models of an ensemble, `name` and `other`, have the same tokens.
+
+    Raises:
+        ValueError: they have not.
+    """
     if its_tokenizer.get_vocab() != tokenizer.get_vocab():
         raise ValueError(
             f"{name} and {other} have different vocabularies: an ensemble needs models of one "
             "tokenizer"
         )
-    return model
 
 
 def load_translator(

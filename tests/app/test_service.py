@@ -1,30 +1,26 @@
 """The service: any text, any folder, several visitors at once."""
 
-import shutil
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla.app import service as service_module
-from hf_vanilla.app import text_search
+from hf_vanilla.app import text_models, text_search
 from hf_vanilla.app.service import Service
 from hf_vanilla.app.text_input import MAX_MESSAGE, one_line
-from hf_vanilla.app.text_search import Lengths, Sampling, Search, lengths_of, sampling_of
+from hf_vanilla.app.text_search import Lengths, Sampling, Search
 from hf_vanilla.translation.attentions import attentions
 from hf_vanilla.translation.engines import TorchEngine
-from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations
+from hf_vanilla.translation.terminology import Terminology
 from hf_vanilla.translation.text_translator import TextTranslator
-from hf_vanilla.translation.translator import Translator, translate
+from hf_vanilla.translation.translator import Translator
 
 SENTENCE = "three one four"
 DIGITS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "null"]
 TEXT = " Two.  Five six. Eight seven. "
-SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
 
 
 @pytest.fixture
@@ -58,6 +54,35 @@ def test_translations_contain_the_phrases_asked_for(trained_run):
     ranked = [c for step in found.steps for c in step if c.rank >= 0]
     assert sorted(c.rank for c in ranked) == list(range(len(found.hypotheses)))
     assert all(list(c.ids) == found.hypotheses[c.rank].ids for c in ranked)
+
+
+def test_terms_are_those_of_the_sentence_as_by_the_command(trained_run, trained):
+    terms = [("three", "neun"), ("two", "acht"), ("one", "eins")]
+    search = Search(3, terms=terms)
+    service, name = Service(max_tokens=40), str(trained_run)
+    free = service.translate(name, SENTENCE, Search(3)).hypotheses
+    found = service.translate(name, SENTENCE, search).hypotheses
+    texts = TextTranslator(
+        Translator(TorchEngine(*trained, num_beams=3)), terminology=Terminology(terms)
+    )
+    assert [found[0].text] == list(texts.translate([SENTENCE]))
+    assert not any("neun" in one.text for one in free)
+    assert all("neun" in one.text and "eins" in one.text for one in found)
+    assert not any("acht" in one.text for one in found)
+    assert service.translate(name, "six", search).hypotheses == (
+        service.translate(name, "six", Search(3)).hypotheses
+    )
+
+
+def test_terms_are_looked_for_in_each_sentence_of_a_text_and_without_its_markup(trained_run):
+    search = Search(3, terms=[("five", "neun"), ("six seven", "acht")], keep_markup=True)
+    text = "Two. Five <b>six</b> seven."
+    results = Service(max_tokens=40).translate_sentences(
+        str(trained_run), text, search, language="en"
+    )
+    first, second = ([one.text for one in result.hypotheses] for result in results)
+    assert not any("neun" in one or "acht" in one for one in first)
+    assert all("neun" in one and "acht" in one for one in second)
 
 
 @pytest.mark.parametrize(
@@ -122,39 +147,6 @@ def test_without_top_k_every_token_can_be_drawn(draw, trained):
     assert max(ranks) > 50  # the default of transformers draws from 50 tokens
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "problem"),
-    [
-        ("temperature", "0", "The temperature is '0': give a number from 0.01 to 10"),
-        ("temperature", "-1", "The temperature is '-1': give a number"),
-        ("temperature", "nan", "The temperature is 'nan': give a number"),
-        ("temperature", "inf", "The temperature is 'inf': give a number"),
-        ("temperature", "warm", "The temperature is 'warm': give a number"),
-        ("top_k", "0", "The top-k is '0': give a whole number from 1"),
-        ("top_k", "2.5", "The top-k is '2.5': give a whole number"),
-        ("top_p", "1.1", "The top-p is '1.1': give a number from 0.01 to 1"),
-        ("seed", "-1", "The seed is '-1': give a whole number from 0 to 4294967295"),
-        ("seed", "4294967296", "The seed is '4294967296'"),
-        ("seed", "9" * 5000, "The seed is '9999"),
-    ],
-)
-def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused(name, text, problem):
-    with pytest.raises(ValueError, match=problem) as caught:
-        sampling_of({name: text})
-    assert len(str(caught.value)) < 120
-
-
-def test_blank_settings_of_sampling_have_their_defaults():
-    assert sampling_of({"temperature": " ", "seed": "3"}) == Sampling(seed=3)
-    fields = {"temperature": "0.5", "top_k": "4", "top_p": "0.25", "seed": "0"}
-    assert sampling_of(fields) == Sampling(temperature=0.5, top_k=4, top_p=0.25, seed=0)
-
-
-def test_sampling_with_phrases_is_refused():
-    with pytest.raises(ValueError, match="Sampling takes no phrases: leave them out"):
-        Search(2, ["neun"], Sampling())
-
-
 @pytest.mark.parametrize("sampling", [None, Sampling(seed=1)])
 def test_lengths_are_those_of_generate(trained_run, sampling):
     search = Search(2, sampling=sampling, lengths=Lengths(6, 8))
@@ -175,19 +167,6 @@ def test_a_length_that_the_model_does_not_reach_is_refused(trained_run):
     (first, _) = Service(max_tokens=40).translate(str(trained_run), "two", search).hypotheses
     assert len(first.ids) > 400
     Service(max_tokens=40).attend(str(trained_run), "two", first.ids)  # is a translation of it
-
-
-@pytest.mark.parametrize(
-    ("texts", "problem"),
-    [
-        ({"min_new_tokens": "0"}, "The minimum length is '0': give a whole number from 1 to 512"),
-        ({"max_new_tokens": "513"}, "The maximum length is '513': give a whole number"),
-        ({"min_new_tokens": "9", "max_new_tokens": "5"}, "9 tokens is above the maximum of 5"),
-    ],
-)
-def test_lengths_out_of_range_are_refused(texts, problem):
-    with pytest.raises(ValueError, match=problem):
-        lengths_of(texts)
 
 
 def test_phrases_longer_than_the_maximum_length_are_refused(trained_run):
@@ -358,9 +337,7 @@ def test_a_text_beyond_the_tokenizers_limit_is_refused(ask, trained):
 
 
 def test_a_huge_text_is_refused_before_it_is_tokenized(ask, monkeypatch):
-    monkeypatch.setattr(
-        service_module, "load_translator", lambda _, **__: pytest.fail("was loaded")
-    )
+    monkeypatch.setattr(text_models, "load_translator", lambda _, **__: pytest.fail("was loaded"))
     with pytest.raises(ValueError, match="has 10,000,000 characters"):
         ask("x" * 10_000_000)
 
@@ -392,102 +369,3 @@ def test_an_error_of_a_model_is_reported_in_one_line(ask, monkeypatch):
 def test_a_long_message_is_cut():
     assert one_line(ValueError("x" * 1000)) == "x" * MAX_MESSAGE + "…"
     assert one_line(KeyError()) == "KeyError"
-
-
-# --- any folder --------------------------------------------------------------------------------
-
-
-def without_tokenizer(folder):
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-
-
-BROKEN = {
-    "empty": lambda folder: [path.unlink() for path in folder.iterdir() if path.is_file()],
-    "config": lambda folder: (folder / "config.json").write_text("{"),
-    "another kind": lambda folder: (folder / "config.json").write_text('{"model_type": "bert"}'),
-    "weights": lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 99),
-    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
-    "no tokenizer": without_tokenizer,
-}
-
-
-@pytest.fixture
-def copied(trained_run, tmp_path):
-    skipped = shutil.ignore_patterns("checkpoint-*", "trackers")
-    return shutil.copytree(trained_run, tmp_path / "model", ignore=skipped)
-
-
-@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
-def test_a_broken_folder_is_reported_in_one_line_and_not_cached(copied, ask, trained_run, damage):
-    damage(copied)
-    with pytest.raises(ValueError, match=r"^This model cannot be used\. \S") as caught:
-        ask(SENTENCE, name=copied)
-    assert "\n" not in str(caught.value)
-    shutil.rmtree(copied)
-    shutil.copytree(trained_run, copied)  # repaired
-    assert ask(SENTENCE, name=copied).hypotheses
-
-
-@pytest.mark.parametrize("name", ["nobody/nothing", "not there", "\0", "x" * 5000, "../..", "a:b"])
-def test_a_name_of_no_model_is_reported(ask, name):
-    with pytest.raises(ValueError, match=r"This model cannot be used\. \S"):
-        ask(SENTENCE, name=name)
-
-
-@pytest.mark.parametrize("name", ["", " "])
-def test_an_empty_name_is_reported(ask, name):
-    with pytest.raises(ValueError, match="No model is named"):
-        ask(SENTENCE, name=name)
-
-
-# --- several visitors --------------------------------------------------------------------------
-
-
-def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, trained):
-    expected = dict(zip(SENTENCES, translate(*trained, SENTENCES), strict=True))
-    service = Service(max_tokens=40)
-    beams = trained[0].generation_config.num_beams
-
-    def visit(turn):
-        name = str((trained_run, copied)[turn % 2])
-        sentence = SENTENCES[turn % len(SENTENCES)]
-        result = service.translate(name, sentence, Search(beams))
-        assert result.sentence == sentence
-        sums = result.attentions.encoder.sum(-1)
-        torch.testing.assert_close(sums, torch.ones_like(sums))
-        return result.hypotheses[0].text == expected[sentence]
-
-    with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(visit, range(24)))
-
-
-def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
-    loaded = []
-
-    def load(name, **options):
-        loaded.append(name)
-        return load_translator(name, **options)
-
-    monkeypatch.setattr(service_module, "load_translator", load)
-    service, together = Service(), threading.Barrier(4)
-
-    def visit(_):
-        together.wait()
-        return service.describe(str(trained_run))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(visit, range(4)))) == 1
-    assert loaded == [str(trained_run)]
-
-
-def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeypatch):
-    loaded = []
-    pair = load_translator(str(trained_run))
-    monkeypatch.setattr(
-        service_module, "load_translator", lambda name, **_: loaded.append(name) or pair
-    )
-    service = Service(cached_models=2)
-    for name in ("a", "b", "a", "c", "a", "b"):
-        service.describe(name)
-    assert loaded == ["a", "b", "c", "b"]

@@ -63,6 +63,22 @@ def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
     assert ask(sampling={**asked, "seed": "6"}) != found
 
 
+def test_terms_are_written_among_the_phrases(ask):
+    found = ask(phrases="neun; three => acht; two => sieben")
+    texts = [one["text"] for one in found["hypotheses"]]
+    assert all("neun" in text and "acht" in text for text in texts)
+    assert not any("sieben" in text for text in texts)
+
+
+def test_an_ensemble_is_named_in_the_answer_which_has_the_weights_of_its_first_model(page, ask):
+    name = f"{page.model} + {page.model}"
+    found = ask(model=name)
+    assert found["model"] == name
+    assert {**found, "model": page.model} == ask()  # twice the same model is that model
+    ids = found["hypotheses"][1]["ids"]
+    assert ask("attend", model=name, ids=ids) == ask("attend", ids=ids)
+
+
 def test_the_answer_has_the_text_with_markup_and_the_sentence_without(ask):
     found = ask(text="<i>two</i>", markup=True)
     assert (found["text"], found["sentence"]) == ("<i>two</i>", "two")
@@ -161,6 +177,7 @@ def test_the_vectors_of_a_layer_are_sent(ask):
         ("translate", {"split": "english"}, "split_sentences='english': give a language"),
         ("translate", {"sampling": "much"}, "not one of this page"),
         ("translate", {"sampling": {}, "phrases": "neun"}, "Sampling takes no phrases"),
+        ("translate", {"phrases": "neun; => acht"}, "'=> acht' is no term: write it as in dog =>"),
         ("translate", {"model": "nobody/nothing"}, "This model cannot be used"),
         ("translate", {"model": ""}, "No model is named"),
         ("load", {"model": HOSTILE}, "This model cannot be used"),
@@ -203,7 +220,11 @@ def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, mo
     ):
         found = page.functions()["load"]({"model": name})
         assert found == {"error": f"{name}: this page reads no such folder: give a Hub id."}
-    for page, name in ((none, str(trained_run)), (one, "own"), (one, str(models / "own"))):
+    own = str(models / "own")
+    for name in (f"{trained_run} + {tmp_path}", f"own + {tmp_path}"):
+        found = one.functions()["load"]({"model": name})
+        assert found == {"error": f"{tmp_path}: this page reads no such folder: give a Hub id."}
+    for page, name in ((none, str(trained_run)), (one, "own"), (one, own), (one, f"{own} + own")):
         assert "1 + 1 layers" in page.functions()["load"]({"model": name})["about"]
 
 
@@ -211,6 +232,7 @@ def test_examples_are_those_of_the_packages_model_and_the_given_sentence(trained
     assert TextPage(demo_model(), sentence="two").settings()["examples"] == ["two", *EXAMPLES[:2]]
     own = TextPage(str(trained_run)).settings()
     assert own["examples"] == []
+    assert own["about"].startswith("trained: ")  # no path of the server
     assert "1 + 1 layers, 2 + 2 heads" in own["about"]
 
 

@@ -183,6 +183,10 @@ def test_phrases_are_in_the_translation_and_in_the_link(visit, found):
     again = visit(tab.evaluate("location.hash"))
     expect(again.locator(".translation")).to_have_text(shown.inner_text())
     assert again.get_by_label("Must contain").input_value() == "neun; acht"
+    again.get_by_label("Must contain").fill("three => sechs; two => null")
+    ask(again)
+    expect(shown_again := again.locator(".translation")).to_contain_text("sechs")
+    expect(shown_again).not_to_contain_text("null")
     again.get_by_label("Must contain").fill("neun " * 40)
     again.get_by_role("button", name="Translate").click()
     expect(again.locator(".problem")).to_contain_text("has more than 32 tokens: shorten it")
@@ -461,6 +465,22 @@ def test_another_model_and_text_from_right_to_left(visit, deep):
     tab.keyboard.press("ArrowLeft")
     tab.keyboard.press("ArrowLeft")
     assert "y=1" in tab.url
+
+
+def test_models_decode_together_and_a_view_says_which_it_shows(visit, folder, found):
+    tab = visit()
+    tab.get_by_label("Model folder or Hub id").fill(f"{folder} + {folder}")
+    tab.get_by_role("button", name="Load").click()
+    expect(tab.locator(".about")).to_contain_text("the views show the first of 2 models")
+    asked(tab)
+    expect(tab.locator(".translation")).to_have_text(found[0].text)
+    tab.get_by_label("Translation").select_option("1")
+    expect(tab.locator(".translation")).to_have_text(found[1].text)
+    show(tab, "layer")
+    said(tab, "layer 0")
+    tab.locator("select.search").select_option("sampling")
+    expect(tab.get_by_role("alert")).to_contain_text("An ensemble takes no sampling")
+    assert violations(tab) == []
 
 
 # --- the address -------------------------------------------------------------------------------
