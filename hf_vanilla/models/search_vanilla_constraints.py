@@ -21,6 +21,7 @@ from .generation_vanilla import filling_ids
 from .search_vanilla_beams import LOWEST, BeamState, Candidates, can_improve, finish
 
 IMPOSSIBLE = LOWEST / 2  # scores below belong to no hypothesis
+LISTED = 5  # phrases in a message
 
 
 @dataclass(frozen=True)
@@ -354,4 +355,7 @@ def in_turn(missing: Tensor, scores: Tensor, is_lost: Tensor) -> Tensor:
 
 
 def _listed(phrases: Sequence[Phrase]) -> str:
-    return ", ".join(map(str, phrases))
+    """Phrases for a message of one line: the first ones, by their beginnings."""
+    texts = [str(one) for one in phrases[:LISTED]]
+    shown = ", ".join(one if len(one) <= 40 else f"{one[:39]}…" for one in texts)
+    return shown if len(phrases) <= LISTED else f"{shown} and {len(phrases) - LISTED} more"

@@ -161,6 +161,10 @@ def test_what_cannot_be_met_is_named():
     long = Constraints([[], [Phrase([2, 3, 4], text="abc"), Phrase([5, 6])]])
     with pytest.raises(ValueError, match=r"'abc', \[5, 6\] have 5 tokens, .* at most 4: raise"):
         model.generate(**batch, **settings, constraints=long)
+    many = Constraints([[Phrase([i, i + 1], text=f"{i}" + "x" * 99) for i in range(3, 10)], []])
+    shown = ", ".join(f"'{i}{'x' * 37}…" for i in range(3, 8))
+    with pytest.raises(ValueError, match=f"no translation contains {shown} and 2 more: the"):
+        model.generate(**batch, **settings, constraints=many)
     asked = Constraints([[], [Phrase([2, 3, 4], text="abc")]])
     with pytest.raises(ValueError, match="no translation contains 'abc': the length"):
         model.generate(**batch, **settings, constraints=asked, bad_words_ids=[[3]])
