@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
+from hf_vanilla.translation.alignments import AlignedWords, AlignmentHead, aligned_words
 from hf_vanilla.translation.attentions import KINDS, Attentions, readable_tokens, word_starts
 from hf_vanilla.translation.head_patterns import head_patterns
 from hf_vanilla.translation.layer_steps import LayerSteps
@@ -23,8 +24,16 @@ ALTERNATIVES = 5  # tokens listed beside each one that was chosen
 DIGITS = 4
 
 
-def answer_of_result(result: Result, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The n-best list, the search, and the attention of the best hypothesis."""
+def answer_of_result(
+    result: Result, tokenizer: PreTrainedTokenizerBase, *, head: AlignmentHead | None = None
+) -> dict[str, Any]:
+    """The n-best list, the search, and the attention of the best hypothesis.
+
+    Args:
+        result: of the service.
+        tokenizer: of its model.
+        head: as for `aligned_words`.
+    """
     settings = result.settings
     form, alpha = penalty_form(settings), float(settings.length_penalty or 0.0)
     hypotheses = []
@@ -48,7 +57,9 @@ def answer_of_result(result: Result, tokenizer: PreTrainedTokenizerBase) -> dict
         "penalty": {"form": form, "alpha": alpha},
         "steps": [_step(step, alpha, form, tokenizer) for step in result.steps],
         "hasLayers": result.has_layers,
-        "attention": answer_of_attention(result.attentions, tokenizer),
+        "attention": answer_of_attention(
+            result.attentions, tokenizer, sentence=result.sentence, head=head
+        ),
     }
 
 
@@ -75,9 +86,20 @@ def _step(
 
 
 def answer_of_attention(
-    attentions: Attentions, tokenizer: PreTrainedTokenizerBase
+    attentions: Attentions,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    sentence: str,
+    head: AlignmentHead | None = None,
 ) -> dict[str, Any]:
-    """All weights with the tokens of both axes, what each head does, and the probabilities."""
+    """All weights with the tokens of both axes, what each head does, probabilities, aligned words.
+
+    Args:
+        attentions: of a sentence and a translation.
+        tokenizer: of the model.
+        sentence: what the model read.
+        head: as for `aligned_words`.
+    """
     kinds = {}
     for kind in KINDS:
         weights = attentions.of(kind)
@@ -96,6 +118,7 @@ def answer_of_attention(
     return {
         "kinds": kinds,
         "steps": _probabilities(attentions, tokenizer),
+        "words": _words(aligned_words(attentions, tokenizer, sentence, head)),
         "directions": [direction(attentions.source), direction(attentions.target)],
     }
 
@@ -127,6 +150,11 @@ def _probabilities(
             }
         )
     return steps
+
+
+def _words(found: AlignedWords | None) -> dict[str, Any] | None:
+    """Words of both sides and their links; None: the tokenizer has none."""
+    return None if found is None else {**vars(found), "head": vars(found.head)}
 
 
 def answer_of_layer(steps: LayerSteps) -> dict[str, Any]:

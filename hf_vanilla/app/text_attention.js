@@ -1,4 +1,4 @@
-// Views of attention: a map, lines, all heads, and two results side by side.
+// Views of attention: a map, lines, aligned words, all heads, and two results side by side.
 
 const LABEL = 128; // widest label, in px
 
@@ -106,46 +106,109 @@ views.map = {
   step: stepQuery,
 };
 
+// Draw keys on the left, queries on the right, and a line for each weight; returns width and height.
+// `selects` is the change of the state by a query.
+function drawLines(root, room, { queries, keys, rows, chosen, captions, selects }) {
+  const paint = colours();
+  const most = Math.max(queries.length, keys.length);
+  const high = clamp(rowHeight(), (room.height - 28) / most, 48);
+  const side = Math.min(LABEL, room.width / 3);
+  const width = Math.min(room.width, 880);
+  const at = (index) => 28 + (index + 0.5) * high;
+  write(root, side, 10, captions[0], { anchor: "end", size: 12, fill: paint.faint });
+  write(root, width - side, 10, captions[1], { size: 12, fill: paint.faint });
+  rows.forEach((row, q) =>
+    row.forEach((weight, k) => {
+      if (weight < 0.02) return;
+      const isChosen = q === chosen;
+      const d = `M${side + 6} ${at(k)}C${width / 2} ${at(k)} ${width / 2} ${at(q)} ${width - side - 6} ${at(q)}`;
+      const line = { d, fill: "none", stroke: isChosen ? paint.warm : paint.strong, "stroke-width": 1 + 5 * weight };
+      const opacity = weight * (isChosen ? 1 : 0.35);
+      shape("path", { ...line, "stroke-opacity": opacity.toFixed(3), "pointer-events": "none" }, root);
+    }),
+  );
+  keys.forEach((token, k) => {
+    const weight = rows[chosen][k];
+    write(root, side, at(k), fitted(token, side), { anchor: "end", weight: weight > 0.2 ? 700 : 400 });
+  });
+  queries.forEach((token, q) => {
+    const isChosen = q === chosen;
+    write(root, width - side, at(q), fitted(token, side), { weight: isChosen ? 700 : 400 });
+    const place = box(root, width - side - 6, at(q) - high / 2, side + 6, high, {
+      fill: paint.warm, "fill-opacity": isChosen ? 0.15 : 0,
+    });
+    place.dataset.hover = place.dataset.click = change(selects(q));
+  });
+  return [width, 28 + most * high];
+}
+
 views.lines = {
   name: "Lines",
   hint: "Each line is a weight, from the token that attends on the right. Arrow keys move.",
-  draw(root, room) {
-    const { queries, keys, rows } = headOf(current());
-    const paint = colours();
-    const most = Math.max(queries.length, keys.length);
-    const high = clamp(rowHeight(), (room.height - 28) / most, 48);
-    const side = Math.min(LABEL, room.width / 3);
-    const width = Math.min(room.width, 880);
-    const at = (index) => 28 + (index + 0.5) * high;
-    write(root, side, 10, "is attended to", { anchor: "end", size: 12, fill: paint.faint });
-    write(root, width - side, 10, "attends", { size: 12, fill: paint.faint });
-    rows.forEach((row, q) =>
-      row.forEach((weight, k) => {
-        if (weight < 0.02) return;
-        const isChosen = q === state.query;
-        const d = `M${side + 6} ${at(k)}C${width / 2} ${at(k)} ${width / 2} ${at(q)} ${width - side - 6} ${at(q)}`;
-        const line = { d, fill: "none", stroke: isChosen ? paint.warm : paint.strong, "stroke-width": 1 + 5 * weight };
-        const opacity = weight * (isChosen ? 1 : 0.35);
-        shape("path", { ...line, "stroke-opacity": opacity.toFixed(3), "pointer-events": "none" }, root);
-      }),
-    );
-    keys.forEach((token, k) => {
-      const weight = rows[state.query][k];
-      write(root, side, at(k), fitted(token, side), { anchor: "end", weight: weight > 0.2 ? 700 : 400 });
-    });
-    queries.forEach((token, q) => {
-      const isChosen = q === state.query;
-      write(root, width - side, at(q), fitted(token, side), { weight: isChosen ? 700 : 400 });
-      const place = box(root, width - side - 6, at(q) - high / 2, side + 6, high, {
-        fill: paint.warm, "fill-opacity": isChosen ? 0.15 : 0,
-      });
-      place.dataset.hover = place.dataset.click = change({ query: q, key: null });
-    });
-    return [width, 28 + most * high];
-  },
+  draw: (root, room) =>
+    drawLines(root, room, {
+      ...headOf(current()),
+      chosen: state.query,
+      captions: ["is attended to", "attends"],
+      selects: (query) => ({ query, key: null }),
+    }),
   say: sayWeights,
   move: (key) => moveInGrid(key, false),
   step: stepQuery,
+};
+
+// --- word alignment -----------------------------------------------------------------------------
+
+// The target word of the chosen token; the last one for the end token.
+const chosenWord = ({ starts }) => Math.max(starts.filter((first) => first <= state.query).length - 1, 0);
+const hasLinks = (words) => words !== null && words.links.length > 0;
+
+function selectWord({ starts }, index) {
+  return { query: starts[clamp(0, index, starts.length - 1)], key: null };
+}
+
+function moveWord(by) {
+  const { words } = current();
+  return hasLinks(words) ? selectWord(words, chosenWord(words) + by) : null;
+}
+
+views.words = {
+  name: "Words",
+  hint: "Each word of the translation is linked to one of the sentence. Arrow keys move.",
+  draw(root, room) {
+    const { words } = current();
+    if (!hasLinks(words)) {
+      write(root, 0, 12, "There are no words to align.", { fill: colours().faint });
+      return [room.width, 24];
+    }
+    const rows = words.target.map(() => words.source.map(() => 0));
+    for (const [source, target] of words.links) rows[target][source] = 1;
+    return drawLines(root, room, {
+      queries: words.target,
+      keys: words.source,
+      rows,
+      chosen: chosenWord(words),
+      captions: ["sentence", "translation"],
+      selects: (index) => selectWord(words, index),
+    });
+  },
+  say() {
+    const { words, kinds } = current();
+    if (words === null) return "This tokenizer has a vocabulary per language: words cannot be aligned.";
+    if (!hasLinks(words)) return "The translation has no words.";
+    const { layer, head, is_next: isNext } = words.head;
+    const chosen = chosenWord(words);
+    const sources = words.links.filter(([, target]) => target === chosen).map(([source]) => quoted(words.source[source]));
+    const of = head === null ? `the mean of ${kinds[KINDS[0]].shape[1]} heads` : `head ${head}`;
+    const step = isNext ? "when the word is read" : "when the word is written";
+    return `${quoted(words.target[chosen])} is aligned with ${sources.join(", ")}: cross-attention of layer ${layer}, ${of}, ${step}.`;
+  },
+  move: (key) => {
+    const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[key];
+    if (by) return moveWord(by);
+    return key === "Home" ? moveWord(-Infinity) : key === "End" ? moveWord(Infinity) : null;
+  },
+  step: (by) => moveWord(by) ?? {},
 };
 
 // --- all heads ----------------------------------------------------------------------------------

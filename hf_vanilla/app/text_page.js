@@ -17,7 +17,7 @@ function showProblem(text) {
 // --- state --------------------------------------------------------------------------------------
 
 const CHOICES = ["hypothesis", "other", "kind", "layer", "head"]; // of an answer
-const VIEWS = ["map", "lines", "heads", "tokens", "search", "compare", "layer"];
+const VIEWS = ["map", "lines", "words", "heads", "tokens", "search", "compare", "layer"];
 // name in the address: name in the state, and whether a text is one of its values
 const isCount = (text) => /^\d{1,4}$/.test(text);
 const FIELDS = {
@@ -88,7 +88,7 @@ async function set(changes) {
   }
   if (!answer) return;
   const { shape: size, queries, keys } = current().kinds[state.kind];
-  const rows = state.view === "tokens" ? current().steps.length : queries.length;
+  const rows = ["tokens", "words"].includes(state.view) ? current().steps.length : queries.length;
   if (state.layer >= size[0]) state.layer = size[0] - 1;
   if (state.head !== MEAN && state.head >= size[1]) state.head = MEAN;
   state.query = Math.min(state.query, rows - 1);

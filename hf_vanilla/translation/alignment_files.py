@@ -88,7 +88,7 @@ def align_files(options: AlignOptions) -> Path | str | None:
         check_output_file(options.output, overwrite=options.overwrite)
     pairs = ((row["source"], row["target"]) for row in read_pairs(options.source, options.target))
     model, tokenizer = load_translator(options.model)
-    head = saved_head(options.model) or default_head(model)
+    head = saved_head(options.model) or default_head(model.config.decoder_layers)
     if options.layer is not None:
         head = AlignmentHead(layer=options.layer, head=options.head)
     aligner = Aligner(model, tokenizer, head)

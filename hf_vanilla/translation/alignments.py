@@ -17,7 +17,7 @@ from hf_vanilla.data.batching import padded
 from hf_vanilla.data.number_alignments import AlignedPair
 from hf_vanilla.files import write_text
 
-from .attentions import eager_copy, start_token_id
+from .attentions import Attentions, eager_copy, start_token_id
 
 ALIGNMENT_FILE = "alignment.json"
 PAIRS_PER_BATCH = 32
@@ -42,17 +42,26 @@ class AlignmentHead:
     is_next: bool = False
 
 
-def default_head(model: PreTrainedModel) -> AlignmentHead:
-    """The mean of the last layer but one, where nothing was chosen on data."""
-    return AlignmentHead(layer=max(model.config.decoder_layers - 2, 0))
+def default_head(layers: int) -> AlignmentHead:
+    """The mean of the last decoder layer but one, where nothing was chosen on data."""
+    return AlignmentHead(layer=max(layers - 2, 0))
 
 
 def saved_head(folder: str | Path) -> AlignmentHead | None:
-    """What `save_head` wrote beside a model; None where it wrote nothing."""
+    """What `save_head` wrote beside a model; None where it wrote nothing.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     path = Path(folder) / ALIGNMENT_FILE
     if not path.is_file():
         return None
-    return AlignmentHead(**json.loads(path.read_text(encoding="utf-8"))["best"])
+    try:
+        return AlignmentHead(**json.loads(path.read_text(encoding="utf-8"))["best"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"{path} names no layer: remove it, or write it again by hf-vanilla align --gold"
+        ) from None
 
 
 def save_head(folder: str | Path, rates: dict[AlignmentHead, float], data: str) -> AlignmentHead:
@@ -104,11 +113,11 @@ class Aligner:
         tokenizer: PreTrainedTokenizerBase,
         head: AlignmentHead | None = None,
     ) -> None:
-        is_double = tokenizer.init_kwargs.get("target_pieces") is not None
-        if is_double or getattr(tokenizer, "separate_vocabs", False):
+        if not has_one_vocabulary(tokenizer):
             raise ValueError("alignments need a tokenizer with one vocabulary for both languages")
-        self.head = default_head(model) if head is None else head
-        check_head(model, self.head)
+        self.head = default_head(model.config.decoder_layers) if head is None else head
+        config = model.config
+        check_head(self.head, config.decoder_layers, config.decoder_attention_heads)
         self._model, self._tokenizer = eager_copy(model), tokenizer
 
     def align(
@@ -179,13 +188,80 @@ class Aligner:
         return found
 
 
-def check_head(model: PreTrainedModel, head: AlignmentHead) -> None:
-    """Refuse a layer or head that the model does not have.
+@dataclass(frozen=True, kw_only=True)
+class AlignedWords:
+    """The words of a sentence and of its translation.
+
+    Attributes:
+        source: words of the sentence, separated by white space.
+        target: those of the translation.
+        starts: the first token of each target word.
+        links: as of `Aligner.align`.
+        head: whose attention it is.
+    """
+
+    source: list[str]
+    target: list[str]
+    starts: list[int]
+    links: Links
+    head: AlignmentHead
+
+
+def aligned_words(
+    attentions: Attentions,
+    tokenizer: PreTrainedTokenizerBase,
+    sentence: str,
+    head: AlignmentHead | None = None,
+) -> AlignedWords | None:
+    """Align the words of a sentence by weights that are computed already.
+
+    Args:
+        attentions: of the sentence and its translation.
+        tokenizer: of the model.
+        sentence: source text.
+        head: which attention; None: the mean of the last layer but one.
+
+    Returns:
+        None where the tokenizer has a vocabulary per language.
+
+    Raises:
+        ValueError: the model has no such layer or head.
+    """
+    if not has_one_vocabulary(tokenizer):
+        return None
+    layers, heads = attentions.cross.shape[:2]
+    head = default_head(layers) if head is None else head
+    check_head(head, layers, heads)
+    ids = (tokenizer(sentence, verbose=False).input_ids, attentions.target_ids)
+    texts = (sentence, tokenizer.decode(ids[1], skip_special_tokens=True))
+    spans = [word_spans(text) for text in texts]
+    shares = [token_shares(tokenizer, *one) for one in zip(ids, texts, spans, strict=True)]
+    links: Links = []
+    if all(spans):
+        weights = attentions.cross[head.layer]  # (H, T, S)
+        rows = weights.mean(0) if head.head is None else weights[head.head]
+        # a translation that reached its limit has no step that reads the last token
+        rows = torch.cat([rows, rows[-1:]])
+        links = best_links(part_weights(rows, *shares, is_next=head.is_next))
+    source, target = (
+        [text[first:last] for first, last in of] for text, of in zip(texts, spans, strict=True)
+    )
+    starts = (shares[1] > 0).int().argmax(0).tolist() if target else []
+    return AlignedWords(source=source, target=target, starts=starts, links=links, head=head)
+
+
+def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether source and target have the same token ids."""
+    is_double = tokenizer.init_kwargs.get("target_pieces") is not None
+    return not is_double and not getattr(tokenizer, "separate_vocabs", False)
+
+
+def check_head(head: AlignmentHead, layers: int, heads: int) -> None:
+    """Refuse a layer or head that a decoder of so many does not have.
 
     Raises:
         ValueError: there is none of that number.
     """
-    layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
     if not 0 <= head.layer < layers:
         raise ValueError(f"layer={head.layer}: the decoder has the layers 0 to {layers - 1}")
     if head.head is not None and not 0 <= head.head < heads:

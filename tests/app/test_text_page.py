@@ -12,6 +12,7 @@ from chromium import HOSTILE
 from hf_vanilla import demo_model
 from hf_vanilla.app.text_answer import direction
 from hf_vanilla.app.text_page import EXAMPLES, TextPage
+from hf_vanilla.translation.alignments import Aligner
 from hf_vanilla.translation.attentions import (
     CROSS,
     DECODER,
@@ -154,6 +155,34 @@ def test_each_token_has_its_probability_and_the_best_others(ask, trained):
         shown = torch.tensor([other["probability"] for other in step["others"]])
         torch.testing.assert_close(shown, expected, rtol=0, atol=1e-4)
         assert step["rank"] == int((probabilities[row] > probabilities[row, chosen]).sum())
+
+
+def test_the_words_of_each_translation_are_aligned_as_by_the_command(ask, trained):
+    found = ask()
+    for hypothesis, seen in zip(
+        found["hypotheses"],
+        (found["attention"], ask("attend", ids=found["hypotheses"][1]["ids"])),
+        strict=False,
+    ):
+        words = seen["words"]
+        assert words["source"] == SENTENCE.split()
+        assert words["target"] == hypothesis["text"].split()
+        (links,) = Aligner(*trained).align([(SENTENCE, hypothesis["text"])])
+        assert words["links"] == links
+        assert words["head"] == {"layer": 0, "head": None, "is_next": False}
+
+
+def test_the_words_are_aligned_by_the_head_that_is_saved_with_the_model(trained_run, tmp_path):
+    model = shutil.copytree(trained_run, tmp_path / "model")
+    best = {"layer": 0, "head": 1, "is_next": True}
+    (model / "alignment.json").write_text(json.dumps({"best": best}))
+    own = TextPage(str(model), max_tokens=40)
+    asked = {"model": str(model), "text": "<b>two</b> six", "beams": 2, "markup": True}
+    found = own.translate(asked)
+    assert found["attention"]["words"]["head"] == best
+    assert found["attention"]["words"]["source"] == ["two", "six"]
+    (model / "alignment.json").write_text("{")
+    assert "names no layer: remove it" in own.functions()["translate"](asked)["error"]
 
 
 def test_the_vectors_of_a_layer_are_sent(ask):

@@ -9,6 +9,7 @@ from chromium import HOSTILE, PHONE, launched, needs_chromium, served, tab_of, v
 from hf_vanilla import train_tokenizer
 from hf_vanilla.app.server import AppOptions
 from hf_vanilla.app.text_page import TextPage
+from hf_vanilla.translation.alignments import Aligner, aligned_words
 from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, attentions, word_starts
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations
@@ -21,7 +22,7 @@ expect.set_options(timeout=60_000)
 pytestmark = [pytest.mark.slow, needs_chromium]
 
 SENTENCE, HEBREW = "three one four", "שלום עולם"
-VIEWS = ["map", "lines", "heads", "tokens", "search", "compare", "layer"]
+VIEWS = ["map", "lines", "words", "heads", "tokens", "search", "compare", "layer"]
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +172,31 @@ def test_another_hypothesis_is_shown_and_compared(visit, found):
     assert [text.split()[1].rstrip(",") for text in scores] == [
         f"{found[n].score:.3f}" for n in (1, 2)
     ]
+
+
+def test_words_are_linked_and_the_word_of_the_chosen_token_is_named(visit, trained, found, seen):
+    tab = asked(visit())
+    (links,) = Aligner(*trained).align([(SENTENCE, found[0].text)])
+    sources, targets = SENTENCE.split(), found[0].text.split()
+    show(tab, "words")
+    assert drawn(tab) == ["sentence", "translation", *sources, *targets]
+    assert tab.locator(".panel svg path").count() == len(links)
+    tab.locator(".panel").focus()
+    for source, target in sorted(links, key=lambda link: link[1]):
+        said(
+            tab,
+            f"“\u2068{targets[target]}\u2069” is aligned with “\u2068{sources[source]}\u2069”: "
+            "cross-attention of layer 0, the mean of 2 heads, when the word is written.",
+        )
+        tab.keyboard.press("ArrowDown")
+    show(tab, "map")  # the same token
+    token = seen.target[aligned_words(seen, trained[1], SENTENCE).starts[-1]]
+    said(tab, f"“\u2068{token}\u2069” attends to")
+    tab.get_by_label("Max. tokens").fill("1")
+    tab.get_by_label("Min. tokens").fill("1")
+    tab.get_by_label("Min. tokens").press("Enter")
+    show(tab, "words")
+    said(tab, "is aligned with")
 
 
 def test_phrases_are_in_the_translation_and_in_the_link(visit, found):
@@ -408,7 +434,7 @@ def test_a_phone_shows_result_and_map_at_once_and_every_target_is_large_enough(v
 
 
 def test_every_view_answers_to_arrow_keys_buttons_and_taps(visit):
-    tab = asked(visit(**PHONE))
+    tab = asked(visit(**PHONE), "three one four six")
     panel = tab.locator(".panel")
 
     def changes(act):
@@ -423,6 +449,7 @@ def test_every_view_answers_to_arrow_keys_buttons_and_taps(visit):
         tab.locator(".panel svg").wait_for()
         tab.locator(".translator:not([aria-busy])").wait_for()
         panel.focus()
+        tab.keyboard.press("Home")  # not at the end, where the view before left the token
         changes(lambda: tab.keyboard.press("ArrowDown"))
         changes(lambda: tab.get_by_role("button", name="Next").tap())
         places = tab.locator(".panel [data-click]")

@@ -1,6 +1,7 @@
 """Word alignments: parts and rates by hand, links of a model that aligns."""
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from hf_vanilla.translation.alignment_files import AlignOptions, align_files
 from hf_vanilla.translation.alignments import (
     Aligner,
     AlignmentHead,
+    aligned_words,
     error_rate,
     error_rates,
     part_weights,
@@ -123,6 +125,54 @@ def test_the_attention_implementation_of_the_model_stays(trained):
     before = trained[0].config._attn_implementation
     Aligner(*trained).align(PAIRS)
     assert trained[0].config._attn_implementation == before == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        None,
+        AlignmentHead(layer=0, head=1),
+        AlignmentHead(layer=0, head=0, is_next=True),
+        AlignmentHead(layer=0, is_next=True),
+    ],
+)
+def test_words_are_aligned_by_weights_that_are_there_as_by_the_command(trained, head):
+    source, target = "three  one four", "drei eins vier"
+    for pair in ((source, target), ("two", "zwei drei"), ("six five", "x")):
+        seen = attentions(*trained, pair[0], translation=pair[1])
+        found = aligned_words(seen, trained[1], pair[0], head)
+        assert [found.links] == Aligner(*trained, head).align([pair])
+        assert (found.source, found.target) == (pair[0].split(), pair[1].split())
+        assert found.head == (head or AlignmentHead(layer=0))
+        words = [*found.starts, len(seen.target) - 1]  # the end token is no word
+        texts = ["".join(seen.target[a:b]).replace("␣", "") for a, b in pairwise(words)]
+        assert texts == found.target
+
+
+def test_a_translation_that_ends_at_its_limit_is_aligned_too(trained):
+    ids = trained[1](text_target="drei eins").input_ids[:-1]
+    seen = attentions(*trained, "three one", translation=ids)
+    found = aligned_words(seen, trained[1], "three one", AlignmentHead(layer=0, is_next=True))
+    assert found.target == ["drei", "eins"]
+    assert [j for _, j in sorted(found.links, key=lambda link: link[1])] == [0, 1]
+    empty = attentions(*trained, "three one", translation=[trained[1].eos_token_id])
+    found = aligned_words(empty, trained[1], "three one")
+    assert (found.target, found.starts, found.links) == ([], [], [])
+
+
+def test_words_of_two_vocabularies_or_of_a_head_that_is_not_there_are_not_aligned(trained):
+    seen = attentions(*trained, "two")
+    tokenizer = SimpleNamespace(init_kwargs={"target_pieces": ["a"]})
+    assert aligned_words(seen, tokenizer, "two") is None
+    with pytest.raises(ValueError, match="layer=9: the decoder has the layers 0 to 0"):
+        aligned_words(seen, trained[1], "two", AlignmentHead(layer=9))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"best": {"layers": 1}}', '{"best": 1}'])
+def test_a_damaged_file_of_a_head_is_named(tmp_path, text):
+    (tmp_path / "alignment.json").write_text(text)
+    with pytest.raises(ValueError, match=r"alignment\.json names no layer: remove it, or write it"):
+        saved_head(tmp_path)
 
 
 @pytest.mark.parametrize(("head", "message"), [((9, None), "layer=9"), ((0, 9), "head=9")])
