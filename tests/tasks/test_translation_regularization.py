@@ -1,5 +1,6 @@
-"""R-Drop by its formula; R-Drop and BPE-dropout in a run that is interrupted."""
+"""R-Drop by its formula; R-Drop and BPE-dropout in a run that is interrupted; runs without them."""
 
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,9 @@ from torch.nn.functional import kl_div
 
 from hf_vanilla.models import kernels_vanilla
 from hf_vanilla.tasks.translation_loss import rdrop_outputs, symmetric_divergence
+from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.run import train
+from hf_vanilla.training.train_step import training_steps
 
 BOTH = {"rdrop_alpha": 5.0, "bpe_dropout": 0.3}
 
@@ -101,6 +104,27 @@ def test_an_interrupted_run_with_both_ends_with_the_same_weights(
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
     other = small_run.weights(plain)
     assert any(not torch.equal(other[name], weight) for name, weight in expected.items())
+
+
+def test_with_everything_off_200_steps_are_those_of_a_plain_loop(corpus_files, tmp_path):
+    options = {"max_steps": 200, "save_steps": 200, "average_checkpoints": 1}
+    options |= {"tokens_per_step": 480, "tokens_per_batch": 120, "seed": 3}
+    found = train(small_run.recipe(tmp_path / "run", corpus_files, **options))
+    prepared = prepare_run(small_run.recipe(tmp_path / "plain", corpus_files, **options))
+    model = prepared.model.train()
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+    for step, parts in islice(training_steps(prepared, 0), 200):
+        assert len(parts) > 1
+        optimizer.param_groups[0]["lr"] = 0.01 * min(step / 10, (10 / step) ** 0.5)
+        tokens = sum((part.batch["labels"] >= 0).sum() for part in parts)
+        for part in parts:
+            torch.manual_seed(3 * 1_000_003 + part.number)  # of dropout
+            model(**part.batch, num_items_in_batch=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = model.state_dict()
+    for name, weight in small_run.weights(found).items():
+        assert torch.equal(weight, expected[name]), name
 
 
 @pytest.mark.parametrize("option", BOTH)
