@@ -18,9 +18,9 @@ const shownKey = () => state.key ?? vectors.weights.indexOf(Math.max(...vectors.
 
 // Ask for the vectors of the selected place, then draw again.
 async function fetchVectors() {
-  const request = vectorRequest();
+  const [asked, request] = [answer, vectorRequest()];
   const found = await call("inside", request);
-  if (!found) return;
+  if (!found || answer !== asked) return;
   showProblem(found.error ?? "");
   if (found.error) return;
   [vectors, requestOfVectors] = [found, JSON.stringify(request)];

@@ -2,12 +2,14 @@
 
 import json
 import re
+import threading
 
 import pytest
 from chromium import HOSTILE, PHONE, launched, needs_chromium, served, tab_of, violations
 
 from hf_vanilla import train_tokenizer
 from hf_vanilla.app.server import AppOptions
+from hf_vanilla.app.service import Service
 from hf_vanilla.app.text_page import TextPage
 from hf_vanilla.translation.alignments import Aligner, aligned_words
 from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, attentions, word_starts
@@ -279,6 +281,7 @@ def test_markup_is_kept_in_the_translation_and_in_the_link(visit, found):
     expect(translation).to_contain_text("<b>")
     expect(translation).to_contain_text("</b>")
     tab.get_by_label("Translation").select_option("1")
+    expect(tab).to_have_url(re.compile("&h=1&"))  # after its attention has come
     expect(translation).to_contain_text("</b>")  # its attention is of the sentence without tags
     assert "<b>" not in "".join(drawn(tab))
     assert violations(tab) == []
@@ -582,6 +585,25 @@ def test_a_broken_model_shows_a_message_and_the_old_model_works(visit, tmp_path,
         tab.get_by_role("button", name="Load").click()
         expect(tab.get_by_role("alert")).to_contain_text(problem)
     asked(tab)
+
+
+def test_a_late_answer_to_a_view_leaves_a_newer_message(visit, monkeypatch):
+    released, inside = threading.Event(), Service.inside
+
+    def late(*arguments, **others):
+        released.wait(60)
+        return inside(*arguments, **others)
+
+    monkeypatch.setattr(Service, "inside", late)
+    tab = asked(visit())
+    show(tab, "layer")
+    tab.get_by_label("Sentence", exact=True).fill("")
+    tab.get_by_role("button", name="Translate").click()
+    expect(tab.get_by_role("alert")).to_contain_text("There is no text")
+    with tab.expect_event("requestfinished"):
+        released.set()
+    tab.evaluate("new Promise(requestAnimationFrame)")
+    expect(tab.get_by_role("alert")).to_contain_text("There is no text")
 
 
 def test_two_visitors_at_once_see_their_own_results(visit, trained):
