@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from hf_vanilla.translation.aligned_words import AlignedWords, aligned_words
 from hf_vanilla.translation.alignments import Aligner, saved_head
 from hf_vanilla.translation.attentions import Attentions, attentions
 from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
@@ -22,7 +23,7 @@ from hf_vanilla.translation.sentence_splitting import Piece
 from hf_vanilla.translation.text_translator import with_markup
 
 from .text_input import checked_text, one_line, split_text
-from .text_models import ModelCache, NamedModel, names_in
+from .text_models import ModelCache, NamedModel
 from .text_search import MAX_NEW_TOKENS, Search
 
 CACHED_MODELS = 2
@@ -94,12 +95,14 @@ class Service:
             ValueError: it cannot be loaded.
         """
         with self._turn():
-            model = self._models.load(name).model
+            named = self._models.load(name)
+        model = named.model
         config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
         if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
             return size
-        number = len(names_in(name))
-        ensemble = f"the views show the first of {number} models, " if number > 1 else ""
+        ensemble = ""
+        if named.ensemble is not None:
+            ensemble = f"the views show the first of {len(named.ensemble.models) + 1} models, "
         return (
             f"{ensemble}{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
             f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
@@ -186,8 +189,8 @@ class Service:
         with _any_error_of(name):
             weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
             if markup is not None:
-                head = saved_head(names_in(name)[0])
-                found = _with_items(found, markup, Aligner(model, tokenizer, head))
+                aligner = Aligner(model, tokenizer, saved_head(named.name))
+                found = _with_items(found, markup, aligner)
         return Result(
             model=name,
             text=piece.text,
@@ -219,6 +222,26 @@ class Service:
             self._check_ids(model, tokenizer, ids)
             with _any_error_of(name):
                 return attentions(model, tokenizer, sentence, translation=ids)
+
+    def align(self, name: str, text: str, attentions: Attentions) -> AlignedWords | None:
+        """The words of a sentence, aligned with those of its translation.
+
+        Args:
+            name: model folder or Hub id.
+            text: the sentence.
+            attentions: of the sentence and the translation, by this model.
+
+        Returns:
+            None where the tokenizer has a vocabulary per language.
+
+        Raises:
+            ValueError: the file of the model's alignment head is damaged, or names a head that the
+                model does not have.
+        """
+        sentence = checked_text(text, self.max_tokens)
+        with self._turn():
+            named = self._models.load(name)
+            return aligned_words(attentions, named.tokenizer, sentence, saved_head(named.name))
 
     def inside(
         self, name: str, text: str, ids: list[int], *, kind: str, place: tuple[int, int, int]

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
-from hf_vanilla.translation.alignments import AlignedWords, AlignmentHead, aligned_words
+from hf_vanilla.translation.aligned_words import AlignedWords
 from hf_vanilla.translation.attentions import KINDS, Attentions, readable_tokens, word_starts
 from hf_vanilla.translation.head_patterns import head_patterns
 from hf_vanilla.translation.layer_steps import LayerSteps
@@ -25,14 +25,14 @@ DIGITS = 4
 
 
 def answer_of_result(
-    result: Result, tokenizer: PreTrainedTokenizerBase, *, head: AlignmentHead | None = None
+    result: Result, tokenizer: PreTrainedTokenizerBase, words: AlignedWords | None
 ) -> dict[str, Any]:
     """The n-best list, the search, and the attention of the best hypothesis.
 
     Args:
         result: of the service.
         tokenizer: of its model.
-        head: as for `aligned_words`.
+        words: of the best hypothesis.
     """
     settings = result.settings
     form, alpha = penalty_form(settings), float(settings.length_penalty or 0.0)
@@ -57,9 +57,7 @@ def answer_of_result(
         "penalty": {"form": form, "alpha": alpha},
         "steps": [_step(step, alpha, form, tokenizer) for step in result.steps],
         "hasLayers": result.has_layers,
-        "attention": answer_of_attention(
-            result.attentions, tokenizer, sentence=result.sentence, head=head
-        ),
+        "attention": answer_of_attention(result.attentions, tokenizer, words),
     }
 
 
@@ -86,19 +84,14 @@ def _step(
 
 
 def answer_of_attention(
-    attentions: Attentions,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    sentence: str,
-    head: AlignmentHead | None = None,
+    attentions: Attentions, tokenizer: PreTrainedTokenizerBase, words: AlignedWords | None
 ) -> dict[str, Any]:
     """All weights with the tokens of both axes, what each head does, probabilities, aligned words.
 
     Args:
         attentions: of a sentence and a translation.
         tokenizer: of the model.
-        sentence: what the model read.
-        head: as for `aligned_words`.
+        words: of both, aligned; None: the tokenizer has a vocabulary per language.
     """
     kinds = {}
     for kind in KINDS:
@@ -118,7 +111,7 @@ def answer_of_attention(
     return {
         "kinds": kinds,
         "steps": _probabilities(attentions, tokenizer),
-        "words": _words(aligned_words(attentions, tokenizer, sentence, head)),
+        "words": None if words is None else {**vars(words), "head": vars(words.head)},
         "directions": [direction(attentions.source), direction(attentions.target)],
     }
 
@@ -150,11 +143,6 @@ def _probabilities(
             }
         )
     return steps
-
-
-def _words(found: AlignedWords | None) -> dict[str, Any] | None:
-    """Words of both sides and their links; None: the tokenizer has none."""
-    return None if found is None else {**vars(found), "head": vars(found.head)}
 
 
 def answer_of_layer(steps: LayerSteps) -> dict[str, Any]:

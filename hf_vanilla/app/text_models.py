@@ -2,13 +2,13 @@
 
 import os
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.search_vanilla_ensemble import Ensemble
-from hf_vanilla.translation.loading import check_one_vocabulary, load_translator
+from hf_vanilla.translation.loading import check_same_vocabulary, load_translator
 
 from .text_input import one_line
 
@@ -21,11 +21,13 @@ class NamedModel:
     """What a name stands for.
 
     Attributes:
+        name: folder or Hub id; of an ensemble, of the first model.
         model: in evaluation mode; of an ensemble, the first.
         tokenizer: of the model.
         ensemble: the further models; None: there are none.
     """
 
+    name: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     ensemble: Ensemble | None = None
@@ -58,21 +60,21 @@ class ModelCache:
         if not others:
             return first
         for part, other in zip(names[1:], others, strict=True):
-            check_one_vocabulary(names[0], first.tokenizer, part, other.tokenizer)
+            check_same_vocabulary(names[0], first.tokenizer, part, other.tokenizer)
         models = [first.model, *(other.model for other in others)]
         for part, model in zip(names, models, strict=True):
             if not isinstance(model, VanillaForConditionalGeneration):
                 raise ValueError(f"{part} is no model of this package: use it alone.")
         ensemble = Ensemble(models[1:])
         ensemble.check(models[0])
-        return NamedModel(first.model, first.tokenizer, ensemble)
+        return replace(first, ensemble=ensemble)
 
     def _one(self, name: str, kept: int) -> NamedModel:
         if not name:
             raise ValueError("No model is named: give a model folder or a Hub id.")
         if name not in self._models:
             try:
-                self._models[name] = NamedModel(*load_translator(name, dtype=self._dtype))
+                self._models[name] = NamedModel(name, *load_translator(name, dtype=self._dtype))
             except Exception as error:  # of any kind: the files may be anyone's
                 raise ValueError(f"This model cannot be used. {one_line(error)}") from error
         self._models.move_to_end(name)

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.hub.card import languages_of, public_name
-from hf_vanilla.translation.alignments import saved_head
 from hf_vanilla.translation.demo_model import demo_model
 
 from .component import import_gradio, page_of_component
-from .service import Service
+from .service import Result, Service
 from .text_answer import answer_of_attention, answer_of_layer, answer_of_result
-from .text_input import checked_text
 from .text_models import PLUS, names_in
 from .text_search import Search, lengths_of, phrases_of, sampling_of
 
@@ -24,6 +22,7 @@ MAX_BEAMS = 10
 SCRIPTS = (
     "text_drawing.js",
     "text_attention.js",
+    "text_words.js",
     "text_search.js",
     "text_layer.js",
     "text_settings.js",
@@ -117,20 +116,19 @@ class TextPage:
             results = [self.service.translate(name, text, search)]
         else:
             results = self.service.translate_sentences(name, text, search, language=str(language))
-        tokenizer, head = self.service.tokenizer(name), saved_head(names_in(name)[0])
-        answers = [answer_of_result(result, tokenizer, head=head) for result in results]
+        answers = [self._answer(result) for result in results]
         return answers[0] if language is None else {"sentences": answers}
+
+    def _answer(self, result: Result) -> dict[str, Any]:
+        words = self.service.align(result.model, result.sentence, result.attentions)
+        return answer_of_result(result, self.service.tokenizer(result.model), words)
 
     def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""
         name, sentence = self._name(asked), str(asked["text"])
         found = self.service.attend(name, sentence, asked["ids"])
-        return answer_of_attention(
-            found,
-            self.service.tokenizer(name),
-            sentence=checked_text(sentence, self.service.max_tokens),
-            head=saved_head(names_in(name)[0]),
-        )
+        words = self.service.align(name, sentence, found)
+        return answer_of_attention(found, self.service.tokenizer(name), words)
 
     def inside(self, asked: dict[str, Any]) -> dict[str, Any]:
         """The vectors at a `kind`, `layer`, `head` and `token`; see `answer_of_layer`."""

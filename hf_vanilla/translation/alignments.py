@@ -17,7 +17,7 @@ from hf_vanilla.data.batching import padded
 from hf_vanilla.data.number_alignments import AlignedPair
 from hf_vanilla.files import write_text
 
-from .attentions import Attentions, eager_copy, start_token_id
+from .attentions import eager_copy, start_token_id
 
 ALIGNMENT_FILE = "alignment.json"
 PAIRS_PER_BATCH = 32
@@ -115,9 +115,9 @@ class Aligner:
     ) -> None:
         if not has_one_vocabulary(tokenizer):
             raise ValueError("alignments need a tokenizer with one vocabulary for both languages")
-        self.head = default_head(model.config.decoder_layers) if head is None else head
-        config = model.config
-        check_head(self.head, config.decoder_layers, config.decoder_attention_heads)
+        layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
+        self.head = default_head(layers) if head is None else head
+        check_head(self.head, layers, heads)
         self._model, self._tokenizer = eager_copy(model), tokenizer
 
     def align(
@@ -176,7 +176,7 @@ class Aligner:
                 token_shares(self._tokenizer, ids[row], text, of)
                 for ids, text, of in zip((sources, targets), texts, parts, strict=True)
             ]
-            chosen = [_of_head(attentions, head, row) for head in heads]  # each (T + 1, S)
+            chosen = [head_weights(attentions, head, row) for head in heads]  # each (T + 1, S)
             found.append(
                 torch.stack(
                     [
@@ -186,68 +186,6 @@ class Aligner:
                 )
             )
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignedWords:
-    """The words of a sentence and of its translation.
-
-    Attributes:
-        source: words of the sentence, separated by white space.
-        target: those of the translation.
-        starts: the first token of each target word.
-        links: as of `Aligner.align`.
-        head: whose attention it is.
-    """
-
-    source: list[str]
-    target: list[str]
-    starts: list[int]
-    links: Links
-    head: AlignmentHead
-
-
-def aligned_words(
-    attentions: Attentions,
-    tokenizer: PreTrainedTokenizerBase,
-    sentence: str,
-    head: AlignmentHead | None = None,
-) -> AlignedWords | None:
-    """Align the words of a sentence by weights that are computed already.
-
-    Args:
-        attentions: of the sentence and its translation.
-        tokenizer: of the model.
-        sentence: source text.
-        head: which attention; None: the mean of the last layer but one.
-
-    Returns:
-        None where the tokenizer has a vocabulary per language.
-
-    Raises:
-        ValueError: the model has no such layer or head.
-    """
-    if not has_one_vocabulary(tokenizer):
-        return None
-    layers, heads = attentions.cross.shape[:2]
-    head = default_head(layers) if head is None else head
-    check_head(head, layers, heads)
-    ids = (tokenizer(sentence, verbose=False).input_ids, attentions.target_ids)
-    texts = (sentence, tokenizer.decode(ids[1], skip_special_tokens=True))
-    spans = [word_spans(text) for text in texts]
-    shares = [token_shares(tokenizer, *one) for one in zip(ids, texts, spans, strict=True)]
-    links: Links = []
-    if all(spans):
-        weights = attentions.cross[head.layer]  # (H, T, S)
-        rows = weights.mean(0) if head.head is None else weights[head.head]
-        # a translation that reached its limit has no step that reads the last token
-        rows = torch.cat([rows, rows[-1:]])
-        links = best_links(part_weights(rows, *shares, is_next=head.is_next))
-    source, target = (
-        [text[first:last] for first, last in of] for text, of in zip(texts, spans, strict=True)
-    )
-    starts = (shares[1] > 0).int().argmax(0).tolist() if target else []
-    return AlignedWords(source=source, target=target, starts=starts, links=links, head=head)
 
 
 def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -288,9 +226,9 @@ def _cross_attentions(
     ).cross_attentions
 
 
-def _of_head(attentions: tuple[Tensor, ...], head: AlignmentHead, row: int) -> Tensor:
-    """`(T + 1, S)` weights of one pair, padding included."""
-    weights = attentions[head.layer][row].float().cpu()  # (H, T + 1, S)
+def head_weights(layers: Sequence[Tensor], head: AlignmentHead, row: int) -> Tensor:
+    """`(T, S)` weights of pair `row`, padding included, of the `(B, H, T, S)` of each layer."""
+    weights = layers[head.layer][row].float().cpu()  # (H, T, S)
     return weights.mean(0) if head.head is None else weights[head.head]
 
 

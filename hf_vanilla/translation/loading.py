@@ -71,11 +71,11 @@ def _further_model(
 ) -> PreTrainedModel:
     """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
     model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
-    check_one_vocabulary(name, tokenizer, other, its_tokenizer)
+    check_same_vocabulary(name, tokenizer, other, its_tokenizer)
     return model
 
 
-def check_one_vocabulary(
+def check_same_vocabulary(
     name: str,
     tokenizer: PreTrainedTokenizerBase,
     other: str,

@@ -11,7 +11,8 @@ from hf_vanilla import train_tokenizer
 from hf_vanilla.app.server import AppOptions
 from hf_vanilla.app.service import Service
 from hf_vanilla.app.text_page import TextPage
-from hf_vanilla.translation.alignments import Aligner, aligned_words
+from hf_vanilla.translation.aligned_words import aligned_words
+from hf_vanilla.translation.alignments import Aligner
 from hf_vanilla.translation.attentions import CROSS, DECODER, ENCODER, attentions, word_starts
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.n_best import best_translations

@@ -10,11 +10,11 @@ import torch
 from hf_vanilla.data.corpus import built_in_numbers, number_words
 from hf_vanilla.data.number_alignments import AlignedPair, aligned_number
 from hf_vanilla.translation import alignments
+from hf_vanilla.translation.aligned_words import aligned_words
 from hf_vanilla.translation.alignment_files import AlignOptions, align_files
 from hf_vanilla.translation.alignments import (
     Aligner,
     AlignmentHead,
-    aligned_words,
     error_rate,
     error_rates,
     part_weights,
