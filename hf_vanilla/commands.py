@@ -309,11 +309,21 @@ def limit_threads(environment: MutableMapping[str, str], root: Path = Path("/"))
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
         environment["GOMP_SPINCOUNT"] = "3000"
+    allowed = usable_cpus(root)
+    # without a quota torch's own choice: one thread per physical core
+    if allowed < _cpus_of_process() and "OMP_NUM_THREADS" not in environment:
+        environment["OMP_NUM_THREADS"] = str(allowed)
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may use: those it is bound to, within the quota of its container.
+
+    Args:
+        root: where the file system begins.
+    """
     quota = cpu_quota(root)
-    if quota is not None and "OMP_NUM_THREADS" not in environment:
-        allowed = max(1, math.ceil(quota))
-        if allowed < _usable_cpus():  # else torch's own choice: one thread per physical core
-            environment["OMP_NUM_THREADS"] = str(allowed)
+    allowed = _cpus_of_process()
+    return allowed if quota is None else min(allowed, max(1, math.ceil(quota)))
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
@@ -343,7 +353,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _usable_cpus() -> int:
+def _cpus_of_process() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -17,7 +17,8 @@ from hf_vanilla.data.built_in_junctions import FREE, OBSERVED, Junctions, juncti
 from hf_vanilla.data.road_maps import RoadMap
 from hf_vanilla.files import write_text
 from hf_vanilla.options import option
-from hf_vanilla.tasks.sweep import SweepOptions, read_sweep, run_sweep
+from hf_vanilla.tasks.sweep import SweepOptions, run_sweep
+from hf_vanilla.tasks.sweep_file import read_sweep
 from hf_vanilla.tasks.track_evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.trajectories.forecaster import predict
 from hf_vanilla.trajectories.loading import load_forecaster

@@ -235,7 +235,7 @@ def test_threads_follow_the_quota_unless_the_user_has_set_them(
 ):
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "130000 100000\n"}
     write_tree(tmp_path, files)
-    monkeypatch.setattr(commands, "_usable_cpus", lambda: 16)
+    monkeypatch.setattr(commands, "_cpus_of_process", lambda: 16)
     commands.limit_threads(given, tmp_path)
     assert given == expected
 

@@ -9,7 +9,7 @@ import difflib
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -280,6 +280,18 @@ class Recipe:
         decoding = self.entry.decoding
         return load_part(decoding)(config, self.decoding) if decoding else None
 
+    def changes_from(self, earlier: "Recipe") -> dict[str, tuple[Any, Any]]:
+        """Options that differ from an earlier recipe: its value and this one's, by name."""
+        before, now = earlier._values(), self._values()
+        return {n: (before.get(n), now[n]) for n in now if before.get(n) != now[n]}
+
+    def _values(self) -> dict[str, Any]:
+        """All options by name; a mixture as a list, since its text can be written in many ways."""
+        values = {"task": self.task, **asdict(self.train), **asdict(self.data)}
+        if values.get("mixture"):
+            values["mixture"] = yaml_value(values["mixture"])
+        return {**values, "model": self.model, "decoding": self.decoding}
+
     def to_yaml(self) -> str:
         """This recipe as a file that `read_recipe` reads; defaults are left out."""
         changed: dict[str, Any] = {} if self.task == DEFAULT_TASK else {"task": self.task}
@@ -326,15 +338,8 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     check_names("recipe", values, names)
     _drop_replaced_data(values, arguments, data_class)
     _lower_rate(values, arguments)
-    if isinstance(values.get("trackers"), list):
-        values["trackers"] = ",".join(map(str, values["trackers"])) or "none"
-    if isinstance(values.get("mixture"), list):
-        values["mixture"] = json.dumps(values["mixture"])
-    if isinstance(values.get("learning_rate_of"), dict):
-        rates = values["learning_rate_of"].items()
-        values["learning_rate_of"] = ",".join(f"{prefix}={rate}" for prefix, rate in rates)
     # file and command line are read by one parser, and the later value wins
-    written = [f"--{key}={value}" for key, value in values.items() if value is not None]
+    written = option_arguments(values)
     _, train, data = parse_options(
         (RecipeChoice, TrainRecipe, data_class),
         [*written, *arguments],
@@ -342,6 +347,37 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         elsewhere=_section_options(entry),
     )
     return Recipe(train=train, data=data, task=task, **sections)
+
+
+def option_arguments(values: Mapping[str, Any]) -> list[str]:
+    """Options of a file as arguments of the command line; without those that are null.
+
+    Args:
+        values: by name; a section is a dict, or its entries are named `model.KEY`.
+    """
+    arguments = []
+    for name, value in values.items():
+        if name in SECTIONS and isinstance(value, dict):
+            arguments += [f"--{name}.{key}={_json(entry)}" for key, entry in value.items()]
+        elif name.partition(".")[0] in SECTIONS:
+            arguments.append(f"--{name}={_json(value)}")
+        elif value is not None:
+            arguments.append(f"--{name}={_option_text(name, value)}")
+    return arguments
+
+
+def _option_text(name: str, value: Any) -> str:
+    """A value of a file as the option of that name reads it."""
+    if name == "trackers" and isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
+    if name == "learning_rate_of" and isinstance(value, dict):
+        return ",".join(f"{prefix}={rate}" for prefix, rate in value.items())
+    return _json(value) if isinstance(value, list | dict) else str(value)
+
+
+def _json(value: Any) -> str:
+    """A value as JSON, which is YAML too; dates, which JSON does not have, as text."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:

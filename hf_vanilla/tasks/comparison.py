@@ -21,7 +21,7 @@ from .comparison_statistics import (
     rank_correlation,
     spread,
 )
-from .sweep import Sweep, read_sweep
+from .sweep_file import Sweep, read_sweep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +62,19 @@ def compare_runs(asked: tuple[Path, CompareOptions]) -> str:
     if options.baseline not in (None, *sweep.names):
         raise ValueError(f"baseline={options.baseline!r}: choose one of {', '.join(sweep.names)}")
     rows = finished_runs(sweep)
-    baseline = options.baseline or next(iter(rows))
+    baseline = options.baseline or sweep.names[0]
     if baseline not in rows:
-        raise ValueError(f"baseline={baseline!r}: no seed of it is finished")
+        raise ValueError(
+            f"baseline={baseline!r}: no seed of it is finished; --baseline chooses another run"
+        )
+    files = {}
+    if options.page:
+        files[options.page] = sweep_page(path, sweep, rows, baseline, samples=options.samples)
     table = _table(sweep, rows, baseline, options)
     if options.output:
-        write_text(Path(options.output), table + "\n")
-    if options.page:
-        page = sweep_page(path, sweep, rows, baseline, samples=options.samples)
-        write_text(Path(options.page), page)
+        files[options.output] = table + "\n"
+    for file, text in files.items():
+        write_text(Path(file), text)
     return table
 
 
@@ -97,7 +101,8 @@ def _table(
     options: CompareOptions,
 ) -> str:
     measures = validation_measures(sweep.task)
-    columns = [name for name in measures if any(name in r["values"] for _, r in rows[baseline])]
+    measured = {name for runs in rows.values() for _, record in runs for name in record["values"]}
+    columns = [name for name in measures if name in measured]
     head = ["run", "seeds", *(measures[name].label for name in columns)]
     tested = {} if sweep.test is None else counts_of_runs(rows, sweep.test)
     if tested:
@@ -109,8 +114,8 @@ def _table(
     for name, runs in rows.items():
         cells = [name, str(len(runs))]
         for measure in columns:
-            values = [record["values"][measure] for _, record in runs]
-            cells.append(spread(values, measures[measure].precision))
+            values = [r["values"][measure] for _, r in runs if measure in r["values"]]
+            cells.append(spread(values, measures[measure].precision) if values else "")
         if tested:
             every = np.arange(len(tested[name][0].counts))
             test_scores = [one.bleu(every) for one in tested[name]]
@@ -119,7 +124,7 @@ def _table(
         if sweep.published:
             cells += _published_cells(sweep, name, baseline)
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *_notes(sweep, scores, options)])
+    return "\n".join([*lines, "", *_notes(sweep, baseline, scores, options)])
 
 
 def _difference_cells(
@@ -138,7 +143,9 @@ def _published_cells(sweep: Sweep, name: str, baseline: str) -> list[str]:
     return [f"{value:g}", "" if base is None or name == baseline else f"{value - base:+.2f}"]
 
 
-def _notes(sweep: Sweep, scores: dict[str, float], options: CompareOptions) -> list[str]:
+def _notes(
+    sweep: Sweep, baseline: str, scores: dict[str, float], options: CompareOptions
+) -> list[str]:
     """What the numbers are, below the table."""
     notes = ["Mean ± standard deviation over the seeds."]
     if sweep.test is not None:
@@ -147,12 +154,14 @@ def _notes(sweep: Sweep, scores: dict[str, float], options: CompareOptions) -> l
         bleu = BLEU(tokenize=sweep.test.tokenize, lowercase=sweep.test.lowercase, force=True)
         bleu.corpus_score(["a"], [["a"]])  # the signature needs the number of references
         notes.append(
-            f"Differences and p: paired bootstrap of {options.samples} resamples, by "
-            f"`{bleu.get_signature()}`."
+            f"Differences to {baseline} and p: paired bootstrap of {options.samples} resamples, "
+            f"by `{bleu.get_signature()}`."
         )
     both = [name for name in scores if name in sweep.published]
     if len(both) > 2:
         ours, theirs = [scores[n] for n in both], [sweep.published[n] for n in both]
-        correlation = rank_correlation(ours, theirs)
-        notes.append(f"Rank correlation with the published scores: {correlation:.2f} (Spearman).")
+        if (correlation := rank_correlation(ours, theirs)) is not None:
+            notes.append(
+                f"Rank correlation with the published scores: {correlation:.2f} (Spearman)."
+            )
     return notes

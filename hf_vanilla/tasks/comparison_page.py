@@ -16,7 +16,7 @@ from .comparison_statistics import (
     rank_correlation,
     spread,
 )
-from .sweep import Sweep
+from .sweep_file import Sweep
 
 HOLDS, OPPOSITE, UNDECIDED = "holds", "does not hold", "undecided"
 
@@ -182,8 +182,9 @@ def _conclusions(
     if len(both) > 2:
         ours = [mean(one.bleu(np.arange(len(one.counts))) for one in counts[name]) for name in both]
         correlation = rank_correlation(ours, [sweep.published[name] for name in both])
-        lines.append(
-            f"- Rank correlation of our {len(both)} rows with the published scores: "
-            f"{correlation:.2f} (Spearman)."
-        )
+        if correlation is not None:
+            lines.append(
+                f"- Rank correlation of our {len(both)} rows with the published scores: "
+                f"{correlation:.2f} (Spearman)."
+            )
     return "\n".join(lines)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hf_vanilla.data.corpus import read_lines
 
-from .sweep import TEST_FILE, SweepRun, TestSet
+from .sweep_file import TEST_FILE, SweepRun, TestSet
 
 # the seed of the resamples, as in sacreBLEU
 RESAMPLING_SEED = 12345
@@ -109,7 +109,18 @@ def counts_of_runs(rows: FinishedRuns, test: TestSet) -> dict[str, list[Sentence
     Args:
         rows: of `finished_runs`.
         test: what they translated.
+
+    Raises:
+        ValueError: a run translated another test set, or none.
+        OSError: a file cannot be read.
     """
+    for runs in rows.values():
+        for run, record in runs:
+            if not run.has_translated(test, record):
+                raise ValueError(
+                    f"{run.folder / TEST_FILE} is no translation of {test.source} as it is now: "
+                    "hf-vanilla sweep FILE translates it"
+                )
     references = list(read_lines(test.reference))
     return {
         name: [
@@ -132,8 +143,13 @@ def spread(values: Sequence[float], precision: int, *, sign: bool = False) -> st
     return shown if len(values) == 1 else f"{shown} ± {stdev(values):.{precision}f}"
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's correlation of two lists; equal values share the mean of their ranks."""
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's correlation of two lists; equal values share the mean of their ranks.
+
+    None where it is not defined: all values of a list are equal.
+    """
+    if len(set(first)) == 1 or len(set(second)) == 1:
+        return None
     ranks = [_ranks(np.asarray(values, dtype=float)) for values in (first, second)]
     return float(np.corrcoef(ranks)[0, 1])
 

@@ -3,7 +3,7 @@
 import json
 import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,11 +194,10 @@ def check_folder(recipe: Recipe, output_dir: Path) -> None:
     """
     written = output_dir / RECIPE_FILE
     if written.is_file():
-        earlier, now = _flat(read_recipe(["--recipe", str(written)])), _flat(recipe)
-        free = noted(recipe.train, "may_change") | noted(recipe.data, "may_change")
-        changed = {name for name in now if earlier.get(name) != now[name]} - free
-        if changed:
-            shown = ", ".join(f"{n} ({earlier.get(n)!r}, now {now[n]!r})" for n in sorted(changed))
+        changed = recipe.changes_from(read_recipe(["--recipe", str(written)]))
+        free = noted(recipe.train, "may_change") | noted(recipe.data, "may_change") | {"decoding"}
+        if names := sorted(changed.keys() - free):
+            shown = ", ".join("{} ({!r}, now {!r})".format(n, *changed[n]) for n in names)
             raise ValueError(
                 f"{output_dir} holds a run of another recipe, which differs in {shown}: choose "
                 "another output_dir, or delete the folder to start anew"
@@ -207,13 +206,6 @@ def check_folder(recipe: Recipe, output_dir: Path) -> None:
         raise ValueError(
             f"{output_dir} is not empty and holds no run to resume: choose another output_dir"
         )
-
-
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    """Options that may not change when a run is resumed, by name; those of decoding may."""
-    return {
-        "task": recipe.task, **asdict(recipe.train), **asdict(recipe.data), "model": recipe.model
-    }  # fmt: skip
 
 
 def run_facts(task: Task, model: PreTrainedModel) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A sweep trains each run with each seed once; its comparison agrees with sacreBLEU and scipy."""
 
+import gzip
 import json
 import subprocess
 from pathlib import Path
@@ -17,7 +18,9 @@ from hf_vanilla.options import UsageError
 from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.tasks import comparison, comparison_page, comparison_statistics, sweep
 from hf_vanilla.tasks.comparison import CompareOptions, compare_runs
-from hf_vanilla.tasks.sweep import SweepOptions, TestSet, read_sweep, run_sweep
+from hf_vanilla.tasks.sweep import SweepOptions, run_sweep, threads_of_run
+from hf_vanilla.tasks.sweep_file import TestSet, read_sweep
+from hf_vanilla.training.preparation import RECIPE_FILE
 from hf_vanilla.training.run import train
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
 
@@ -77,8 +80,60 @@ def test_a_sweep_trains_each_seed_once_and_is_compared(corpus_files, tmp_path, c
     one, other = (small_run.weights(tmp_path / f"runs/small-seed-{seed}") for seed in (0, 7))
     assert any(not np.array_equal(one[name], other[name]) for name in one)
     path = write_sweep(tmp_path, corpus_files, runs={"small": {"max_length": 39}})
-    with pytest.raises(ValueError, match="was trained with other options"):
+    with pytest.raises(ValueError, match=r"other options, which differ in max_length \(.*, now 39"):
         run_sweep((path, SweepOptions()))
+
+
+def test_a_changed_test_set_is_translated_without_training(corpus_files, tmp_path, commands):
+    runs = {"small": {}}
+    path = write_sweep(tmp_path, corpus_files, runs=runs, seeds=[0], test=None)
+    run_sweep((path, SweepOptions()))
+    assert [name for name, _ in commands] == ["train"]
+    test = {"source": tmp_path / "test.en", "reference": tmp_path / "test.de"}
+    named = {name: str(file) for name, file in test.items()}
+    write_sweep(tmp_path, corpus_files, runs=runs, seeds=[0], test=named)
+    for text in ("eins zwei", "drei"):
+        for file in test.values():
+            file.write_text(f"{text}\n")
+        with pytest.raises(ValueError, match=r"is no translation of .*test.en as it is now"):
+            compare_runs((path, CompareOptions(samples=2)))
+        run_sweep((path, SweepOptions()))
+        compare_runs((path, CompareOptions(samples=2)))
+    assert [name for name, _ in commands] == ["train", "translate", "translate"]
+
+
+def test_a_recipe_file_that_was_edited_is_another_run(corpus_files, tmp_path, commands):
+    recipe = tmp_path / "own.yaml"
+    recipe.write_text("adam_beta1: 0.9")
+    path = write_sweep(
+        tmp_path, corpus_files, runs={"small": {"recipe": str(recipe)}}, seeds=[0], test=None
+    )
+    run_sweep((path, SweepOptions()))
+    recipe.write_text("adam_beta1: 0.8")
+    with pytest.raises(ValueError, match=r"differ in adam_beta1 \(0.9, now 0.8\)"):
+        compare_runs((path, CompareOptions()))
+
+
+def test_options_of_a_file_may_be_null_lists_and_sections(corpus_files, tmp_path):
+    path = write_sweep(
+        tmp_path,
+        corpus_files,
+        runs={
+            "a": {
+                "logging_steps": None,
+                "decoding": {"max_tokens_beyond_source": None, "length_penalty_form": "power"},
+                "learning_rate_of": {"encoder": 1e-5},
+                "trackers": [],
+                "model.activation_function": "gelu",
+            }
+        },
+    )
+    recipe = read_sweep(path).runs[0].recipe()
+    assert recipe.decoding == {"max_tokens_beyond_source": None, "length_penalty_form": "power"}
+    assert recipe.model == {**small_run.MODEL, "activation_function": "gelu"}
+    assert recipe.train.rate_of == {"encoder": 1e-5}
+    assert recipe.train.tracker_names == ()
+    assert recipe.train.logging_steps == 50
 
 
 def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_path, monkeypatch):
@@ -102,6 +157,15 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"runs": {"a": {"bpe_dropout": 2}}}, "runs.a: bpe_dropout=2"),
         ({"test": {"source": "x"}}, "test needs source and reference"),
         ({"test": {"sources": "x"}}, "unknown key 'sources'"),
+        ({"test": {"source": 3, "reference": "x"}}, "test.source=3: give text"),
+        ({"test": {"source": "x", "reference": "x", "lowercase": "maybe"}}, "give true or false"),
+        ({"seeds": [0, 0]}, r"seeds=\[0, 0\]: give each seed once"),
+        ({"output_dir": ["r"]}, r"output_dir=\['r'\]: give a folder"),
+        ({"options": [1]}, "options must hold keys and values"),
+        ({"options": {"seed": 7}}, "runs.small: seed=7: give seeds"),
+        ({"runs": {"a": {"output_dir": "b"}}}, "runs.a: output_dir='b': give output_dir of the"),
+        ({"runs": {"a": {"published": "abc"}}}, "runs.a: published='abc': give a number"),
+        ({"runs": {"a": {"published": float("nan")}}}, "runs.a: published=nan: give a number"),
     ],
 )
 def test_a_wrong_file_is_refused_before_anything_runs(changes, message, corpus_files, tmp_path):
@@ -109,6 +173,32 @@ def test_a_wrong_file_is_refused_before_anything_runs(changes, message, corpus_f
     with pytest.raises(ValueError, match=message):
         read_sweep(path)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"), [((2, 1), "has 2 lines, but .* 1"), ((0, 0), "is empty")]
+)
+def test_a_test_set_has_as_many_references_as_sources(lines, message, corpus_files, tmp_path):
+    files = {}
+    for name, number in zip(("source", "reference"), lines, strict=True):
+        (tmp_path / name).write_text("eins\n" * number)
+        files[name] = str(tmp_path / name)
+    with pytest.raises(ValueError, match=message):
+        read_sweep(write_sweep(tmp_path, corpus_files, test=files))
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "given", "threads"),
+    [
+        (2, 2, None, "1"),
+        (1, 4, None, "4"),
+        (8, 4, None, "1"),
+        (4, 4, "4", "1"),  # set by the package, for the quota of a container
+        (4, 4, "2", "2"),
+    ],
+)
+def test_runs_at_a_time_share_the_cpus(workers, cpus, given, threads):
+    assert threads_of_run(workers, cpus, given) == threads
 
 
 @pytest.mark.parametrize("read", [sweep.read_sweep_command, comparison.read_comparison])
@@ -124,7 +214,7 @@ def test_shipped_sweeps_can_be_read(monkeypatch, tmp_path):
         values = yaml.safe_load(path.read_text())
         monkeypatch.chdir(tmp_path)
         for file in values.get("test", {}).values():
-            Path(file).write_text("")
+            Path(file).write_bytes(gzip.compress(b"a\n"))
         assert len(read_sweep(path).runs) == len(values["seeds"]) * len(values["runs"])
 
 
@@ -134,20 +224,63 @@ def test_shipped_sweeps_can_be_read(monkeypatch, tmp_path):
 REFERENCES = [f"a b c d {number} f g" for number in range(9)]
 
 
-def finish(path, name, seed, *, wrong):
+def finish(path, name, seed, *, wrong, values=None):
     """Write what a finished run leaves: its record, and translations with wrong sentences."""
-    (run,) = [r for r in read_sweep(path).runs if (r.name, r.seed) == (name, seed)]
+    asked = read_sweep(path)
+    (run,) = [r for r in asked.runs if (r.name, r.seed) == (name, seed)]
     run.folder.mkdir(parents=True)
-    record = {"arguments": list(run.arguments), "values": {"nll": 1.5}, "seconds": 2}
+    values = {"nll": 1.5} if values is None else values
+    record = {"values": values, "seconds": 2, "test_source": asked.test.source_hash}
+    (run.folder / RECIPE_FILE).write_text(run.recipe().to_yaml())
     (run.folder / sweep.RECORD_FILE).write_text(json.dumps(record))
     lines = ["x y" if number in wrong else line for number, line in enumerate(REFERENCES)]
     (run.folder / sweep.TEST_FILE).write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path):
+@pytest.fixture
+def tested(tmp_path):
+    """A test set whose translations are known."""
     reference = tmp_path / "reference.txt"
     reference.write_text("".join(f"{line}\n" for line in REFERENCES))
-    test = {"source": str(reference), "reference": str(reference)}
+    return {"source": str(reference), "reference": str(reference)}
+
+
+def test_a_measure_that_a_run_does_not_have_is_left_empty(corpus_files, tmp_path, tested):
+    runs = {name: {"published": 20} for name in "abc"}
+    path = write_sweep(tmp_path, corpus_files, runs=runs, test=tested)
+    finish(path, "a", 0, wrong=(), values={})
+    finish(path, "b", 0, wrong=(1,))
+    finish(path, "c", 0, wrong=(1, 2))
+    table = compare_runs((path, CompareOptions(samples=2)))
+    assert table.splitlines()[2].startswith("| a | 1 |  | 100.00 |")
+    assert table.splitlines()[3].startswith("| b | 1 | 1.5000 |")
+    assert "Differences to a and p:" in table
+    # of equal published scores there is no order
+    assert "Rank correlation" not in table
+
+
+def test_what_cannot_be_compared_is_named_and_nothing_is_written(corpus_files, tmp_path, tested):
+    path = write_sweep(tmp_path, corpus_files, test=tested)
+    finish(path, "smoothed", 0, wrong=())
+    with pytest.raises(ValueError, match="baseline='small': no seed of it is finished"):
+        compare_runs((path, CompareOptions()))
+    record = tmp_path / "runs/smoothed-seed-0" / sweep.RECORD_FILE
+    for text in ("{}", '{"values": ', '{"values": {"nll": NaN}}', "[]"):
+        record.write_text(text)
+        with pytest.raises(ValueError, match=r"sweep.json is damaged: delete it"):
+            compare_runs((path, CompareOptions(baseline="smoothed")))
+    record.unlink()
+    path = write_sweep(tmp_path, corpus_files, test=None)
+    (tmp_path / "runs/smoothed-seed-0/test.txt").unlink()
+    record.write_text('{"values": {"nll": 1.5}}')
+    out = tmp_path / "o.md"
+    asked = CompareOptions(baseline="smoothed", output=str(out), page=str(tmp_path / "p.md"))
+    with pytest.raises(ValueError, match="add test"):
+        compare_runs((path, asked))
+    assert not out.exists()
+
+
+def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path, tested):
     runs = {
         "base": {"published": 25.0},
         "worse": {"published": 24.0, "model.dropout": 0.2},
@@ -156,7 +289,7 @@ def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path):
         "absent": {"published": 23.0, "model.dropout": 0.0},
     }
     text = {"title": "Small", "about": "What it is."}
-    path = write_sweep(tmp_path, corpus_files, runs=runs, test=test, **text)
+    path = write_sweep(tmp_path, corpus_files, runs=runs, test=tested, **text)
     for seed in (0, 7):
         finish(path, "base", seed, wrong=(3, 4, 5, 6))
     finish(path, "worse", 0, wrong=range(8))
@@ -164,7 +297,7 @@ def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path):
     finish(path, "equal", 0, wrong=(3, 4, 5, 6))
     finish(path, "other", 7, wrong=())
     out = tmp_path / "page.md"
-    compare_runs((path, CompareOptions(samples=50, page=str(out))))
+    compare_runs((path, CompareOptions(baseline="base", samples=50, page=str(out))))
     page = out.read_text()
     assert page.startswith("# Small\n\nWhat it is.\n\nFinished: 6 of 10 runs (4 of 5 rows).")
     assert "Missing with seed 0: absent, other. Missing with seed 7: absent, equal." in page
@@ -261,3 +394,4 @@ def test_the_rank_correlation_is_that_of_scipy():
     assert comparison_statistics.rank_correlation(first, second) == pytest.approx(
         spearmanr(first, second).statistic
     )
+    assert comparison_statistics.rank_correlation(first, [2] * 9) is None

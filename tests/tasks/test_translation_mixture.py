@@ -5,6 +5,7 @@ import json
 import pytest
 import small_run
 import torch
+import yaml
 
 from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.tasks.translation import prepare
@@ -22,8 +23,9 @@ def entries(files, **second):
 
 def mixed_recipe(folder, files, mixture, **changes):
     validation = {name: files[name] for name in VALIDATION}
+    text = mixture if isinstance(mixture, str) else json.dumps(mixture)
     # twice as many micro-batches as steps
-    changes = {"tokens_per_batch": 120, "mixture": json.dumps(mixture), **changes}
+    changes = {"tokens_per_batch": 120, "mixture": text, **changes}
     return small_run.recipe(folder, validation, **changes)
 
 
@@ -37,7 +39,9 @@ def test_an_interrupted_run_on_a_mixture_ends_with_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         train(parts)
     monkeypatch.undo()
-    train(parts)
+    # the same mixture in another form of YAML
+    text = yaml.safe_dump(mixture, default_flow_style=True, sort_keys=False)
+    train(mixed_recipe(tmp_path / "parts", corpus_files, text, bpe_dropout=0.1))
     ours, expected = small_run.weights(tmp_path / "parts"), small_run.weights(whole)
     assert all(torch.equal(ours[name], weight) for name, weight in expected.items())
     with pytest.raises(ValueError, match="mixture"):
@@ -81,9 +85,11 @@ def test_options_at_their_defaults_change_no_weight(corpus_files, tmp_path):
 
 def test_a_recipe_file_has_a_list_of_corpora(corpus_files, tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps({"max_steps": 9, "mixture": entries(corpus_files)}))
+    mixture = entries(corpus_files, tag="😀", target="\u00fc😀.de")
+    path.write_text(yaml.safe_dump({"max_steps": 9, "mixture": mixture}, allow_unicode=True))
     recipe = read_recipe(["--recipe", str(path)])
-    assert [part.tag for part in recipe.data.corpora] == [None, "<bt>"]
+    assert [part.tag for part in recipe.data.corpora] == [None, "😀"]
+    assert recipe.data.corpora[1].target == "\u00fc😀.de"
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
     assert read_recipe(["--recipe", str(tmp_path / "again.yaml")]) == recipe
     # other data on the command line replaces the mixture
