@@ -357,10 +357,11 @@ def option_arguments(values: Mapping[str, Any]) -> list[str]:
     """
     arguments = []
     for name, value in values.items():
-        if name in SECTIONS and isinstance(value, dict):
-            arguments += [f"--{name}.{key}={_json(entry)}" for key, entry in value.items()]
-        elif name.partition(".")[0] in SECTIONS:
+        section, _, key = str(name).partition(".")
+        if section in SECTIONS and key:  # null is a value there
             arguments.append(f"--{name}={_json(value)}")
+        elif section in SECTIONS and isinstance(value, dict):
+            arguments += [f"--{name}.{key}={_json(entry)}" for key, entry in value.items()]
         elif value is not None:
             arguments.append(f"--{name}={_option_text(name, value)}")
     return arguments

@@ -134,6 +134,8 @@ def test_options_of_a_file_may_be_null_lists_and_sections(corpus_files, tmp_path
     assert recipe.train.rate_of == {"encoder": 1e-5}
     assert recipe.train.tracker_names == ()
     assert recipe.train.logging_steps == 50
+    runs = {"a": {"model": None}}
+    assert read_sweep(write_sweep(tmp_path, corpus_files, runs=runs)).runs[0].recipe().model == {}
 
 
 def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_path, monkeypatch):
