@@ -68,7 +68,7 @@ def test_evaluate_reports_comet_where_a_model_is_given(command, corpus_files, tr
 def test_what_fails_is_one_line(command, monkeypatch, tmp_path):
     with pytest.raises(OSError, match=r"--model gone failed: model gone is not found$"):
         comet_score(SOURCES, REFERENCES, REFERENCES, model="gone")
-    with pytest.raises(OSError, match="--model bytes failed: cannot open caf\ufffd$"):
+    with pytest.raises(OSError, match=r"--model bytes failed: cannot open caf\ufffd$"):
         comet_score(SOURCES, REFERENCES, REFERENCES, model="bytes")
     with pytest.raises(OSError, match="--model silent reported no score"):
         comet_score(SOURCES, REFERENCES, REFERENCES, model="silent")
