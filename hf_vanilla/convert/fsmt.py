@@ -222,22 +222,23 @@ def _sharing(weights: Mapping[str, Tensor]) -> Sharing:
 
 def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
     """The saved generation config, or what older files have among the model's settings."""
-    is_saved = (folder / GENERATION).is_file()
-    if is_saved:
+    saved = folder / GENERATION
+    if saved.is_file():
+        _check_decoding(_read_json(saved), saved)
         decoding = GenerationConfig.from_pretrained(folder)
     else:
         given = {name: settings.get(name, value) for name, value in DECODING.items()}
+        _check_decoding(given, folder / "config.json")
         decoding = GenerationConfig(**given)
-    _check_decoding(decoding, folder / (GENERATION if is_saved else "config.json"))
     decoding.length_penalty_form = "power"
     decoding._from_model_config = False  # or it would be rebuilt from the config
     return decoding
 
 
-def _check_decoding(decoding: GenerationConfig, path: Path) -> None:
-    """Check the numbers of a search; transformers accepts text for them."""
+def _check_decoding(given: Mapping[str, Any], path: Path) -> None:
+    """Check the numbers of a search: transformers accepts some of other types, or fails on them."""
     for name, lowest in {**INTEGERS, **FRACTIONS}.items():
-        value = getattr(decoding, name, None)
+        value = given.get(name)
         is_list = name in MAY_BE_LISTS and isinstance(value, list)
         types = (int,) if name in INTEGERS else (int, float)
         for number in value if is_list else [value]:
@@ -246,6 +247,8 @@ def _check_decoding(decoding: GenerationConfig, path: Path) -> None:
                 kind = "an integer" if name in INTEGERS else "a finite number"
                 least = f", at least {lowest}" if math.isfinite(lowest) else ""
                 raise ValueError(f"{path}: {name}={value!r}: give {kind}{least}")
+    if (early := given.get("early_stopping")) not in (None, True, False, "never"):
+        raise ValueError(f"{path}: early_stopping={early!r}: give true, false or never")
 
 
 # --- tokenizer ----------------------------------------------------------------------------------

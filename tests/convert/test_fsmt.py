@@ -122,6 +122,14 @@ def test_older_files_have_pickled_tensors_and_decoding_in_the_config(tmp_path):
         ("vocab-src.json", '{"<s>": 0, "a": null}', "src.json: piece 'a' has the id None: give an"),
         ("vocab-tgt.json", '{"<s>": 0, "a": "1"}', "tgt.json: piece 'a' has the id '1': give an"),
         ("generation_config.json", '{"num_beams": "x"}', "config.json: num_beams='x': give an int"),
+        (
+            "generation_config.json",
+            '{"max_new_tokens": "x"}',
+            "max_new_tokens='x': give an integer",
+        ),
+        ("generation_config.json", '{"pad_token_id": [1]}', r"pad_token_id=\[1\]: give an integer"),
+        ("generation_config.json", '{"early_stopping": [1]}', r"early_stopping=\[1\]: give true,"),
+        ("generation_config.json", "{", "generation_config.json is damaged"),
         ("generation_config.json", '{"num_beams": 0}', "num_beams=0: give an integer, at least 1"),
         (
             "generation_config.json",
