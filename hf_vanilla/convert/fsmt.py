@@ -238,7 +238,7 @@ def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
 def _check_decoding(given: Mapping[str, Any], path: Path) -> None:
     """Check the numbers of a search: transformers accepts some of other types, or fails on them."""
     for name, lowest in {**INTEGERS, **FRACTIONS}.items():
-        value = given.get(name)
+        value: Any = given.get(name)
         is_list = name in MAY_BE_LISTS and isinstance(value, list)
         types = (int,) if name in INTEGERS else (int, float)
         for number in value if is_list else [value]:
