@@ -1,6 +1,7 @@
 """Convert FSMT models of transformers, such as facebook/wmt19-en-de, without their class."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from transformers import GenerationConfig
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 
@@ -36,6 +38,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FILES = (*VOCABULARIES, *WEIGHTS, MERGES, TOKENIZER_SETTINGS, "config.json")
 GENERATION = "generation_config.json"
 PREFIX = "model."
+POSITIONS = "{side}.embed_positions.weight"
 # what FSMTConfig has where a file leaves it out
 DEFAULTS: dict[str, Any] = {
     "activation_function": "relu",
@@ -60,6 +63,20 @@ DECODING: dict[str, Any] = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
+# numbers of a generation config that a search reads, and their lowest values
+INTEGERS = {
+    **dict.fromkeys(("num_beams", "num_return_sequences", "max_length", "max_new_tokens"), 1),
+    **dict.fromkeys(("min_length", "min_new_tokens", "top_k"), 0),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), 0),
+    **dict.fromkeys(("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"), 0),
+}
+FRACTIONS = {
+    "length_penalty": -math.inf,
+    **dict.fromkeys(("temperature", "top_p"), 0),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 0),
+}
+MAY_BE_LISTS = ("eos_token_id", "forced_eos_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +148,11 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     except Exception as error:  # damaged files raise many different exceptions
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
+    if not isinstance(weights, dict):
+        raise ValueError(f"{path} holds a {type(weights).__name__}, not tensors by name")
+    for name, weight in weights.items():
+        if not isinstance(name, str) or not isinstance(weight, Tensor):
+            raise ValueError(f"{path}: {name!r} is a {type(weight).__name__}, not a named tensor")
     return {
         name.removeprefix(PREFIX): weight.float() if weight.is_floating_point() else weight
         for name, weight in weights.items()
@@ -150,7 +172,7 @@ def _model(
     values |= {name: settings[name] for name in ("scale_embedding", "decoder_start_token_id")}
     names = {k: v for k, v in names_of(sharing).items() if ".embed_positions." not in k}
     # computed tables, stored by some versions
-    names["{side}.embed_positions.weight"] = None
+    names[POSITIONS] = None
     try:
         config = VanillaConfig(
             **values,
@@ -162,8 +184,29 @@ def _model(
         raise ValueError(f"{origin}: its config has no {error}") from None
     except (ValueError, StrictDataclassError) as error:
         raise ValueError(f"{origin} cannot be converted: {error}") from None
-    load_renamed(model, rename_to_ours(weights, names), origin=origin)
+    renamed = rename_to_ours(weights, names)
+    renamed.problems.extend(_foreign_positions(weights, config))
+    load_renamed(model, renamed, origin=origin)
     return model.eval()
+
+
+def _foreign_positions(weights: Mapping[str, Tensor], config: VanillaConfig) -> list[str]:
+    """Position tables of a file that are not the computed ones; FSMT would use them."""
+    faults, first = [], config.position_offset  # no real token has an earlier row
+    for side in SIDES:
+        table = weights.get(name := POSITIONS.format(side=side))
+        if table is None:
+            continue
+        if table.dim() != 2 or table.shape[1] != config.d_model:
+            faults.append(f"{name} has shape {tuple(table.shape)}")
+            continue
+        layout, frequencies = config.position_layout, config.position_frequencies
+        numbers = torch.arange(first, max(first, len(table)))
+        expected = sinusoid(numbers, config.d_model, layout=layout, frequencies=frequencies)
+        # the tolerance allows half precision
+        if not torch.allclose(table[first:].double(), expected.double(), rtol=0, atol=1e-3):
+            faults.append(f"{name} is not sinusoidal: the model has learned positions")
+    return faults
 
 
 def _sharing(weights: Mapping[str, Tensor]) -> Sharing:
@@ -179,14 +222,33 @@ def _sharing(weights: Mapping[str, Tensor]) -> Sharing:
 
 def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
     """The saved generation config, or what older files have among the model's settings."""
-    if (folder / GENERATION).is_file():
+    saved = folder / GENERATION
+    if saved.is_file():
+        _check_decoding(_read_json(saved), saved)
         decoding = GenerationConfig.from_pretrained(folder)
     else:
         given = {name: settings.get(name, value) for name, value in DECODING.items()}
+        _check_decoding(given, folder / "config.json")
         decoding = GenerationConfig(**given)
     decoding.length_penalty_form = "power"
     decoding._from_model_config = False  # or it would be rebuilt from the config
     return decoding
+
+
+def _check_decoding(given: Mapping[str, Any], path: Path) -> None:
+    """Check the numbers of a search: transformers accepts some of other types, or fails on them."""
+    for name, lowest in {**INTEGERS, **FRACTIONS}.items():
+        value: Any = given.get(name)
+        is_list = name in MAY_BE_LISTS and isinstance(value, list)
+        types = (int,) if name in INTEGERS else (int, float)
+        for number in value if is_list else [value]:
+            is_right = type(number) in types and math.isfinite(number) and number >= lowest
+            if value is not None and not is_right:
+                kind = "an integer" if name in INTEGERS else "a finite number"
+                least = f", at least {lowest}" if math.isfinite(lowest) else ""
+                raise ValueError(f"{path}: {name}={value!r}: give {kind}{least}")
+    if (early := given.get("early_stopping")) not in (None, True, False, "never"):
+        raise ValueError(f"{path}: early_stopping={early!r}: give true, false or never")
 
 
 # --- tokenizer ----------------------------------------------------------------------------------
@@ -217,6 +279,9 @@ def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqToken
 
 def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
     """The pieces of a vocabulary in the order of their ids, written as fairseq's dictionaries."""
+    for piece, number in ids.items():
+        if type(number) is not int:
+            raise ValueError(f"{path}: piece {piece!r} has the id {number!r}: give an integer")
     ordered = sorted(ids, key=lambda piece: ids[piece])
     is_whole = [ids[piece] for piece in ordered] == list(range(size))
     if not is_whole or tuple(ordered[: len(SPECIAL_TOKENS)]) != SPECIAL_TOKENS:

@@ -27,7 +27,8 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .marian_npz import npz_of, read_npz, read_npz_tokenizer
+from .marian_npz import read_npz, read_npz_tokenizer
+from .marian_npz_files import npz_of
 from .other_toolkits import toolkit_of_path
 from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 

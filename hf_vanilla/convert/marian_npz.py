@@ -11,18 +11,25 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
+
+from .marian_npz_files import (
+    DECODER,
+    check_sentencepiece,
+    decoder_settings,
+    finite_number,
+    read_arrays,
+    read_vocabularies,
+    read_yaml,
+)
 
 logger = logging.getLogger(__name__)
 
 SETTINGS = "special:model.yml"  # the array that holds the model's settings
-DECODER = "decoder.yml"
 # settings, what they must be (that, or missing), and what they are called otherwise
 REQUIRED: dict[str, tuple[tuple[Any, ...], str]] = {
     "type": (("transformer",), "no Transformer but a model of type {value!r}"),
@@ -56,6 +63,12 @@ REQUIRED: dict[str, tuple[tuple[Any, ...], str]] = {
     "lemma-dependency": (("",), "factors with lemma-dependency={value}"),
     "input-types": ((["sequence", "sequence"], []), "inputs {value}"),
 }
+# integers of the architecture, and their lowest values
+SIZES = {
+    **dict.fromkeys(("dim-emb", "enc-depth", "dec-depth", "transformer-heads"), 1),
+    "transformer-dim-ffn": 1,
+    "transformer-decoder-dim-ffn": 0,  # 0: as in the encoder
+}
 PARTS = {
     **{f"self_attn.{p}_proj": f"self_{{kind}}{p}" for p in "qkv"},
     "self_attn.out_proj": "self_{kind}o",
@@ -71,28 +84,6 @@ OUTPUT_BIAS = "decoder_ff_logit_out_b"
 UNUSED = {SETTINGS, "decoder_c_mt"}
 
 
-def npz_of(folder: Path) -> Path | None:
-    """The weights of a folder of Marian itself; None where it is none.
-
-    Raises:
-        ValueError: there are several, of which `decoder.yml` does not name one, or only a `.bin`.
-    """
-    if not folder.is_dir() or (folder / "config.json").is_file():
-        return None
-    found = sorted(folder.glob("*.npz"))
-    if not found and (folder / DECODER).is_file() and (binary := sorted(folder.glob("*.bin"))):
-        raise ValueError(
-            f"{binary[0]} is a binary model of Marian, as for 8-bit weights: give its .npz"
-        )
-    if len(found) <= 1:
-        return found[0] if found else None
-    names = {Path(name).name for name in _decoder_settings(folder).get("models", [])}
-    named = [path for path in found if path.name in names]
-    if len(named) != 1:
-        raise ValueError(f"{folder} has {len(found)} .npz files: keep one, or name it in {DECODER}")
-    return named[0]
-
-
 def read_npz(path: Path) -> MarianMTModel:
     """The model of an `.npz` file, in float32; the padding token comes behind the vocabulary.
 
@@ -100,9 +91,9 @@ def read_npz(path: Path) -> MarianMTModel:
         ValueError: the file is damaged or has object arrays, or the model is no post-norm
             Transformer; the message names all reasons.
     """
-    arrays = _arrays(path)
+    arrays = read_arrays(path)
     settings = _settings(arrays, path)
-    decoder = _decoder_settings(path.parent)
+    decoder = decoder_settings(path.parent)
     model = MarianMTModel(_config(settings, arrays, path))
     weights, left = _renamed(model, settings, arrays)
     if left:
@@ -118,11 +109,10 @@ def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: a file is missing or damaged.
     """
-    vocabularies = _vocabularies(folder)
+    vocabularies = read_vocabularies(folder)
     with tempfile.TemporaryDirectory() as name:
         for side in ("source", "target"):
-            if not (folder / f"{side}.spm").is_file():
-                raise ValueError(f"{folder} has no {side}.spm: put both SentencePiece models there")
+            check_sentencepiece(folder / f"{side}.spm")
             shutil.copy(folder / f"{side}.spm", name)
         for file, vocabulary in zip(
             ("vocab.json", "target_vocab.json"), vocabularies, strict=False
@@ -135,60 +125,6 @@ def read_npz_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(name)
 
 
-# --- files --------------------------------------------------------------------------------------
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    if not is_zipfile(path):
-        raise ValueError(f"{path} cannot be read (it is no zip archive): download it again")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # damaged files raise many different exceptions
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        if "allow_pickle" in reason:
-            raise ValueError(
-                f"{path} has object arrays, which can run code: it is no model of Marian"
-            ) from None
-        raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
-
-
-def _yaml(text: str, origin: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{origin} is no YAML ({reason:.80}): download it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{origin} must hold keys and values")
-    return content
-
-
-def _decoder_settings(folder: Path) -> dict[str, Any]:
-    path = folder / DECODER
-    return _yaml(path.read_text(encoding="utf-8"), str(path)) if path.is_file() else {}
-
-
-def _vocabularies(folder: Path) -> list[dict[str, int]]:
-    """One, or those of source and target; they are JSON or YAML."""
-    names = [Path(name).name for name in _decoder_settings(folder).get("vocabs", [])]
-    paths = [folder / name for name in dict.fromkeys(names)]
-    paths = paths or sorted(folder.glob("*vocab.yml"))
-    if not paths or not all(path.is_file() for path in paths) or len(paths) > 2:
-        raise ValueError(f"{folder} has no vocabulary: put the .yml that {DECODER} names there")
-    for path in paths:
-        if path.suffix not in (".yml", ".yaml", ".json"):
-            kind = {".fsv": "factored", ".spm": "a SentencePiece model"}.get(path.suffix, "text")
-            raise ValueError(
-                f"{path}: this vocabulary is {kind}; only YAML or JSON with the id of each piece "
-                "is read"
-            )
-    return [
-        {str(word): int(i) for word, i in _yaml(path.read_text("utf-8"), str(path)).items()}
-        for path in paths
-    ]
-
-
 # --- settings -----------------------------------------------------------------------------------
 
 
@@ -197,9 +133,7 @@ def _settings(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, Any]:
     if SETTINGS not in arrays:
         raise ValueError(f"{path} has no {SETTINGS}: it is no model of Marian")
     text = arrays[SETTINGS].tobytes().split(b"\0")[0].decode("utf-8", errors="replace")
-    read = _yaml(text, f"{path}, {SETTINGS}")
-    # Marian writes settings that a model does not have as null
-    settings = {name: value for name, value in read.items() if value is not None}
+    settings = read_yaml(text, f"{path}, {SETTINGS}")
     faults = [
         reason.format(value=settings[name])
         for name, (allowed, reason) in REQUIRED.items()
@@ -209,7 +143,28 @@ def _settings(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, Any]:
     faults += [f"{name} is missing" for name in sorted(missing)]
     if faults:
         raise ValueError(f"{path} is not the paper's model: {', '.join(faults)}")
+    _check_sizes(settings, path)
     return settings
+
+
+def _check_sizes(settings: dict[str, Any], path: Path) -> None:
+    """Check the numbers of the architecture; the dropout becomes a float."""
+    origin = f"{path}, {SETTINGS}"
+    for name, lowest in SIZES.items():
+        value = settings.get(name, lowest)
+        if type(value) is not int or value < lowest:
+            raise ValueError(f"{origin}: {name}={value!r} must be an integer, at least {lowest}")
+    width, heads = settings["dim-emb"], settings["transformer-heads"]
+    if width % 2 or width % heads:
+        raise ValueError(
+            f"{origin}: dim-emb={width} must be even and a multiple of transformer-heads={heads}"
+        )
+    if "transformer-dropout" in settings:
+        name = f"{origin}: transformer-dropout"
+        dropout = finite_number(settings["transformer-dropout"], name)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"{name}={dropout:g} must be in [0, 1)")
+        settings["transformer-dropout"] = dropout
 
 
 def _is_shared(settings: Mapping[str, Any]) -> bool:
@@ -223,6 +178,9 @@ def _config(
     path: Path,
 ) -> MarianConfig:
     tables = ["Wemb"] if _is_shared(settings) else ["encoder_Wemb", "decoder_Wemb"]
+    for name in tables:
+        if name in arrays and arrays[name].ndim != 2:
+            raise ValueError(f"{path}: {name} has shape {arrays[name].shape}, and needs two axes")
     sizes = {len(arrays[name]) for name in tables if name in arrays}
     if len(sizes) != 1:
         found = ", ".join(map(str, sorted(sizes))) or "none"
@@ -254,7 +212,7 @@ def _config(
 
 def _unknown_id(folder: Path) -> int | None:
     """Id of the unknown word in the target vocabulary."""
-    return _vocabularies(folder)[-1].get("<unk>")
+    return read_vocabularies(folder)[-1].get("<unk>")
 
 
 def _set_decoding(model: MarianMTModel, decoder: Mapping[str, Any], unknown_id: int | None) -> None:
@@ -266,8 +224,8 @@ def _set_decoding(model: MarianMTModel, decoder: Mapping[str, Any], unknown_id: 
         message = "%s: word-penalty=%s has no counterpart here and is left out"
         logger.warning(message, DECODER, decoder["word-penalty"])
     settings, pad = model.generation_config, model.config.pad_token_id
-    settings.num_beams = int(decoder.get("beam-size", 12))
-    settings.length_penalty = float(decoder.get("normalize", 0.0))
+    settings.num_beams = decoder.get("beam-size", 12)
+    settings.length_penalty = decoder.get("normalize", 0.0)
     is_banned = unknown_id is not None and not decoder.get("allow-unk")
     settings.max_length = 512
     settings.bad_words_ids = [[pad], [unknown_id]] if is_banned else [[pad]]
@@ -296,10 +254,15 @@ def _renamed(
             weights[name] = torch.zeros_like(expected)
             faults += [] if is_bias else [f"missing: {theirs}"]
             continue
-        weight = _weight(arrays[theirs], theirs, expected)
+        array = arrays[theirs]
+        if array.dtype.kind != "f":
+            faults.append(f"{theirs} has dtype {array.dtype}")
+            continue
+        weight = _weight(array, theirs, expected) if array.ndim == 2 or expected.dim() < 2 else None
+        if weight is None or weight.shape != expected.shape:
+            faults.append(f"{theirs} has shape {array.shape}")
+            continue
         weights[name] = weight
-        if weight.shape != expected.shape:
-            faults.append(f"{theirs} has shape {arrays[theirs].shape}")
     faults += [f"left over: {name}" for name in sorted(arrays.keys() - used)]
     return weights, faults
 

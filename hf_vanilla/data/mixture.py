@@ -186,13 +186,14 @@ def add_tags(tokenizer: PreTrainedTokenizerBase, corpora: Sequence[MixtureCorpus
 
 
 def check_tags(tokenizer: PreTrainedTokenizerBase, corpora: Sequence[MixtureCorpus]) -> None:
-    """Check that each tag is one token.
+    """Check that each tag is one token, and not the unknown one.
 
     Raises:
         ValueError: it is not in the vocabulary.
     """
     for tag in dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag):
-        if len(tokenizer(tag, add_special_tokens=False).input_ids) != 1:
+        ids = tokenizer(tag, add_special_tokens=False).input_ids
+        if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
             raise ValueError(
                 f"mixture: tag={tag!r} is not in the vocabulary of the tokenizer: add it by "
                 "tokenizer.add_tokens, or leave tokenizer out to train a new one"

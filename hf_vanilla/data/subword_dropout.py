@@ -34,7 +34,7 @@ class SubwordDropout:
         max_length: a text that would have more tokens keeps its usual ones.
 
     Raises:
-        ValueError: the tokenizer is no BPE.
+        ValueError: the tokenizer is no BPE, or a converted one of fairseq or FSMT.
 
     Examples:
         >>> import torch
@@ -53,8 +53,11 @@ class SubwordDropout:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None or not isinstance(backend.model, models.BPE):
             raise ValueError("bpe_dropout needs a fast BPE tokenizer: set it to 0")
-        if tokenizer.init_kwargs.get("target_pieces") is not None:
-            raise ValueError("bpe_dropout needs one vocabulary for both languages: set it to 0")
+        if tokenizer.init_kwargs.get("source_vocab_size") is not None:  # its ids are not the BPE's
+            raise ValueError(
+                "bpe_dropout cannot use the dictionaries of a tokenizer converted from fairseq or "
+                "FSMT: set it to 0"
+            )
         state = json.loads(backend.to_str())["model"]
         pairs = [m.split(" ") if isinstance(m, str) else m for m in state["merges"]]
         self._ranks = {(left, right): rank for rank, (left, right) in enumerate(pairs)}

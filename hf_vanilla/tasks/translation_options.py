@@ -193,8 +193,16 @@ class TranslationDataOptions:
             raise ValueError(f"best_by={train.best_by!r} needs translations: set eval_sentences")
         if train.best_by == "comet" and self.comet is None:
             raise ValueError("best_by='comet' needs a COMET model: give comet")
+        if self.comet is not None and not self.eval_sentences:
+            raise ValueError(
+                f"comet={self.comet!r} needs translations: set eval_sentences, or leave comet out"
+            )
         if needs_validation and self._trains_on_files and self.validation_source is None:
             raise ValueError("average_best and patience need validation files")
+        if self.comet is not None and self._trains_on_files and self.validation_source is None:
+            raise ValueError(
+                f"comet={self.comet!r} needs validation files: give them, or leave comet out"
+            )
         check_stages(self.corpora, train.max_steps)
 
     @property

@@ -69,7 +69,13 @@ def comet_score(
             lines = (" ".join(text.split()) + "\n" for text in texts)
             path.write_text("".join(lines), encoding="utf-8")
             arguments += [flag, str(path)]
-        done = subprocess.run(arguments, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            arguments,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",  # a message with other bytes
+            stdin=subprocess.DEVNULL,
+        )
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise OSError(f"{COMMAND} --model {model} failed: {last[0]}")

@@ -25,7 +25,8 @@ from .translator import Translator
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-FAILED = ".failed.txt"
+FAILED = ".failed"  # no .txt, so that *.txt are the translations
+EARLIER_FAILED = ".failed.txt"  # its name in folders of earlier versions
 PARQUET = ".parquet"
 TRANSLATION = "translation"
 SCORE = "translation_score"
@@ -172,8 +173,11 @@ def translate_shard(
 
 def failed_lines(shard: Shard, output: Path) -> list[int]:
     """Line numbers, in the input file, of a finished shard that could not be translated."""
-    path = output / (shard.output + FAILED)
-    return [int(line) for line in path.read_text().split()] if path.is_file() else []
+    for name in (FAILED, EARLIER_FAILED):
+        path = output / (shard.output + name)
+        if path.is_file():
+            return [int(line) for line in path.read_text().split()]
+    return []
 
 
 def remove_unused_manifest(output: Path) -> None:

@@ -119,6 +119,24 @@ def test_older_files_have_pickled_tensors_and_decoding_in_the_config(tmp_path):
     [
         ("config.json", '{"model_type": "bart"}', "of type 'bart': give one of type 'fsmt'"),
         ("vocab-src.json", '{"<s>": 0}', "must have the ids 0 to"),
+        ("vocab-src.json", '{"<s>": 0, "a": null}', "src.json: piece 'a' has the id None: give an"),
+        ("vocab-tgt.json", '{"<s>": 0, "a": "1"}', "tgt.json: piece 'a' has the id '1': give an"),
+        ("generation_config.json", '{"num_beams": "x"}', "config.json: num_beams='x': give an int"),
+        (
+            "generation_config.json",
+            '{"max_new_tokens": "x"}',
+            "max_new_tokens='x': give an integer",
+        ),
+        ("generation_config.json", '{"pad_token_id": [1]}', r"pad_token_id=\[1\]: give an integer"),
+        ("generation_config.json", '{"early_stopping": [1]}', r"early_stopping=\[1\]: give true,"),
+        ("generation_config.json", "{", "generation_config.json is damaged"),
+        ("generation_config.json", '{"num_beams": 0}', "num_beams=0: give an integer, at least 1"),
+        (
+            "generation_config.json",
+            '{"eos_token_id": [2, null]}',
+            r"eos_token_id=\[2, None\]: give",
+        ),
+        ("generation_config.json", '{"length_penalty": NaN}', "=nan: give a finite number$"),
         ("vocab-tgt.json", "{", "is damaged"),
         ("merges.txt", None, r"has no merges.txt: the FSMT model is not whole"),
         ("model.safetensors", None, "has neither model.safetensors nor pytorch_model.bin"),
@@ -133,3 +151,39 @@ def test_a_damaged_folder_is_refused_and_nothing_is_written(name, content, messa
     with pytest.raises(ValueError, match=message):
         convert_fsmt(FsmtOptions(input=str(tmp_path / "fsmt"), output=str(tmp_path / "ours")))
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1], r"pytorch_model\.bin holds a list, not tensors by name$"),
+        ({"a": {"b": torch.ones(1)}}, r"pytorch_model\.bin: 'a' is a dict, not a named tensor$"),
+    ],
+)
+def test_a_file_without_tensors_by_name_is_refused(content, message, tmp_path):
+    write_fsmt(tmp_path / "fsmt")
+    (tmp_path / "fsmt" / "model.safetensors").unlink()
+    torch.save(content, tmp_path / "fsmt" / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=message):
+        convert_fsmt(FsmtOptions(input=str(tmp_path / "fsmt"), output=str(tmp_path / "ours")))
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_positions_that_are_not_sinusoidal_are_refused(side, tmp_path):
+    model, _ = write_fsmt(tmp_path / "fsmt")
+    table = getattr(model.model, side).embed_positions.weight
+    first = model.config.pad_token_id + 1
+    for row, is_read in ((first - 1, False), (first, True)):  # FSMT reads no row before `first`
+        with torch.no_grad():
+            table[row, 5] += 0.01
+        model.save_pretrained(tmp_path / "fsmt")
+        options = FsmtOptions(input=str(tmp_path / "fsmt"), output=str(tmp_path / f"ours{row}"))
+        if not is_read:
+            convert_fsmt(options)
+            continue
+        with pytest.raises(
+            ValueError, match=f"unclear: {side}.embed_positions.weight is not sinus"
+        ):
+            convert_fsmt(options)
+        assert not (tmp_path / f"ours{row}").exists()

@@ -186,6 +186,116 @@ def test_the_search_is_that_of_decoder_yml(tmp_path, caplog):
     assert "word-penalty=0.5 has no counterpart here" in caplog.text
 
 
+# as yaml-cpp writes pieces: quotes around null-like ones only
+PLAIN = ("no", "off", "on", "yes", "y", "1", "01", "1.5", "1e3", "<<", "=", "2020-01-01", "true")
+QUOTED = ("null", "~")
+
+
+def test_pieces_of_a_vocabulary_are_text(tmp_path):
+    folder = tmp_path / "theirs"
+    written(folder)
+    ids = yaml.safe_load((folder / "opus.vocab.yml").read_text("utf-8"))
+    pieces = sorted(ids, key=ids.__getitem__)
+    pieces[-len(PLAIN + QUOTED) :] = PLAIN + QUOTED
+    quoted = {p: p if p in PLAIN else json.dumps(p, ensure_ascii=False) for p in pieces}
+    lines = [f"{quoted[piece]}: {number}\n" for number, piece in enumerate(pieces)]
+    (folder / "opus.vocab.yml").write_text("".join(lines), "utf-8")
+    _, tokenizer = converted(folder)
+    assert tokenizer.get_vocab() == {p: i for i, p in enumerate([*pieces, "<pad>"])}
+
+
+def test_a_vocabulary_may_be_json_with_escapes(tmp_path):
+    folder = tmp_path / "theirs"
+    written(folder)
+    ids = yaml.safe_load((folder / "opus.vocab.yml").read_text("utf-8"))
+    ids["\U0001f600"] = ids.pop("m")
+    (folder / "opus.vocab.yml").write_text(json.dumps(ids))  # two \\u escapes for one letter
+    _, tokenizer = converted(folder)
+    assert tokenizer.get_vocab() == {**ids, "<pad>": len(ids)}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("</s>: 0\na: x\n", r"yml: piece 'a' has the id 'x': give an integer$"),
+        ("</s>: 0\na:\n", r"yml: piece 'a' has the id '': give an integer$"),
+        ('{"</s>": null}', r"yml: piece '</s>' has the id None: give an integer$"),
+        ("</s>: 0\na: 2\n", r"yml: piece 'a' has the id 2, but 2 pieces must have the ids 0 to 1$"),
+        ("</s>: 0\na: 1\nb: 1\n", r"yml: pieces 'a' and 'b' have the same id 1$"),
+        ("</s>: 0\na: 1\na: 2\n", r"yml: piece 'a' is there twice: remove one$"),
+        ("</s>: 0\n[a]: 1\n", r"yml, line 2: each piece must be text, with one id$"),
+        ("- </s>\n", r"yml must hold the id of each piece$"),
+        ("{}", r"yml must hold the id of each piece$"),
+        ("</s>: 'x\n", r"yml is no YAML or JSON \(.*\): download it again$"),
+        (b"\xff: 1\n", r"yml is not UTF-8 \(invalid start byte\): download it again$"),
+    ],
+)
+def test_a_damaged_vocabulary_is_one_line(tmp_path, content, message):
+    folder = tmp_path / "theirs"
+    written(folder)
+    path = folder / "opus.vocab.yml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message) as caught:
+        converted(folder)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"vocabs": "opus.vocab.yml"}, r"vocabs='opus.vocab.yml' must be a list of file names"),
+        ({"models": [1]}, r"models=\[1\] must be a list of file names"),
+        ({"beam-size": "x"}, "beam-size='x' must be an integer, at least 1"),
+        ({"beam-size": 0}, "beam-size=0 must be an integer, at least 1"),
+        ({"normalize": [1]}, r"normalize=\[1\] must be a finite number"),
+        ({"normalize": float("nan")}, "normalize=nan must be a finite number"),
+        ({"word-penalty": "x"}, "word-penalty='x' must be a finite number"),
+        (b"\xff: 1\n", r" is not UTF-8 \(invalid start byte\): download it again"),
+    ],
+)
+def test_impossible_settings_of_decoder_yml_are_one_line(tmp_path, settings, message):
+    folder = tmp_path / "theirs"
+    written(folder)
+    content = settings if isinstance(settings, bytes) else yaml.safe_dump(settings).encode()
+    (folder / "decoder.yml").write_bytes(content)
+    with pytest.raises(ValueError, match=f"decoder.yml:? ?{message}$"):
+        converted(folder)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_null_in_decoder_yml_is_not_set(tmp_path):
+    folder = tmp_path / "theirs"
+    written(folder)
+    names = ("models", "vocabs", "beam-size", "normalize", "word-penalty", "allow-unk")
+    (folder / "decoder.yml").write_text(yaml.safe_dump(dict.fromkeys(names)))
+    ours, tokenizer = converted(folder)
+    assert (ours.generation_config.num_beams, ours.generation_config.length_penalty) == (12, 0)
+    assert len(ours.generation_config.bad_words_ids) == 2
+    assert tokenizer.pad_token_id == ours.config.pad_token_id
+    shutil.copy(folder / "model.npz", folder / "other.npz")
+    with pytest.raises(ValueError, match=r"has 2 .npz files: keep one, or name it in decoder.yml$"):
+        converted(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"transformer-heads": 0}, "transformer-heads=0 must be an integer, at least 1"),
+        ({"transformer-heads": 5}, "dim-emb=12 must be even and a multiple of transformer-heads=5"),
+        ({"enc-depth": "two"}, "enc-depth='two' must be an integer, at least 1"),
+        ({"transformer-decoder-dim-ffn": -1}, "dim-ffn=-1 must be an integer, at least 0"),
+        ({"transformer-dropout": "x"}, "transformer-dropout='x' must be a finite number"),
+        ({"transformer-dropout": 2}, r"transformer-dropout=2 must be in \[0, 1\)"),
+    ],
+)
+def test_impossible_sizes_are_one_line(tmp_path, settings, message):
+    written(tmp_path / "theirs", settings)
+    with pytest.raises(ValueError, match=rf"model\.npz, special:model\.yml: .*{message}$"):
+        converted(tmp_path / "theirs")
+    assert not (tmp_path / "ours").exists()
+
+
 def test_vocabularies_of_other_kinds_are_named(tmp_path):
     folder = tmp_path / "theirs"
     written(folder)
@@ -207,6 +317,9 @@ def test_bad_files_are_one_line(tmp_path):
             "encoder_l1_ffn_W1": None,
         },
         r"has no special:model.yml": {"special:model.yml": None},
+        r"model\.npz: Wemb has shape \(\), and needs two axes$": {"Wemb": np.float32(1)},
+        r"; encoder_l1_ffn_W1 has shape \(3,\)$": {"encoder_l1_ffn_W1": np.ones(3, "f")},
+        r"; encoder_l1_ffn_b1 has dtype int8$": {"encoder_l1_ffn_b1": np.ones((1, 29), "i1")},
     }
     for message, change in changes.items():
         changed = {k: v for k, v in {**arrays, **change}.items() if v is not None}
@@ -219,5 +332,14 @@ def test_bad_files_are_one_line(tmp_path):
         converted(folder)
     (folder / "model.npz").rename(folder / "model.intgemm.bin")
     with pytest.raises(ValueError, match="is a binary model of Marian, as for 8-bit weights"):
+        converted(folder)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_a_damaged_sentencepiece_model_is_one_line(tmp_path):
+    folder = tmp_path / "theirs"
+    written(folder)
+    (folder / "target.spm").write_bytes(b"xx")
+    with pytest.raises(ValueError, match=r"target\.spm cannot be read \(.*\): download it again$"):
         converted(folder)
     assert not (tmp_path / "ours").exists()

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla import train_tokenizer
 from hf_vanilla.data.batching import TokenBatchSampler
@@ -125,6 +127,14 @@ def test_a_tag_is_one_token_in_front_of_the_ids_of_the_text():
     ids = tokenizer("two men").input_ids
     assert tokenizer(tagged.tagged("two men")).input_ids == [270, *ids]
     assert tagged.tagged("  ") == "  "  # a pair without source is dropped, not trained on its tag
+
+
+def test_a_tag_that_is_the_unknown_token_is_refused():
+    backend = Tokenizer(models.WordLevel({"<unk>": 0, "<bt>": 1}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    check_tags(tokenizer, [corpus(tag="<bt>")])
+    with pytest.raises(ValueError, match="tag='<ft>' is not in the vocabulary"):
+        check_tags(tokenizer, [corpus(tag="<bt>"), corpus(tag="<ft>")])
 
 
 def test_noise_follows_from_text_and_key():

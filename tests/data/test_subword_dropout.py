@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from hf_vanilla.data.subword_dropout import SubwordDropout
+from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 
 TEXTS = ["the little house stands by the big lake", "das kleine Haus", "the house"]
 
@@ -73,3 +74,15 @@ def test_a_tokenizer_that_is_no_bpe_is_refused():
     backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(ValueError, match="bpe_dropout needs a fast BPE tokenizer"):
         dropout_of(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+@pytest.mark.parametrize("target", [None, ["<unk>", "b", "a"]], ids=["joint", "separate"])
+def test_a_tokenizer_with_dictionaries_of_fairseq_is_refused(target):
+    pieces = {"<unk>": 0, "a": 1, "b": 2, "ab": 3}
+    backend = Tokenizer(models.BPE(vocab=pieces, merges=[("a", "b")], unk_token="<unk>"))
+    tokenizer = VanillaFairseqTokenizer(
+        tokenizer_object=backend, source_vocab_size=3, target_pieces=target, unk_token="<unk>"
+    )
+    message = "cannot use the dictionaries of a tokenizer converted from fairseq or FSMT: set it to"
+    with pytest.raises(ValueError, match=message):
+        dropout_of(tokenizer)

@@ -405,6 +405,11 @@ def test_a_count_below_one_is_refused(name, value):
             {"patience": 3, "best_by": "bleu", "eval_sentences": 0},
             "best_by='bleu' needs translations: set eval_sentences",
         ),
+        ({"comet": "x", "eval_sentences": 0}, "comet='x' needs translations: set eval_sentences"),
+        (
+            {"train_source": "a", "train_target": "b", "comet": "x"},
+            "comet='x' needs validation files: give them, or leave",
+        ),
         (
             {"average_best": True, "save_steps": 500, "eval_steps": 200},
             "save_steps=500 must be a multiple of eval_steps=200",

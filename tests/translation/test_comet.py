@@ -19,6 +19,9 @@ assert names == ["--model", "--quiet", "--only_system", "--gpus", "-s", "-t", "-
 value = lambda name: sys.argv[sys.argv.index(name) + 1]
 if value("--model") == "gone":
     sys.exit("loading\\nmodel gone is not found")
+if value("--model") == "bytes":
+    sys.stderr.buffer.write(b"cannot open caf\\xe9\\n")
+    sys.exit(1)
 if value("--model") == "silent":
     sys.exit()
 source, text, reference = (open(value(n), encoding="utf-8").read().splitlines()
@@ -65,6 +68,8 @@ def test_evaluate_reports_comet_where_a_model_is_given(command, corpus_files, tr
 def test_what_fails_is_one_line(command, monkeypatch, tmp_path):
     with pytest.raises(OSError, match=r"--model gone failed: model gone is not found$"):
         comet_score(SOURCES, REFERENCES, REFERENCES, model="gone")
+    with pytest.raises(OSError, match=r"--model bytes failed: cannot open caf\ufffd$"):
+        comet_score(SOURCES, REFERENCES, REFERENCES, model="bytes")
     with pytest.raises(OSError, match="--model silent reported no score"):
         comet_score(SOURCES, REFERENCES, REFERENCES, model="silent")
     with pytest.raises(ValueError, match="4 sources, 3 translations, 4 references"):

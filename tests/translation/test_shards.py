@@ -50,7 +50,7 @@ def plan(corpus, tmp_path):
 
 
 def texts(folder):
-    names = sorted(path for path in folder.glob("*.txt") if not path.name.endswith(shards.FAILED))
+    names = sorted(folder.glob("*.txt"))
     return "".join(path.read_text(encoding="utf-8") for path in names).splitlines()
 
 
