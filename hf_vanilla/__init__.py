@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 # `python -m hf_vanilla` is a command, and this file is imported before `__main__`. Torch reads the
 # variables for its threads when it is imported, by the lines below.
 if sys.argv[:1] == ["-m"] and "hf_vanilla" in sys.orig_argv:
-    from hf_vanilla.commands import limit_threads
+    from hf_vanilla.cpus import limit_threads
 
     limit_threads(os.environ)
 

@@ -1,8 +1,7 @@
 """The commands of this package: one table for `hf-vanilla`, `python -m hf_vanilla` and `scripts/`.
 
 This file imports only the standard library. `hf-vanilla --help` reads it by its path, without the
-package around it, so that help does not wait for torch; so does the help of a command, from
-`command_help.py` beside it.
+package around it, so that help does not wait for torch; so are `command_help.py` and `cpus.py`.
 """
 
 import difflib
@@ -10,10 +9,9 @@ import importlib
 import importlib.util
 import io
 import logging
-import math
 import os
 import sys
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name, *options = arguments
         if name == COMPLETION:
             helps = {name: command.help for name, command in COMMANDS.items()}
-            return _command_help().print_completion(options, helps)
+            return _beside("command_help").print_completion(options, helps)
         if name not in COMMANDS:
             print(f"error: {_unknown_command(name)}", file=sys.stderr)  # noqa: T201
             return USAGE_STATUS
@@ -230,11 +228,11 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> None:
     """
     rest = sys.argv[1:] if arguments is None else arguments
     _open_standard_streams()
-    limit_threads(os.environ)
+    _beside("cpus").limit_threads(os.environ)
     sys.argv = [f"{PROGRAM} {name}", *rest]  # argparse takes the program's name from argv[0]
     command = COMMANDS[name]
     with _exit_without_traceback():
-        parser = _command_help().fast_help(name, rest)
+        parser = _beside("command_help").fast_help(name, rest)
         if parser is not None:
             parser.print_help()
             parser.exit()
@@ -281,82 +279,18 @@ def run(
             sys.exit(f"error: {_one_line(error)}")
 
 
-def _command_help() -> ModuleType:
-    """The module `command_help`, loaded by its path: an import would import the package."""
-    name = "hf_vanilla_command_help"
+def _beside(module: str) -> ModuleType:
+    """A module of this folder, loaded by its path: an import would import the package."""
+    name = f"hf_vanilla_{module}"
     if name not in sys.modules:
-        path = Path(__file__).with_name("command_help.py")
+        path = Path(__file__).with_name(f"{module}.py")
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path}: cannot be loaded")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
+        made = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(made)
+        sys.modules[name] = made
     return sys.modules[name]
-
-
-def limit_threads(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
-    """Set variables that keep torch fast on busy and on limited CPUs, before torch is imported.
-
-    Threads of OpenMP wait actively for each other, which takes the CPU from other processes: beside
-    four busy processes, training is five times faster with a short wait (`GOMP_SPINCOUNT=3000`),
-    and one tenth slower on an idle machine. Torch also starts one thread per CPU, although the CPU
-    quota of a container may allow fewer. Variables that the user has set stay as they are.
-
-    Args:
-        environment: `os.environ`.
-        root: where the file system begins.
-    """
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
-        environment["GOMP_SPINCOUNT"] = "3000"
-    allowed = usable_cpus(root)
-    # without a quota torch's own choice: one thread per physical core
-    if allowed < _cpus_of_process() and "OMP_NUM_THREADS" not in environment:
-        environment["OMP_NUM_THREADS"] = str(allowed)
-
-
-def usable_cpus(root: Path = Path("/")) -> int:
-    """CPUs that this process may use: those it is bound to, within the quota of its container.
-
-    Args:
-        root: where the file system begins.
-    """
-    quota = cpu_quota(root)
-    allowed = _cpus_of_process()
-    return allowed if quota is None else min(allowed, max(1, math.ceil(quota)))
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """CPUs that the control groups of this process allow; None without a limit, or off Linux."""
-    quotas = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # version 2 has no controllers in this file and one limit in each parent folder
-        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        folder = base / path.lstrip("/")
-        for parent in (base, *(p for p in (folder, *folder.parents) if base in p.parents)):
-            fields = _text(parent / "cpu.max").split() or [
-                _text(parent / "cpu.cfs_quota_us").strip(),
-                _text(parent / "cpu.cfs_period_us").strip(),
-            ]
-            if fields[0].isdecimal() and int(fields[1] or 0):  # without a limit: "max" or -1
-                quotas.append(int(fields[0]) / int(fields[1]))
-    return min(quotas, default=None)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
-
-
-def _cpus_of_process() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _open_standard_streams() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from hf_vanilla.commands import usable_cpus
+from hf_vanilla.cpus import usable_cpus
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.options import check_options, option, options_and_file
 from hf_vanilla.recipes.tasks import validation_measures

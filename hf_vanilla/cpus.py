@@ -1,0 +1,73 @@
+"""How many CPUs a process may use, and the variables by which torch learns it.
+
+This file imports only the standard library: it is read before torch is.
+"""
+
+import math
+import os
+from collections.abc import MutableMapping
+from pathlib import Path
+
+
+def limit_threads(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
+    """Set variables that keep torch fast on busy and on limited CPUs, before torch is imported.
+
+    Threads of OpenMP wait actively for each other, which takes the CPU from other processes: beside
+    four busy processes, training is five times faster with a short wait (`GOMP_SPINCOUNT=3000`),
+    and one tenth slower on an idle machine. Torch also starts one thread per CPU, although the CPU
+    quota of a container may allow fewer. Variables that the user has set stay as they are.
+
+    Args:
+        environment: `os.environ`.
+        root: where the file system begins.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & environment.keys():
+        environment["GOMP_SPINCOUNT"] = "3000"
+    allowed = usable_cpus(root)
+    # without a quota torch's own choice: one thread per physical core
+    if allowed < _cpus_of_process() and "OMP_NUM_THREADS" not in environment:
+        environment["OMP_NUM_THREADS"] = str(allowed)
+
+
+def usable_cpus(root: Path = Path("/")) -> int:
+    """CPUs that this process may use: those it is bound to, within the quota of its container.
+
+    Args:
+        root: where the file system begins.
+    """
+    quota = cpu_quota(root)
+    allowed = _cpus_of_process()
+    return allowed if quota is None else min(allowed, max(1, math.ceil(quota)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs that the control groups of this process allow; None without a limit, or off Linux."""
+    quotas = []
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # version 2 has no controllers in this file and one limit in each parent folder
+        base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        folder = base / path.lstrip("/")
+        for parent in (base, *(p for p in (folder, *folder.parents) if base in p.parents)):
+            fields = _text(parent / "cpu.max").split() or [
+                _text(parent / "cpu.cfs_quota_us").strip(),
+                _text(parent / "cpu.cfs_period_us").strip(),
+            ]
+            if fields[0].isdecimal() and int(fields[1] or 0):  # without a limit: "max" or -1
+                quotas.append(int(fields[0]) / int(fields[1]))
+    return min(quotas, default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _cpus_of_process() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

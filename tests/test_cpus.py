@@ -1,0 +1,70 @@
+"""CPUs of a process: control groups, and variables that the user has set"""
+
+import pytest
+
+from hf_vanilla import cpus
+
+
+def write_tree(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
+        (
+            {
+                "proc/self/cgroup": "0::/a.slice/b.scope\n",
+                "sys/fs/cgroup/a.slice/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/a.slice/b.scope/cpu.max": "max 100000\n",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/docker/y\n",
+                "sys/fs/cgroup/cpu/docker/y/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu/docker/y/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+    ],
+    ids=["no control groups", "no limit", "version 2", "limit of a parent", "version 1"],
+)
+def test_cpu_quota_is_the_lowest_limit_of_the_control_groups(tmp_path, files, quota):
+    write_tree(tmp_path, files)
+    assert cpus.cpu_quota(tmp_path) == quota
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "3000", "OMP_NUM_THREADS": "2"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "2"}),
+        ({"OMP_NUM_THREADS": "5"}, {"GOMP_SPINCOUNT": "3000", "OMP_NUM_THREADS": "5"}),
+    ],
+    ids=str,
+)
+def test_threads_follow_the_quota_unless_the_user_has_set_them(
+    tmp_path, monkeypatch, given, expected
+):
+    files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "130000 100000\n"}
+    write_tree(tmp_path, files)
+    monkeypatch.setattr(cpus, "_cpus_of_process", lambda: 16)
+    cpus.limit_threads(given, tmp_path)
+    assert given == expected
+
+
+def test_without_a_quota_the_number_of_threads_is_left_to_torch(tmp_path):
+    environment = {}
+    cpus.limit_threads(environment, tmp_path)
+    assert environment == {"GOMP_SPINCOUNT": "3000"}
