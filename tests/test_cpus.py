@@ -1,4 +1,4 @@
-"""CPUs of a process: control groups, and variables that the user has set"""
+"""CPUs of a process: control groups, and variables that the user has set."""
 
 import pytest
 
