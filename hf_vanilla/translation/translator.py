@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import count, islice, pairwise, repeat, tee
+from itertools import count, islice, pairwise, tee
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .engines import Engine, TorchEngine
 from .loading import load_engine
 from .n_best import Hypothesis
+from .phrases import sentences_with_phrases
 from .terminology import phrase_of
 
 logger = logging.getLogger(__name__)
@@ -134,20 +135,24 @@ class Translator:
         Args:
             sentences: raw text; read ahead by up to `window` sentences.
             constraints: phrases for each sentence that its translation must contain; an empty list
-                for none. They need the engine torch and at least two beams.
+                for none. They need the engine torch and at least two beams, without sampling.
             progress: show a progress bar, on the main process.
             first_line: line number of the first sentence, for messages.
 
         Raises:
-            ValueError: `sentences` is one text, or the search cannot obey constraints; or, while
-                translating, the engine fails at every sentence.
+            ValueError: `sentences` is one text, the search cannot obey constraints, these are of
+                more or fewer sentences, or a phrase is blank; or, while translating, the engine
+                fails at every sentence.
         """
         check_sentences(sentences)
         if constraints is not None:
             self.check_constraints()
-        phrases = repeat(()) if constraints is None else _checked_phrases(constraints)
         total = len(sentences) if isinstance(sentences, Sized) else None
-        texts = map(Sentence, sentences, count(first_line), phrases)
+        if constraints is None:
+            texts: Iterable[Sentence] = map(Sentence, sentences, count(first_line))
+        else:
+            pairs = enumerate(sentences_with_phrases(sentences, constraints), start=first_line)
+            texts = (Sentence(text, line, phrases) for line, (text, phrases) in pairs)
         return self.translate_all(texts, progress=progress, total=total)
 
     def translate_all(
@@ -437,13 +442,6 @@ def check_sentences(sentences: Any) -> None:
     """
     if isinstance(sentences, str | bytes):
         raise ValueError(f"{sentences!r:.60} is one text: give a list of sentences, [text]")
-
-
-def _checked_phrases(constraints: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    for phrases in constraints:
-        if isinstance(phrases, str):
-            raise ValueError(f"constraints={phrases!r:.60}: give a list of phrases per sentence")
-        yield phrases
 
 
 def check_tokens_per_batch(tokens_per_batch: int) -> None:
