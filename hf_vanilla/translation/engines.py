@@ -12,9 +12,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_vanilla.data.batching import padded
+from hf_vanilla.models.search_vanilla import refuse_nan
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.options import install_hint
 
@@ -55,6 +62,19 @@ class Engine(Protocol):
         """One text per row of input ids, in the same order; each row ends in the end token."""
 
 
+class NanCheck(LogitsProcessor):
+    """Refuses NaN, from which no token can be drawn."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores `(B, V)` as they are.
+
+        Raises:
+            ValueError: one is NaN.
+        """
+        refuse_nan(bool(scores.isnan().any()), step=input_ids.shape[1])
+        return scores
+
+
 class TorchEngine:
     """Translates by `generate()` of a transformers model, on the model's device.
 
@@ -92,6 +112,16 @@ class TorchEngine:
         """
         return self._texts(rows, constraints=constraints)
 
+    def _changes(self) -> dict[str, Any]:
+        """What a call of `generate()` gets: `generate_kwargs`, and with sampling a check for NaN.
+
+        Greedy and beam search check by themselves.
+        """
+        changes = self.generate_kwargs
+        if not changes.get("do_sample", self.model.generation_config.do_sample):
+            return changes
+        return {**changes, "logits_processor": [*changes.get("logits_processor", ()), NanCheck()]}
+
     @torch.inference_mode()
     def _texts(self, rows: list[list[int]], **asked: Any) -> list[str]:
         input_ids = padded(rows, self.tokenizer.pad_token_id)
@@ -103,7 +133,7 @@ class TorchEngine:
             generated = self.model.generate(
                 input_ids=input_ids.to(self.model.device),
                 attention_mask=attention_mask.to(self.model.device),
-                **{**self.generate_kwargs, **returned, **asked},
+                **{**self._changes(), **returned, **asked},
             )
         # without the start token, which some tokenizers do not count as special
         return self.tokenizer.batch_decode(generated[:, 1:], skip_special_tokens=True)
@@ -111,7 +141,7 @@ class TorchEngine:
     def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """The n best hypotheses per row of input ids, by beam search or sampling."""
         with self._drawing(rows):
-            return n_best_of_rows(self.model, self.tokenizer, rows, n, **self.generate_kwargs)
+            return n_best_of_rows(self.model, self.tokenizer, rows, n, **self._changes())
 
     @contextmanager
     def _drawing(self, rows: list[list[int]]) -> Iterator[None]:

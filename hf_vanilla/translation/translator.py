@@ -316,8 +316,11 @@ class Translator:
         """Raise the engine's error if it has failed at every sentence up to now."""
         self._has_translated |= bool(found)
         if rows and not self._has_translated:
-            reason = " ".join(str(self._error).split())
-            raise ValueError(f"no sentence can be translated: {reason}") from self._error
+            raise self._no_translation() from self._error
+
+    def _no_translation(self) -> ValueError:
+        reason = " ".join(str(self._error).split()) or type(self._error).__name__
+        return ValueError(f"no sentence can be translated: {reason}")
 
     def _tokenize(self, window: list[Sentence]) -> dict[int, list[int]]:
         """Input ids of all sentences that are not blank, by index in the window."""
@@ -364,7 +367,9 @@ class Translator:
             if len(batch) == 1:
                 self._error = error
                 if not self._works(rows[batch[0]][-1:]):
-                    raise
+                    if isinstance(error, ValueError | OSError):
+                        raise
+                    raise self._no_translation() from error
                 self._record_failure(window[batch[0]].line, error)
                 return []
         half = len(batch) // 2
