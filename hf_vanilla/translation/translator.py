@@ -230,10 +230,11 @@ class Translator:
         """Refuse constraints that the search cannot obey.
 
         Raises:
-            ValueError: the engine is not a `TorchEngine` with two beams or more.
+            ValueError: the engine is not a `TorchEngine` with two beams or more, or it samples.
         """
         if not isinstance(self.engine, TorchEngine):
             raise ValueError("constraints and terminology need --engine torch")
+        self.engine.check_own_search("constraints and terminology need beam search")
         self.engine.check_beams("constraints and terminology", 2)
 
     def n_best(

@@ -191,3 +191,8 @@ def test_models_of_other_vocabularies_are_no_ensemble(trained_run):
         Translator(str(trained_run), ensemble=[demo_model()])
     with pytest.raises(ValueError, match="an ensemble needs the engine torch"):
         Translator("x", engine="ctranslate2", ensemble=["y"])
+
+
+def test_an_ensemble_that_is_to_sample_is_refused_before_the_others_are_loaded(trained_run):
+    with pytest.raises(ValueError, match=r"an ensemble needs.*leave out generation\.do_sample"):
+        Translator(str(trained_run), ensemble=["nowhere"], do_sample=True)

@@ -117,6 +117,24 @@ def test_what_is_no_phrase_is_refused_before_anything_is_translated(translator, 
         translator.translate(["two", "three"], constraints=[[], phrases])
 
 
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"do_sample": True}, "do_sample"),
+        ({"use_cache": False}, "use_cache"),
+        ({"output_attentions": True}, "output_attentions"),
+    ],
+)
+def test_constraints_and_settings_that_exclude_them_are_refused_at_once(
+    translator, changes, option
+):
+    engine = TorchEngine(translator.engine.model, translator.engine.tokenizer, **changes)
+    with pytest.raises(ValueError, match=rf"terminology need beam search.*leave out .*{option}"):
+        Translator(engine).translate(["two", "three"], constraints=[["zwo"], []])
+    with pytest.raises(ValueError, match=option):
+        TextTranslator(Translator(engine), terminology=Terminology([("two", "zwo")]))
+
+
 def test_constraints_need_beams_and_lists(translator):
     greedy = Translator(
         TorchEngine(translator.engine.model, translator.engine.tokenizer, num_beams=1)
