@@ -195,7 +195,7 @@ class Translator:
         texts = self.translate_all(
             map(Sentence, read, count(first_line)), progress=progress, total=total
         )
-        return _aligned(aligner, zip(kept, texts, strict=True), self.window)
+        return _aligned(aligner, zip(kept, texts, strict=True), self.window, first_line)
 
     def aligner(self, head: AlignmentHead | None = None) -> Aligner:
         """What aligns sentences with their translations.
@@ -407,13 +407,15 @@ def first_numbers(lines: Sequence[int]) -> str:
 
 
 def _aligned(
-    aligner: Aligner, pairs: Iterator[tuple[Any, str]], window: int
+    aligner: Aligner, pairs: Iterator[tuple[Any, str]], window: int, first_line: int
 ) -> Iterator[tuple[str, Links]]:
     """The translations of pairs with their links; a failed one is empty and has none."""
     while read := list(islice(pairs, window)):
         texts = [(source if isinstance(source, str) else "", text) for source, text in read]
-        for (_, text), links in zip(texts, aligner.align(texts), strict=True):
+        found = aligner.align(texts, first_line=first_line)
+        for (_, text), links in zip(texts, found, strict=True):
             yield text, links
+        first_line += len(read)
 
 
 def translate(
