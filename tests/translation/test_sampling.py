@@ -8,12 +8,13 @@ from transformers import GenerationConfig
 
 from hf_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import paper_decoding
-from hf_vanilla.options import parse_options
+from hf_vanilla.options import UsageError, parse_options
 from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.file_translation import TranslateOptions
 from hf_vanilla.translation.forced_decoding import log_probs_of_pairs
 from hf_vanilla.translation.generation_fields import KINDS, check_fields
+from hf_vanilla.translation.scoring import ScoreOptions
 from hf_vanilla.translation.translator import Translator
 
 SENTENCES = ["three one four", "two", "five six", "nine nine"]
@@ -176,6 +177,19 @@ def test_further_models_on_the_command_line_are_an_ensemble():
         options = parse_options(TranslateOptions, arguments)
         assert (options.model, list(options.ensemble), options.num_beams) == ("a", ["b", "c"], 2)
     assert not parse_options(TranslateOptions, ["--model", "a"]).ensemble
+
+
+def test_further_models_by_two_options_at_once_are_refused():
+    arguments = ["--model", "a", "--ensemble", "b", "--model", "c"]
+    with pytest.raises(UsageError, match="--ensemble and several --model: give all models by one"):
+        parse_options(TranslateOptions, arguments)
+
+
+def test_a_second_model_is_refused_where_one_is_used():
+    arguments = ["--source", "s", "--target", "t", "--model", "a", "--model=b"]
+    with pytest.raises(UsageError, match="--model has 2 values, a, b: give one"):
+        parse_options(ScoreOptions, arguments)
+    assert parse_options(ScoreOptions, arguments[:-1]).model == "a"
 
 
 def test_a_translator_of_two_equal_folders_translates_as_one(trained_run, trained):
