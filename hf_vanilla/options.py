@@ -178,14 +178,24 @@ def parse_options(
 
 
 def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[str]:
-    """The arguments with every `--model` behind the first in the option that lists them."""
-    rest = list(arguments)
-    for name in {name for kind in classes for name in noted(kind, "repeats_model")}:
-        models = []
+    """The arguments with every `--model` behind the first in the option that lists them.
+
+    Raises:
+        UsageError: there are several, and no option lists them or it is given too.
+    """
+    rest, models = list(arguments), []
+    if any(declared.name == "model" for kind in classes for declared in fields(kind)):
         while (model := _pop_first(rest, "--model")) is not None:
             models.append(model)
-        rest += ["--model", models[0]] if models else []
-        rest += [f"--{name}", *models[1:]] if models[1:] else []
+    if len(models) < 2:
+        return list(arguments)
+    lists = {name for kind in classes for name in noted(kind, "repeats_model")}
+    if not lists:
+        raise UsageError(f"--model has {len(models)} values, {', '.join(models)}: give one")
+    for name in lists:
+        if name in given_options(rest):
+            raise UsageError(f"--{name} and several --model: give all models by one of them")
+        rest += ["--model", models[0], f"--{name}", *models[1:]]
     return rest
 
 

@@ -8,10 +8,11 @@ from transformers import GenerationConfig
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.data.mixture import MixtureCorpus, check_stages, read_mixture
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
-from hf_vanilla.models.generation_vanilla import LENGTH_PENALTY_FORMS, paper_decoding
-from hf_vanilla.options import check_names, check_options, option
+from hf_vanilla.models.generation_vanilla import paper_decoding
+from hf_vanilla.options import check_options, option
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import TrainRecipe
+from hf_vanilla.translation.generation_fields import check_fields
 
 NATS, SCORE = "nats per target token", "score, 0 to 100"
 MEASURES = {
@@ -242,16 +243,7 @@ def generation_config(config: VanillaConfig, decoding: dict[str, Any]) -> Genera
     Raises:
         ValueError: an entry is unknown or a value impossible.
     """
-    check_names(
-        "decoding", decoding, {**GenerationConfig().to_dict(), **paper_decoding(config).to_dict()}
-    )
-    form = decoding.get("length_penalty_form", LENGTH_PENALTY_FORMS[0])
-    if form not in LENGTH_PENALTY_FORMS:
-        names = ", ".join(LENGTH_PENALTY_FORMS)
-        raise ValueError(f"decoding.length_penalty_form={form!r}: choose one of {names}")
-    beams = decoding.get("num_beams", 1)
-    if not isinstance(beams, int) or beams < 1:
-        raise ValueError(f"decoding.num_beams={beams!r}: give a positive number")
+    check_fields("decoding", decoding)
     return changed_decoding(paper_decoding(config), decoding)
 
 

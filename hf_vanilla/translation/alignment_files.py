@@ -77,7 +77,8 @@ def align_files(options: AlignOptions) -> Path | str | None:
         The file written, None for stdout; a table of error rates with `gold`.
 
     Raises:
-        ValueError: an option is wrong, or the files have different numbers of lines.
+        ValueError: an option is wrong, the files have different numbers of lines, or the model's
+            attention is NaN.
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
     if options.gold is not None:
@@ -93,9 +94,12 @@ def align_files(options: AlignOptions) -> Path | str | None:
         head = AlignmentHead(layer=options.layer, head=options.head)
     aligner = Aligner(model, tokenizer, head)
     with open_output(options.output) as file:
+        first_line = 1
         while window := list(islice(pairs, WINDOW_PAIRS)):
-            for texts, links in zip(window, aligner.align(window), strict=True):
+            found = aligner.align(window, first_line=first_line)
+            for texts, links in zip(window, found, strict=True):
                 file.write(alignment_line(texts, links, options.format))
+            first_line += len(window)
     return None if options.output == STANDARD_STREAM else Path(options.output)
 
 

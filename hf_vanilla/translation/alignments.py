@@ -4,6 +4,7 @@ Shapes: S source tokens, T target tokens, H heads, U parts of the source, V part
 """
 
 import json
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ from hf_vanilla.data.number_alignments import AlignedPair
 from hf_vanilla.files import write_text
 
 from .attentions import eager_copy, start_token_id
+
+logger = logging.getLogger(__name__)
 
 ALIGNMENT_FILE = "alignment.json"
 PAIRS_PER_BATCH = 32
@@ -121,19 +124,29 @@ class Aligner:
         self._model, self._tokenizer = eager_copy(model), tokenizer
 
     def align(
-        self, pairs: Sequence[tuple[str, str]], *, parts_of: Callable[[str], Spans] | None = None
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        parts_of: Callable[[str], Spans] | None = None,
+        first_line: int | None = None,
     ) -> list[Links]:
         """The source word of each target word, for each pair of texts.
 
-        A side that is longer than the tokenizer's limit is read up to there.
+        A side that is longer than the tokenizer's limit is read up to there; words behind it have
+        no links.
 
         Args:
             pairs: sources and translations.
             parts_of: what counts as a word; None: what white space separates.
+            first_line: line number of the first pair, to log which pairs are too long; None: they
+                are not logged.
 
         Returns:
             Pairs of word numbers from 0, source and target, sorted; none for a pair with a blank
             side.
+
+        Raises:
+            ValueError: the model's attention is NaN.
         """
         found: list[Links] = [[] for _ in pairs]
         filled = [i for i, texts in enumerate(pairs) if all(text.strip() for text in texts)]
@@ -142,7 +155,9 @@ class Aligner:
             texts = [pairs[i] for i in batch]
             parts = word_spans if parts_of is None else parts_of
             spans = [(parts(source), parts(target)) for source, target in texts]
-            for i, weights in zip(batch, self.weights(texts, spans, [self.head]), strict=True):
+            lines = () if first_line is None else [first_line + i for i in batch]
+            found_weights = self.weights(texts, spans, [self.head], lines=lines)
+            for i, weights in zip(batch, found_weights, strict=True):
                 found[i] = best_links(weights[0])
         return found
 
@@ -152,6 +167,8 @@ class Aligner:
         pairs: Sequence[tuple[str, str]],
         spans: Sequence[tuple[Spans, Spans]],
         heads: Sequence[AlignmentHead],
+        *,
+        lines: Sequence[int] = (),
     ) -> list[Tensor]:
         """The attention of every part of a target to every part of its source.
 
@@ -159,6 +176,7 @@ class Aligner:
             pairs: sources and translations, not blank.
             spans: the parts of both, as characters from and to.
             heads: which attentions.
+            lines: numbers of the pairs, to log those that are too long; empty: they are not logged.
 
         Returns:
             `(len(heads), V, U)` for each pair.
@@ -168,6 +186,8 @@ class Aligner:
             text_target=[target for _, target in pairs], verbose=False
         ).input_ids
         limit = self._tokenizer.model_max_length
+        for line, source, target in zip(lines, sources, targets, strict=False):
+            _report_long(line, {"source": source, "target": target}, limit)
         sources, targets = ([ids[:limit] for ids in side] for side in (sources, targets))
         attentions = _cross_attentions(self._model, sources, targets)
         found = []
@@ -186,6 +206,13 @@ class Aligner:
                 )
             )
         return found
+
+
+def _report_long(line: int, sides: dict[str, list[int]], limit: int) -> None:
+    for name, ids in sides.items():
+        if len(ids) > limit:
+            message = "line %d: the %s has %d tokens; only the words of the first %d are aligned"
+            logger.warning(message, line, name, len(ids), limit)
 
 
 def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -289,12 +316,22 @@ def part_weights(
 
 
 def best_links(weights: Tensor) -> Links:
-    """Each target part with its source part of the largest weight.
+    """Each target part with its source part of the largest weight; none where all weights are 0.
 
     Args:
         weights: `(V, U)`.
+
+    Raises:
+        ValueError: a weight is NaN.
     """
-    return sorted((source, target) for target, source in enumerate(weights.argmax(1).tolist()))
+    if weights.isnan().any():
+        raise ValueError(
+            "attention weights are NaN: a weight of the model is NaN or infinite, as after a "
+            "training that diverged"
+        )
+    largest, sources = weights.max(dim=1)  # both (V,)
+    pairs = zip(sources.tolist(), largest.tolist(), strict=True)
+    return sorted((source, target) for target, (source, weight) in enumerate(pairs) if weight > 0)
 
 
 def pharaoh(links: Links) -> str:

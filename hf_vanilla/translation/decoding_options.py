@@ -5,23 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate import PartialState
-from transformers import GenerationConfig
 
-from hf_vanilla.models.configuration_vanilla import VanillaConfig
-from hf_vanilla.models.generation_vanilla import paper_decoding
 from hf_vanilla.models.search_vanilla_ensemble import AVERAGES
-from hf_vanilla.options import check_names, option, yaml_value
+from hf_vanilla.options import option, yaml_value
 
 from .engines import ENGINES
+from .generation_fields import check_fields
 from .precision import check_dtype
 from .sentence_splitting import SentenceSplitter
 from .terminology import read_terminology
 from .text_translator import TextTranslator
 from .translator import Translator, check_tokens_per_batch, first_numbers
-
-GENERATION_FIELDS = (
-    GenerationConfig().to_dict().keys() | paper_decoding(VanillaConfig()).to_dict().keys()
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +78,7 @@ class DecodingOptions:
         if self.num_beams is not None and self.num_beams < 1:
             raise ValueError(f"num_beams={self.num_beams}: give a positive number")
         check_tokens_per_batch(self.tokens_per_batch)
-        check_names("generation", self.generation_fields, GENERATION_FIELDS)
+        check_fields("generation", self.generation_fields)
         if "num_beams" in self.generation_fields:
             raise ValueError("generation.num_beams: give --num_beams")
         if self.seed is not None and not self.generation_fields.get("do_sample"):
@@ -97,9 +91,13 @@ class DecodingOptions:
 
     @property
     def generate_kwargs(self) -> dict[str, Any]:
-        """Changes to the model's generation config, and the seed of sampling."""
-        changes = {**self.generation_fields, "num_beams": self.num_beams, "seed": self.seed}
-        return {name: value for name, value in changes.items() if value is not None}
+        """Changes to the model's generation config, and the seed of sampling.
+
+        A field of `generation` that is None is to have no value, whatever the model has.
+        """
+        others = {"num_beams": self.num_beams, "seed": self.seed}
+        given = {name: value for name, value in others.items() if value is not None}
+        return {**self.generation_fields, **given}
 
     def check_failures(self, failed: Sequence[int]) -> None:
         """Refuse failed lines, unless `accept_failures` is on.

@@ -12,10 +12,19 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LogitsProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_vanilla.data.batching import padded
+from hf_vanilla.models.generation_vanilla import merged_settings
+from hf_vanilla.models.search_vanilla import refuse_nan
 from hf_vanilla.models.search_vanilla_constraints import Constraints
+from hf_vanilla.models.search_vanilla_gate import OTHER_SETTINGS, is_plain_search
 from hf_vanilla.options import install_hint
 
 from .n_best import Hypothesis, n_best_of_rows
@@ -55,6 +64,19 @@ class Engine(Protocol):
         """One text per row of input ids, in the same order; each row ends in the end token."""
 
 
+class NanCheck(LogitsProcessor):
+    """Refuses NaN, from which no token can be drawn."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores `(B, V)` as they are.
+
+        Raises:
+            ValueError: one is NaN.
+        """
+        refuse_nan(bool(scores.isnan().any()), step=input_ids.shape[1])
+        return scores
+
+
 class TorchEngine:
     """Translates by `generate()` of a transformers model, on the model's device.
 
@@ -92,6 +114,16 @@ class TorchEngine:
         """
         return self._texts(rows, constraints=constraints)
 
+    def _changes(self) -> dict[str, Any]:
+        """What a call of `generate()` gets: `generate_kwargs`, and with sampling a check for NaN.
+
+        Greedy and beam search check by themselves.
+        """
+        changes = self.generate_kwargs
+        if not changes.get("do_sample", self.model.generation_config.do_sample):
+            return changes
+        return {**changes, "logits_processor": [*changes.get("logits_processor", ()), NanCheck()]}
+
     @torch.inference_mode()
     def _texts(self, rows: list[list[int]], **asked: Any) -> list[str]:
         input_ids = padded(rows, self.tokenizer.pad_token_id)
@@ -103,7 +135,7 @@ class TorchEngine:
             generated = self.model.generate(
                 input_ids=input_ids.to(self.model.device),
                 attention_mask=attention_mask.to(self.model.device),
-                **{**self.generate_kwargs, **returned, **asked},
+                **{**self._changes(), **returned, **asked},
             )
         # without the start token, which some tokenizers do not count as special
         return self.tokenizer.batch_decode(generated[:, 1:], skip_special_tokens=True)
@@ -111,7 +143,7 @@ class TorchEngine:
     def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """The n best hypotheses per row of input ids, by beam search or sampling."""
         with self._drawing(rows):
-            return n_best_of_rows(self.model, self.tokenizer, rows, n, **self.generate_kwargs)
+            return n_best_of_rows(self.model, self.tokenizer, rows, n, **self._changes())
 
     @contextmanager
     def _drawing(self, rows: list[list[int]]) -> Iterator[None]:
@@ -124,6 +156,17 @@ class TorchEngine:
             # the generator of a CPU reads 32 bits of a seed
             torch.manual_seed(zlib.crc32(repr((self.seed, rows)).encode()))
             yield
+
+    def check_own_search(self, what: str) -> None:
+        """Refuse settings with which `VanillaForConditionalGeneration` cannot search by itself.
+
+        Args:
+            what: needs that search.
+
+        Raises:
+            ValueError: there is sampling, or another such setting; it is named.
+        """
+        check_own_search(what, self.model.generation_config, self.generate_kwargs)
 
     def check_n_best(self, n: int) -> None:
         """Refuse an n-best list that the search cannot give; see the function of this name."""
@@ -156,6 +199,26 @@ def check_n_best(n: int, saved: GenerationConfig, changes: dict[str, Any]) -> No
     beams = changes.get("num_beams", saved.num_beams) or 1
     if not changes.get("do_sample", saved.do_sample) or beams > 1:
         _check_beams(f"n_best={n}", max(n, 2), saved, changes)
+
+
+def check_own_search(what: str, saved: GenerationConfig, changes: dict[str, Any]) -> None:
+    """Refuse settings with which `VanillaForConditionalGeneration` cannot search by itself.
+
+    Args:
+        what: needs that search.
+        saved: the model's generation config.
+        changes: to it, by this call.
+
+    Raises:
+        ValueError: there is sampling, or another such setting; it is named.
+    """
+    settings, _ = merged_settings(saved, changes.get("generation_config"), changes)
+    if settings.do_sample:
+        raise ValueError(f"{what}: leave out generation.do_sample, or set it to false")
+    if not is_plain_search(settings):
+        names = ("use_cache", "cache_implementation", *OTHER_SETTINGS)
+        given = ", ".join(name for name in names if name in changes) or "other settings"
+        raise ValueError(f"{what} of the usual settings: leave out {given}")
 
 
 def _check_beams(what: str, wanted: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 Shapes: B batch, S source, T target, V vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -31,6 +32,9 @@ def log_probs_of_pairs(
 
     Returns:
         One list per pair, in the same order, with one number per target id.
+
+    Raises:
+        ValueError: a log-probability is NaN.
     """
     longest = [max(len(source), len(target)) for source, target in pairs]
     order = sorted(range(len(pairs)), key=lambda i: -longest[i])
@@ -41,6 +45,11 @@ def log_probs_of_pairs(
         log_probs = _batch_log_probs(model, [pairs[i] for i in batch]).tolist()
         for i, row in zip(batch, log_probs, strict=True):
             found[i] = row[: len(pairs[i][1])]
+            if any(map(math.isnan, found[i])):
+                raise ValueError(
+                    "log-probabilities are NaN: a weight is NaN or infinite, as after a training "
+                    "that diverged"
+                )
     return found
 
 

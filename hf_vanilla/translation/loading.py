@@ -10,7 +10,15 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.search_vanilla_ensemble import Ensemble
 
-from .engines import ENGINES, CTranslate2Engine, Engine, TorchEngine, store_by_columns
+from .engines import (
+    ENGINES,
+    CTranslate2Engine,
+    Engine,
+    TorchEngine,
+    check_own_search,
+    store_by_columns,
+)
+from .generation_fields import check_token_ids
 from .precision import check_dtype, load_in
 
 
@@ -37,7 +45,8 @@ def load_engine(
 
     Raises:
         ValueError: the engine is unknown, the folder has no model for it, the dtype is not
-            possible, or the models of an ensemble have different vocabularies.
+            possible, a token id is beyond the vocabulary, the models of an ensemble have
+            different vocabularies, or an ensemble is to sample.
         OSError: no model is found under this name.
     """
     if engine not in ENGINES:
@@ -53,6 +62,11 @@ def load_engine(
     if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name, dtype=dtype, device=device)
+    target_vocab_size = getattr(model.config, "target_vocab_size", None)
+    check_token_ids(generate_kwargs, target_vocab_size or model.config.vocab_size)
+    if ensemble:
+        what = "an ensemble needs greedy or beam search"
+        check_own_search(what, model.generation_config, generate_kwargs)
     others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
     for one in (model, *others):
         pack(one)

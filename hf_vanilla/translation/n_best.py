@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import padded
-from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
+from hf_vanilla.models.generation_vanilla import length_penalty, merged_settings, penalty_form
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.search_vanilla_constraints import IMPOSSIBLE
 
@@ -72,19 +72,18 @@ def best_translations(
         output_scores=True,
         **generate_kwargs,
     )
-    rows = _rows_until_end(found.sequences, model)
+    settings = _settings(model, generate_kwargs)
+    rows = _rows_until_end(found.sequences, settings)
     if found.get("sequences_scores") is None:  # greedy search computes no score
         logits = torch.stack(found.scores)[:, 0]  # (T, V)
         chosen = found.sequences[0, 1:, None]
         total = logits.log_softmax(dim=-1).gather(1, chosen).sum().item()
-        settings = model.generation_config
-        penalty = length_penalty(len(rows[0]), settings.length_penalty, penalty_form(settings))
-        scores = [total / penalty]
+        scores = [total / _penalty(len(rows[0]), settings)]
     else:
         scores = found.sequences_scores.tolist()
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
     hypotheses = [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
-    return [hypothesis for hypothesis in hypotheses if hypothesis.score > IMPOSSIBLE]
+    return [one for one in hypotheses if one.score > IMPOSSIBLE]
 
 
 @torch.inference_mode()
@@ -104,7 +103,8 @@ def n_best_of_rows(
         model: an encoder-decoder in evaluation mode.
         tokenizer: its tokenizer.
         rows: input ids of each sentence.
-        n: hypotheses per sentence; at most the number of beams, unless they are sampled.
+        n: hypotheses per sentence; at most the number of beams, unless they are sampled. There are
+            fewer where the settings leave no more.
         **generate_kwargs: changes to the model's generation config.
     """
     input_ids = padded(rows, tokenizer.pad_token_id)
@@ -116,31 +116,46 @@ def n_best_of_rows(
         attention_mask=attention_mask.to(model.device),
         **{**generate_kwargs, **returned},
     )
-    ids = _rows_until_end(found.sequences, model)
+    settings = _settings(model, generate_kwargs)
+    ids = _rows_until_end(found.sequences, settings)
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     scores = found.get("sequences_scores")
     if scores is None:
-        values = _model_scores(model, [(rows[i // n], row) for i, row in enumerate(ids)])
+        pairs = [(rows[i // n], row) for i, row in enumerate(ids)]
+        values = _model_scores(model, pairs, settings)
     else:
         values = scores.tolist()
     hypotheses = [Hypothesis(*one) for one in zip(texts, ids, values, strict=True)]
     lists = [hypotheses[i : i + n] for i in range(0, len(hypotheses), n)]
+    lists = [[found for found in one if found.score > IMPOSSIBLE] for one in lists]
     return [sorted(one, key=lambda found: -found.score) for one in lists]
 
 
-def _model_scores(model: PreTrainedModel, pairs: list[tuple[list[int], list[int]]]) -> list[float]:
-    """Log-probability of each target in nats, divided by the length penalty."""
-    settings = model.generation_config
+def _settings(model: PreTrainedModel, changes: dict[str, Any]) -> GenerationConfig:
+    """The model's generation config with the changes of a call."""
+    given = changes.get("generation_config")
+    return merged_settings(model.generation_config, given, changes)[0]
+
+
+def _penalty(length: int, settings: GenerationConfig) -> float:
     alpha = 1.0 if settings.length_penalty is None else settings.length_penalty
+    return length_penalty(length, alpha, penalty_form(settings))
+
+
+def _model_scores(
+    model: PreTrainedModel,
+    pairs: list[tuple[list[int], list[int]]],
+    settings: GenerationConfig,
+) -> list[float]:
+    """Log-probability of each target in nats, divided by the length penalty."""
     return [
-        math.fsum(values) / length_penalty(len(values), alpha, penalty_form(settings))
+        math.fsum(values) / _penalty(len(values), settings)
         for values in log_probs_of_pairs(model, pairs)
     ]
 
 
-def _rows_until_end(sequences: Tensor, model: PreTrainedModel) -> list[list[int]]:
+def _rows_until_end(sequences: Tensor, settings: GenerationConfig) -> list[list[int]]:
     """Token ids of each sequence, without the start token, up to its end token."""
-    settings = model.generation_config
     lengths = lengths_until_end(
         sequences,
         prompt_length=1,

@@ -50,7 +50,7 @@ def score_files(options: ScoreOptions) -> Path | None:
 
     Raises:
         ValueError: the files have different numbers of lines, one side of a pair is blank or too
-            long, or the folder has no model.
+            long, the folder has no model, or its weights give NaN.
         OSError: a file cannot be read, or the output exists and `overwrite` is off.
     """
     if options.output != STANDARD_STREAM:

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from itertools import count, islice, pairwise, repeat, tee
+from itertools import count, islice, pairwise, tee
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .engines import Engine, TorchEngine
 from .loading import load_engine
 from .n_best import Hypothesis
+from .phrases import sentences_with_phrases
 from .terminology import phrase_of
 
 logger = logging.getLogger(__name__)
@@ -134,20 +135,24 @@ class Translator:
         Args:
             sentences: raw text; read ahead by up to `window` sentences.
             constraints: phrases for each sentence that its translation must contain; an empty list
-                for none. They need the engine torch and at least two beams.
+                for none. They need the engine torch and at least two beams, without sampling.
             progress: show a progress bar, on the main process.
             first_line: line number of the first sentence, for messages.
 
         Raises:
-            ValueError: `sentences` is one text, or the search cannot obey constraints; or, while
-                translating, the engine fails at every sentence.
+            ValueError: `sentences` is one text, the search cannot obey constraints, these are of
+                more or fewer sentences, or a phrase is blank; or, while translating, the engine
+                fails at every sentence.
         """
         check_sentences(sentences)
         if constraints is not None:
             self.check_constraints()
-        phrases = repeat(()) if constraints is None else _checked_phrases(constraints)
         total = len(sentences) if isinstance(sentences, Sized) else None
-        texts = map(Sentence, sentences, count(first_line), phrases)
+        if constraints is None:
+            texts: Iterable[Sentence] = map(Sentence, sentences, count(first_line))
+        else:
+            pairs = enumerate(sentences_with_phrases(sentences, constraints), start=first_line)
+            texts = (Sentence(text, line, phrases) for line, (text, phrases) in pairs)
         return self.translate_all(texts, progress=progress, total=total)
 
     def translate_all(
@@ -190,7 +195,7 @@ class Translator:
         texts = self.translate_all(
             map(Sentence, read, count(first_line)), progress=progress, total=total
         )
-        return _aligned(aligner, zip(kept, texts, strict=True), self.window)
+        return _aligned(aligner, zip(kept, texts, strict=True), self.window, first_line)
 
     def aligner(self, head: AlignmentHead | None = None) -> Aligner:
         """What aligns sentences with their translations.
@@ -225,10 +230,11 @@ class Translator:
         """Refuse constraints that the search cannot obey.
 
         Raises:
-            ValueError: the engine is not a `TorchEngine` with two beams or more.
+            ValueError: the engine is not a `TorchEngine` with two beams or more, or it samples.
         """
         if not isinstance(self.engine, TorchEngine):
             raise ValueError("constraints and terminology need --engine torch")
+        self.engine.check_own_search("constraints and terminology need beam search")
         self.engine.check_beams("constraints and terminology", 2)
 
     def n_best(
@@ -311,8 +317,11 @@ class Translator:
         """Raise the engine's error if it has failed at every sentence up to now."""
         self._has_translated |= bool(found)
         if rows and not self._has_translated:
-            reason = " ".join(str(self._error).split())
-            raise ValueError(f"no sentence can be translated: {reason}") from self._error
+            raise self._no_translation() from self._error
+
+    def _no_translation(self) -> ValueError:
+        reason = " ".join(str(self._error).split()) or type(self._error).__name__
+        return ValueError(f"no sentence can be translated: {reason}")
 
     def _tokenize(self, window: list[Sentence]) -> dict[int, list[int]]:
         """Input ids of all sentences that are not blank, by index in the window."""
@@ -359,7 +368,9 @@ class Translator:
             if len(batch) == 1:
                 self._error = error
                 if not self._works(rows[batch[0]][-1:]):
-                    raise
+                    if isinstance(error, ValueError | OSError):
+                        raise
+                    raise self._no_translation() from error
                 self._record_failure(window[batch[0]].line, error)
                 return []
         half = len(batch) // 2
@@ -396,13 +407,15 @@ def first_numbers(lines: Sequence[int]) -> str:
 
 
 def _aligned(
-    aligner: Aligner, pairs: Iterator[tuple[Any, str]], window: int
+    aligner: Aligner, pairs: Iterator[tuple[Any, str]], window: int, first_line: int
 ) -> Iterator[tuple[str, Links]]:
     """The translations of pairs with their links; a failed one is empty and has none."""
     while read := list(islice(pairs, window)):
         texts = [(source if isinstance(source, str) else "", text) for source, text in read]
-        for (_, text), links in zip(texts, aligner.align(texts), strict=True):
+        found = aligner.align(texts, first_line=first_line)
+        for (_, text), links in zip(texts, found, strict=True):
             yield text, links
+        first_line += len(read)
 
 
 def translate(
@@ -437,13 +450,6 @@ def check_sentences(sentences: Any) -> None:
     """
     if isinstance(sentences, str | bytes):
         raise ValueError(f"{sentences!r:.60} is one text: give a list of sentences, [text]")
-
-
-def _checked_phrases(constraints: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    for phrases in constraints:
-        if isinstance(phrases, str):
-            raise ValueError(f"constraints={phrases!r:.60}: give a list of phrases per sentence")
-        yield phrases
 
 
 def check_tokens_per_batch(tokens_per_batch: int) -> None:

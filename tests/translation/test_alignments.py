@@ -1,5 +1,6 @@
 """Word alignments: parts and rates by hand, links of a model that aligns."""
 
+import copy
 import json
 from itertools import pairwise
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ from hf_vanilla.translation.alignments import (
     word_spans,
 )
 from hf_vanilla.translation.attentions import attentions
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.translation.translator import Translator
 
 # --- numbers ------------------------------------------------------------------------------------
 
@@ -121,6 +124,36 @@ def test_blank_sides_have_no_links_and_all_target_words_one(trained):
             assert all(0 <= i < len(source.split()) for i, _ in links)
 
 
+def test_words_beyond_the_token_limit_have_no_links_and_the_line_is_named(
+    trained_run, tmp_path, caplog
+):
+    long = " ".join(["drei"] * 300)
+    (tmp_path / "s").write_text("two\nthree\n")
+    (tmp_path / "t").write_text(f"zwei\n{long}\n")
+    files = {"source": str(tmp_path / "s"), "target": str(tmp_path / "t")}
+    output = align_files(AlignOptions(model=str(trained_run), output=str(tmp_path / "o"), **files))
+    first, second = output.read_text().splitlines()
+    tokenizer = load_translator(str(trained_run))[1]
+    limit, tokens = tokenizer.model_max_length, len(tokenizer(text_target=long).input_ids)
+    linked = [int(link.split("-")[1]) for link in second.split()]
+    assert first == "0-0"
+    assert linked == list(range(len(linked)))
+    assert 0 < len(linked) <= limit < 300
+    message = f"line 2: the target has {tokens} tokens; only the words of the first {limit} are"
+    assert message in caplog.text
+    caplog.clear()
+    translator = Translator(str(trained_run))
+    list(translator.translate_aligned(["two", "three " * 300], first_line=7))
+    assert "line 8: the source has" in caplog.text
+
+
+def test_a_model_with_nan_weights_aligns_nothing(trained):
+    model = copy.deepcopy(trained[0])
+    model.base_model.encoder.layers[0].fc1.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="attention weights are NaN"):
+        Aligner(model, trained[1]).align(PAIRS)
+
+
 def test_the_attention_implementation_of_the_model_stays(trained):
     before = trained[0].config._attn_implementation
     Aligner(*trained).align(PAIRS)
@@ -189,8 +222,6 @@ def test_two_vocabularies_are_refused(trained):
 
 def test_the_best_head_is_chosen_and_used(trained_run, tmp_path, monkeypatch):
     import shutil
-
-    from hf_vanilla.translation.loading import load_translator
 
     folder = tmp_path / "model"
     shutil.copytree(trained_run, folder, ignore=shutil.ignore_patterns("checkpoint-*"))

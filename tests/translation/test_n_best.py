@@ -7,6 +7,7 @@ import torch
 
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
+from hf_vanilla.translation.forced_decoding import log_probs_of_pairs
 from hf_vanilla.translation.n_best import best_translations
 from hf_vanilla.translation.translator import Translator
 
@@ -75,6 +76,30 @@ def test_the_lists_of_a_batch_equal_those_of_single_sentences(trained):
             scores = [one.score for one in expected]
             # a padded batch against one sentence: float32 sums of other orders
             assert [one.score for one in hypotheses] == pytest.approx(scores, abs=1e-4)
+
+
+def test_hypotheses_that_do_not_exist_are_not_in_the_list(trained):
+    end = trained[1].eos_token_id
+    changes = {"num_beams": 4, "forced_eos_token_id": end, "max_new_tokens": 1}
+    lists = TorchEngine(*trained, **changes).n_best_rows(trained[1](["one", "two"]).input_ids, 4)
+    assert [[one.ids for one in found] for found in lists] == [[[end]], [[end]]]
+    assert all(one.score > -100 for found in lists for one in found)
+
+
+@pytest.mark.parametrize("sampling", [{"do_sample": True, "num_beams": 1}, {"num_beams": 3}])
+def test_scores_follow_the_length_penalty_of_the_call(trained, sampling):
+    rows = trained[1](["three one"]).input_ids
+    changes = {"length_penalty": 1.5, "length_penalty_form": "power", **sampling}
+    (found,) = TorchEngine(*trained, seed=1, **changes).n_best_rows(rows, 2)
+    for one in found:
+        (values,) = log_probs_of_pairs(trained[0], [(rows[0], one.ids)])
+        assert one.score == pytest.approx(sum(values) / len(values) ** 1.5, abs=1e-4)
+
+
+def test_the_score_of_greedy_search_follows_the_length_penalty_of_the_call(trained):
+    (usual,) = best_translations(*trained, "three one four", num_beams=1, length_penalty=0.0)
+    (found,) = best_translations(*trained, "three one four", num_beams=1, length_penalty=2.0)
+    assert found.score == pytest.approx(usual.score / ((5 + len(found.ids)) / 6) ** 2, abs=1e-6)
 
 
 @pytest.mark.parametrize(("beams", "n"), [(3, 4), (1, 1)])

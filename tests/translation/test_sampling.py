@@ -1,12 +1,20 @@
 """Sampling by a seed, and fields of the generation config on the command line."""
 
+import copy
+
 import pytest
 import torch
+from transformers import GenerationConfig
 
-from hf_vanilla.options import parse_options
+from hf_vanilla import VanillaConfig
+from hf_vanilla.models.generation_vanilla import paper_decoding
+from hf_vanilla.options import UsageError, parse_options
+from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.file_translation import TranslateOptions
 from hf_vanilla.translation.forced_decoding import log_probs_of_pairs
+from hf_vanilla.translation.generation_fields import KINDS, check_fields
+from hf_vanilla.translation.scoring import ScoreOptions
 from hf_vanilla.translation.translator import Translator
 
 SENTENCES = ["three one four", "two", "five six", "nine nine"]
@@ -84,6 +92,80 @@ def test_bad_fields_are_refused(arguments, message):
         parse_options(TranslateOptions, arguments)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("do_sample", "yes", "give true or false"),
+        ("do_sample", "1", "give true or false"),
+        ("max_length", "-5", "give a whole number, from 1 to 100000"),
+        ("max_new_tokens", "true", "give a whole number"),
+        ("max_new_tokens", "ten", "give a whole number"),
+        ("max_new_tokens", "1.5", "give a whole number"),
+        ("max_new_tokens", "1000000000", "from 1 to 100000"),
+        ("length_penalty", "-100000", "give a number from -2 to 5"),
+        ("length_penalty", "100000", "give a number from -2 to 5"),
+        ("length_penalty", ".nan", "give a number"),
+        ("length_penalty", "nan", "give a number"),
+        ("length_penalty", ".inf", "give a number"),
+        ("length_penalty", "null", "give a number"),
+        ("length_penalty_form", "[gnmt]", "choose one of gnmt, power"),
+        ("max_tokens_beyond_source", "ten", "give a whole number"),
+        ("max_tokens_beyond_source", "null", "give max_length or max_new_tokens too"),
+        ("max_time", "ten", "give a positive number"),
+        ("top_p", "2", "give a number from 0 to 1"),
+        ("top_p", ".nan", "give a number from 0 to 1"),
+        ("exponential_decay_length_penalty", "3", "give the first token and a factor"),
+        ("bad_words_ids", "[3]", "give a list of lists of token ids"),
+        ("sequence_bias", "{3: 5}", "give lists of token ids with a bias"),
+        ("watermarking_config", "foo", "known: bad_words_ids, begin_suppress_tokens"),
+    ],
+)
+def test_impossible_values_of_fields_are_refused_with_a_remedy(key, value, remedy):
+    arguments = [f"--generation.{key}", value, "--seed", "3"]
+    with pytest.raises(ValueError, match=f"^generation.*{key}.*{remedy}"):
+        parse_options(TranslateOptions, arguments)
+    with pytest.raises(ValueError, match=f"decoding.*{key}"):
+        read_recipe([f"--decoding.{key}", value])
+
+
+def test_every_field_of_the_table_is_one_of_transformers_or_of_the_paper():
+    own = {"length_penalty_form", "max_tokens_beyond_source"}
+    assert KINDS.keys() - own <= GenerationConfig().to_dict().keys()
+    decoding = paper_decoding(VanillaConfig()).to_diff_dict() | {"max_length": 200}
+    check_fields("decoding", {k: v for k, v in decoding.items() if k != "transformers_version"})
+    check_fields("decoding", {"sequence_bias": [[[3, 5], -2.0]], "bad_words_ids": [[3], [4, 5]]})
+
+
+def test_a_token_id_beyond_the_vocabulary_is_refused(trained_run):
+    for field in ({"forced_bos_token_id": 50_000}, {"bad_words_ids": [[3], [4, 50_000]]}):
+        with pytest.raises(ValueError, match="=50000: the vocabulary has ids up to"):
+            Translator(str(trained_run), **field)
+
+
+def test_null_switches_a_field_of_the_model_off(trained):
+    model = copy.deepcopy(trained[0])
+    model.generation_config.max_tokens_beyond_source = -4
+    cut = list(Translator(TorchEngine(model, trained[1])).translate(SENTENCES))
+    arguments = ["--generation.max_tokens_beyond_source", "null", "--generation.max_length", "60"]
+    options = parse_options(TranslateOptions, arguments)
+    engine = TorchEngine(model, trained[1], **options.generate_kwargs)
+    found = list(Translator(engine).translate(SENTENCES))
+    assert found == list(Translator(TorchEngine(*trained)).translate(SENTENCES))
+    assert found != cut
+
+
+@pytest.mark.parametrize("changes", [{}, {"do_sample": True, "num_beams": 1}, {"do_sample": True}])
+def test_a_model_with_nan_weights_is_refused_with_and_without_sampling(trained, changes):
+    model = copy.deepcopy(trained[0])
+    model.base_model.decoder.layers[0].fc1.weight.data[0, 0] = torch.nan
+    translator = Translator(TorchEngine(model, trained[1], **changes))
+    with pytest.raises(ValueError, match="logits are NaN at step 1"):
+        list(translator.translate(SENTENCES))
+    if changes:
+        with pytest.raises(ValueError, match="logits are NaN at step 1"):
+            list(translator.n_best(SENTENCES, 1))
+
+
 # --- ensembles ----------------------------------------------------------------------------------
 
 
@@ -95,6 +177,19 @@ def test_further_models_on_the_command_line_are_an_ensemble():
         options = parse_options(TranslateOptions, arguments)
         assert (options.model, list(options.ensemble), options.num_beams) == ("a", ["b", "c"], 2)
     assert not parse_options(TranslateOptions, ["--model", "a"]).ensemble
+
+
+def test_further_models_by_two_options_at_once_are_refused():
+    arguments = ["--model", "a", "--ensemble", "b", "--model", "c"]
+    with pytest.raises(UsageError, match="--ensemble and several --model: give all models by one"):
+        parse_options(TranslateOptions, arguments)
+
+
+def test_a_second_model_is_refused_where_one_is_used():
+    arguments = ["--source", "s", "--target", "t", "--model", "a", "--model=b"]
+    with pytest.raises(UsageError, match="--model has 2 values, a, b: give one"):
+        parse_options(ScoreOptions, arguments)
+    assert parse_options(ScoreOptions, arguments[:-1]).model == "a"
 
 
 def test_a_translator_of_two_equal_folders_translates_as_one(trained_run, trained):
@@ -110,3 +205,8 @@ def test_models_of_other_vocabularies_are_no_ensemble(trained_run):
         Translator(str(trained_run), ensemble=[demo_model()])
     with pytest.raises(ValueError, match="an ensemble needs the engine torch"):
         Translator("x", engine="ctranslate2", ensemble=["y"])
+
+
+def test_an_ensemble_that_is_to_sample_is_refused_before_the_others_are_loaded(trained_run):
+    with pytest.raises(ValueError, match=r"an ensemble needs.*leave out generation\.do_sample"):
+        Translator(str(trained_run), ensemble=["nowhere"], do_sample=True)

@@ -1,11 +1,13 @@
 """Forced decoding: log-probabilities equal the loss and the scores of the search."""
 
+import copy
 import json
 
 import pytest
 import small_run
 import torch
 
+from hf_vanilla.translation import scoring
 from hf_vanilla.translation.n_best import best_translations
 from hf_vanilla.translation.scoring import (
     ScoreOptions,
@@ -110,6 +112,17 @@ def test_a_blank_or_too_long_side_is_refused_with_its_line(files, tmp_path, side
     paths[side].write_text("\n".join(lines) + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         score_files(options())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_with_nan_weights_is_refused_and_no_score_is_written(
+    files, trained, tmp_path, monkeypatch
+):
+    model = copy.deepcopy(trained[0])
+    model.base_model.decoder.layers[0].fc1.weight.data[0, 0] = torch.nan
+    monkeypatch.setattr(scoring, "load_translator", lambda name: (model, trained[1]))
+    with pytest.raises(ValueError, match="log-probabilities are NaN: a weight is NaN"):
+        score_files(files[0]())
     assert not (tmp_path / "out").exists()
 
 

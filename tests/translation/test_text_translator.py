@@ -94,6 +94,47 @@ def test_constraints_that_do_not_fit_are_named_and_the_others_translated(transla
     assert "the constraints 'ein sehr langes Haus' have" in caplog.text
 
 
+@pytest.mark.parametrize("lists", [[], [["zwei"]], [["zwei"], [], [], ["drei"]]], ids=len)
+def test_constraints_of_more_or_fewer_sentences_are_refused(translator, lists):
+    sentences, count = ["two", "nine", "ten"], len(lists)
+    with pytest.raises(ValueError, match=f"constraints for {count} sentences, but there are 3"):
+        translator.translate(sentences, constraints=lists)
+    found = translator.translate(iter(sentences), constraints=iter(lists))
+    with pytest.raises(ValueError, match=r"the 3 sentences there are|but there are more"):
+        list(found)
+
+
+@pytest.mark.parametrize(
+    ("phrases", "message"),
+    [
+        (["zwei", "  "], "the constraint '  ' is blank"),
+        ([3], "the constraint 3 is no text"),
+        (None, "constraints=None: give a list"),
+    ],
+)
+def test_what_is_no_phrase_is_refused_before_anything_is_translated(translator, phrases, message):
+    with pytest.raises(ValueError, match=message):
+        translator.translate(["two", "three"], constraints=[[], phrases])
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"do_sample": True}, "do_sample"),
+        ({"use_cache": False}, "use_cache"),
+        ({"output_attentions": True}, "output_attentions"),
+    ],
+)
+def test_constraints_and_settings_that_exclude_them_are_refused_at_once(
+    translator, changes, option
+):
+    engine = TorchEngine(translator.engine.model, translator.engine.tokenizer, **changes)
+    with pytest.raises(ValueError, match=rf"terminology need beam search.*leave out .*{option}"):
+        Translator(engine).translate(["two", "three"], constraints=[["zwo"], []])
+    with pytest.raises(ValueError, match=option):
+        TextTranslator(Translator(engine), terminology=Terminology([("two", "zwo")]))
+
+
 def test_constraints_need_beams_and_lists(translator):
     greedy = Translator(
         TorchEngine(translator.engine.model, translator.engine.tokenizer, num_beams=1)
@@ -103,7 +144,7 @@ def test_constraints_need_beams_and_lists(translator):
     with pytest.raises(ValueError, match="num_beams=1"):
         TextTranslator(greedy, terminology=Terminology([("a", "b")]))
     with pytest.raises(ValueError, match="constraints='zwei': give a list"):
-        list(translator.translate(["two"], constraints=["zwei"]))
+        translator.translate(["two"], constraints=["zwei"])
     with pytest.raises(ValueError, match="a constraint is blank"):
         phrase_of(translator.engine.tokenizer, " ")
 

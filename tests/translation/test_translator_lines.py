@@ -163,6 +163,12 @@ def test_an_error_at_every_sentence_is_raised_even_if_an_empty_sentence_works(tr
         list(Translator(engine).translate(["", *GOOD]))
 
 
+def test_an_error_of_any_kind_at_every_sentence_is_raised_as_one_for_the_user(trained):
+    engine = TorchEngine(*trained, max_new_tokens="ten")
+    with pytest.raises(ValueError, match=r"no sentence can be translated: .*'str'"):
+        list(Translator(engine).translate(GOOD))
+
+
 def test_an_engine_that_returns_too_many_texts_is_an_error(trained):
     engine = TorchEngine(*trained)
     engine.translate_rows = lambda rows: ["text"] * (2 * len(rows))
