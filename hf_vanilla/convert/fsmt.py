@@ -1,7 +1,6 @@
 """Convert FSMT models of transformers, such as facebook/wmt19-en-de, without their class."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+from hf_vanilla.translation.generation_fields import KINDS, check_fields
 
 from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
 from .fairseq_tokenizer import (
@@ -63,20 +63,6 @@ DECODING: dict[str, Any] = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": 2,
 }
-# numbers of a generation config that a search reads, and their lowest values
-INTEGERS = {
-    **dict.fromkeys(("num_beams", "num_return_sequences", "max_length", "max_new_tokens"), 1),
-    **dict.fromkeys(("min_length", "min_new_tokens", "top_k"), 0),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
-    **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), 0),
-    **dict.fromkeys(("eos_token_id", "forced_bos_token_id", "forced_eos_token_id"), 0),
-}
-FRACTIONS = {
-    "length_penalty": -math.inf,
-    **dict.fromkeys(("temperature", "top_p"), 0),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), 0),
-}
-MAY_BE_LISTS = ("eos_token_id", "forced_eos_token_id")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,19 +222,9 @@ def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
 
 
 def _check_decoding(given: Mapping[str, Any], path: Path) -> None:
-    """Check the numbers of a search: transformers accepts some of other types, or fails on them."""
-    for name, lowest in {**INTEGERS, **FRACTIONS}.items():
-        value: Any = given.get(name)
-        is_list = name in MAY_BE_LISTS and isinstance(value, list)
-        types = (int,) if name in INTEGERS else (int, float)
-        for number in value if is_list else [value]:
-            is_right = type(number) in types and math.isfinite(number) and number >= lowest
-            if value is not None and not is_right:
-                kind = "an integer" if name in INTEGERS else "a finite number"
-                least = f", at least {lowest}" if math.isfinite(lowest) else ""
-                raise ValueError(f"{path}: {name}={value!r}: give {kind}{least}")
-    if (early := given.get("early_stopping")) not in (None, True, False, "never"):
-        raise ValueError(f"{path}: early_stopping={early!r}: give true, false or never")
+    """Check what a search reads: transformers accepts values of other types, or fails on them."""
+    own = {name: given[name] for name in KINDS if given.get(name) is not None}
+    check_fields(f"{path}: generation", own)
 
 
 # --- tokenizer ----------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_options_of_a_file_may_be_null_lists_and_sections(corpus_files, tmp_path
         runs={
             "a": {
                 "logging_steps": None,
-                "decoding": {"max_tokens_beyond_source": None, "length_penalty_form": "power"},
+                "decoding": {"max_tokens_beyond_source": None, "max_length": 99},
                 "learning_rate_of": {"encoder": 1e-5},
                 "trackers": [],
                 "model.activation_function": "gelu",
@@ -129,7 +129,7 @@ def test_options_of_a_file_may_be_null_lists_and_sections(corpus_files, tmp_path
         },
     )
     recipe = read_sweep(path).runs[0].recipe()
-    assert recipe.decoding == {"max_tokens_beyond_source": None, "length_penalty_form": "power"}
+    assert recipe.decoding == {"max_tokens_beyond_source": None, "max_length": 99}
     assert recipe.model == {**small_run.MODEL, "activation_function": "gelu"}
     assert recipe.train.rate_of == {"encoder": 1e-5}
     assert recipe.train.tracker_names == ()
