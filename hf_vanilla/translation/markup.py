@@ -15,18 +15,21 @@ Where they go:
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .alignments import Links, Spans
 
-TAG = r"</?[A-Za-z][^<>]*>|<!--.*?-->"
+# Every pattern reads a text once: it does not begin again inside what it has read in vain.
+TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"
 URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
-ADDRESS = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+# at the start of its first word, or behind a variable of VARIABLE's last kinds
+ADDRESS = r"(?:(?<![\w.+-])|(?<=[%)$][sdf]))[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
 VARIABLE = r"\{\{[^{}]+\}\}|\$?\{[^{}]*\}|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf]\b"
 ITEM = re.compile("|".join((TAG, URL, ADDRESS, VARIABLE)))
-ITEMS = re.compile(rf"\s*(?:(?:{ITEM.pattern})\s*)+")
+ITEMS = re.compile(rf"(?<!\s)\s*+(?:(?:{ITEM.pattern})\s*+)+")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 PART = re.compile(rf"(?<!\w){NUMBER.pattern}(?!\w)|\w+|[^\w\s]")
 TAG_NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)[^<>]*?(/?)>")
@@ -117,13 +120,15 @@ def take_out(text: str) -> Markup:
 def _items(text: str, run: re.Match[str]) -> Iterator[Item]:
     """The items of a run; whether white space is beside one, or beside the tags next to it."""
     matches = list(ITEM.finditer(text, run.start(), run.end()))
-    for number, match in enumerate(matches):
-        first, last = number, number
-        while first and _touch(matches[first - 1], matches[first]):
-            first -= 1
-        while last + 1 < len(matches) and _touch(matches[last + 1], matches[last]):
-            last += 1
-        before, after = text[: matches[first].start()][-1:], text[matches[last].end() :][:1]
+    starts, ends = [match.start() for match in matches], [match.end() for match in matches]
+    for number in range(1, len(matches)):
+        if _touch(matches[number - 1], matches[number]):
+            starts[number] = starts[number - 1]
+    for number in reversed(range(len(matches) - 1)):
+        if _touch(matches[number + 1], matches[number]):
+            ends[number] = ends[number + 1]
+    for match, start, end in zip(matches, starts, ends, strict=True):
+        before, after = text[start - 1 : start], text[end : end + 1]
         yield Item(match.group(), not before.strip(), not after.strip())
 
 
@@ -136,7 +141,8 @@ def _touch(tag: re.Match[str], item: re.Match[str]) -> bool:
 def _instead(text: str, run: re.Match[str], items: Sequence[Item]) -> str:
     """What stands for a run of items: a space where words or sentences would run together."""
     around = ITEM.sub("", run.group())
-    is_between = text[: run.start()][-1:].isalnum() and text[run.end() :][:1].isalnum()
+    start, end = run.span()
+    is_between = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
     if all(_is_tag(item, "/") or _is_tag(item, "") for item in items):
         return " " if around else ""
     is_apart = run.group() != run.group().lstrip() and run.group() != run.group().rstrip()
@@ -152,36 +158,44 @@ def _is_tag(item: Item, slash: str) -> bool:
 def _tree(found: list[tuple[int, Item]], plain: str) -> Node:
     """Pairs of tags with what they enclose; a tag without its other half is a single item."""
     spans = parts(plain)
+    firsts, ends = [first for first, _ in spans], [end for _, end in spans]
     root = Node([], 0, len(spans))
     stack: list[tuple[str, Node]] = [("", root)]
+    opened: dict[str, list[int]] = {}  # by name, where in the stack
     for at, item in found:
         tag = TAG_NAME.fullmatch(item.text)
-        begin = sum(end <= at for _, end in spans)  # a word with a tag inside belongs to the pair
-        behind = sum(first < at for first, _ in spans)
-        names = [name for name, _ in stack]
-        if tag is None or tag[3]:
-            stack[-1][1].children.append(Node([item], behind, behind))
-        elif not tag[1]:
+        begin = bisect_right(ends, at)  # a word with a tag inside belongs to the pair
+        behind = bisect_left(firsts, at)
+        if tag is not None and not tag[1] and not tag[3]:
+            opened.setdefault(tag[2], []).append(len(stack))
             stack.append((tag[2], Node([item], begin, behind)))
             stack[-2][1].children.append(stack[-1][1])
-        elif tag[2] in names[1:]:
-            while stack[-1][0] != tag[2]:
-                _dissolve(stack.pop()[1], stack[-1][1])
-            node = stack.pop()[1]
+        elif tag is not None and tag[1] and not tag[3] and opened.get(tag[2]):
+            place = opened[tag[2]][-1]
+            node = stack[place][1]
+            _close(stack, place, opened)
             node.items.append(item)
             node.last = max(behind, node.first)
         else:
             stack[-1][1].children.append(Node([item], behind, behind))
-    while len(stack) > 1:
-        _dissolve(stack.pop()[1], stack[-1][1])
+    _dissolve([node for _, node in stack])
     return root
 
 
-def _dissolve(node: Node, parent: Node) -> None:
-    """Make an unclosed tag a single item, and what followed it its parent's."""
-    node.last = node.first
-    parent.children += node.children
-    node.children = []
+def _close(stack: list[tuple[str, Node]], place: int, opened: dict[str, list[int]]) -> None:
+    """Take a pair of tags from the stack, and the unclosed tags in it."""
+    _dissolve([node for _, node in stack[place:]])
+    for name, _ in stack[place:]:
+        opened[name].pop()
+    del stack[place:]
+
+
+def _dissolve(nodes: Sequence[Node]) -> None:
+    """Make unclosed tags, each inside the one before it, single items of the first node."""
+    for node in nodes[1:]:
+        node.last = node.first
+        nodes[0].children += node.children
+        node.children = []
 
 
 # --- translation --------------------------------------------------------------------------------

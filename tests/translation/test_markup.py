@@ -37,6 +37,38 @@ def test_what_is_taken_out_of_a_source(text, plain):
 
 
 @pytest.mark.parametrize(
+    ("part", "count"),
+    [
+        ("a", 0),
+        (" ", 0),
+        ("a@", 0),
+        ("<!--", 0),
+        ("<b>", 66_666),
+        ("<b></i>", 57_142),
+        ("w {x} ", 33_333),
+    ],
+)
+def test_a_text_of_200000_characters_is_read_once(part, count):
+    # in quadratic time, these take minutes
+    text = "w" + part * (200_000 // len(part)) + "w"
+    markup = take_out(text)
+    assert len(markup.root.children) == count
+    assert ITEM.sub("", text).split() == markup.plain.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("%s-me@x.org a", "a"),
+        ("%(n)sme@x.org a", "a"),
+        ("a <!-- b --> c <!-- d", "a c <!-- d"),
+    ],
+)
+def test_an_address_begins_behind_a_variable_and_a_comment_has_an_end(text, plain):
+    assert take_out(text).plain == plain
+
+
+@pytest.mark.parametrize(
     ("text", "translation", "sources", "expected"),
     [
         # the words change places, and so do their tags
