@@ -18,9 +18,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from .alignments import Links, Spans
+from .alignments import Spans
 
 # Every pattern reads a text once: it does not begin again inside what it has read in vain.
 TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"
@@ -97,9 +96,6 @@ def parts(text: str) -> Spans:
     return [match.span() for match in PART.finditer(text)]
 
 
-# --- source -------------------------------------------------------------------------------------
-
-
 def take_out(text: str) -> Markup:
     """Separate a text from its tags, URLs, addresses and variables."""
     plain, found = "", []
@@ -143,13 +139,13 @@ def _instead(text: str, run: re.Match[str], items: Sequence[Item]) -> str:
     around = ITEM.sub("", run.group())
     start, end = run.span()
     is_between = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
-    if all(_is_tag(item, "/") or _is_tag(item, "") for item in items):
+    if all(is_tag(item, "/") or is_tag(item, "") for item in items):
         return " " if around else ""
     is_apart = run.group() != run.group().lstrip() and run.group() != run.group().rstrip()
     return " " if is_apart or is_between else ""
 
 
-def _is_tag(item: Item, slash: str) -> bool:
+def is_tag(item: Item, slash: str) -> bool:
     """Whether an item is the tag that opens a pair, `slash=""`, or closes one, `"/"`."""
     tag = TAG_NAME.fullmatch(item.text)
     return tag is not None and tag[1] == slash and not tag[3]
@@ -196,166 +192,3 @@ def _dissolve(nodes: Sequence[Node]) -> None:
         node.last = node.first
         nodes[0].children += node.children
         node.children = []
-
-
-# --- translation --------------------------------------------------------------------------------
-
-
-def put_back(markup: Markup, translation: str, links: Links) -> str:
-    """The translation with all items.
-
-    Args:
-        markup: of the source.
-        translation: of its plain text.
-        links: between the `parts` of both, exactly one for each part of the translation.
-    """
-    if not markup.plain:
-        return markup.text
-    if not translation.strip():
-        return ""  # it could not be translated
-    spans = parts(translation)
-    ends = [0, *(end for _, end in spans)]
-    spaces = [translation[a:b] for a, (b, _) in zip(ends, spans, strict=False)]
-    words: list[str | None] = [translation[a:b] for a, b in spans]
-    source_of = {target: source for source, target in links}
-    missing = _keep_numbers(markup.plain, words, source_of)
-    root = Node([], 0, markup.root.last, [*markup.root.children, *missing])
-    gaps: list[list[Item]] = [[] for _ in range(len(words) + 1)]
-    _place(root, (0, len(words)), source_of, gaps)
-    text = ""
-    for t, (space, items) in enumerate(zip([*spaces, ""], gaps, strict=True)):
-        if items or (t < len(words) and words[t] is not None):
-            after = next((word for word in words[t:] if word), "")
-            text += _gap(space if text else "", items, text[-1:], after[:1])
-        text += words[t] or "" if t < len(words) else ""
-    return text
-
-
-def _keep_numbers(plain: str, words: list[str | None], source_of: dict[int, int]) -> list[Node]:
-    """Write the numbers of the source that the translation lacks over the words aligned with them.
-
-    Returns:
-        Those that no word is aligned with.
-    """
-    texts = [plain[a:b] for a, b in parts(plain)]
-    numbers = [i for i, text in enumerate(texts) if NUMBER.fullmatch(text)]
-    kept = _kept_numbers(texts, numbers, words, source_of)
-    missing = []
-    for i in numbers:
-        own = [t for t in range(len(words)) if source_of.get(t) == i and t not in kept]
-        if i in kept.values():
-            for t in own:  # written twice
-                words[t] = None if words[t] == texts[i] else words[t]
-        elif own:
-            words[own[0]] = texts[i]
-            for t in own[1:]:
-                words[t] = None
-        else:
-            missing.append(Node([Item(texts[i])], i, i))
-    return missing
-
-
-def _kept_numbers(
-    texts: Sequence[str],
-    numbers: Sequence[int],
-    words: Sequence[str | None],
-    source_of: dict[int, int],
-) -> dict[int, int]:
-    """Numbers of the source that the translation has: by target word, those aligned first."""
-    kept: dict[int, int] = {}
-    for is_aligned in (True, False):
-        for i in numbers:
-            same = [t for t, word in enumerate(words) if word == texts[i] and t not in kept]
-            same = [t for t in same if source_of.get(t) == i] if is_aligned else same
-            if same and i not in kept.values():
-                kept[same[0]] = i
-    return kept
-
-
-def _place(
-    node: Node, inside: tuple[int, int], source_of: dict[int, int], gaps: list[list[Item]]
-) -> None:
-    """Add the items of a node's children to the gaps before the words of the translation.
-
-    Args:
-        node: its own items are placed.
-        inside: words of the translation, from and to, that it encloses.
-        source_of: source word of each word of the translation.
-        gaps: items before each word and behind the last one.
-    """
-    ranges: dict[int, tuple[int, int]] = {}
-    for number, child in enumerate(node.children):
-        others = [other for other in node.children if other is not child]
-        if found := _run(child, others, inside, source_of):
-            ranges[number] = found
-    for number, child in enumerate(node.children):
-        if number not in ranges:
-            gap = _point(child, node, inside, source_of)
-            for first, last in [r for r in ranges.values() if r[0] < gap < r[1]]:
-                gap = last if first < gap < last else gap
-            ranges[number] = gap, gap
-    for number in sorted(ranges, key=lambda number: (*ranges[number], number)):
-        child, (first, last) = node.children[number], ranges[number]
-        gaps[first].append(child.items[0])
-        _place(child, (first, last), source_of, gaps)
-        gaps[last].extend(child.items[1:])
-
-
-def _run(
-    node: Node, others: Sequence[Node], inside: tuple[int, int], source_of: dict[int, int]
-) -> tuple[int, int] | None:
-    """The words that a pair of tags encloses; None where none is aligned with its own."""
-    runs: list[list[int]] = [[]]
-    for t in range(*inside):
-        source = source_of.get(t, -1)
-        if node.first <= source < node.last:
-            runs[-1].append(t)
-        elif any(other.first <= source < other.last for other in others):
-            runs.append([])
-    longest = max(runs, key=len)
-    return (longest[0], longest[-1] + 1) if longest else None
-
-
-def _point(node: Node, parent: Node, inside: tuple[int, int], source_of: dict[int, int]) -> int:
-    """The gap of what encloses no aligned words."""
-    before = [(source, True) for source in range(node.first - 1, parent.first - 1, -1)]
-    after = [(source, False) for source in range(node.first, parent.last)]
-    item = node.items[0]
-    is_with_next = item.has_space_before and not item.has_space_after
-    order = [*after[:1], *before, *after[1:]] if is_with_next else [*before, *after]
-    for source, is_before in order:
-        found = [t for t in range(*inside) if source_of.get(t) == source]
-        if found:
-            return found[-1] + 1 if is_before else found[0]
-    return inside[1]
-
-
-def _gap(space: str, items: Sequence[Item], before: str, after: str) -> str:
-    """White space and items between two words; as in the source, where both are at hand.
-
-    Args:
-        space: between the words.
-        items: in their order.
-        before: character on the left; empty at the start.
-        after: character on the right; empty at the end.
-    """
-    if not items:
-        return space
-    text, first, last = items[0].text, items[0], items[-1]
-    has_space = False
-    for left, right in pairwise(items):
-        is_apart = left.has_space_after or right.has_space_before
-        is_apart &= not _is_tag(left, "") and not _is_tag(right, "/")
-        is_apart |= left.is_solid and right.is_solid
-        text += " " * is_apart + right.text
-        has_space |= is_apart
-    is_opening, is_closing = _is_tag(last, ""), _is_tag(first, "/")
-    joins_left = before.isalnum() and (first.is_solid or (bool(space) and not is_closing))
-    joins_right = after.isalnum() and (last.is_solid or (bool(space) and not is_opening))
-    if before and (joins_left or (first.has_space_before and (space or not _is_tag(first, "")))):
-        text, has_space = " " + text, True
-    if after and (joins_right or (last.has_space_after and (space or after.isalnum()))):
-        text, has_space = text + " ", True
-    if space and before and after and not has_space:
-        return space + text if is_opening else text + space
-    return text
