@@ -16,6 +16,7 @@ from accelerate import PartialState
 
 from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
+from hf_vanilla.models.search_vanilla_ensemble import AVERAGES
 
 from .alignments import alignment_line, read_head
 from .decoding_options import DecodingOptions
@@ -71,7 +72,13 @@ class TranslateOptions(DecodingOptions):
             raise ValueError(f"n_best={self.n_best}: give a positive number")
         if self.format not in N_BEST_FORMATS:
             raise ValueError(f"format={self.format!r}: choose one of {', '.join(N_BEST_FORMATS)}")
+        if self.ensemble_average != AVERAGES[0] and not self.ensemble:
+            raise ValueError(
+                f"ensemble_average={self.ensemble_average!r} needs several models: add --model"
+            )
         asked = [name for name in ("n_best", "alignments") if getattr(self, name)]
+        if self.format == "jsonl" and not asked:
+            raise ValueError(f"format={self.format!r} needs --n_best or --alignments")
         if len(asked) > 1:
             raise ValueError("give n_best or alignments, not both")
         if asked:

@@ -221,6 +221,11 @@ def test_an_engine_without_attention_is_refused(translator):
         ({"alignments": True, "n_best": 2}, "n_best or alignments, not both"),
         ({"alignments": True, "keep_markup": True}, "alignments is of single sentences"),
         ({"n_best": 2, "terminology": "x"}, "n_best is of single sentences"),
+        ({"format": "jsonl"}, "format='jsonl' needs --n_best or --alignments"),
+        (
+            {"ensemble_average": "log_probabilities"},
+            "ensemble_average='log_probabilities' needs several models: add --model",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(changes, message):
