@@ -15,7 +15,7 @@ from hf_vanilla.options import check_names, option, yaml_value
 from .engines import ENGINES
 from .precision import check_dtype
 from .sentence_splitting import SentenceSplitter
-from .terminology import read_terminology
+from .terminology import Terminology, read_terminology
 from .text_translator import TextTranslator
 from .translator import Translator, check_tokens_per_batch, first_numbers
 
@@ -117,11 +117,14 @@ class DecodingOptions:
             f"{first_numbers(failed)}; --accept_failures True accepts this"
         )
 
-    def open_texts(self, processes: PartialState | None = None) -> Translator | TextTranslator:
+    def open_texts(
+        self, processes: PartialState | None = None, *, terms: Terminology | None = None
+    ) -> Translator | TextTranslator:
         """Load the model and what the options ask for around it.
 
         Args:
             processes: as for `Translator`.
+            terms: those of `terminology`, if they are read already; a pipe is read only once.
 
         Raises:
             ValueError: the folder has no model for this engine, the file of terms is wrong, or the
@@ -129,7 +132,8 @@ class DecodingOptions:
             OSError: no model is found under this name, or the file of terms cannot be read.
             ImportError: sentences are to be split and sentencex is not installed.
         """
-        terms = None if self.terminology is None else read_terminology(self.terminology)
+        if self.terminology is not None and terms is None:
+            terms = read_terminology(self.terminology)
         if self.split_sentences is not None:
             SentenceSplitter(self.split_sentences)  # before the model is loaded
         translator = self.open_translator(processes)

@@ -1,5 +1,6 @@
 """Phrases that translations must contain: from a list of terms, or given for each sentence."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,12 @@ class Terminology:
         longest_first = sorted(self._targets, key=len, reverse=True)
         self._terms = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the terms, in whatever order and file they are."""
+        lines = sorted(f"{source}\t{target}\n" for source, target in self._targets.items())
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
     def find(self, sentence: str) -> list[Term]:
         """All terms in a sentence."""
         found = self._terms.finditer(sentence)
@@ -82,7 +89,7 @@ class Terminology:
 
 
 def read_terminology(path: str | Path) -> Terminology:
-    """Terms from a UTF-8 file: a source phrase, a tab and a target phrase on each line.
+    """Terms from UTF-8 text, plain or `.gz`: source phrase, tab and target phrase on each line.
 
     Raises:
         ValueError: a line has not two columns, or as `Terminology`.
