@@ -20,6 +20,7 @@ from hf_vanilla.translation.markup import Markup, take_out
 from hf_vanilla.translation.n_best import Hypothesis
 from hf_vanilla.translation.search_record import Candidate
 from hf_vanilla.translation.sentence_splitting import Piece
+from hf_vanilla.translation.terminology import Term
 from hf_vanilla.translation.text_translator import with_markup
 
 from .text_input import checked_text, one_line, split_text
@@ -190,7 +191,8 @@ class Service:
             weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
             if markup is not None:
                 aligner = Aligner(model, tokenizer, saved_head(named.name))
-                found = _with_items(found, markup, aligner)
+                terms = [*search.found_terms(sentence), *map(Term, search.phrases)]
+                found = _with_items(found, markup, aligner, terms)
         return Result(
             model=name,
             text=piece.text,
@@ -316,9 +318,12 @@ class Service:
             raise ValueError("This translation is none of the model: translate again.")
 
 
-def _with_items(found: list[Hypothesis], markup: Markup, aligner: Aligner) -> list[Hypothesis]:
+def _with_items(
+    found: list[Hypothesis], markup: Markup, aligner: Aligner, terms: list[Term]
+) -> list[Hypothesis]:
     """The hypotheses with the tags and the like of their source in their texts."""
-    texts = with_markup(aligner, [markup] * len(found), [one.text for one in found])
+    count, texts = len(found), [one.text for one in found]
+    texts = with_markup(aligner, [markup] * count, texts, [terms] * count)
     return [replace(one, text=text) for one, text in zip(found, texts, strict=True)]
 
 

@@ -10,7 +10,7 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.n_best import Hypothesis, best_translations
 from hf_vanilla.translation.search_record import Candidate, SearchRecord
-from hf_vanilla.translation.terminology import Terminology, phrase_of
+from hf_vanilla.translation.terminology import Term, Terminology, phrase_of
 
 from .text_input import CHARACTERS_PER_TOKEN, valid
 from .text_models import NamedModel
@@ -117,6 +117,10 @@ class Search:
         if (self.phrases or self.terms) and self.sampling is not None:
             raise ValueError("Sampling takes no phrases: leave them out, or choose beam search.")
 
+    def found_terms(self, sentence: str) -> list[Term]:
+        """The terms that a sentence has."""
+        return Terminology(self.terms).find(sentence) if self.terms else []
+
     def constraints(self, model: Any, tokenizer: Any, sentence: str) -> Constraints | None:
         """The phrases and the terms of a sentence for `generate()`; None without any.
 
@@ -132,7 +136,7 @@ class Search:
             raise ValueError("Phrases need a search with 2 or more beams: choose them.")
         if len(self.terms) > MAX_TERMS:
             raise ValueError(f"There are {len(self.terms)} terms; the limit is {MAX_TERMS}.")
-        targets = Terminology(self.terms).targets(sentence) if self.terms else []
+        targets = list(dict.fromkeys(term.target for term in self.found_terms(sentence)))
         phrases = [*self.phrases, *(one for one in targets if one not in self.phrases)]
         if len(phrases) > MAX_PHRASES:
             raise ValueError(f"There are {len(phrases)} phrases; the limit is {MAX_PHRASES}.")

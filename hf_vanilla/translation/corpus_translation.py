@@ -27,6 +27,7 @@ from .shards import (
     remove_unused_manifest,
     translate_shard,
 )
+from .terminology import Terminology, read_terminology
 
 logger = logging.getLogger(__name__)
 
@@ -135,13 +136,14 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
     if uses_ray:
         _import_ray()
     options.check_search()
+    terms = None if options.terminology is None else read_terminology(options.terminology)
     output = Path(options.output).absolute()
     plan = plan_shards(
         options.input,
         output,
         lines_per_shard=options.lines_per_shard,
         column=options.column,
-        settings=_settings(options),
+        settings=_settings(options, terms),
     )
     logger.info(
         "%d of %d shards are done; translating %d, of which an earlier run began %d",
@@ -154,7 +156,7 @@ def translate_corpus(options: CorpusOptions) -> CorpusReport:
     lines, is_hidden = sum(shard.lines for shard in plan.left), sys.stderr is None
     with tqdm(total=lines, unit="line", desc="Translating", smoothing=0, disable=is_hidden) as bar:
         try:
-            for shard_lines in run(options, plan, output) if plan.left else ():
+            for shard_lines in run(options, terms, plan, output) if plan.left else ():
                 bar.update(shard_lines)
         except BaseException:
             remove_unused_manifest(output)
@@ -178,12 +180,13 @@ class ShardWorker:
 
     Args:
         options: of the run.
+        terms: those of its `terminology`.
         output: folder of the shards.
     """
 
-    def __init__(self, options: CorpusOptions, output: str) -> None:
+    def __init__(self, options: CorpusOptions, terms: Terminology | None, output: str) -> None:
         torch.set_num_threads(options.threads_per_worker)
-        self.translator = options.open_texts()
+        self.translator = options.open_texts(terms=terms)
         self.output = Path(output)
         self.n_best = options.n_best
 
@@ -194,13 +197,11 @@ class ShardWorker:
         return {"lines": shard.lines}
 
 
-def _settings(options: CorpusOptions) -> dict[str, Any]:
+def _settings(options: CorpusOptions, terms: Terminology | None) -> dict[str, Any]:
     """Settings that change the translations; batches, workers and threads do not."""
-    folder = Path(options.model)
-    weights = sorted(p for kind in ("*.safetensors", "*.bin", "*.json") for p in folder.glob(kind))
     return {
-        "model": str(folder.absolute()) if folder.is_dir() else options.model,
-        "model_files": {path.name: file_facts(path) for path in weights},
+        "model": _full_name(options.model),
+        "model_files": _model_files(options.model),
         "engine": options.engine,
         "num_beams": options.num_beams,
         **({} if options.dtype is None else {"dtype": options.dtype}),
@@ -208,32 +209,46 @@ def _settings(options: CorpusOptions) -> dict[str, Any]:
         **({} if options.seed is None else {"seed": options.seed}),
         **({} if options.n_best is None else {"n_best": options.n_best}),
         **{name: value for name in TEXT_OPTIONS if (value := getattr(options, name))},
-        **({"ensemble": _members(options)} if options.ensemble else {}),
-        **_terms(options),
+        **_members(options),
+        **({} if terms is None else {"terminology": terms.digest}),
     }
-
-
-def _terms(options: CorpusOptions) -> dict[str, Any]:
-    """The terms, as settings: a changed file is another setting."""
-    if options.terminology is None:
-        return {}
-    return {"terminology": Path(options.terminology).read_text(encoding="utf-8")}
 
 
 def _members(options: CorpusOptions) -> dict[str, Any]:
     """The further models of an ensemble, as settings."""
-    names = [str(Path(n).absolute()) if Path(n).is_dir() else n for n in options.ensemble]
-    return {"models": names, "average": options.ensemble_average}
+    if not options.ensemble:
+        return {}
+    names = [_full_name(name) for name in options.ensemble]
+    return {
+        "ensemble": {"models": names, "average": options.ensemble_average},
+        "ensemble_files": [_model_files(name) for name in options.ensemble],
+    }
 
 
-def _run_locally(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
-    translator = options.open_texts()
+def _full_name(model: str) -> str:
+    """The path of a model folder from the root; a Hub id as it is."""
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
+
+
+def _model_files(model: str) -> dict[str, list[int]]:
+    """The facts of the files of a model folder that change its translations."""
+    kinds = ("*.safetensors", "*.bin", "*.json")
+    paths = sorted(path for kind in kinds for path in Path(model).glob(kind))
+    return {path.name: file_facts(path) for path in paths}
+
+
+def _run_locally(
+    options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path
+) -> Iterator[int]:
+    translator = options.open_texts(terms=terms)
     for shard in plan.left:
         translate_shard(translator, shard, output, n_best=options.n_best)
         yield shard.lines
 
 
-def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[int]:
+def _run_on_ray(
+    options: CorpusOptions, terms: Terminology | None, plan: Plan, output: Path
+) -> Iterator[int]:
     """Ray Data distributes the shards, restarts killed workers and repeats their shards."""
     ray = _import_ray()
     cpus = options.workers * options.threads_per_worker
@@ -247,7 +262,7 @@ def _run_on_ray(options: CorpusOptions, plan: Plan, output: Path) -> Iterator[in
         shards = ray.data.from_items(rows, override_num_blocks=len(rows))
         done = shards.map(
             ShardWorker,
-            fn_constructor_args=(options, str(output)),
+            fn_constructor_args=(options, terms, str(output)),
             compute=ray.data.ActorPoolStrategy(size=min(options.workers, len(rows))),
             num_cpus=options.threads_per_worker,
             num_gpus=options.gpus_per_worker or None,

@@ -13,7 +13,7 @@ from .engines import ENGINES
 from .generation_fields import check_fields
 from .precision import check_dtype
 from .sentence_splitting import SentenceSplitter
-from .terminology import read_terminology
+from .terminology import Terminology, read_terminology
 from .text_translator import TextTranslator
 from .translator import Translator, check_tokens_per_batch, first_numbers
 
@@ -75,6 +75,10 @@ class DecodingOptions:
             raise ValueError(
                 f"ensemble_average={self.ensemble_average!r}: choose one of {', '.join(AVERAGES)}"
             )
+        if self.ensemble_average != AVERAGES[0] and not self.ensemble:
+            raise ValueError(
+                f"ensemble_average={self.ensemble_average!r} needs several models: add --model"
+            )
         if self.num_beams is not None and self.num_beams < 1:
             raise ValueError(f"num_beams={self.num_beams}: give a positive number")
         check_tokens_per_batch(self.tokens_per_batch)
@@ -115,11 +119,14 @@ class DecodingOptions:
             f"{first_numbers(failed)}; --accept_failures True accepts this"
         )
 
-    def open_texts(self, processes: PartialState | None = None) -> Translator | TextTranslator:
+    def open_texts(
+        self, processes: PartialState | None = None, *, terms: Terminology | None = None
+    ) -> Translator | TextTranslator:
         """Load the model and what the options ask for around it.
 
         Args:
             processes: as for `Translator`.
+            terms: those of `terminology`, if they are read already; a pipe is read only once.
 
         Raises:
             ValueError: the folder has no model for this engine, the file of terms is wrong, or the
@@ -127,7 +134,8 @@ class DecodingOptions:
             OSError: no model is found under this name, or the file of terms cannot be read.
             ImportError: sentences are to be split and sentencex is not installed.
         """
-        terms = None if self.terminology is None else read_terminology(self.terminology)
+        if self.terminology is not None and terms is None:
+            terms = read_terminology(self.terminology)
         if self.split_sentences is not None:
             SentenceSplitter(self.split_sentences)  # before the model is loaded
         translator = self.open_translator(processes)

@@ -72,6 +72,8 @@ class TranslateOptions(DecodingOptions):
         if self.format not in N_BEST_FORMATS:
             raise ValueError(f"format={self.format!r}: choose one of {', '.join(N_BEST_FORMATS)}")
         asked = [name for name in ("n_best", "alignments") if getattr(self, name)]
+        if self.format == "jsonl" and not asked:
+            raise ValueError(f"format={self.format!r} needs --n_best or --alignments")
         if len(asked) > 1:
             raise ValueError("give n_best or alignments, not both")
         if asked:

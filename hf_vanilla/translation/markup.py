@@ -15,18 +15,20 @@ Where they go:
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from .alignments import Links, Spans
+from .alignments import Spans
 
-TAG = r"</?[A-Za-z][^<>]*>|<!--.*?-->"
+# Every pattern reads a text once: it does not begin again inside what it has read in vain.
+TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"
 URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
-ADDRESS = r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"
+# at the start of its first word, or behind a variable of VARIABLE's last kinds
+ADDRESS = r"(?:(?<![\w.+-])|(?<=[%)$][sdf]))[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
 VARIABLE = r"\{\{[^{}]+\}\}|\$?\{[^{}]*\}|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf]\b"
 ITEM = re.compile("|".join((TAG, URL, ADDRESS, VARIABLE)))
-ITEMS = re.compile(rf"\s*(?:(?:{ITEM.pattern})\s*)+")
+ITEMS = re.compile(rf"(?<!\s)\s*+(?:(?:{ITEM.pattern})\s*+)+")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 PART = re.compile(rf"(?<!\w){NUMBER.pattern}(?!\w)|\w+|[^\w\s]")
 TAG_NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)[^<>]*?(/?)>")
@@ -94,9 +96,6 @@ def parts(text: str) -> Spans:
     return [match.span() for match in PART.finditer(text)]
 
 
-# --- source -------------------------------------------------------------------------------------
-
-
 def take_out(text: str) -> Markup:
     """Separate a text from its tags, URLs, addresses and variables."""
     plain, found = "", []
@@ -117,13 +116,15 @@ def take_out(text: str) -> Markup:
 def _items(text: str, run: re.Match[str]) -> Iterator[Item]:
     """The items of a run; whether white space is beside one, or beside the tags next to it."""
     matches = list(ITEM.finditer(text, run.start(), run.end()))
-    for number, match in enumerate(matches):
-        first, last = number, number
-        while first and _touch(matches[first - 1], matches[first]):
-            first -= 1
-        while last + 1 < len(matches) and _touch(matches[last + 1], matches[last]):
-            last += 1
-        before, after = text[: matches[first].start()][-1:], text[matches[last].end() :][:1]
+    starts, ends = [match.start() for match in matches], [match.end() for match in matches]
+    for number in range(1, len(matches)):
+        if _touch(matches[number - 1], matches[number]):
+            starts[number] = starts[number - 1]
+    for number in reversed(range(len(matches) - 1)):
+        if _touch(matches[number + 1], matches[number]):
+            ends[number] = ends[number + 1]
+    for match, start, end in zip(matches, starts, ends, strict=True):
+        before, after = text[start - 1 : start], text[end : end + 1]
         yield Item(match.group(), not before.strip(), not after.strip())
 
 
@@ -136,14 +137,15 @@ def _touch(tag: re.Match[str], item: re.Match[str]) -> bool:
 def _instead(text: str, run: re.Match[str], items: Sequence[Item]) -> str:
     """What stands for a run of items: a space where words or sentences would run together."""
     around = ITEM.sub("", run.group())
-    is_between = text[: run.start()][-1:].isalnum() and text[run.end() :][:1].isalnum()
-    if all(_is_tag(item, "/") or _is_tag(item, "") for item in items):
+    start, end = run.span()
+    is_between = text[start - 1 : start].isalnum() and text[end : end + 1].isalnum()
+    if all(is_tag(item, "/") or is_tag(item, "") for item in items):
         return " " if around else ""
     is_apart = run.group() != run.group().lstrip() and run.group() != run.group().rstrip()
     return " " if is_apart or is_between else ""
 
 
-def _is_tag(item: Item, slash: str) -> bool:
+def is_tag(item: Item, slash: str) -> bool:
     """Whether an item is the tag that opens a pair, `slash=""`, or closes one, `"/"`."""
     tag = TAG_NAME.fullmatch(item.text)
     return tag is not None and tag[1] == slash and not tag[3]
@@ -152,196 +154,41 @@ def _is_tag(item: Item, slash: str) -> bool:
 def _tree(found: list[tuple[int, Item]], plain: str) -> Node:
     """Pairs of tags with what they enclose; a tag without its other half is a single item."""
     spans = parts(plain)
+    firsts, ends = [first for first, _ in spans], [end for _, end in spans]
     root = Node([], 0, len(spans))
     stack: list[tuple[str, Node]] = [("", root)]
+    opened: dict[str, list[int]] = {}  # by name, where in the stack
     for at, item in found:
         tag = TAG_NAME.fullmatch(item.text)
-        begin = sum(end <= at for _, end in spans)  # a word with a tag inside belongs to the pair
-        behind = sum(first < at for first, _ in spans)
-        names = [name for name, _ in stack]
-        if tag is None or tag[3]:
-            stack[-1][1].children.append(Node([item], behind, behind))
-        elif not tag[1]:
+        begin = bisect_right(ends, at)  # a word with a tag inside belongs to the pair
+        behind = bisect_left(firsts, at)
+        if tag is not None and not tag[1] and not tag[3]:
+            opened.setdefault(tag[2], []).append(len(stack))
             stack.append((tag[2], Node([item], begin, behind)))
             stack[-2][1].children.append(stack[-1][1])
-        elif tag[2] in names[1:]:
-            while stack[-1][0] != tag[2]:
-                _dissolve(stack.pop()[1], stack[-1][1])
-            node = stack.pop()[1]
+        elif tag is not None and tag[1] and not tag[3] and opened.get(tag[2]):
+            place = opened[tag[2]][-1]
+            node = stack[place][1]
+            _close(stack, place, opened)
             node.items.append(item)
             node.last = max(behind, node.first)
         else:
             stack[-1][1].children.append(Node([item], behind, behind))
-    while len(stack) > 1:
-        _dissolve(stack.pop()[1], stack[-1][1])
+    _dissolve([node for _, node in stack])
     return root
 
 
-def _dissolve(node: Node, parent: Node) -> None:
-    """Make an unclosed tag a single item, and what followed it its parent's."""
-    node.last = node.first
-    parent.children += node.children
-    node.children = []
+def _close(stack: list[tuple[str, Node]], place: int, opened: dict[str, list[int]]) -> None:
+    """Take a pair of tags from the stack, and the unclosed tags in it."""
+    _dissolve([node for _, node in stack[place:]])
+    for name, _ in stack[place:]:
+        opened[name].pop()
+    del stack[place:]
 
 
-# --- translation --------------------------------------------------------------------------------
-
-
-def put_back(markup: Markup, translation: str, links: Links) -> str:
-    """The translation with all items.
-
-    Args:
-        markup: of the source.
-        translation: of its plain text.
-        links: between the `parts` of both, exactly one for each part of the translation.
-    """
-    if not markup.plain:
-        return markup.text
-    if not translation.strip():
-        return ""  # it could not be translated
-    spans = parts(translation)
-    ends = [0, *(end for _, end in spans)]
-    spaces = [translation[a:b] for a, (b, _) in zip(ends, spans, strict=False)]
-    words: list[str | None] = [translation[a:b] for a, b in spans]
-    source_of = {target: source for source, target in links}
-    missing = _keep_numbers(markup.plain, words, source_of)
-    root = Node([], 0, markup.root.last, [*markup.root.children, *missing])
-    gaps: list[list[Item]] = [[] for _ in range(len(words) + 1)]
-    _place(root, (0, len(words)), source_of, gaps)
-    text = ""
-    for t, (space, items) in enumerate(zip([*spaces, ""], gaps, strict=True)):
-        if items or (t < len(words) and words[t] is not None):
-            after = next((word for word in words[t:] if word), "")
-            text += _gap(space if text else "", items, text[-1:], after[:1])
-        text += words[t] or "" if t < len(words) else ""
-    return text
-
-
-def _keep_numbers(plain: str, words: list[str | None], source_of: dict[int, int]) -> list[Node]:
-    """Write the numbers of the source that the translation lacks over the words aligned with them.
-
-    Returns:
-        Those that no word is aligned with.
-    """
-    texts = [plain[a:b] for a, b in parts(plain)]
-    numbers = [i for i, text in enumerate(texts) if NUMBER.fullmatch(text)]
-    kept = _kept_numbers(texts, numbers, words, source_of)
-    missing = []
-    for i in numbers:
-        own = [t for t in range(len(words)) if source_of.get(t) == i and t not in kept]
-        if i in kept.values():
-            for t in own:  # written twice
-                words[t] = None if words[t] == texts[i] else words[t]
-        elif own:
-            words[own[0]] = texts[i]
-            for t in own[1:]:
-                words[t] = None
-        else:
-            missing.append(Node([Item(texts[i])], i, i))
-    return missing
-
-
-def _kept_numbers(
-    texts: Sequence[str],
-    numbers: Sequence[int],
-    words: Sequence[str | None],
-    source_of: dict[int, int],
-) -> dict[int, int]:
-    """Numbers of the source that the translation has: by target word, those aligned first."""
-    kept: dict[int, int] = {}
-    for is_aligned in (True, False):
-        for i in numbers:
-            same = [t for t, word in enumerate(words) if word == texts[i] and t not in kept]
-            same = [t for t in same if source_of.get(t) == i] if is_aligned else same
-            if same and i not in kept.values():
-                kept[same[0]] = i
-    return kept
-
-
-def _place(
-    node: Node, inside: tuple[int, int], source_of: dict[int, int], gaps: list[list[Item]]
-) -> None:
-    """Add the items of a node's children to the gaps before the words of the translation.
-
-    Args:
-        node: its own items are placed.
-        inside: words of the translation, from and to, that it encloses.
-        source_of: source word of each word of the translation.
-        gaps: items before each word and behind the last one.
-    """
-    ranges: dict[int, tuple[int, int]] = {}
-    for number, child in enumerate(node.children):
-        others = [other for other in node.children if other is not child]
-        if found := _run(child, others, inside, source_of):
-            ranges[number] = found
-    for number, child in enumerate(node.children):
-        if number not in ranges:
-            gap = _point(child, node, inside, source_of)
-            for first, last in [r for r in ranges.values() if r[0] < gap < r[1]]:
-                gap = last if first < gap < last else gap
-            ranges[number] = gap, gap
-    for number in sorted(ranges, key=lambda number: (*ranges[number], number)):
-        child, (first, last) = node.children[number], ranges[number]
-        gaps[first].append(child.items[0])
-        _place(child, (first, last), source_of, gaps)
-        gaps[last].extend(child.items[1:])
-
-
-def _run(
-    node: Node, others: Sequence[Node], inside: tuple[int, int], source_of: dict[int, int]
-) -> tuple[int, int] | None:
-    """The words that a pair of tags encloses; None where none is aligned with its own."""
-    runs: list[list[int]] = [[]]
-    for t in range(*inside):
-        source = source_of.get(t, -1)
-        if node.first <= source < node.last:
-            runs[-1].append(t)
-        elif any(other.first <= source < other.last for other in others):
-            runs.append([])
-    longest = max(runs, key=len)
-    return (longest[0], longest[-1] + 1) if longest else None
-
-
-def _point(node: Node, parent: Node, inside: tuple[int, int], source_of: dict[int, int]) -> int:
-    """The gap of what encloses no aligned words."""
-    before = [(source, True) for source in range(node.first - 1, parent.first - 1, -1)]
-    after = [(source, False) for source in range(node.first, parent.last)]
-    item = node.items[0]
-    is_with_next = item.has_space_before and not item.has_space_after
-    order = [*after[:1], *before, *after[1:]] if is_with_next else [*before, *after]
-    for source, is_before in order:
-        found = [t for t in range(*inside) if source_of.get(t) == source]
-        if found:
-            return found[-1] + 1 if is_before else found[0]
-    return inside[1]
-
-
-def _gap(space: str, items: Sequence[Item], before: str, after: str) -> str:
-    """White space and items between two words; as in the source, where both are at hand.
-
-    Args:
-        space: between the words.
-        items: in their order.
-        before: character on the left; empty at the start.
-        after: character on the right; empty at the end.
-    """
-    if not items:
-        return space
-    text, first, last = items[0].text, items[0], items[-1]
-    has_space = False
-    for left, right in pairwise(items):
-        is_apart = left.has_space_after or right.has_space_before
-        is_apart &= not _is_tag(left, "") and not _is_tag(right, "/")
-        is_apart |= left.is_solid and right.is_solid
-        text += " " * is_apart + right.text
-        has_space |= is_apart
-    is_opening, is_closing = _is_tag(last, ""), _is_tag(first, "/")
-    joins_left = before.isalnum() and (first.is_solid or (bool(space) and not is_closing))
-    joins_right = after.isalnum() and (last.is_solid or (bool(space) and not is_opening))
-    if before and (joins_left or (first.has_space_before and (space or not _is_tag(first, "")))):
-        text, has_space = " " + text, True
-    if after and (joins_right or (last.has_space_after and (space or after.isalnum()))):
-        text, has_space = text + " ", True
-    if space and before and after and not has_space:
-        return space + text if is_opening else text + space
-    return text
+def _dissolve(nodes: Sequence[Node]) -> None:
+    """Make unclosed tags, each inside the one before it, single items of the first node."""
+    for node in nodes[1:]:
+        node.last = node.first
+        nodes[0].children += node.children
+        node.children = []

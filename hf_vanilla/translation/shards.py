@@ -30,6 +30,7 @@ EARLIER_FAILED = ".failed.txt"  # its name in folders of earlier versions
 PARQUET = ".parquet"
 TRANSLATION = "translation"
 SCORE = "translation_score"
+NOT_SHOWN = ("inputs", "model_files", "ensemble_files", "terminology")  # settings of many values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +170,8 @@ def translate_shard(
         if translator.failed:
             numbers = "".join(f"{line}\n" for line in translator.failed)
             write_text(output / (shard.output + FAILED), numbers)
+        else:  # an earlier translation of this shard may have had some
+            (output / (shard.output + FAILED)).unlink(missing_ok=True)
 
 
 def failed_lines(shard: Shard, output: Path) -> list[int]:
@@ -224,8 +227,7 @@ def _shards_of(manifest: Path, facts: dict[str, Any]) -> list[Shard]:
     )
     if changed:
         named = ", ".join(
-            name if name in ("inputs", "model_files") else f"{name}={before.get(name)!r}"
-            for name in changed
+            name if name in NOT_SHOWN else f"{name}={before.get(name)!r}" for name in changed
         )
         raise ValueError(
             f"an earlier run wrote {manifest.parent} with other {named}: "

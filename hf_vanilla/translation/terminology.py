@@ -1,13 +1,39 @@
 """Phrases that translations must contain: from a list of terms, or given for each sentence."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import read_lines
 from hf_vanilla.models.search_vanilla_constraints import Phrase
+
+
+@dataclass(frozen=True)
+class Term:
+    """A phrase that a translation must contain.
+
+    Attributes:
+        target: the phrase.
+        first: the first character in the sentence of what it translates.
+        last: the character behind; 0 for a phrase that translates nothing in particular.
+    """
+
+    target: str
+    first: int = 0
+    last: int = 0
+
+    def places(self, translation: str) -> list[tuple[int, int]]:
+        """Where a translation has the phrase, as characters from and to: first where words begin.
+
+        White space may be of any width.
+        """
+        phrase = r"\s+".join(map(re.escape, self.target.split()))
+        found = [match.span() for match in re.finditer(phrase, translation)]
+        return sorted(found, key=lambda place: translation[: place[0]][-1:].isalnum())
 
 
 class Terminology:
@@ -46,14 +72,24 @@ class Terminology:
         longest_first = sorted(self._targets, key=len, reverse=True)
         self._terms = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the terms, in whatever order and file they are."""
+        lines = sorted(f"{source}\t{target}\n" for source, target in self._targets.items())
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    def find(self, sentence: str) -> list[Term]:
+        """All terms in a sentence."""
+        found = self._terms.finditer(sentence)
+        return [Term(self._targets[match.group()], *match.span()) for match in found]
+
     def targets(self, sentence: str) -> list[str]:
         """The translations of all terms in a sentence, each once."""
-        found = (self._targets[match.group()] for match in self._terms.finditer(sentence))
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(term.target for term in self.find(sentence)))
 
 
 def read_terminology(path: str | Path) -> Terminology:
-    """Terms from a UTF-8 file: a source phrase, a tab and a target phrase on each line.
+    """Terms from UTF-8 text, plain or `.gz`: source phrase, tab and target phrase on each line.
 
     Raises:
         ValueError: a line has not two columns, or as `Terminology`.

@@ -1,14 +1,18 @@
 """Translate texts that are more than one plain sentence: paragraphs, markup, given terms."""
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 
 from .alignments import Aligner
-from .markup import Markup, parts, put_back, take_out
+from .markup import Markup, parts, take_out
+from .markup_placement import put_back
 from .sentence_splitting import Piece, SentenceSplitter
-from .terminology import Terminology
+from .terminology import Term, Terminology
 from .translator import Sentence, Translator, check_sentences
+
+logger = logging.getLogger(__name__)
 
 
 class TextTranslator:
@@ -45,13 +49,14 @@ class TextTranslator:
         self.translator, self._terminology = translator, terminology
         self._splitter = None if split_sentences is None else SentenceSplitter(split_sentences)
         self._aligner = translator.aligner() if keep_markup else None
+        self._without_terms: list[int] = []  # lines
         if terminology is not None:
             translator.check_constraints()
 
     @property
     def failed(self) -> list[int]:
         """As `Translator.failed`: the lines with a sentence that could not be translated."""
-        return self.translator.failed
+        return sorted({*self.translator.failed, *self._without_terms})
 
     def translate(
         self, sentences: Iterable[str], *, progress: bool = False, first_line: int = 1
@@ -91,10 +96,39 @@ class TextTranslator:
         if self._aligner is None:
             yield from self._plain(sentences, progress)
             return
-        waiting: deque[Markup] = deque()
+        self._without_terms = []
+        waiting: deque[tuple[Markup, int]] = deque()
         found = self._plain(_without_markup(sentences, waiting), progress)
         while window := list(islice(found, self.translator.window)):
-            yield from with_markup(self._aligner, [waiting.popleft() for _ in window], window)
+            sources = [waiting.popleft() for _ in window]
+            yield from self._restored(self._aligner, sources, window)
+
+    def _restored(
+        self, aligner: Aligner, sources: Sequence[tuple[Markup, int]], translations: Sequence[str]
+    ) -> list[str]:
+        """Translations with the items of their sources, given with their lines; "" if failed."""
+        markups = [markup for markup, _ in sources]
+        terms = [self._terms(markup.plain) for markup in markups]
+        texts = with_markup(aligner, markups, translations, terms)
+        failed = set(self.translator.failed)
+        for number, (markup, line) in enumerate(sources):
+            lost = [term.target for term in terms[number] if not term.places(texts[number])]
+            if line in failed and markup.plain and not translations[number]:
+                texts[number] = ""
+            elif lost:
+                self._record_lost(line, lost)
+                texts[number] = ""
+        return texts
+
+    def _terms(self, plain: str) -> list[Term]:
+        return [] if self._terminology is None else self._terminology.find(plain)
+
+    def _record_lost(self, line: int, phrases: Sequence[str]) -> None:
+        self._without_terms.append(line)
+        processes = self.translator.processes
+        if processes is None or processes.is_main_process:
+            message = "line %d becomes empty: its translation lacks the terms %s"
+            logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(phrases))))
 
     def _plain(self, sentences: Iterable[Sentence], progress: bool) -> Iterator[str]:
         if self._terminology is not None:
@@ -109,7 +143,10 @@ class TextTranslator:
 
 
 def with_markup(
-    aligner: Aligner, sources: Sequence[Markup], translations: Sequence[str]
+    aligner: Aligner,
+    sources: Sequence[Markup],
+    translations: Sequence[str],
+    terms: Sequence[Sequence[Term]],
 ) -> list[str]:
     """Translations with the items of their sources.
 
@@ -117,6 +154,7 @@ def with_markup(
         aligner: aligns those that need it.
         sources: of `take_out`.
         translations: of their `plain`.
+        terms: of each `plain`, as for `put_back`.
     """
     pairs = [
         (markup.plain, text) if markup.needs_alignment else ("", "")
@@ -124,16 +162,18 @@ def with_markup(
     ]
     links = aligner.align(pairs, parts_of=parts)
     return [
-        put_back(markup, text, found) if markup.needs_alignment else text
-        for markup, text, found in zip(sources, translations, links, strict=True)
+        put_back(markup, text, found, of_one) if markup.needs_alignment else text
+        for markup, text, found, of_one in zip(sources, translations, links, terms, strict=True)
     ]
 
 
-def _without_markup(sentences: Iterable[Sentence], waiting: deque[Markup]) -> Iterator[Sentence]:
-    """The sentences without items; `waiting` gets these."""
+def _without_markup(
+    sentences: Iterable[Sentence], waiting: deque[tuple[Markup, int]]
+) -> Iterator[Sentence]:
+    """The sentences without items; `waiting` gets these and the line."""
     for sentence in sentences:
         markup = take_out(sentence.text if isinstance(sentence.text, str) else "")
-        waiting.append(markup)
+        waiting.append((markup, sentence.line))
         yield Sentence(
             markup.plain if isinstance(sentence.text, str) else sentence.text, sentence.line
         )

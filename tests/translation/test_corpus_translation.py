@@ -13,6 +13,7 @@ import small_run
 
 from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.translation.engines import TorchEngine
+from hf_vanilla.translation.shards import FAILED
 from hf_vanilla.translation.translator import Translator, translate
 
 PAIRS = small_run.digit_pairs()
@@ -183,6 +184,31 @@ def test_a_changed_model_is_refused_in_an_output_that_was_begun(options, trained
     (copy / "generation_config.json").write_text('{"num_beams": 2}')
     with pytest.raises(ValueError, match="out with other model_files"):
         translate_corpus(options(model=str(copy)))
+
+
+def test_a_changed_member_of_an_ensemble_is_refused_in_an_output_that_was_begun(
+    options, corpus, trained_run, tmp_path
+):
+    corpus.write_text("1 2\n", encoding="utf-8")
+    member = tmp_path / "member"
+    member.mkdir()
+    for path in trained_run.iterdir():
+        if path.is_file():
+            (member / path.name).write_bytes(path.read_bytes())
+    translate_corpus(options(ensemble=[str(member)]))
+    assert translate_corpus(options(ensemble=[str(member)])).done_before == 1
+    weights = member / "model.safetensors"
+    os.utime(weights, ns=(0, weights.stat().st_mtime_ns + 1))
+    with pytest.raises(ValueError, match="out with other ensemble_files: use the same again"):
+        translate_corpus(options(ensemble=[str(member)]))
+
+
+def test_a_shard_that_is_redone_without_failures_leaves_none_recorded(options, tmp_path):
+    translate_corpus(options())
+    shard = min((tmp_path / "out").glob("*.txt"))
+    shard.unlink()
+    (tmp_path / "out" / (shard.name + FAILED)).write_text("3\n")
+    assert translate_corpus(options()).failed == 0
 
 
 def test_several_workers_without_ray_are_refused_with_a_remedy(options, monkeypatch):

@@ -8,7 +8,9 @@ import pytest
 
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.translation.demo_model import demo_model
-from hf_vanilla.translation.markup import ITEM, TAG_NAME, parts, put_back, take_out
+from hf_vanilla.translation.markup import ITEM, NUMBER, TAG_NAME, parts, take_out
+from hf_vanilla.translation.markup_placement import put_back
+from hf_vanilla.translation.terminology import Terminology
 from hf_vanilla.translation.text_translator import TextTranslator
 from hf_vanilla.translation.translator import Translator
 
@@ -33,6 +35,38 @@ def links_of(*sources):
     ],
 )
 def test_what_is_taken_out_of_a_source(text, plain):
+    assert take_out(text).plain == plain
+
+
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [
+        ("a", 0),
+        (" ", 0),
+        ("a@", 0),
+        ("<!--", 0),
+        ("<b>", 66_666),
+        ("<b></i>", 57_142),
+        ("w {x} ", 33_333),
+    ],
+)
+def test_a_text_of_200000_characters_is_read_once(part, count):
+    # in quadratic time, these take minutes
+    text = "w" + part * (200_000 // len(part)) + "w"
+    markup = take_out(text)
+    assert len(markup.root.children) == count
+    assert ITEM.sub("", text).split() == markup.plain.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("%s-me@x.org a", "a"),
+        ("%(n)sme@x.org a", "a"),
+        ("a <!-- b --> c <!-- d", "a c <!-- d"),
+    ],
+)
+def test_an_address_begins_behind_a_variable_and_a_comment_has_an_end(text, plain):
     assert take_out(text).plain == plain
 
 
@@ -81,14 +115,65 @@ def test_where_items_go_by_hand(text, translation, sources, expected):
         ("7 men", "7 7 Männer", (0, 0, 1), "7 Männer"),
         # the number of another word stays
         ("7 of seven", "7 von 7", (0, 1, 2), "7 von 7"),
+        # no sign is written over, and no number gets digits of another one
+        ("It costs 5.", "Es kostet.", (0, 1, 2), "Es kostet 5."),
+        ("costs 1,000 3", "Haus. Es", (1, 2, 2), "1,000. 3"),
+        ("1,000 men", "Haus,5", (0, 1, 1), "1,000, 5"),
+        ("men 3 5", "Haus eine,fünf", (0, 1, 1, 2), "Haus 3, 5"),
     ],
 )
 def test_numbers_are_kept_by_hand(text, translation, sources, expected):
     assert put_back(take_out(text), translation, links_of(*sources)) == expected
 
 
-def test_a_failed_translation_stays_empty():
-    assert put_back(take_out("<b>a</b>"), "", []) == ""
+@pytest.mark.parametrize("translation", ["", " "])
+def test_an_empty_translation_has_the_items_and_numbers(translation):
+    assert put_back(take_out("{x} <b>a</b> 7."), translation, []) == "{x} <b></b> 7"
+
+
+def numbers(text):
+    words = [text[first:last] for first, last in parts(text)]
+    return Counter(word for word in words if NUMBER.fullmatch(word))
+
+
+def test_every_number_of_random_links_is_in_the_translation():
+    chance = random.Random(7)
+    kinds = ["a ", "b", ", ", ",", ".", "- ", "(", "3 ", "1,000", "7", ".5", "2a"]
+    for _ in range(3000):
+        source, translation = (
+            "".join(chance.choices(kinds, k=chance.randrange(1, 12))) for _ in range(2)
+        )
+        links = [(chance.randrange(len(parts(source))), t) for t in range(len(parts(translation)))]
+        text = put_back(take_out(source), translation, links)
+        assert not numbers(source) - numbers(text)
+        assert numbers(source) or text.split() == translation.split()
+
+
+def test_the_phrase_of_a_term_is_one_word_by_hand():
+    def kept(text, translation, sources, **terms):
+        plain = take_out(text)
+        found = Terminology(terms.items()).find(plain.plain)
+        return put_back(plain, translation, links_of(*sources), found)
+
+    # the number of another word is not written over the phrase, and items are not put into it
+    assert kept("big 3", "A B C", (0, 1, 1), big="A B") == "A B 3"
+    assert kept("big {x} 3", "A B C", (0, 0, 1), big="B C") == "A B C {x} 3"
+    # tags enclose the phrase where they enclose the term
+    assert kept("<b>big</b> one", "A B C", (1, 1, 1), big="B C") == "A <b>B C</b>"
+    # a number in the term is not a missing one, and one in the phrase not that of another word
+    assert kept("R 2 and 2", "zwei und 2", (1, 2, 3), **{"R 2": "zwei"}) == "zwei und 2"
+    assert kept("two and 2", "2 und zwei", (0, 1, 2), two="2") == "2 und 2"
+    # terms with one and the same phrase
+    assert kept("a {x} b", "Z", (1,), a="Z", b="Z") == "Z {x}"
+    # phrases that overlap
+    assert kept("a {x} b {y}", "X Y Z", (0, 0, 0), a="X Y", b="Y Z") == "X Y Z {x} {y}"
+
+
+def test_thousands_of_items_are_placed():
+    nested = "<b>" * 3000 + "{}" + "</b>" * 3000
+    assert put_back(take_out(nested.format("a")), "A", [(0, 0)]) == nested.format("A")
+    text = "a {x} " * 3000  # of which the translation has the first
+    assert put_back(take_out(text), "A", [(0, 0)]) == ("A" + " {x}" * 3000)
 
 
 # --- 2,000 lines --------------------------------------------------------------------------------
@@ -143,6 +228,48 @@ def test_of_2000_lines_nothing_is_lost_doubled_or_torn():
         assert Counter(ITEM.findall(text)) == Counter(ITEM.findall(line))
         assert is_nested(text)
         assert without_items(text) == without_items(translation)
+
+
+def test_of_200_lines_with_terms_every_phrase_and_every_item_is_kept():
+    chance = random.Random(11)
+    terms = {"forty-two": "zwei und vierzig", "nine": "eine 9", "22": "zwei und zwanzig"}
+    words = ["forty-two", "nine", "22", "ten", "six", "12", "1,000", "twenty", ","]
+    lines = [marked(chance.choices(words, k=chance.randrange(1, 6)), chance) for _ in range(200)]
+    translator = Translator(demo_model(), num_beams=4)
+    texts = TextTranslator(translator, keep_markup=True, terminology=Terminology(terms.items()))
+    found = list(texts.translate(lines))
+    assert texts.failed == []
+    for line, text in zip(lines, found, strict=True):
+        plain, without = take_out(line).plain, " ".join(ITEM.sub(" ", text).split())
+        for source, target in terms.items():
+            assert target in text or source not in plain.split()
+        assert Counter(ITEM.findall(text)) == Counter(ITEM.findall(line))
+        assert is_nested(text)
+        asked = numbers(plain)
+        asked.pop("22", None)
+        assert not asked - numbers(without)
+        assert "22" not in without or plain.split().count("22") > 1
+
+
+def test_a_line_whose_phrase_is_lost_fails(monkeypatch, caplog):
+    texts = TextTranslator(
+        Translator(demo_model()), keep_markup=True, terminology=Terminology([("two", "zwo")])
+    )
+    plain = TextTranslator._plain
+    monkeypatch.setattr(
+        TextTranslator,
+        "_plain",
+        lambda *given: (text.replace("zwo", "zw\xf6") for text in plain(*given)),
+    )
+    assert list(texts.translate(["ten", "<b>two</b>"], first_line=3)) == ["zehn", ""]
+    assert texts.failed == [4]
+    assert "line 4 becomes empty: its translation lacks the terms 'zwo'" in caplog.text
+
+
+def test_an_empty_translation_keeps_its_items_and_a_failed_one_has_none():
+    texts = TextTranslator(Translator(demo_model()), keep_markup=True)
+    assert list(texts.translate(["{x} 7.", "{y} two \ud800"])) == ["{x} 7", ""]
+    assert texts.failed == [2]
 
 
 def test_the_words_of_tags_of_random_links_are_in_the_translation():

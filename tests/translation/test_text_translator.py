@@ -1,8 +1,11 @@
 """Texts: sentences split and joined, terms that must appear, alignments beside translations."""
 
+import gzip
 import json
 import logging
+import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -205,8 +208,30 @@ def test_everything_together_in_files_and_shards(translator, tmp_path, files):
     (shard,) = (tmp_path / "shards").glob("*.txt")
     assert shard.read_text(encoding="utf-8").splitlines() == written
     (tmp_path / "terms").write_text("two\tzwei\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="terminology"):
+    with pytest.raises(ValueError, match="shards with other terminology: use the same again"):
         translate_corpus(CorpusOptions(model=demo_model(), **paths, **asked))
+
+
+def test_a_corpus_takes_terms_that_are_compressed_or_come_through_a_pipe(tmp_path):
+    (tmp_path / "in").write_text("two\n", encoding="utf-8")
+    packed, pipe = tmp_path / "terms.gz", tmp_path / "pipe"
+    packed.write_bytes(gzip.compress(b"two\tzwo\nnine\tneune\n"))
+    os.mkfifo(pipe)
+    paths = {"input": [str(tmp_path / "in")], "output": str(tmp_path / "out")}
+    options = {"model": demo_model(), **paths}
+
+    def run(terms):
+        return translate_corpus(CorpusOptions(**options, terminology=str(terms)))
+
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit(pipe.write_text, "nine\tneune\ntwo\tzwo\n", encoding="utf-8")
+        assert run(pipe).done_before == 0
+    assert run(packed).done_before == 1  # the same terms
+    (shard,) = (tmp_path / "out").glob("*.txt")
+    assert "zwo" in shard.read_text(encoding="utf-8")
+    packed.write_bytes(gzip.compress(b"two zwo\n"))
+    with pytest.raises(ValueError, match=r"terms\.gz, line 1: 'two zwo"):
+        run(packed)
 
 
 # --- alignments ---------------------------------------------------------------------------------
@@ -262,6 +287,11 @@ def test_an_engine_without_attention_is_refused(translator):
         ({"alignments": True, "n_best": 2}, "n_best or alignments, not both"),
         ({"alignments": True, "keep_markup": True}, "alignments is of single sentences"),
         ({"n_best": 2, "terminology": "x"}, "n_best is of single sentences"),
+        ({"format": "jsonl"}, "format='jsonl' needs --n_best or --alignments"),
+        (
+            {"ensemble_average": "log_probabilities"},
+            "ensemble_average='log_probabilities' needs several models: add --model",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(changes, message):
