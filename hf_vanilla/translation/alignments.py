@@ -277,20 +277,24 @@ def token_shares(
         tokenizer: of the text.
         ids: the tokens of the text.
         text: raw.
-        spans: the parts, as characters from and to.
+        spans: the parts in their order, as characters from and to.
     """
-    part_of = []  # by character that is not white space
+    part_of: list[int | None] = []  # by character that is not white space
+    part = 0
     for place, character in enumerate(text):
-        if not character.isspace():
-            inside = [n for n, (first, last) in enumerate(spans) if first <= place < last]
-            part_of.append(inside[0] if inside else None)
+        if character.isspace():
+            continue
+        while part < len(spans) and spans[part][1] <= place:
+            part += 1
+        is_inside = part < len(spans) and spans[part][0] <= place
+        part_of.append(part if is_inside else None)
     shares, seen = torch.zeros(len(ids), len(spans)), 0
     for number in range(len(ids)):
         decoded = tokenizer.decode(ids[: number + 1], skip_special_tokens=True)
         length = min(sum(not character.isspace() for character in decoded), len(part_of))
-        for part in part_of[seen:length]:
-            if part is not None:
-                shares[number, part] += 1 / (length - seen)
+        for own in part_of[seen:length]:
+            if own is not None:
+                shares[number, own] += 1 / (length - seen)
         seen = max(seen, length)
     return shares
 

@@ -74,6 +74,13 @@ def test_tokens_belong_to_the_words_of_their_characters(tiny_tokenizer):
     assert words[:3] == ["the", "little", "house"]
 
 
+def test_words_of_a_long_text_are_found_in_one_pass(tiny_tokenizer):
+    text = "the " * 50_000  # minutes, if each character is compared with each word
+    ids = tiny_tokenizer("the the", add_special_tokens=False).input_ids
+    shares = token_shares(tiny_tokenizer, ids, text, word_spans(text))
+    assert torch.equal(shares[:, :3].sum(0), torch.tensor([1.0, 1.0, 0.0]))
+
+
 def test_the_weights_of_parts_by_hand():
     attention = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.0, 0.6, 0.4]])
     source = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
