@@ -85,6 +85,8 @@ def convert_fsmt(options: FsmtOptions) -> Path:
     if (kind := settings.get("model_type")) != "fsmt":
         raise ValueError(f"{options.input} is a model of type {kind!r}: give one of type 'fsmt'")
     settings = {**DEFAULTS, **settings}
+    if (padding := settings.get("pad_token_id", 1)) != 1:  # positions begin behind it
+        raise ValueError(f"{options.input}: pad_token_id={padding!r}, but <pad> of FSMT is 1")
     with whole_folder(options.output) as output:
         model = _model(_read_weights(folder), settings, options.input)
         model.generation_config = _decoding(folder, settings)

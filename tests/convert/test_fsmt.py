@@ -118,6 +118,7 @@ def test_older_files_have_pickled_tensors_and_decoding_in_the_config(tmp_path):
     ("name", "content", "message"),
     [
         ("config.json", '{"model_type": "bart"}', "of type 'bart': give one of type 'fsmt'"),
+        ("config.json", '{"model_type": "fsmt", "pad_token_id": 3}', "pad_token_id=3, but <pad>"),
         ("vocab-src.json", '{"<s>": 0}', "must have the ids 0 to"),
         ("vocab-src.json", '{"<s>": 0, "a": null}', "src.json: piece 'a' has the id None: give an"),
         ("vocab-tgt.json", '{"<s>": 0, "a": "1"}', "tgt.json: piece 'a' has the id '1': give an"),
