@@ -98,6 +98,12 @@ def _check_value(declared: Field, value: Any) -> None:
         raise ValueError(f"{name}={value}: give {_bounds(at_least, above, below)}")
 
 
+def is_finite_number(value: Any) -> bool:
+    """Whether a value of a file is a number: no switch, NaN or infinity."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
 def _bounds(at_least: float | None, above: float | None, below: float | None) -> str:
     if below is not None:
         low = "-inf" if at_least is None else f"{at_least:g}"

@@ -16,7 +16,6 @@ from transformers import GenerationConfig
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 from hf_vanilla.translation.generation_fields import KINDS, check_fields
@@ -30,6 +29,7 @@ from .fairseq_tokenizer import (
     TextSettings,
     tokenizer_of_merges,
 )
+from .position_tables import is_sinusoidal
 from .weight_names import load_renamed, rename_to_ours
 
 MERGES, TOKENIZER_SETTINGS = "merges.txt", "tokenizer_config.json"
@@ -189,10 +189,7 @@ def _foreign_positions(weights: Mapping[str, Tensor], config: VanillaConfig) -> 
             faults.append(f"{name} has shape {tuple(table.shape)}")
             continue
         layout, frequencies = config.position_layout, config.position_frequencies
-        numbers = torch.arange(first, max(first, len(table)))
-        expected = sinusoid(numbers, config.d_model, layout=layout, frequencies=frequencies)
-        # the tolerance allows half precision
-        if not torch.allclose(table[first:].double(), expected.double(), rtol=0, atol=1e-3):
+        if not is_sinusoidal(table, layout=layout, frequencies=frequencies, first=first):
             faults.append(f"{name} is not sinusoidal: the model has learned positions")
     return faults
 

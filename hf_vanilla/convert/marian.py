@@ -24,12 +24,12 @@ from transformers import (
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .marian_npz import read_npz, read_npz_tokenizer
 from .marian_npz_files import npz_of
 from .other_toolkits import toolkit_of_path
+from .position_tables import is_sinusoidal
 from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
@@ -312,12 +312,10 @@ def _contradictions(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) ->
 
 
 def _foreign_positions(theirs: MarianMTModel) -> list[str]:
-    """Position tables that are not sinusoidal; the tolerance allows half precision."""
+    """Position tables that are not sinusoidal."""
     faults = []
     for side, stack in (("encoder", theirs.model.encoder), ("decoder", theirs.model.decoder)):
         table = stack.embed_positions.weight
-        positions = torch.arange(table.shape[0])
-        expected = sinusoid(positions, table.shape[1], layout="concatenated").float()
-        if not torch.allclose(table, expected, rtol=0, atol=1e-3):
+        if not is_sinusoidal(table, layout="concatenated"):
             faults.append(f"{POSITIONS.format(side=side)} is not sinusoidal")
     return faults

@@ -21,11 +21,11 @@ from hf_vanilla.models.configuration_vanilla import (
     VanillaConfig,
 )
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .checkpoint_files import read_checkpoint
 from .other_toolkits import toolkit_of_content
+from .position_tables import is_sinusoidal
 from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
@@ -256,12 +256,10 @@ def _positions(
     table = weights[options.positions]
     if table.numel() % width == 0 and width % 2 == 0:
         table = table.reshape(-1, width).float()  # saved with a batch axis
-        positions = torch.arange(table.shape[0])
         for layout in POSITION_LAYOUTS:
             for frequencies in POSITION_FREQUENCIES:
-                known = sinusoid(positions, width, layout=layout, frequencies=frequencies)
                 # tutorials compute angles in float32: an error of 5e-4 at position 5,000
-                if torch.allclose(table, known.float(), rtol=0, atol=2e-3):
+                if is_sinusoidal(table, layout=layout, frequencies=frequencies, tolerance=2e-3):
                     return {
                         "max_position_embeddings": table.shape[0],
                         "position_layout": layout,

@@ -3,18 +3,16 @@
 Shapes: C corpora, N sentence pairs.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from hf_vanilla.options import check_names, yaml_value
+from hf_vanilla.options import check_names, is_finite_number, yaml_value
 
 from .batching import TokenBatchSampler
 from .corpus import check_text_file, pairs_from_files
@@ -52,7 +50,7 @@ class MixtureCorpus:
 
     def __post_init__(self) -> None:
         for name in ("weight", "casing_noise", "typo_noise"):
-            if not _is_number(getattr(self, name)):
+            if not is_finite_number(getattr(self, name)):
                 self._refuse(name, "give a finite number")
         if self.weight <= 0:
             self._refuse("weight", "give a positive number")
@@ -86,10 +84,6 @@ class MixtureCorpus:
     def untagged(self, source: str) -> str:
         """A source without the tag."""
         return source.removeprefix(f"{self.tag} ") if self.tag else source
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
 
 
 def read_mixture(text: str) -> tuple[MixtureCorpus, ...]:

@@ -86,6 +86,9 @@ def rows_to_keep(is_active: list[bool]) -> list[int]:
     return [row if is_active[row] else behind.pop() for row in range(count)]
 
 
+NAN_CAUSE = "a weight is NaN or infinite, as after a training that diverged"
+
+
 def refuse_nan(has_nan: bool, step: int) -> None:
     """Raise where the best scores of a step, counted from 1, hold NaN.
 
@@ -94,8 +97,8 @@ def refuse_nan(has_nan: bool, step: int) -> None:
     """
     if has_nan:
         raise ValueError(
-            f"logits are NaN at step {step} of the search: a weight is NaN or infinite, as after a "
-            "training that diverged, or a logits processor returned NaN"
+            f"logits are NaN at step {step} of the search: {NAN_CAUSE}, or a logits processor "
+            "returned NaN"
         )
 
 

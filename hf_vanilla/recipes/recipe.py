@@ -6,10 +6,9 @@ options of the task.
 """
 
 import difflib
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from hf_vanilla.options import (
     yaml_value,
 )
 
+from .arguments import SECTIONS, option_arguments
 from .schedules import SCHEDULES, check_schedule
 from .tasks import (
     DEFAULT_TASK,
@@ -49,7 +49,6 @@ RECIPE_HELP = (
     "(fields of the model's config) and --decoding.KEY VALUE (generation config). This help shows "
     "the options of the chosen task."
 )
-SECTIONS = ("model", "decoding")
 OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
@@ -347,38 +346,6 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         elsewhere=_section_options(entry),
     )
     return Recipe(train=train, data=data, task=task, **sections)
-
-
-def option_arguments(values: Mapping[str, Any]) -> list[str]:
-    """Options of a file as arguments of the command line; without those that are null.
-
-    Args:
-        values: by name; a section is a dict, or its entries are named `model.KEY`.
-    """
-    arguments = []
-    for name, value in values.items():
-        section, _, key = str(name).partition(".")
-        if section in SECTIONS and key:  # null is a value there
-            arguments.append(f"--{name}={_json(value)}")
-        elif section in SECTIONS and isinstance(value, dict):
-            arguments += [f"--{name}.{key}={_json(entry)}" for key, entry in value.items()]
-        elif value is not None:
-            arguments.append(f"--{name}={_option_text(name, value)}")
-    return arguments
-
-
-def _option_text(name: str, value: Any) -> str:
-    """A value of a file as the option of that name reads it."""
-    if name == "trackers" and isinstance(value, list):
-        return ",".join(map(str, value)) or "none"
-    if name == "learning_rate_of" and isinstance(value, dict):
-        return ",".join(f"{prefix}={rate}" for prefix, rate in value.items())
-    return _json(value) if isinstance(value, list | dict) else str(value)
-
-
-def _json(value: Any) -> str:
-    """A value as JSON, which is YAML too; dates, which JSON does not have, as text."""
-    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.data.corpus import check_text_file, read_lines
-from hf_vanilla.options import check_names, read_yaml
-from hf_vanilla.recipes.recipe import Recipe, option_arguments, read_recipe
+from hf_vanilla.options import check_names, is_finite_number, read_yaml
+from hf_vanilla.recipes.arguments import option_arguments
+from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.recipes.tasks import DEFAULT_TASK
 from hf_vanilla.training.preparation import RECIPE_FILE
 from hf_vanilla.translation.evaluation import check_bleu_tokenizer
@@ -166,15 +167,8 @@ def read_sweep(path: Path) -> Sweep:
     """
     values = read_yaml(path)
     check_names(str(path), values, FILE_KEYS)
-    for key in ("output_dir", "seeds", "runs"):
-        if not values.get(key):
-            raise ValueError(f"{path}: {key} is missing")
-    if not isinstance(values["output_dir"], str):
-        raise ValueError(f"{path}: output_dir={values['output_dir']!r}: give a folder")
-    seeds = _seeds(path, values["seeds"])
-    options = values.get("options") or {}
-    for name, section in {"options": options, "runs": values["runs"]}.items():
-        check_names(f"{path}: {name}", section, section)  # that it holds keys and values
+    _check_values(path, values)
+    seeds, options = _seeds(path, values["seeds"]), values.get("options") or {}
     runs: list[SweepRun] = []
     published: dict[str, float] = {}
     tasks = set()
@@ -200,6 +194,18 @@ def read_sweep(path: Path) -> Sweep:
     return Sweep(tuple(runs), test, published, task, **page)
 
 
+def _check_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Check that what every sweep needs is there, and of its type."""
+    for key in ("output_dir", "seeds", "runs"):
+        if not values.get(key):
+            raise ValueError(f"{path}: {key} is missing")
+    if not isinstance(values["output_dir"], str):
+        raise ValueError(f"{path}: output_dir={values['output_dir']!r}: give a folder")
+    for name in ("options", "runs"):
+        section = values.get(name) or {}
+        check_names(f"{path}: {name}", section, section)  # that it holds keys and values
+
+
 def _seeds(path: Path, seeds: Any) -> list[int]:
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ValueError(f"{path}: seeds={seeds!r}: give a list of numbers, such as [0, 1, 2]")
@@ -210,8 +216,7 @@ def _seeds(path: Path, seeds: Any) -> list[int]:
 
 def _published(where: str, score: Any) -> float | None:
     """A published score; None where there is none."""
-    is_number = isinstance(score, int | float) and not isinstance(score, bool)
-    if score is not None and not (is_number and math.isfinite(score)):
+    if score is not None and not is_finite_number(score):
         raise ValueError(f"{where}: published={score!r}: give a number, or leave it out")
     return score
 

@@ -5,18 +5,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .alignments import (
-    AlignmentHead,
-    Links,
-    best_links,
-    check_head,
-    default_head,
-    has_one_vocabulary,
-    head_weights,
-    part_weights,
-    token_shares,
-    word_spans,
-)
+from .alignment_links import Links, best_links, part_weights, token_shares, word_spans
+from .alignments import AlignmentHead, check_head, default_head, has_one_vocabulary, head_weights
 from .attentions import Attentions
 
 

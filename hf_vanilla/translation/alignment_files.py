@@ -8,16 +8,8 @@ from hf_vanilla.data.corpus import built_in_numbers, read_pairs
 from hf_vanilla.data.number_alignments import AlignedPair, aligned_number
 from hf_vanilla.files import check_output_file
 
-from .alignments import (
-    Aligner,
-    AlignmentHead,
-    alignment_line,
-    default_head,
-    error_rates,
-    save_head,
-    saved_head,
-    word_spans,
-)
+from .alignment_links import alignment_line, word_spans
+from .alignments import Aligner, AlignmentHead, default_head, error_rates, save_head, saved_head
 from .file_translation import STANDARD_STREAM, open_output
 from .loading import load_translator
 

@@ -21,12 +21,11 @@ from transformers import (
 )
 
 from hf_vanilla.data.batching import padded
-from hf_vanilla.models.generation_vanilla import merged_settings
 from hf_vanilla.models.search_vanilla import refuse_nan
 from hf_vanilla.models.search_vanilla_constraints import Constraints
-from hf_vanilla.models.search_vanilla_gate import OTHER_SETTINGS, is_plain_search
 from hf_vanilla.options import install_hint
 
+from .generation_fields import check_own_search
 from .n_best import Hypothesis, n_best_of_rows
 
 ENGINES = ("torch", "ctranslate2")
@@ -199,26 +198,6 @@ def check_n_best(n: int, saved: GenerationConfig, changes: dict[str, Any]) -> No
     beams = changes.get("num_beams", saved.num_beams) or 1
     if not changes.get("do_sample", saved.do_sample) or beams > 1:
         _check_beams(f"n_best={n}", max(n, 2), saved, changes)
-
-
-def check_own_search(what: str, saved: GenerationConfig, changes: dict[str, Any]) -> None:
-    """Refuse settings with which `VanillaForConditionalGeneration` cannot search by itself.
-
-    Args:
-        what: needs that search.
-        saved: the model's generation config.
-        changes: to it, by this call.
-
-    Raises:
-        ValueError: there is sampling, or another such setting; it is named.
-    """
-    settings, _ = merged_settings(saved, changes.get("generation_config"), changes)
-    if settings.do_sample:
-        raise ValueError(f"{what}: leave out generation.do_sample, or set it to false")
-    if not is_plain_search(settings):
-        names = ("use_cache", "cache_implementation", *OTHER_SETTINGS)
-        given = ", ".join(name for name in names if name in changes) or "other settings"
-        raise ValueError(f"{what} of the usual settings: leave out {given}")
 
 
 def _check_beams(what: str, wanted: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ from accelerate import PartialState
 from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 
-from .alignments import alignment_line, read_head
+from .alignment_links import alignment_line
+from .alignments import read_head
 from .decoding_options import DecodingOptions
 from .demo_model import demo_model
 from .n_best import Hypothesis

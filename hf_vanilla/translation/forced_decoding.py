@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import batch_bounds, padded
+from hf_vanilla.models.search_vanilla import NAN_CAUSE
 
 from .attentions import start_token_id
 
@@ -46,10 +47,7 @@ def log_probs_of_pairs(
         for i, row in zip(batch, log_probs, strict=True):
             found[i] = row[: len(pairs[i][1])]
             if any(map(math.isnan, found[i])):
-                raise ValueError(
-                    "log-probabilities are NaN: a weight is NaN or infinite, as after a training "
-                    "that diverged"
-                )
+                raise ValueError(f"log-probabilities are NaN: {NAN_CAUSE}")
     return found
 
 

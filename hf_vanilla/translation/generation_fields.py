@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hf_vanilla.models.generation_vanilla import LENGTH_PENALTY_FORMS
-from hf_vanilla.options import check_names
+from transformers import GenerationConfig
+
+from hf_vanilla.models.generation_vanilla import LENGTH_PENALTY_FORMS, merged_settings
+from hf_vanilla.models.search_vanilla_gate import OTHER_SETTINGS, is_plain_search
+from hf_vanilla.options import check_names, is_finite_number
 
 MOST_TOKENS = 100_000  # of a translation; the search allocates its sequences at the start
 # beyond these exponents, scores leave the range of float32 numbers
@@ -33,10 +36,6 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
-    return _is_whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
 def _is_id(value: Any) -> bool:
     return _is_whole(value) and value >= 0
 
@@ -55,13 +54,13 @@ def _are_biases(value: Any) -> bool:
         and bool(value)
         and all(isinstance(one, list) and len(one) == 2 for one in value)
         and all(_is_ids(ids) and isinstance(bias, float) for ids, bias in value)
-        and all(math.isfinite(bias) for _, bias in value)
+        and all(is_finite_number(bias) for _, bias in value)
     )
 
 
 def _is_decay(value: Any) -> bool:
     is_pair = isinstance(value, list) and len(value) == 2
-    return is_pair and _is_id(value[0]) and _is_number(value[1]) and 0 < value[1] <= 10
+    return is_pair and _is_id(value[0]) and is_finite_number(value[1]) and 0 < value[1] <= 10
 
 
 def _whole(least: int, most: int = sys.maxsize, *, has_none: bool = False) -> Kind:
@@ -75,7 +74,7 @@ def _whole(least: int, most: int = sys.maxsize, *, has_none: bool = False) -> Ki
 
 def _number(least: float, most: float, *, has_none: bool = False) -> Kind:
     return Kind(
-        lambda value: _is_number(value) and least <= value <= most,
+        lambda value: is_finite_number(value) and least <= value <= most,
         f"give a number from {least} to {most}",
         has_none,
     )
@@ -84,7 +83,7 @@ def _number(least: float, most: float, *, has_none: bool = False) -> Kind:
 def _positive(most: float = math.inf, *, has_none: bool = False) -> Kind:
     limit = "" if most == math.inf else f" up to {most}"
     return Kind(
-        lambda value: _is_number(value) and 0 < value <= most,
+        lambda value: is_finite_number(value) and 0 < value <= most,
         f"give a positive number{limit}",
         has_none,
     )
@@ -193,6 +192,26 @@ def check_token_ids(fields: dict[str, Any], vocab_size: int) -> None:
                 raise ValueError(
                     f"{name}={token_id}: the vocabulary has ids up to {vocab_size - 1}"
                 )
+
+
+def check_own_search(what: str, saved: GenerationConfig, changes: dict[str, Any]) -> None:
+    """Refuse settings with which `VanillaForConditionalGeneration` cannot search by itself.
+
+    Args:
+        what: needs that search.
+        saved: the model's generation config.
+        changes: to it, by this call.
+
+    Raises:
+        ValueError: there is sampling, or another such setting; it is named.
+    """
+    settings, _ = merged_settings(saved, changes.get("generation_config"), changes)
+    if settings.do_sample:
+        raise ValueError(f"{what}: leave out generation.do_sample, or set it to false")
+    if not is_plain_search(settings):
+        names = ("use_cache", "cache_implementation", *OTHER_SETTINGS)
+        given = ", ".join(name for name in names if name in changes) or "other settings"
+        raise ValueError(f"{what} of the usual settings: leave out {given}")
 
 
 def _ids(value: Any) -> Iterator[int]:

@@ -15,10 +15,9 @@ from .engines import (
     CTranslate2Engine,
     Engine,
     TorchEngine,
-    check_own_search,
     store_by_columns,
 )
-from .generation_fields import check_token_ids
+from .generation_fields import check_own_search, check_token_ids
 from .precision import check_dtype, load_in
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .alignments import Links, Spans
+from .alignment_links import Links, Spans
 from .markup import NUMBER, Item, Markup, Node, is_tag, parts
 from .terminology import Term
 
@@ -24,8 +24,8 @@ class Word:
         first: its first character in the translation.
         last: the character behind it.
         source: number of the source word that is aligned with it; None: none is.
-        is_term: it must stay as it is.
-        has_source: it must stay, and translates the words of a term: a number in it is of these.
+        is_term: the phrase of a term, which must stay as it is.
+        has_source: of a term whose words in the source are known; its numbers translate theirs.
     """
 
     text: str | None
@@ -42,7 +42,7 @@ def put_back(markup: Markup, translation: str, links: Links, terms: Sequence[Ter
     Args:
         markup: of the source.
         translation: of its plain text.
-        links: between the `parts` of both, exactly one for each part of the translation.
+        links: between the `parts` of both, at most one for each part of the translation.
         terms: of the plain text. Their phrases stay as they are, without items inside, and the
             numbers that they translate are not written again.
     """

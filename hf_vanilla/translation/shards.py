@@ -171,7 +171,8 @@ def translate_shard(
             numbers = "".join(f"{line}\n" for line in translator.failed)
             write_text(output / (shard.output + FAILED), numbers)
         else:  # an earlier translation of this shard may have had some
-            (output / (shard.output + FAILED)).unlink(missing_ok=True)
+            for name in (FAILED, EARLIER_FAILED):
+                (output / (shard.output + name)).unlink(missing_ok=True)
 
 
 def failed_lines(shard: Shard, output: Path) -> list[int]:

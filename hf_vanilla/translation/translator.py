@@ -17,7 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.data.batching import batch_bounds
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 
-from .alignments import Aligner, AlignmentHead, Links, saved_head
+from .alignment_links import Links
+from .alignments import Aligner, AlignmentHead, saved_head
 from .engines import Engine, TorchEngine
 from .loading import load_engine
 from .n_best import Hypothesis

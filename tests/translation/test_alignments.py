@@ -10,18 +10,15 @@ import torch
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
 from hf_vanilla.data.number_alignments import AlignedPair, aligned_number
-from hf_vanilla.translation import alignments
 from hf_vanilla.translation.aligned_words import aligned_words
 from hf_vanilla.translation.alignment_files import AlignOptions, align_files
+from hf_vanilla.translation.alignment_links import part_weights, pharaoh, token_shares, word_spans
 from hf_vanilla.translation.alignments import (
     Aligner,
     AlignmentHead,
     error_rate,
     error_rates,
-    part_weights,
     saved_head,
-    token_shares,
-    word_spans,
 )
 from hf_vanilla.translation.attentions import attentions
 from hf_vanilla.translation.loading import load_translator
@@ -254,7 +251,7 @@ def test_the_best_head_is_chosen_and_used(trained_run, tmp_path, monkeypatch):
     assert rates[best] == min(rates.values())
     output = align_files(AlignOptions(model=str(folder), output=str(tmp_path / "o"), **files))
     expected = Aligner(model, tokenizer, best).align([("three one", "drei eins"), ("two", "zwei")])
-    assert output.read_text().splitlines() == [alignments.pharaoh(links) for links in expected]
+    assert output.read_text().splitlines() == [pharaoh(links) for links in expected]
     align_files(
         AlignOptions(model=str(folder), output=str(tmp_path / "j"), format="jsonl", **files)
     )

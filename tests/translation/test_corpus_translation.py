@@ -13,7 +13,7 @@ import small_run
 
 from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.translation.engines import TorchEngine
-from hf_vanilla.translation.shards import FAILED
+from hf_vanilla.translation.shards import EARLIER_FAILED, FAILED
 from hf_vanilla.translation.translator import Translator, translate
 
 PAIRS = small_run.digit_pairs()
@@ -207,7 +207,8 @@ def test_a_shard_that_is_redone_without_failures_leaves_none_recorded(options, t
     translate_corpus(options())
     shard = min((tmp_path / "out").glob("*.txt"))
     shard.unlink()
-    (tmp_path / "out" / (shard.name + FAILED)).write_text("3\n")
+    for name in (FAILED, EARLIER_FAILED):
+        (tmp_path / "out" / (shard.name + name)).write_text("3\n")
     assert translate_corpus(options()).failed == 0
 
 

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hf_vanilla.data.corpus import number_words
-from hf_vanilla.translation.alignments import Aligner, AlignmentHead, pharaoh, saved_head
+from hf_vanilla.translation.alignment_links import pharaoh
+from hf_vanilla.translation.alignments import Aligner, AlignmentHead, saved_head
 from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.translation.demo_model import demo_model
 from hf_vanilla.translation.engines import TorchEngine
