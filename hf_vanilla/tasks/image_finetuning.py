@@ -131,6 +131,7 @@ def finetune_images(options: FinetuneImagesOptions, arguments: TrainingArguments
             model.save_pretrained(folder)
         processor.save_pretrained(folder)
         _write_card(options, model, trainer, scores, folder)
+        logger.info("wrote the model to %s, in float32", folder)
     return folder
 
 
@@ -142,6 +143,7 @@ def with_new_head(name: str, label_names: tuple[str, ...]) -> VanillaForImageCla
         label2id={label: index for index, label in enumerate(label_names)},
         has_pooler=False,
         ignore_mismatched_sizes=True,
+        dtype="float32",
     )
 
 

@@ -1,5 +1,6 @@
 """Fine-tune a detector on COCO files or folders, by transformers' Trainer."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from hf_vanilla.vision.coco_scores import ObjectScores, score_detections, score_
 from hf_vanilla.vision.detector import Detector, found_objects
 
 from .object_detection_data import check_trainable
+
+logger = logging.getLogger(__name__)
 
 BACKBONE_SHARE = 0.1  # of the learning rate, as 1e-5 is of 1e-4 in the paper
 # what a forward pass returns beside logits and boxes would fill the memory over a data set
@@ -150,6 +153,7 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
             model.save_pretrained(folder)
             processor.save_pretrained(folder)
         _card(options, trainer, train, scores).save(folder / "README.md")
+        logger.info("wrote the model to %s, in float32", folder)
     return folder
 
 
@@ -161,6 +165,7 @@ def with_class_head(name: str, label_names: Sequence[str]) -> VanillaForObjectDe
         id2label=dict(enumerate(names)),
         label2id={label: index for index, label in enumerate(names)},
         ignore_mismatched_sizes=True,
+        dtype="float32",
     )
     saved = type(model.config).from_pretrained(name)
     if [saved.id2label[index] for index in range(saved.num_labels)] != names:

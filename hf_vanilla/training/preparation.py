@@ -100,7 +100,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
         if not task.has_validation:
             _check_needs_no_validation(options)
         set_seed(options.seed)
-        model = task.model()
+        model = task.model().float()  # whatever it was saved in: small steps need 24 bits
         facts = run_facts(task, model)
         if accelerator.is_main_process:
             remove_leftovers(output_dir)
