@@ -44,9 +44,11 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
     """The processes of this run.
 
     Raises:
-        ValueError: several processes were launched, but they do not know each other.
+        ValueError: several processes were launched, but they do not know each other, or accelerate
+            is set to train in a way that this engine does not.
         ImportError: a tracker is not installed.
     """
+    check_settings_of_accelerate()
     # accelerate knows no other name of this option of DistributedDataParallel
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
@@ -72,6 +74,33 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
             "longer than in float32: leave the option out"
         )
     return accelerator
+
+
+def check_settings_of_accelerate() -> None:
+    """Refuse what accelerate's environment or configuration asks for and the engine does not do.
+
+    Raises:
+        ValueError: it would scale the gradients, or save a part of the weights as the model.
+    """
+    accumulated = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if accumulated != "1":
+        raise ValueError(
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={accumulated}: accelerate would divide every "
+            "gradient by it; unset it (gradient_accumulation_steps: 1 in accelerate's "
+            "configuration), since the recipe says what a step consists of"
+        )
+    is_fsdp = parse_flag_from_env("ACCELERATE_USE_FSDP")
+    refused = {
+        "FSDP 1": is_fsdp and os.environ.get("FSDP_VERSION", "1") != "2",
+        "DeepSpeed": parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"),
+        "Megatron-LM": parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"),
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise ValueError(
+                f"accelerate is set to {name}, whose weights are not saved whole here: set "
+                "distributed_type to MULTI_GPU, or to FSDP with fsdp_version 2"
+            )
 
 
 def is_slow_bf16(accelerator: Accelerator) -> bool:
