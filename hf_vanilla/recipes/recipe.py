@@ -111,7 +111,11 @@ class TrainRecipe:
         0.0, "gradients are scaled down to this norm; 0: never", at_least=0
     )
     average_checkpoints: int = option(
-        5, "last checkpoints whose mean is the final model", at_least=1, may_change=True
+        5,
+        "last checkpoints to average; the finished model is the best by validation of this mean, "
+        "the best checkpoint and the last one",
+        at_least=1,
+        may_change=True,
     )
     average_best: bool = option(
         default=False,

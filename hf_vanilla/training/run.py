@@ -1,6 +1,7 @@
 """The training loop: one recipe, any number of processes through Accelerate (5)."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +32,7 @@ from .checkpointing import (
     whole_model,
 )
 from .folder_lock import locked
-from .metrics_log import MetricsLog, Progress, log_entry, run_summary
+from .metrics_log import MetricsLog, Progress, run_summary
 from .preparation import PreparedRun, prepare_run
 from .processes import average_running_statistics
 from .task import RunFacts, StreamOrder, Validation
@@ -206,7 +207,8 @@ def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str,
         The values of measures that compare checkpoints.
     """
     with log.paused():
-        validation = _measure(run, log, progress, run.model)
+        validation = _measure(run, run.model)
+    log.validation(progress, validation, f"step {progress.step}")
     comparing = validation_measures(run.recipe.task)
     scores = {name: value for name, value in validation.values.items() if name in comparing}
     compare(run, progress, scores.get(run.recipe.best_by))
@@ -240,27 +242,12 @@ def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
 
 
 @torch.no_grad()
-def _measure(
-    run: PreparedRun,
-    log: MetricsLog,
-    progress: Progress,
-    model: PreTrainedModel,
-    *,
-    averaged: int = 0,
-) -> Validation:
-    """Validate a model and write the result to the log."""
+def _measure(run: PreparedRun, model: PreTrainedModel, *, is_final: bool = False) -> Validation:
+    """Validate a model; call it on every process."""
     average_running_statistics(model, run.accelerator)
     model = whole_model(model).eval()
     with run.accelerator.autocast():
-        validation = run.task.validate(model, run.accelerator, is_final=averaged > 0)
-    entry = log_entry(validation.values, run.task.measures)
-    log.write(
-        step=progress.step, samples=validation.samples, averaged_checkpoints=averaged, **entry
-    )
-    line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
-    which = f"mean of {averaged} checkpoints" if averaged else f"step {progress.step}"
-    log.show(f"{which}: {line}")
-    return validation
+        return run.task.validate(model, run.accelerator, is_final=is_final)
 
 
 # --- saving --------------------------------------------------------------------------------------
@@ -305,28 +292,52 @@ def save(
 
 
 def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
-    """Average the chosen checkpoints, validate the mean, write the model folder."""
-    options, by = run.options, run.recipe.best_by
-    chosen = folders = all_checkpoints(run.output_dir)
-    if options.average_best:
-        count, measures = options.average_checkpoints, run.task.measures
-        chosen = best_checkpoints(folders, count, measures=measures, by=by)
-    else:
-        chosen = folders[-options.average_checkpoints :]
-    model = whole_model(run.model)
-    load_weights(model, average_checkpoints(chosen))
-    validation = None
-    if run.task.has_validation:
-        validation = _measure(run, log, progress, model, averaged=len(chosen))
+    """Write the model folder: the candidate that is the best by validation."""
+    candidates, model = _candidates(run), whole_model(run.model)
+    found: dict[str, Validation] = {}
+    for name, folders in candidates.items() if run.task.has_validation else ():
+        load_weights(model, average_checkpoints(folders))
+        found[name] = _measure(run, model, is_final=True)
+    # the best comes last, in the log too; of equal ones, the mean
+    ranked = sorted(candidates, key=lambda name: _rank(run, found.get(name)), reverse=True)
+    for name in ranked if found else ():
+        log.validation(progress, found[name], name, averaged=len(candidates[name]))
+    best = ranked[-1]
+    load_weights(model, average_checkpoints(candidates[best]))
     if run.is_main:
-        _write_model(run, log, progress, model, validation)
-        steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in chosen)
-        logger.info("wrote the mean of checkpoints %s to %s", steps, run.output_dir)
-        if validation is not None:
-            _warn_of_a_bad_mean(run, log, progress, validation)
-            _warn_of_no_success(run, validation)
+        _write_model(run, log, progress, model, best, found.get(best))
+        _log_choice(run, best, found)
+        if found:
+            _warn_of_no_success(run, found[best])
     run.accelerator.wait_for_everyone()
     return run.output_dir
+
+
+def _candidates(run: PreparedRun) -> dict[str, list[Path]]:
+    """Checkpoints of each model that may become the finished one, by name; their mean comes last.
+
+    These are the last checkpoint, the best one by validation and the mean of several (6.1). After
+    few steps weights still change fast, and the mean may be worse than its parts.
+    """
+    options, folders = run.options, all_checkpoints(run.output_dir)
+    if not folders:
+        raise ValueError(f"{run.output_dir} holds no checkpoints: were they removed meanwhile?")
+    count, by = options.average_checkpoints, run.recipe.best_by
+    ranked = best_checkpoints(folders, count, measures=run.task.measures, by=by)
+    mean = ranked[:count] if options.average_best else folders[-count:]
+    chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
+    return {_name(part): part for part in chosen}
+
+
+def _name(folders: list[Path]) -> str:
+    steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in folders)
+    return f"mean of checkpoints {steps}" if len(folders) > 1 else f"checkpoint {steps}"
+
+
+def _rank(run: PreparedRun, validation: Validation | None) -> float:
+    """A number that is lower for a better model; infinite where it is not known."""
+    value = math.nan if validation is None else validation.values.get(run.recipe.best_by, math.nan)
+    return math.inf if math.isnan(value) else run.best_by.rank(value)
 
 
 def _write_model(
@@ -334,9 +345,10 @@ def _write_model(
     log: MetricsLog,
     progress: Progress,
     model: PreTrainedModel,
+    name: str,
     validation: Validation | None,
 ) -> None:
-    """Write weights, code, processor, model card and curves."""
+    """Write weights, code, processor, model card and curves; `name` says which model it is."""
     entries, task = read_json_lines(log.path), run.task
     facts = RunFacts(
         model_name=run.output_dir.resolve().name,
@@ -347,7 +359,7 @@ def _write_model(
         seconds=progress.seconds,
         processes=run.accelerator.num_processes,
         device=run.accelerator.device.type,
-        summary=run_summary(entries, task.measures, task.items),
+        summary={"finished model": name, **run_summary(entries, task.measures, task.items)},
     )
 
     def write(folder: Path) -> None:
@@ -363,6 +375,15 @@ def _write_model(
     write_files(run.output_dir, write)
 
 
+def _log_choice(run: PreparedRun, best: str, found: dict[str, Validation]) -> None:
+    """Say which model was written, and how good it and the others are by validation."""
+    by = run.recipe.best_by
+    values = {name: validation.values[by] for name, validation in found.items()}
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    reason = f": the best by {run.best_by.label} ({shown})" if shown else ""
+    logger.info("wrote %s to %s, in float32%s", best, run.output_dir, reason)
+
+
 def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
     """Say so where the finished model has nothing right."""
     for name, measure in validation_measures(run.recipe.task).items():
@@ -373,22 +394,3 @@ def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
                 measure.label,
             )
             return
-
-
-def _warn_of_a_bad_mean(
-    run: PreparedRun, log: MetricsLog, progress: Progress, validation: Validation
-) -> None:
-    """After few steps weights still change fast, and their mean may be worse than the last."""
-    name, measure = run.recipe.best_by, run.best_by
-    key, value = measure.log_name or name, validation.values.get(name)
-    alone = [
-        entry[key]
-        for entry in read_json_lines(log.path)
-        if entry["step"] == progress.step and key in entry and not entry["averaged_checkpoints"]
-    ]
-    if value is not None and alone and measure.rank(value) > measure.rank(alone[-1]):
-        logger.warning(
-            "the mean (%s %.3f) is worse than step %d alone (%.3f): train longer, or average fewer "
-            "(--average_checkpoints 1)",
-            *(measure.label, value, progress.step, alone[-1]),
-        )
