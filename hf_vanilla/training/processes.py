@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import warnings
 from contextlib import suppress
 from datetime import timedelta
@@ -23,6 +24,7 @@ from hf_vanilla.recipes.recipe import TrainRecipe
 
 # the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)
+TERMINATED_STATUS = 128 + signal.SIGTERM  # exit status after a SIGTERM that was obeyed in order
 logger = get_logger(__name__)
 
 # dense bf16 and fp16 products per second as their makers state them; the longer name comes first

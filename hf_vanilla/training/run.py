@@ -2,6 +2,8 @@
 
 import logging
 import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,7 +36,7 @@ from .checkpointing import (
 from .folder_lock import locked
 from .metrics_log import MetricsLog, Progress, run_summary
 from .preparation import PreparedRun, prepare_run
-from .processes import average_running_statistics
+from .processes import TERMINATED_STATUS, average_running_statistics
 from .task import RunFacts, StreamOrder, Validation
 from .train_step import (
     StepResult,
@@ -65,6 +67,7 @@ def train(recipe: Recipe) -> Path:
         ValueError: recipe, data or folder do not fit, or a loss is not finite.
         OSError: data cannot be read, or a checkpoint cannot be written.
         ImportError: something that the recipe names is not installed.
+        SystemExit: SIGTERM ended the run; a checkpoint of its last step is saved.
     """
     with locked(Path(recipe.train.output_dir)):
         folder, accelerator = _train(recipe)
@@ -72,16 +75,19 @@ def train(recipe: Recipe) -> Path:
         # Python's lock while it waits for threads of the group, which may need that lock
         accelerator.free_memory()
         accelerator.end_training()  # without it, processes may crash at shutdown
+    if folder is None:
+        raise SystemExit(TERMINATED_STATUS)
     return folder
 
 
-def _train(recipe: Recipe) -> tuple[Path, Accelerator]:
+def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
+    """Train; the folder is None where SIGTERM ended the run before its last step."""
     run, options = prepare_run(recipe), recipe.train
     progress = load_progress(run)
     log = MetricsLog(run.accelerator, recipe, run.task, progress)
     started = time.monotonic() - progress.seconds
     steps = training_steps(run, progress.step)
-    with _ended(run, log, progress):
+    with _ended(run, log, progress) as signals:
         while not is_over(options, progress):
             step, micro_batches = next(steps)
             is_logged = step % options.logging_steps == 0
@@ -97,8 +103,9 @@ def _train(recipe: Recipe) -> tuple[Path, Accelerator]:
             update_weights(run)
             progress.step = step
             log.add(result)
-            if not _is_read(run, step):
+            if not _is_read(run, step, signals):
                 continue
+            is_terminated = _is_terminated(run, signals)
             progress.seconds = time.monotonic() - started
             values = log.read(run.model.config, progress)
             if is_logged:
@@ -106,16 +113,27 @@ def _train(recipe: Recipe) -> tuple[Path, Accelerator]:
             scores: dict[str, float] = {}
             if run.task.has_validation and _is_due(options.eval_steps, options, step):
                 scores = validate(run, log, progress)
-            if step % options.save_steps == 0 or is_over(options, progress):
-                save(run, log, progress, scores, result)
+            is_due = step % options.save_steps == 0 or is_over(options, progress)
+            if is_due or is_terminated:
+                save(run, log, progress, scores, result, is_extra=not is_due)
+            if is_terminated and not is_over(options, progress):
+                return None, run.accelerator
     return finish(run, log, progress), run.accelerator
 
 
 @contextmanager
-def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[None]:
-    """Close the log at the end of the steps; after Ctrl-C say how to resume."""
+def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[list[int]]:
+    """Close the log at the end of the steps; after Ctrl-C say how to resume.
+
+    Yields:
+        The SIGTERMs that this process has received: they end it after its step, see `_train`.
+    """
+    received: list[int] = []
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:
+        before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        yield
+        yield received
     except KeyboardInterrupt:
         log.close()
         if run.is_main:
@@ -131,6 +149,17 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[No
         raise
     finally:
         log.close()
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _is_terminated(run: PreparedRun, signals: list[int]) -> bool:
+    """Whether a process of the run was asked to terminate. Call it on every process."""
+    count = torch.tensor(len(signals), device=run.accelerator.device)
+    is_terminated = bool(run.accelerator.reduce(count).item())
+    if is_terminated and run.is_main:
+        logger.info("SIGTERM: saving a checkpoint; the same command resumes from it")
+    return is_terminated
 
 
 def is_over(options: TrainRecipe, progress: Progress) -> bool:
@@ -143,12 +172,16 @@ def _is_due(every: int, options: TrainRecipe, step: int) -> bool:
     return step % every == 0 or step == options.max_steps
 
 
-def _is_read(run: PreparedRun, step: int) -> bool:
-    """Whether results are read after this step; on a GPU only where something is due."""
+def _is_read(run: PreparedRun, step: int, signals: list[int]) -> bool:
+    """Whether results are read after this step; on a GPU only where something is due.
+
+    Several processes must agree on it, so a signal that one of them has received has to wait.
+    """
     options = run.options
     every = (options.logging_steps, options.eval_steps, options.save_steps)
     is_cpu = run.accelerator.device.type == "cpu"
-    return is_cpu or any(_is_due(steps, options, step) for steps in every)
+    is_signalled = run.accelerator.num_processes == 1 and bool(signals)
+    return is_cpu or is_signalled or any(_is_due(steps, options, step) for steps in every)
 
 
 def load_progress(run: PreparedRun) -> Progress:
@@ -259,8 +292,10 @@ def save(
     progress: Progress,
     scores: dict[str, float],
     result: StepResult,
+    *,
+    is_extra: bool = False,
 ) -> None:
-    """Write a checkpoint.
+    """Write a checkpoint; an extra one is removed by the next, so that it is not averaged.
 
     Raises:
         ValueError: a weight is not finite; such weights must not replace good ones.
@@ -282,8 +317,9 @@ def save(
         **asdict(progress),
         "micro_batches": run.per_step,
         "threads": torch.get_num_threads(),
-        "scores": scores,
+        "scores": {} if is_extra else scores,
         "facts": run.facts,
+        "is_extra": is_extra,
     }
     with log.paused():
         if isinstance(run.order, StreamOrder) and run.is_main:

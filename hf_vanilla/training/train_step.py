@@ -1,5 +1,6 @@
 """The parts of an optimizer step: its micro-batches, their divisors, the update (5.3)."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
             batch_size=None,
             num_workers=run.options.dataloader_workers,
             collate_fn=_unchanged,
+            worker_init_fn=_ignore_sigterm,
         )
         batches = iter(loader)
     numbers = count(first, processes)
@@ -99,6 +101,11 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def _ignore_sigterm(_: int) -> None:
+    """A signal to a whole group of processes must not take the batches of the current step."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def sum_counts(run: PreparedRun, micro_batches: list[MicroBatch]) -> Tensor:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from itertools import islice
 
 import pytest
@@ -205,6 +207,31 @@ def test_an_interrupted_run_goes_on_to_the_very_same_weights(
     assert [p.name for p in all_checkpoints(folder)] == [
         p.name for p in all_checkpoints(undisturbed)
     ]
+
+
+def test_sigterm_saves_a_checkpoint_after_the_step_and_changes_nothing_in_the_end(
+    corpus_files, tmp_path, monkeypatch, undisturbed
+):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=11, tokens_per_batch=120)
+    counting = training.sum_counts
+
+    def terminated(run, micro_batches):
+        if micro_batches[0].number // run.per_step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return counting(run, micro_batches)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "sum_counts", terminated)
+        with pytest.raises(SystemExit) as stopped:
+            train(recipe)
+    assert stopped.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert all_checkpoints(tmp_path / "run")[-1].name == "checkpoint-9"  # save_steps is 2
+    folder = train(recipe)
+    # checkpoint 9 is not one of those that are averaged
+    assert_same_weights(folder, undisturbed, **EXACTLY)
+    assert not (folder / "checkpoint-9").exists()
 
 
 def test_a_resumed_run_counts_tokens_as_an_undisturbed_one(
