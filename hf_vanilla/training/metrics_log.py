@@ -21,6 +21,7 @@ from hf_vanilla.plots.curves import LOG_FILE
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 
+from .preparation import PreparedRun
 from .processes import peak_flops
 from .task import Task, Validation, Work
 from .train_step import StepResult, unusable_step
@@ -94,15 +95,16 @@ class MetricsLog:
         self._since += time.monotonic() - begin
         self._cpu_since += time.process_time() - cpu_begin
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: StepResult, work: Work) -> None:
         """Keep the result of a step until `read`: reading at each step would make a GPU wait."""
         self._results.append(result)
+        self._work += work
 
-    def read(self, config: Any, progress: Progress) -> dict[str, float]:
+    def read(self, run: PreparedRun, progress: Progress) -> dict[str, float]:
         """Read the results of all steps since the last reading; call it on every process.
 
         Args:
-            config: of the model.
+            run: that goes on, or ends here.
             progress: its counts grow.
 
         Returns:
@@ -119,10 +121,7 @@ class MetricsLog:
             progress.counts[name] = progress.counts.get(name, 0) + number
         for result, loss in zip(results, losses, strict=True):
             if not math.isfinite(loss):
-                what, process = f"the loss is {loss}", self.accelerator.process_index
-                raise unusable_step(result, what, self.path.parent, process)
-            for part in result.micro_batches:
-                self._work += self.task.work(config, part.batch)
+                raise unusable_step(run, result, f"the loss is {loss}")
             self.bar.update()
         newest = results[-1]
         values = {

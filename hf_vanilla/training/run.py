@@ -45,6 +45,7 @@ from .train_step import (
     gradient_sync,
     learning_rate,
     sum_counts,
+    sum_work,
     training_steps,
     unusable_step,
     update_weights,
@@ -93,7 +94,8 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
             is_logged = step % options.logging_steps == 0
             run.parallel.train()
             totals = sum_counts(run, micro_batches)
-            result = StepResult(step, learning_rate(run), totals, {}, micro_batches)
+            numbers = [part.number for part in micro_batches]
+            result = StepResult(step, learning_rate(run), totals, {}, numbers)
             for micro_batch in micro_batches:
                 with gradient_sync(run, micro_batch):
                     losses = forward(run, micro_batch, totals, is_logged=is_logged)
@@ -102,12 +104,12 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
                 result.add(losses)
             update_weights(run)
             progress.step = step
-            log.add(result)
+            log.add(result, sum_work(run, micro_batches))
             if not _is_read(run, step, signals):
                 continue
             is_terminated = _is_terminated(run, signals)
             progress.seconds = time.monotonic() - started
-            values = log.read(run.model.config, progress)
+            values = log.read(run, progress)
             if is_logged:
                 log.train_line(progress, values)
             scores: dict[str, float] = {}
@@ -304,8 +306,7 @@ def save(
     average_running_statistics(run.model, run.accelerator)
     # a gradient may overflow where the loss did not
     if not all_finite(run):
-        what = "a weight is not a finite number"
-        raise unusable_step(result, what, run.output_dir, run.accelerator.process_index)
+        raise unusable_step(run, result, "a weight is not a finite number")
     options = run.options
     keep = Keeping(
         options.save_total_limit,
