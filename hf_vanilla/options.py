@@ -17,7 +17,16 @@ from hf_vanilla.command_help import OptionFormatter
 
 
 class UsageError(ValueError):
-    """A command line that cannot be read: an option is unknown, missing, or not of its type."""
+    """A command line that cannot be read: an option is unknown, missing, or not of its type.
+
+    Args:
+        message: one line.
+        examples: command lines that can be read, shown below it.
+    """
+
+    def __init__(self, message: str, examples: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.examples = examples
 
 
 # metadata that HfArgumentParser understands

@@ -62,6 +62,7 @@ def classes_of_all_commands(listing):
 def test_an_option_that_is_not_given_has_the_default_of_its_class(listing):
     needed = {  # by class: one of several options that a command asks for
         "AlignOptions": {"gold": "numbers"},
+        "EvaluateOptions": {"translations": "x"},
         "PlotLengthBleuOptions": {"translations": ["x"]},
         "PlotPatchesOptions": {"image": "x"},
     }
