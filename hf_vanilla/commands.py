@@ -49,7 +49,7 @@ COMMANDS = {
     "train": Command(
         "train a model by a recipe, or resume a run",
         "hf_vanilla.training.run:train",
-        ("hf_vanilla.recipes.recipe:read_recipe",),
+        ("hf_vanilla.recipes.recipe:read_training",),
     ),
     "finetune": Command(
         "fine-tune a model on two files, images or boxes",
@@ -270,7 +270,8 @@ def run(
         except BrokenPipeError:
             raise  # an OSError, but not an error of the command
         except UsageError as error:
-            print(f"error: {_one_line(error)}", file=sys.stderr)  # noqa: T201
+            lines = [f"error: {_one_line(error)}", *(f"  {line}" for line in error.examples)]
+            print("\n".join(lines), file=sys.stderr)  # noqa: T201
             sys.exit(USAGE_STATUS)
         except FileNotFoundError as error:
             sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")

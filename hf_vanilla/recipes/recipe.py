@@ -49,6 +49,11 @@ RECIPE_HELP = (
     "(fields of the model's config) and --decoding.KEY VALUE (generation config). This help shows "
     "the options of the chosen task."
 )
+EXAMPLES = (
+    "hf-vanilla train --recipe numbers",
+    "hf-vanilla train --recipe multi30k_tiny --train_source train.en --train_target train.de",
+    "hf-vanilla train --task image_classification --dataset photos",
+)
 OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
@@ -350,6 +355,20 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         elsewhere=_section_options(entry),
     )
     return Recipe(train=train, data=data, task=task, **sections)
+
+
+def read_training(arguments: Sequence[str]) -> Recipe:
+    """`read_recipe` for the command `train`, which must name a recipe or data.
+
+    Raises:
+        UsageError: it names neither: the defaults would train the paper's base model for days.
+        ValueError: as `read_recipe`.
+        OSError: the recipe cannot be read.
+    """
+    recipe = read_recipe(arguments)
+    if not given_options(arguments) & {"recipe", *noted(recipe.data, "chooses_data")}:
+        raise UsageError("name a recipe or data, for example", EXAMPLES)
+    return recipe
 
 
 def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:
