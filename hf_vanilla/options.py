@@ -406,13 +406,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs an extra of this package, here or in a clone of it.
+    """The command that installs an extra of this package, which no package index has.
 
     Args:
         extra: a name of `[project.optional-dependencies]`.
     """
-    is_clone = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
-    return f"pip install -e '.[{extra}]'" if is_clone else f"pip install 'hf-vanilla[{extra}]'"
+    return f"pip install -e '.[{extra}]' in a clone of hf_vanilla"
 
 
 def check_names(

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -94,6 +95,7 @@ def convert_fsmt(options: FsmtOptions) -> Path:
         with code_beside_weights(model, tokenizer):
             model.save_pretrained(output)
             tokenizer.save_pretrained(output)
+        carry_over(options.input, output)
     return Path(options.output)
 
 

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -386,11 +387,17 @@ def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:
     share = int(warmup_steps) / before
     if 0 < share < 1 and "learning_rate" not in given_options(arguments):
         values["learning_rate"] = rate * share
-        logger.warning(
-            "learning_rate is %.3g instead of the recipe's %.3g, since warmup_steps is %s instead "
-            "of %d; --learning_rate chooses another",
-            *(values["learning_rate"], rate, warmup_steps, before),
+        _warn_once(
+            f"learning_rate is {values['learning_rate']:.3g} instead of the recipe's {rate:.3g}, "
+            f"since warmup_steps is {warmup_steps} instead of {before}; --learning_rate chooses "
+            "another"
         )
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a message once in this process: a sweep reads the recipe of each run several times."""
+    logger.warning(message)
 
 
 def _read_sections(values: dict[str, Any], arguments: list[str]) -> dict[str, dict[str, Any]]:

@@ -1,16 +1,18 @@
 """The processes of a run: how many there are, what they compute in, how fast they could be."""
 
 import ctypes
+import logging
 import os
 import signal
 import warnings
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.logging import get_logger
+from accelerate import Accelerator, PartialState
+from accelerate.logging import MultiProcessAdapter
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
@@ -25,7 +27,18 @@ from hf_vanilla.recipes.recipe import TrainRecipe
 # the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)
 TERMINATED_STATUS = 128 + signal.SIGTERM  # exit status after a SIGTERM that was obeyed in order
-logger = get_logger(__name__)
+
+
+class MainProcessLogger(MultiProcessAdapter):
+    """Logs on the main process, and names that process only where there are several."""
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The message and the arguments of the call to log."""
+        named, kwargs = super().process(msg, kwargs)
+        return (named if PartialState().num_processes > 1 else msg), kwargs
+
+
+logger = MainProcessLogger(logging.getLogger(__name__), {})
 
 # dense bf16 and fp16 products per second as their makers state them; the longer name comes first
 PEAK_FLOPS = {

@@ -422,12 +422,12 @@ def _log_choice(run: PreparedRun, best: str, found: dict[str, Validation]) -> No
 
 
 def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
-    """Say so where the finished model has nothing right."""
-    for name, measure in validation_measures(run.recipe.task).items():
-        if measure.better == "higher" and validation.values.get(name) == 0:
-            logger.warning(
-                "%s of the finished model is 0: train longer, or lower learning_rate if the loss "
-                "rose",
-                measure.label,
-            )
-            return
+    """Say so where the finished model has nothing right, by the main measure of that kind."""
+    measures = validation_measures(run.recipe.task)
+    higher = [name for name, measure in measures.items() if measure.better == "higher"]
+    main = [name for name in higher if name == run.recipe.best_by] or higher[:1]
+    if any(validation.values.get(name) == 0 for name in main):
+        logger.warning(
+            "%s of the finished model is 0: train longer, or lower learning_rate if the loss rose",
+            measures[main[0]].label,
+        )

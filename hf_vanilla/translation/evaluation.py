@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hf_vanilla.data.corpus import read_pairs
-from hf_vanilla.options import UsageError, install_hint
+from hf_vanilla.options import UsageError
 
 from .comet import check_comet, comet_score
 from .decoding_options import DecodingOptions
@@ -61,7 +61,6 @@ def score_translations(
 
     Raises:
         ValueError: the counts differ, there is nothing to score, or one side is a single text.
-        ImportError: `sacrebleu` is not installed.
     """
     check_bleu_tokenizer(tokenize)
     for texts in (translations, references):
@@ -107,12 +106,9 @@ def check_bleu_tokenizer(name: str) -> None:
 
     Raises:
         ValueError: sacreBLEU has no tokenizer of this name.
-        ImportError: `sacrebleu` is not installed.
     """
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError:
-        raise ImportError(f"scores need sacrebleu: {install_hint('eval')}") from None
+    from sacrebleu.metrics import BLEU
+
     if name not in BLEU.TOKENIZERS:
         names = ", ".join(sorted(BLEU.TOKENIZERS))
         raise ValueError(f"tokenize={name!r}: choose one of {names}")
