@@ -56,6 +56,12 @@ def leave_one_out(folder: str | Path, scene: str) -> Split:
     """
     if scene not in TEST_FILES:
         raise ValueError(f"test_scene={scene!r}: choose one of {', '.join(TEST_FILES)}")
+    missing = [n for n in FIRST_VALIDATION_FRAME if not (Path(folder) / f"{n}.txt").is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} has no {missing[0]}.txt, and test_scene={scene!r} needs the eight files of "
+            "ETH and UCY: give their folder, or train on other tracks by --test_scene none"
+        )
     train, validation, test = [], [], []
     for name, first in FIRST_VALIDATION_FRAME.items():
         table = read_tracks(Path(folder) / f"{name}.txt")

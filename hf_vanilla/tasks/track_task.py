@@ -50,10 +50,10 @@ class TrackTask:
             values: by the names of the task's measures.
             means: scores over all validation windows.
         """
-        windows, test_scene = self.validation, self.recipe.data.test_scene
+        windows, options = self.validation, self.recipe.data
         data = "validation part"
-        if test_scene is not None:
-            data = f"ETH/UCY without {test_scene}, validation cut"
+        if options.left_out:
+            data = f"ETH/UCY without {options.test_scene}, validation cut"
         protocol = Protocol(
             data=data,
             observed=windows.observed,
@@ -74,10 +74,12 @@ class TrackTask:
 
     def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
         """The model card with data, protocol and scores."""
+        options = self.recipe.data
+        tracks = self.tracks.train.scenes.describe() + options.left_out
         return track_card(
             facts,
             license=self.recipe.train.model_license,
-            dataset=Path(self.recipe.data.dataset).name,
-            data=f"{self.tracks.train.scenes.describe()}; {self.describe_training()}",
+            dataset=Path(options.dataset).name,
+            data=f"{tracks}; {self.describe_training()}",
             scores=None if validation is None else str(validation.details),
         )

@@ -72,7 +72,8 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
             "the validation tracks have no window: give other ones by --validation, or none by "
             "--validation_share 0"
         )
-    logger.info("training: %s; %d windows", tables[0].describe(), len(train))
+    described = tables[0].describe() + options.left_out
+    logger.info("training: %s; %d windows", described, len(train))
     logger.info("validation: %s windows", 0 if validation is None else len(validation))
     lengths = tables[0].displacements
     std = float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0
@@ -86,7 +87,7 @@ def training_and_validation(options: WindowOptions) -> tuple[Scenes, Scenes | No
         ValueError: a file does not match the options.
         OSError: a file cannot be read.
     """
-    if options.test_scene is not None:
+    if options.left_out:
         split = leave_one_out(options.dataset, options.test_scene)
         step = options.step_seconds or split.train.step_seconds
         return resample(split.train, step), resample(split.validation, step)

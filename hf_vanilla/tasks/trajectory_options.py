@@ -29,11 +29,11 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
         of_data=True,
         chooses_data=True,
     )
-    test_scene: str | None = option(
-        None,
-        f"train on a folder of ETH and UCY without this scene: one of {', '.join(TEST_FILES)}",
-        choices=tuple(TEST_FILES),
-        of_data=True,
+    test_scene: str = option(
+        "none",
+        f"train on a folder of ETH and UCY without this scene: one of {', '.join(TEST_FILES)}; "
+        "none: on all tracks. --dataset does not change it",
+        choices=("none", *TEST_FILES),
     )
     validation: str | None = option(
         None,
@@ -66,6 +66,11 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
         for name in ("mirror", "noise_share"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name}={getattr(self, name)}: give a probability")
+
+    @property
+    def left_out(self) -> str:
+        """Text for the log and the card that names the scene left out; empty where none is."""
+        return "" if self.test_scene == "none" else f", without scene {self.test_scene}"
 
     def check_with(self, train: TrainRecipe) -> None:
         """Nothing here depends on the shared options."""

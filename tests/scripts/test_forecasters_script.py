@@ -28,7 +28,7 @@ def test_every_class_has_a_row_that_can_be_trained(table, tmp_path):
         for recipe in recipes:
             if recipe.task != "joint_trajectories":
                 assert recipe.config().num_modes == (6 if data == "junctions" else 20)
-            assert recipe.data.test_scene == ("hotel" if data == "eth_ucy" else None)
+            assert recipe.data.test_scene == ("hotel" if data == "eth_ucy" else "none")
         forms = {getattr(recipe.data, "form", recipe.task) for recipe in recipes}
         assert forms == {*FORMS, *SCENE_FORMS, "joint_trajectories"}
         assert rows["constant velocity"] is None
@@ -51,7 +51,7 @@ def test_a_page_gets_the_tables_between_its_marks(table, tmp_path, monkeypatch):
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
     scores = {"minADE1": 1.5, "minFDE1": 2.25, "parameters": 1234, "cpu": 0.125}
     scores |= {"miss_rate": 0.5, "minJADE6": 3.0, "minJFDE6": 4.0, "joint_collision_share": 0.01}
-    monkeypatch.setattr(table, "row", lambda name, *_: scores if name == "K modes" else None)
+    monkeypatch.setattr(table, "row", lambda name, *_: scores if name == "K modes" else "none")
     table.table(options(table, tmp_path, page=str(page)))
     text = page.read_text(encoding="utf-8")
     row = "| K modes | 1,234 | - | 0.12 | 1.500/2.250 | - | - | 50.00 % | 3.000/4.000 | 1.00 % |"

@@ -1,6 +1,7 @@
 """Trajectory forecasting by the engine: runs, resumes, evaluation, and what is refused."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,14 @@ from process_runs import assert_processes_agree
 from torch.testing import assert_close
 from transformers import AutoModelForTimeSeriesPrediction
 
+from hf_vanilla.data import eth_ucy
 from hf_vanilla.data.built_in_tracks import built_in_tracks
-from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
+from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.tasks.dispatch import evaluate, read_evaluation
 from hf_vanilla.tasks.trajectories import WindowOrder, prepare
 from hf_vanilla.tasks.trajectory_options import TrackDataOptions
 from hf_vanilla.training.run import train
+from hf_vanilla.training.task import RunFacts
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = {
@@ -231,3 +234,37 @@ def test_tracks_that_are_too_short_are_named(tmp_path):
     path.write_text("frame,agent,x,y\n0,1,0,0\n1,1,1,0\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"no agent with 5 \+ 4 steps"):
         prepare(recipe(tmp_path / "run", path))
+
+
+@pytest.fixture
+def eth_ucy_folder(tmp_path, monkeypatch):
+    """The eight files of ETH and UCY, each with two walkers of 25 steps, one to validate on."""
+    for number, (name, first) in enumerate(eth_ucy.FIRST_VALIDATION_FRAME.items()):
+        rows = [
+            f"{start + 10 * step}\t{agent}\t{number + 0.4 * step}\t{number}"
+            for agent, start in ((1, first - 250), (2, first))
+            for step in range(25)
+        ]
+        (tmp_path / f"{name}.txt").write_text("\n".join(rows), encoding="utf-8")
+    monkeypatch.setitem(eth_ucy.TEST_WINDOWS, "zara1", 12)
+    return tmp_path
+
+
+def test_a_recipe_keeps_its_test_scene_wherever_the_data_lies(eth_ucy_folder, caplog):
+    arguments = ["--recipe", "tracks_zara1", "--dataset", str(eth_ucy_folder)]
+    with caplog.at_level(logging.INFO):
+        task = prepare(read_recipe(arguments))
+    test_file = list(eth_ucy.FIRST_VALIDATION_FRAME).index("crowds_zara01")
+    files = task.tracks.train.scenes.positions[:, 1]  # y is the number of the file
+    assert sorted(set(files.tolist())) == [number for number in range(8) if number != test_file]
+    facts = dict.fromkeys(("model_name", "recipe", "device"), "x")
+    facts |= dict.fromkeys(("parameters", "steps", "seconds", "processes"), 1)
+    card = task.card(RunFacts(**facts, counts={}), None).content
+    assert all("without scene zara1" in text for text in (caplog.text, card))
+    everything = prepare(read_recipe([*arguments, "--test_scene", "none"]))
+    assert test_file in everything.tracks.train.scenes.positions[:, 1]
+
+
+def test_other_tracks_with_such_a_recipe_are_told_how(tracks):
+    with pytest.raises(FileNotFoundError, match=r"no biwi_eth.txt.*--test_scene none"):
+        prepare(read_recipe(["--recipe", "tracks_zara1", "--dataset", str(tracks)]))
