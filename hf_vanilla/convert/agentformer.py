@@ -71,6 +71,14 @@ FIXED: dict[str, tuple[Any, Any]] = {
     "dec_input_type": ([], []),
     "tf_cfg": ({}, {}),
 }
+# likewise, of each of the three stacks; these keys and those that we read are all there may be
+FIXED_OF_STACK: dict[str, dict[str, tuple[Any, Any]]] = {
+    "context_encoder": {"pooling": ("mean", "mean")},
+    "future_encoder": {"pooling": ("mean", "mean")},
+    "future_decoder": {"pos_offset": (False, False)},
+}
+READ_OF_STACK = ("nlayer", "out_mlp_dim")
+FIXED_OF_LOSS = {"mask": (True, True), "normalize": (True, True)}
 ALL_CONNECTED = 1000.0  # their conn_dist from here on limits nothing
 # published ADE/FDE in metres of both stages together, best of 20 per person
 PUBLISHED = {
@@ -157,11 +165,14 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
     inputs = [settings.get(key) or [] for key in ("input_type", "fut_input_type", "dec_input_type")]
     if settings.get("use_map") or any("map" in kinds for kinds in inputs):
         raise ValueError(f"{origin} is a model with a raster map, which our model does not read")
-    wrong = [
-        f"{key}={settings.get(key, default)!r} instead of {wanted!r}"
-        for key, (wanted, default) in FIXED.items()
-        if settings.get(key, default) != wanted
-    ]
+    wrong = _differences(settings, FIXED, "")
+    for name, fixed in FIXED_OF_STACK.items():
+        stack = settings.get(name) or {}
+        wrong += _differences(stack, fixed, f"{name}.")
+        unknown = sorted({*stack} - {*fixed, *READ_OF_STACK})
+        wrong += [f"{name}.{key}={stack[key]!r}, which is unknown" for key in unknown]
+    losses = settings.get("loss_cfg") or {}
+    wrong += _losses_that_differ(losses)
     stacks = [settings.get(name) or {} for name in ("future_encoder", "future_decoder")]
     hidden = [list(stack.get("out_mlp_dim") or []) for stack in stacks]
     if hidden[0] != hidden[1]:
@@ -171,7 +182,6 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
     if wrong:
         raise ValueError(f"{origin} is not the model of ETH and UCY: {'; '.join(wrong)}")
     distance = settings.get("conn_dist", ALL_CONNECTED)
-    losses = settings.get("loss_cfg") or {}
     sizes = {
         f"{side}_{what}": settings[key]
         for side in ("encoder", "decoder")
@@ -202,8 +212,15 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
 
 
 def second_stage_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of our config from the YAML of a second stage."""
+    """Fields of our config from the YAML of a second stage.
+
+    Raises:
+        ValueError: a loss is not that of our model.
+    """
     losses = settings.get("loss_cfg") or {}
+    wrong = _losses_that_differ(losses)
+    if wrong:
+        raise ValueError(f"the second stage is not the model of ETH and UCY: {'; '.join(wrong)}")
     return {
         "num_modes": settings.get("sample_k", 20),
         "map_dims": list(settings.get("qnet_mlp", [512, 256])),
@@ -215,7 +232,26 @@ def second_stage_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _differences(
+    settings: Mapping[str, Any], fixed: Mapping[str, tuple[Any, Any]], prefix: str
+) -> list[str]:
+    """What differs from our model, in words."""
+    return [
+        f"{prefix}{key}={settings.get(key, default)!r} instead of {wanted!r}"
+        for key, (wanted, default) in fixed.items()
+        if settings.get(key, default) != wanted
+    ]
+
+
+def _losses_that_differ(losses: Mapping[str, Any]) -> list[str]:
+    parts = [_differences(losses[name] or {}, FIXED_OF_LOSS, f"{name}.") for name in losses]
+    return [f"loss_cfg.{difference}" for part in parts for difference in part]
+
+
 def _of_loss(losses: Mapping[str, Any], name: str, key: str, default: float) -> float:
+    """A number of one loss; a loss that is not among those listed has no weight."""
+    if key == "weight" and losses and name not in losses:
+        return 0.0
     return (losses.get(name) or {}).get(key, default)
 
 

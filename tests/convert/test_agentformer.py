@@ -176,6 +176,15 @@ def test_all_tensors_that_do_not_fit_the_yaml_are_named_at_once(write):
         ({"sn_out_type": "vel", "pos_concat": False}, "'vel' instead of 'norm'; pos_concat=False"),
         ({"future_encoder": {"nlayer": 1}}, "out_mlp_dim="),
         ({"tf_cfg": {"gaussian_kernel": True}}, "tf_cfg="),
+        (
+            {"context_encoder": {"pooling": "max"}},
+            r"context_encoder\.pooling='max' instead of 'mean'",
+        ),
+        (
+            {"future_decoder": {"out_mlp_dim": [7, 6], "pos_offset": True, "heads": 3}},
+            r"future_decoder\.pos_offset=True.*future_decoder\.heads=3, which is unknown",
+        ),
+        ({"loss_cfg": {"mse": {"normalize": False}}}, r"loss_cfg\.mse\.normalize=False"),
     ],
 )
 def test_other_models_are_refused_by_what_differs(write, change, message):
