@@ -45,7 +45,7 @@ def read_map(path: Path) -> RoadMap:
     try:
         archive = json.loads(path.read_text(encoding="utf-8"))
         found = list(_lines(archive))
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is no map archive of Argoverse 2 ({type(error).__name__}: {error}): give one "
             "with lane_segments, pedestrian_crossings and drivable_areas"

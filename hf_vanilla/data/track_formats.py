@@ -1,6 +1,7 @@
 """Readers of track files: each is a function of a path that returns its rows in their order."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,19 +90,29 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes
         if not files:
             raise FileNotFoundError(f"{path} has no file that ends with {', '.join(known)}")
         return join_scenes([read_tracks(file, source) for file in files])
-    name = source.format or format_of(path)
-    if name not in FORMATS:
-        raise ValueError(f"format={name!r}: choose one of {', '.join(FORMATS)}")
+    if source.format is not None and source.format not in FORMATS:
+        raise ValueError(f"format={source.format!r}: choose one of {', '.join(FORMATS)}")
+    try:
+        name = source.format or format_of(path)
+        scenes = _scenes_of_file(path, name, source)
+    except (ValueError, TypeError, KeyError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if str(path) in reason:
+            raise
+        raise ValueError(f"{path} cannot be read as tracks: {reason}") from None
+    if name == "argoverse2":
+        scenes = with_map(scenes, path)
+    return scenes if source.step_seconds is None else resample(scenes, source.step_seconds)
+
+
+def _scenes_of_file(path: Path, name: str, source: TrackSource) -> Scenes:
     rows = FORMATS[name](path, source.columns)
     if source.homography is not None:
         rows = replace(rows, positions=on_plane(rows.positions, source.homography))
     frame_seconds = source.frame_seconds
     if frame_seconds is None and name == "eth_ucy":
         frame_seconds = ETH_UCY_FRAME_SECONDS
-    scenes = scenes_of_rows(rows, name=path.stem, frame_seconds=frame_seconds, unit=source.unit)
-    if name == "argoverse2":
-        scenes = with_map(scenes, path)
-    return scenes if source.step_seconds is None else resample(scenes, source.step_seconds)
+    return scenes_of_rows(rows, name=path.stem, frame_seconds=frame_seconds, unit=source.unit)
 
 
 def format_of(path: Path) -> str:
@@ -162,20 +173,23 @@ def read_trajnet(path: Path, columns: Columns) -> Rows:
     """
     del columns
     found: list[tuple[Any, Any, Any, Any]] = []
-    rate, line = None, 0
+    rate, line = 0.0, 0
     with path.open(encoding="utf-8") as file:
         for line, text in enumerate(filter(str.strip, file), start=1):
             try:
                 entry = json.loads(text)
-                rate = entry.get("scene", {}).get("fps") or rate
+                rate = float(entry.get("scene", {}).get("fps") or rate or 0)
+                if not 0 <= rate < math.inf:
+                    raise ValueError(f"fps={rate:g}")
                 track = entry.get("track")
                 if track is not None and track.get("prediction_number") is None:
-                    values = (track["f"], track["p"], float(track["x"]), float(track["y"]))
-                    found.append(values)
+                    frame, x, y = (float(track[key]) for key in ("f", "x", "y"))
+                    found.append((frame, track["p"], x, y))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
-                    f"({type(error).__name__}: {error}): give 'track' with f, p, x, y"
+                    f"({type(error).__name__}: {error}): give 'track' with f, p, x, y, and a "
+                    "positive fps"
                 ) from None
     frame, agent, x, y = (
         np.array(column) for column in (zip(*found, strict=True) if found else ([], [], [], []))
@@ -185,7 +199,7 @@ def read_trajnet(path: Path, columns: Columns) -> Rows:
         frame=frame,
         agent=agent,
         positions=np.stack((x, y), 1),
-        step_seconds=None if rate is None else 1 / float(rate),
+        step_seconds=1 / rate if rate else None,
     )
 
 
@@ -303,6 +317,8 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is not a table with a header: {reason}") from None
     _check_columns(path, table.column_names, wanted)
+    if any(pyarrow.types.is_binary(table.column(name).type) for name in wanted.values()):
+        raise ValueError(f"{path} has names that are not UTF-8: save the file in UTF-8")
     return lambda key: table.column(wanted[key])
 
 

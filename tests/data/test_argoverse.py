@@ -76,6 +76,7 @@ def test_a_folder_gives_scenarios_with_lanes_crossings_and_boundaries(tmp_path):
     ("road", "message"),
     [
         ("{", "is no map archive of Argoverse 2"),
+        (json.dumps(archive()).replace("0.0", '"far"', 1), "is no map archive of Argoverse 2"),
         ({"lanes": {}}, "KeyError: 'lane_segments'"),
         ({"lane_segments": {"1": {"centerline": line((1, 2))}}}, "polyline 0 has 1 point"),
         (

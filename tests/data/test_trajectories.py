@@ -231,3 +231,22 @@ def test_jumps_and_degrees_are_kept_and_reported(caplog, step, message):
         scenes = table((0, "a", 0, 0), (1, "a", step, 0))
     assert message in caplog.text
     assert len(scenes) == 2
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    table = pyarrow.table({"frame": [0], "agent": [["a"]], "x": [0.0], "y": [0.0]})
+    pyarrow.parquet.write_table(table, tmp_path / "lists.parquet")
+    whole = (tmp_path / "lists.parquet").read_bytes()
+    row = '{"track": {"f": %s, "p": 1, "x": 0, "y": 0}}'
+    contents = {
+        "junk.parquet": b"no table",
+        "cut.parquet": whole[: len(whole) // 2],
+        "lists.parquet": whole,
+        "latin1.csv": "frame,agent,x,y\n0,Zoë,1,2\n1,Zoë,1,2\n".encode("latin-1"),
+        "frame.ndjson": (row % '"late"').encode(),
+        "fps.ndjson": b'{"scene": {"fps": -2.5}}\n' + (row % 0).encode(),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^[^\n]*{name}[^\n]*$"):
+            read_tracks(tmp_path / name, TrackSource(frame_seconds=0.4))
