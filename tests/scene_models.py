@@ -4,12 +4,14 @@ import itertools
 
 import torch
 
+from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_scene import (
     ENCODER_NAMES,
     FUSION_NAMES,
     VanillaSceneConfig,
 )
-from hf_vanilla.trajectories.loading import SCENE_FORMS
+from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
+from hf_vanilla.trajectories.loading import FORMS, SCENE_FORMS, STAGES
 
 SIZES = {
     "observed_steps": 5,
@@ -67,6 +69,26 @@ def scenes(count=2, agents=4, lanes=3, points=4, seed=0):
         "lane_mask": torch.ones(count, lanes, points),
         "lane_kinds": torch.randint(3, (count, lanes), generator=draw),
     }
+
+
+def every_forecaster():
+    """One random model of every class, in evaluation mode, with float32 inputs and a future."""
+    wide = {name: values.float() for name, values in scenes().items()}
+    agents = {name: values.flatten(0, 1) for name, values in wide.items() if "values" in name}
+    agents = {name: values for name, values in agents.items() if "lane" not in name}
+    joint = {name: values for name, values in wide.items() if "lane" not in name}
+    common = {name: SIZES[name] for name in ("observed_steps", "predicted_steps", "d_model")}
+    torch.manual_seed(3)
+    for form in SCENE_FORMS:
+        name = "early full" if form == "fusion" else form
+        yield scene_model(name).float(), wide
+    for form in FORMS.values():
+        model = form(VanillaTracksConfig(**common, num_codes=9)).eval()
+        if hasattr(model, "fit_codebook"):
+            model.fit_codebook(agents["past_values"], agents["future_values"])
+        yield model, agents
+    for stage in STAGES.values():
+        yield stage(VanillaAgentFormerConfig(**common)).eval(), joint
 
 
 def without_future(inputs):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .kernels_vanilla import at_least_float32
 from .modeling_vanilla_agentformer import (
     VanillaAgentFormerPreTrainedModel,
     VanillaForJointTrajectoryPrediction,
@@ -74,6 +75,8 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         agent_mask: Tensor | None = None,
         future_values: Tensor | None = None,
         future_observed_mask: Tensor | None = None,
+        *,
+        return_loss: bool = True,
         **kwargs: Any,
     ) -> VanillaJointTrajectoryOutput:
         """Joint futures of the agents of each scene; with `future_values` the losses.
@@ -86,7 +89,7 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
             context, agent_context = first.context_encoder(scene)
             prior = first.future_decoder.prior(agent_context)
         maps = self._maps(agent_context)  # (B, K, A, Z)
-        if future_values is None:
+        if future_values is None or not return_loss:
             futures = decode_samples(first, scene, context, maps.mean, **kwargs)
             return scene_output(config, scene, futures)
         truth = read_truth(config, scene, future_values, future_observed_mask, **kwargs)
@@ -115,7 +118,7 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
             hidden_states = layer(hidden_states).tanh()
         by_sample = (self.config.num_modes, self.config.latent_dim)
         scale, shift = (
-            layer(hidden_states).unflatten(-1, by_sample).transpose(1, 2)
+            at_least_float32(layer(hidden_states)).unflatten(-1, by_sample).transpose(1, 2)
             for layer in (self.map_scale, self.map_shift)
         )
         return Gaussian(shift, (scale.square() + SMALLEST_VARIANCE).log())

@@ -1,8 +1,9 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """Each agent's own frame of coordinates: its last observed position, its heading, its speed.
 
-Only observed steps enter the frame, so the future never changes an input. Shapes: B agents,
-T observed steps, P predicted steps, M modes.
+Only observed steps enter the frame, so the future never changes an input. The frame is computed in
+float32, or in float64 where the observed positions are; a model in half precision casts its tokens.
+Shapes: B agents, T observed steps, P predicted steps, M modes.
 """
 
 from dataclasses import dataclass
@@ -27,13 +28,14 @@ class AgentFrame:
 
     def enter(self, displacements: Tensor) -> Tensor:
         """Displacements `(B, L, 2)` of the world in the agent's frame."""
-        return displacements @ self.rotation / self.scale
+        return displacements.to(self.rotation.dtype) @ self.rotation / self.scale
 
     def leave(self, displacements: Tensor) -> Tensor:
         """Displacements `(B, ..., 2)` of the agent's frame in the world."""
         back = self.rotation.transpose(1, 2)
         shape = displacements.shape
-        return (displacements.reshape(shape[0], -1, 2) @ back * self.scale).view(shape)
+        flat = displacements.reshape(shape[0], -1, 2).to(back.dtype)
+        return (flat @ back * self.scale).view(shape)
 
     def positions(self, displacements: Tensor) -> Tensor:
         """World positions `(B, ..., P, 2)` after displacements `(B, ..., P, 2)` of the frame."""
@@ -42,18 +44,27 @@ class AgentFrame:
 
 
 def observed_velocities(past_values: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor]:
-    """Displacements `(B, T - 1, 2)` per step, and which of them lie between two observed steps.
+    """Displacements `(..., T - 1, 2)` per step, each to an observed step from the one before it.
+
+    Where steps are missing between the two, the displacement is divided by the number of steps, so
+    that an agent recorded at half the rate of the others keeps its speed.
 
     Args:
-        past_values: `(B, T, 2)` positions; anything where they are not observed.
-        is_observed: `(B, T)` bool.
+        past_values: `(..., T, 2)` positions; anything finite where they are not observed.
+        is_observed: `(..., T)` bool.
 
     Returns:
-        The displacements, 0 where unknown, and `(B, T - 1)` bool.
+        The displacements, 0 where unknown, and `(..., T - 1)` bool: which are known.
     """
-    is_known = is_observed[:, 1:] & is_observed[:, :-1]
-    displacements = past_values[:, 1:] - past_values[:, :-1]
-    return torch.where(is_known.unsqueeze(-1), displacements, 0), is_known
+    steps = torch.arange(past_values.shape[-2], device=past_values.device)
+    may_precede = is_observed.unsqueeze(-2) & (steps < steps.unsqueeze(-1))  # (..., T, T)
+    before = torch.where(may_precede, steps, -1).amax(dim=-1)[..., 1:]  # (..., T - 1)
+    is_known = is_observed[..., 1:] & (before >= 0)
+    before = before.clamp(min=0)
+    index = before.unsqueeze(-1).expand(*before.shape, 2)
+    moves = past_values[..., 1:, :] - past_values.gather(-2, index)
+    moves = moves / (steps[1:] - before).unsqueeze(-1)
+    return torch.where(is_known.unsqueeze(-1), moves, 0), is_known
 
 
 def last_velocity(velocities: Tensor, is_known: Tensor) -> Tensor:

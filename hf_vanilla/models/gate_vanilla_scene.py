@@ -4,22 +4,14 @@
 Shapes: R rows, M tokens, D `d_model`.
 """
 
-from typing import Any
-
 from torch import Tensor, nn
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .fusion_vanilla_scene import decoder_layers, masked_mean, read_by_seeds
-from .head_vanilla_scene import MixtureHead
+from .head_vanilla_scene import Mixture, MixtureHead
 from .layers_vanilla import VanillaEncoderLayer
-from .modeling_vanilla_scene import (
-    VanillaScenePreTrainedModel,
-    VanillaSceneTrajectoryOutput,
-    rows_of,
-    scene_output,
-    seeds,
-)
+from .modeling_vanilla_scene import VanillaScenePreTrainedModel, seeds
+from .rows_vanilla_scene import Rows
 from .tokens_vanilla_scene import SceneTokens, key_mask, side_by_side
 
 
@@ -69,22 +61,10 @@ class VanillaForGatedTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @capture_outputs
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        agent_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> VanillaSceneTrajectoryOutput:
-        """Arguments, result and errors as of `VanillaForSceneTrajectoryPrediction.forward`."""
-        rows = rows_of(self, past_values, past_observed_mask, agent_mask, kwargs)
+    def futures(self, rows: Rows) -> Mixture:
+        """Futures read by seeds from the gated tokens."""
         states, is_real = side_by_side(self.tokens(rows))
         for layer, gate in zip(self.encoder_layers, self.gates, strict=True):
             states = gate(layer(states, key_mask(is_real)), is_real)
         start = self.seeds.weight.expand(states.shape[0], -1, -1)
-        modes = read_by_seeds(self.layers, start, states, is_real)
-        futures = self.head(modes, rows.velocity)
-        return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)
+        return self.head(read_by_seeds(self.layers, start, states, is_real), rows.velocity)

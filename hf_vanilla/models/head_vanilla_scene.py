@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 from .configuration_vanilla_scene import VanillaSceneConfig
+from .kernels_vanilla import at_least_float32
 from .loss_vanilla_trajectory import distances
 from .rows_vanilla_scene import Rows
 from .scene_vanilla_agentformer import check_finite, known_steps
 
+SAME_PROBABILITY = 1e-5  # a smaller difference may come from rounding, and decides nothing
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss
 
 
@@ -75,6 +77,7 @@ def mixture(numbers: Tensor, velocity: Tensor) -> Mixture:
 
     A mean starts at the last velocity `(R, 2)`; the numbers say what changes about it.
     """
+    numbers = at_least_float32(numbers)
     changes, raw, logits = numbers.split((*(numbers.shape[-1] // 2,) * 2, 1), dim=-1)
     moves = changes.unflatten(-1, (-1, 2)) + velocity[:, None, None]
     spreads = SMALLEST_SPREAD + softplus(raw.float()).unflatten(-1, (-1, 2))
@@ -84,16 +87,14 @@ def mixture(numbers: Tensor, velocity: Tensor) -> Mixture:
 def read_truth(
     config: VanillaSceneConfig,
     rows: Rows,
-    future_values: Tensor | None,
+    future_values: Tensor,
     future_observed_mask: Tensor | None,
-) -> Truth | None:
+) -> Truth:
     """Check the future `(B, A, P, 2)` of a batch and turn it into the rows' frames.
 
     Raises:
         ValueError: a shape does not fit, or a known position is not finite.
     """
-    if future_values is None:
-        return None
     is_known = known_steps("future", future_values, future_observed_mask, config.predicted_steps)
     if tuple(is_known.shape[:2]) != rows.shape:
         raise ValueError(
@@ -147,8 +148,9 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     """Keep `count` futures whose end points differ (Wayformer, section 3).
 
     One future after another is kept: the one with the largest probability within `distance` of its
-    end point, of what no kept one covers. In the end each future's probability goes to the nearest
-    kept one, so they still sum to 1. The paper leaves the details open.
+    end point, of what no kept one covers; of those that cover as much, the most probable. In the
+    end each future's probability goes to the nearest kept one, so they still sum to 1. The paper
+    leaves the details open.
 
     Args:
         futures: of each row.
@@ -164,9 +166,9 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     free = torch.ones_like(probabilities, dtype=torch.bool)
     row = torch.arange(ends.shape[0], device=ends.device)
     for _ in range(count):
-        covered = torch.where(is_near, left.unsqueeze(1), 0).sum(dim=2)
-        covered = covered + 1e-6 * probabilities  # where all is covered, the most probable
-        best = covered.masked_fill(~free, -1).argmax(dim=1)
+        covered = torch.where(is_near, left.unsqueeze(1), 0).sum(dim=2).masked_fill(~free, -1)
+        covers_most = covered >= covered.amax(dim=1, keepdim=True) - SAME_PROBABILITY
+        best = torch.where(covers_most, probabilities, -1).argmax(dim=1)
         free = free.index_put((row, best), torch.zeros_like(free[:, 0]))
         left = torch.where(is_near[row, best], 0, left)
         kept.append(best)

@@ -102,7 +102,7 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         self.post_init()
 
     @capture_outputs
-    def forward(
+    def forward(  # noqa: PLR0913 - the inputs of every stage, and noise
         self,
         past_values: Tensor,
         past_observed_mask: Tensor | None = None,
@@ -110,6 +110,8 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         future_values: Tensor | None = None,
         future_observed_mask: Tensor | None = None,
         noise: Tensor | None = None,
+        *,
+        return_loss: bool = True,
         **kwargs: Any,
     ) -> VanillaJointTrajectoryOutput:
         """Joint futures of the agents of each scene; with `future_values` the losses.
@@ -121,6 +123,7 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
             future_values: `(B, A, P, 2)` positions to predict.
             future_observed_mask: `(B, A, P)`, 1 = known; None: all are.
             noise: `(B, A, K, Z)` standard normal draws; None: drawn. Their number decides K.
+            return_loss: compute the losses where there are `future_values`.
             **kwargs: `num_items_in_batch`, agents of the optimizer step; `predicted_steps`, another
                 number of steps, without `future_values`; `samples_at_once`, fewer need less memory;
                 `output_attentions`.
@@ -134,7 +137,7 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         noise = self._noise(prior.mean, noise)  # (B, A, K, Z)
         mean, log_variance = prior.mean.unsqueeze(2), prior.log_variance.unsqueeze(2)
         latents = (mean + noise * (0.5 * log_variance).exp()).transpose(1, 2)  # (B, K, A, Z)
-        if future_values is None:
+        if future_values is None or not return_loss:
             futures = decode_samples(self, scene, context, latents, **kwargs)
             return scene_output(self.config, scene, futures)
         truth = read_truth(self.config, scene, future_values, future_observed_mask, **kwargs)

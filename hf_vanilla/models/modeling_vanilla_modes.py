@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_trajectory import VanillaTracksConfig
 from .frame_vanilla_trajectory import AgentFrame
+from .kernels_vanilla import at_least_float32
 from .layers_vanilla import VanillaDecoderLayer
 from .loss_vanilla_trajectory import closest_mode_loss
 from .modeling_vanilla_trajectory import (
@@ -76,6 +77,8 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         past_observed_mask: Tensor | None = None,
         future_values: Tensor | None = None,
         future_observed_mask: Tensor | None = None,
+        *,
+        return_loss: bool = True,
         **kwargs: Any,
     ) -> VanillaTrajectoryOutput:
         """The futures of each agent and their scores; with `future_values` the loss.
@@ -85,6 +88,7 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
             past_observed_mask: `(B, T)`, 1 = observed; None: all are.
             future_values: `(B, P, 2)` positions to predict.
             future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            return_loss: compute the loss where there are `future_values`.
             **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
                 `winner_temperature`, see `closest_mode_loss`; `output_attentions`.
 
@@ -94,7 +98,7 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         hidden_states, frame, last = self._modes(past_values, past_observed_mask)
         trajectories, logits = self._futures(hidden_states, frame, last)
         loss = None
-        if future_values is not None:
+        if future_values is not None and return_loss:
             is_observed = check_future(self.config, future_values, future_observed_mask)
             loss = self._loss(trajectories, logits, future_values, is_observed, **kwargs)
         return VanillaTrajectoryOutput(loss=loss, trajectories=trajectories, mode_logits=logits)
@@ -113,7 +117,7 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
     ) -> tuple[Tensor, Tensor]:
         """Positions `(B, M, P, 2)` in the world and scores `(B, M)` of the modes' vectors."""
         changes = self.track_head(hidden_states).unflatten(-1, (-1, 2))  # (B, M, P, 2)
-        logits = self.score_head(hidden_states).squeeze(-1)  # (B, M)
+        logits = at_least_float32(self.score_head(hidden_states)).squeeze(-1)  # (B, M)
         return frame.positions(changes + last[:, None, None]), logits
 
     def _loss(

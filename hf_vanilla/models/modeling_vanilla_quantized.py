@@ -55,7 +55,7 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
 
     def nearest_codes(self, velocities: Tensor) -> Tensor:
         """Numbers `(...,)` of the codes closest to velocities `(..., 2)` in the frame."""
-        apart = torch.cdist(velocities.reshape(-1, 2), self.codebook)
+        apart = torch.cdist(velocities.reshape(-1, 2), self.codebook.to(velocities.dtype))
         return apart.argmin(dim=1).view(velocities.shape[:-1])
 
     @can_return_tuple
@@ -151,6 +151,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         past_observed_mask: Tensor | None = None,
         future_values: Tensor | None = None,
         future_observed_mask: Tensor | None = None,
+        *,
+        return_loss: bool = True,
         **kwargs: Any,
     ) -> VanillaTrajectoryOutput:
         """`num_modes` sampled futures of each agent; with `future_values` the loss.
@@ -163,6 +165,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             past_observed_mask: `(B, T)`, 1 = observed; None: all are.
             future_values: `(B, P, 2)` positions to predict.
             future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            return_loss: compute the loss where there are `future_values`.
             **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
                 `predicted_steps`, another number of steps, without `future_values`.
 
@@ -174,7 +177,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
         start = self.decoder.nearest_codes(last)
         loss = codes = None
-        if future_values is not None:
+        if future_values is not None and return_loss:
             is_observed = check_future(self.config, future_values, future_observed_mask)
             true, is_known = true_velocities(frame, future_values, is_observed)
             wanted = self.decoder.nearest_codes(true)  # (B, P)

@@ -17,12 +17,17 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .fusion_vanilla_scene import FUSIONS, decoder_layers, read_by_seeds
-from .head_vanilla_scene import Mixture, MixtureHead, closest_future_loss, read_truth, thin
+from .head_vanilla_scene import (
+    Mixture,
+    MixtureHead,
+    Truth,
+    closest_future_loss,
+    read_truth,
+    thin,
+)
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .rows_vanilla_scene import Rows, read_rows
 from .tokens_vanilla_scene import SceneTokens
-
-MAP_INPUTS = ("lane_values", "lane_mask", "lane_kinds", "focal_mask")
 
 
 @dataclass
@@ -47,7 +52,7 @@ class VanillaSceneTrajectoryOutput(ModelOutput):
 
 
 class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
-    """The base of the forecasters of agents and lanes."""
+    """The base of the forecasters of agents and lanes, which differ in `futures` alone."""
 
     config_class = VanillaSceneConfig
     main_input_name = "past_values"
@@ -65,6 +70,83 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
         width = getattr(module, "init_std", None)
         if width is not None:
             init.normal_(module.weight, std=width)
+
+    def futures(self, rows: Rows) -> Mixture:
+        """`num_seeds` futures of each row, in its frame."""
+        raise NotImplementedError
+
+    def may_win(self, truth: Truth) -> Tensor | None:
+        """Futures `(R, K)` that may count as the closest, one at least; None: all."""
+        return None
+
+    @capture_outputs
+    def forward(  # noqa: PLR0913 - the inputs of every model of this family
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        agent_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        *,
+        lane_values: Tensor | None = None,
+        lane_mask: Tensor | None = None,
+        lane_kinds: Tensor | None = None,
+        focal_mask: Tensor | None = None,
+        num_items_in_batch: Tensor | float | None = None,
+        return_loss: bool = True,
+        **kwargs: Any,
+    ) -> VanillaSceneTrajectoryOutput:
+        """The futures of each agent of each scene, thinned in evaluation mode, and the loss.
+
+        Args:
+            past_values: `(B, A, T, 2)` positions in the world.
+            past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
+            agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
+            future_values: `(B, A, P, 2)` positions to predict; None: there is no loss.
+            future_observed_mask: `(B, A, P)`, 1 = known; None: all are.
+            lane_values: `(B, L, S, 2)` points of polylines in the world, in the order of driving;
+                None: there is no map.
+            lane_mask: `(B, L, S)`, 1 = point; None: all are.
+            lane_kinds: `(B, L)` numbers below `num_lane_kinds`; None: all 0.
+            focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
+            num_items_in_batch: known future steps of the optimizer step; None: of this call.
+            return_loss: compute the loss where there are `future_values`.
+            **kwargs: `output_attentions`.
+
+        Raises:
+            ValueError: an input does not fit; the message says which and how.
+        """
+        config, loss = self.config, None
+        rows = read_rows(
+            config,
+            past_values,
+            past_observed_mask,
+            agent_mask,
+            lane_values=lane_values,
+            lane_mask=lane_mask,
+            lane_kinds=lane_kinds,
+            focal_mask=focal_mask,
+        )
+        futures = self.futures(rows)
+        if future_values is not None and return_loss:
+            truth = read_truth(config, rows, future_values, future_observed_mask)
+            loss = closest_future_loss(
+                futures,
+                truth,
+                score_weight=config.score_loss_weight,
+                may_win=self.may_win(truth),
+                num_items_in_batch=num_items_in_batch,
+            )
+        if not self.training:
+            near = config.thinning_distance / config.velocity_std
+            futures = thin(futures, config.num_modes, distance=near)
+        origin = rows.frame.origin[:, None, None]
+        return VanillaSceneTrajectoryOutput(
+            loss=loss,
+            trajectories=rows.spread(rows.frame.leave(futures.means) + origin),
+            mode_logits=rows.spread(futures.logits),
+            scales=rows.spread(futures.spreads * config.velocity_std),
+        )
 
 
 class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
@@ -94,37 +176,11 @@ class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @capture_outputs
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        agent_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> VanillaSceneTrajectoryOutput:
-        """The futures of each agent of each scene; with `future_values` the loss.
-
-        Args:
-            past_values: `(B, A, T, 2)` positions in the world.
-            past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
-            agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
-            future_values: `(B, A, P, 2)` positions to predict.
-            future_observed_mask: `(B, A, P)`, 1 = known; None: all are.
-            **kwargs: `lane_values`, `lane_mask`, `lane_kinds` and `focal_mask` as of `read_rows`;
-                `num_items_in_batch`, known future steps of the optimizer step;
-                `output_attentions`.
-
-        Raises:
-            ValueError: an input does not fit; the message says which and how.
-        """
-        rows = rows_of(self, past_values, past_observed_mask, agent_mask, kwargs)
+    def futures(self, rows: Rows) -> Mixture:
+        """Futures read by seeds from the fused tokens."""
         states, is_real = self.fusion(self.tokens(rows))
         start = self.seeds.weight.expand(states.shape[0], -1, -1)
-        modes = read_by_seeds(self.layers, start, states, is_real)
-        futures = self.head(modes, rows.velocity)
-        return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)
+        return self.head(read_by_seeds(self.layers, start, states, is_real), rows.velocity)
 
 
 def seeds(config: VanillaSceneConfig) -> nn.Embedding:
@@ -132,58 +188,3 @@ def seeds(config: VanillaSceneConfig) -> nn.Embedding:
     embedding = nn.Embedding(config.num_seeds, config.d_model)
     embedding.init_std = 1.0  # type: ignore[assignment]  # read by `_init_weights`
     return embedding
-
-
-def rows_of(
-    model: VanillaScenePreTrainedModel,
-    past_values: Tensor,
-    past_observed_mask: Tensor | None,
-    agent_mask: Tensor | None,
-    inputs: dict[str, Any],
-) -> Rows:
-    """`read_rows` with the inputs of a forward pass, those of the map among `inputs`."""
-    lanes = {name: inputs.get(name) for name in MAP_INPUTS}
-    return read_rows(model.config, past_values, past_observed_mask, agent_mask, **lanes)
-
-
-def scene_output(
-    model: VanillaScenePreTrainedModel,
-    rows: Rows,
-    futures: Mixture,
-    future_values: Tensor | None,
-    future_observed_mask: Tensor | None,
-    *,
-    may_win: Tensor | None = None,
-    **kwargs: Any,
-) -> VanillaSceneTrajectoryOutput:
-    """Futures of rows as the output of a model, thinned unless it trains.
-
-    Args:
-        model: in training or evaluation mode.
-        rows: agents to forecast.
-        futures: `num_seeds` of each row.
-        future_values: as of the models.
-        future_observed_mask: as of the models.
-        may_win: as of `closest_future_loss`.
-        **kwargs: `num_items_in_batch`; others are ignored.
-    """
-    config, loss = model.config, None
-    truth = read_truth(config, rows, future_values, future_observed_mask)
-    if truth is not None:
-        loss = closest_future_loss(
-            futures,
-            truth,
-            score_weight=config.score_loss_weight,
-            may_win=may_win,
-            num_items_in_batch=kwargs.get("num_items_in_batch"),
-        )
-    if not model.training:
-        near = config.thinning_distance / config.velocity_std
-        futures = thin(futures, config.num_modes, distance=near)
-    origin = rows.frame.origin[:, None, None]
-    return VanillaSceneTrajectoryOutput(
-        loss=loss,
-        trajectories=rows.spread(rows.frame.leave(futures.means) + origin),
-        mode_logits=rows.spread(futures.logits),
-        scales=rows.spread(futures.spreads * config.velocity_std),
-    )

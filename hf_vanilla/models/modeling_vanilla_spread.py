@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_trajectory import VanillaTracksConfig
+from .kernels_vanilla import at_least_float32
 from .loss_vanilla_trajectory import mixture_nats
 from .modeling_vanilla_modes import VanillaForMultimodalTrajectoryPrediction
 from .modeling_vanilla_trajectory import VanillaTrajectoryOutput, check_future
@@ -48,6 +49,8 @@ class VanillaForTrajectoryDensityPrediction(VanillaForMultimodalTrajectoryPredic
         past_observed_mask: Tensor | None = None,
         future_values: Tensor | None = None,
         future_observed_mask: Tensor | None = None,
+        *,
+        return_loss: bool = True,
         **kwargs: Any,
     ) -> VanillaTrajectoryOutput:
         """Futures, scores and spreads; arguments and errors as of the form without spreads.
@@ -56,10 +59,10 @@ class VanillaForTrajectoryDensityPrediction(VanillaForMultimodalTrajectoryPredic
         """
         hidden_states, frame, last = self._modes(past_values, past_observed_mask)
         trajectories, logits = self._futures(hidden_states, frame, last)
-        logs = self.spread_head(hidden_states.detach())  # (B, M, P)
+        logs = at_least_float32(self.spread_head(hidden_states.detach()))  # (B, M, P)
         spreads = self.config.velocity_std * (logs.exp() + SMALLEST_SPREAD)
         loss = None
-        if future_values is not None:
+        if future_values is not None and return_loss:
             is_observed = check_future(self.config, future_values, future_observed_mask)
             loss = self._loss(trajectories, logits, future_values, is_observed, **kwargs)
             wanted = torch.where(is_observed.unsqueeze(-1), future_values, 0)

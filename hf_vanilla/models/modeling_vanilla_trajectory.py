@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_vanilla_trajectory import VanillaTracksConfig
 from .frame_vanilla_trajectory import AgentFrame, agent_frame, last_velocity, observed_velocities
-from .kernels_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout, at_least_float32
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .loss_vanilla_trajectory import mean_distance
 from .positions_vanilla import sinusoid
@@ -67,7 +67,7 @@ class VelocityEmbedding(nn.Module):
 
     def forward(self, velocities: Tensor, first: int = 0) -> Tensor:
         """Vectors `(B, L, D)` of velocities `(B, L, 2)`, whose positions count from `first`."""
-        vectors = self.projection(velocities) * self.scale
+        vectors = self.projection(velocities.to(self.projection.weight.dtype)) * self.scale
         steps = torch.arange(first, first + velocities.shape[1], device=vectors.device)
         return self.dropout(vectors + sinusoid(steps, vectors.shape[-1]).to(vectors.dtype))
 
@@ -100,7 +100,7 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
             ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
         """
         is_observed = check_past(self.config, past_values, past_observed_mask)
-        past_values = torch.where(is_observed.unsqueeze(-1), past_values, 0)
+        past_values = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
         velocities, is_known = observed_velocities(past_values, is_observed)
         frame = agent_frame(
             past_values,
@@ -186,6 +186,8 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         past_observed_mask: Tensor | None = None,
         future_values: Tensor | None = None,
         future_observed_mask: Tensor | None = None,
+        *,
+        return_loss: bool = True,
         **kwargs: Any,
     ) -> VanillaTrajectoryOutput:
         """The future of each agent; with `future_values` the loss.
@@ -198,6 +200,7 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             past_observed_mask: `(B, T)`, 1 = observed; None: all are.
             future_values: `(B, P, 2)` positions to predict.
             future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            return_loss: compute the loss where there are `future_values`.
             **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
                 `predicted_steps`, another number of steps, without `future_values`.
 
@@ -205,7 +208,7 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             ValueError: an input does not fit; the message says which and how.
         """
         hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
-        if future_values is None:
+        if future_values is None or not return_loss:
             future = self.rollout(hidden, mask, last, kwargs.get("predicted_steps"))
             return VanillaTrajectoryOutput(
                 trajectories=frame.positions(future).unsqueeze(1),

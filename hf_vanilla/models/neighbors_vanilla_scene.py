@@ -1,23 +1,14 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """Gatformer: agents attend to their neighbors only. Shapes: R rows, G agents, L steps, M tokens."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .fusion_vanilla_scene import FullEncoder, decoder_layers, read_by_seeds
-from .head_vanilla_scene import MixtureHead
+from .head_vanilla_scene import Mixture, MixtureHead
 from .layers_vanilla import VanillaEncoderLayer
-from .modeling_vanilla_scene import (
-    VanillaScenePreTrainedModel,
-    VanillaSceneTrajectoryOutput,
-    rows_of,
-    scene_output,
-    seeds,
-)
+from .modeling_vanilla_scene import VanillaScenePreTrainedModel, seeds
 from .rows_vanilla_scene import Rows, reach
 from .tokens_vanilla_scene import SceneTokens, side_by_side
 
@@ -107,18 +98,8 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @capture_outputs
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        agent_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> VanillaSceneTrajectoryOutput:
-        """Arguments, result and errors as of `VanillaForSceneTrajectoryPrediction.forward`."""
-        rows = rows_of(self, past_values, past_observed_mask, agent_mask, kwargs)
+    def futures(self, rows: Rows) -> Mixture:
+        """Futures read by seeds from the agent's own tokens, its neighbors' and the lanes'."""
         own, others, lanes = self.tokens(rows)
         states, is_real = side_by_side([own, others])  # (R, M, D), (R, M)
         agent = torch.arange(states.shape[1], device=states.device) // own.states.shape[2]
@@ -130,8 +111,7 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         seen = torch.cat((is_real & sees[:, 0], is_road), dim=1)
         start = self.seeds.weight.expand(states.shape[0], -1, -1)
         modes = read_by_seeds(self.layers, start, torch.cat((states, roads), dim=1), seen)
-        futures = self.head(modes, rows.velocity)
-        return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)
+        return self.head(modes, rows.velocity)
 
     def _sees(self, rows: Rows) -> Tensor:
         config = self.config

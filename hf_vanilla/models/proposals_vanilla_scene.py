@@ -9,20 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .fusion_vanilla_scene import FullEncoder, decoder_layers, read_by_seeds
-from .head_vanilla_scene import MixtureHead, Truth, read_truth
-from .modeling_vanilla_scene import (
-    VanillaScenePreTrainedModel,
-    VanillaSceneTrajectoryOutput,
-    rows_of,
-    scene_output,
-    seeds,
-)
+from .head_vanilla_scene import Mixture, MixtureHead, Truth, read_truth
+from .modeling_vanilla_scene import VanillaScenePreTrainedModel, seeds
 from .regions_vanilla_scene import fit_regions, proposals_of_regions, region_of
-from .rows_vanilla_scene import Rows
+from .rows_vanilla_scene import Rows, read_rows
 from .tokens_vanilla_scene import Grid, SceneTokens
 
 
@@ -89,60 +82,46 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
             init.zeros_(self.centres)
 
     @torch.no_grad()
-    def set_regions(self, **inputs: Any) -> None:
+    def set_regions(
+        self, future_values: Tensor, future_observed_mask: Tensor | None = None, **inputs: Any
+    ) -> None:
         """Take the regions from training data.
 
         Args:
-            **inputs: of `forward`, with `future_values`; agents whose last step is not known do not
-                count.
+            future_values: `(B, A, P, 2)`; agents whose last step is not known do not count.
+            future_observed_mask: `(B, A, P)`, 1 = known; None: all are.
+            **inputs: the others of `forward`.
 
         Raises:
             ValueError: there are fewer different end points than regions.
         """
-        _, truth = self._read(**inputs)
-        assert truth is not None
+        rows = read_rows(self.config, **inputs)
+        truth = read_truth(self.config, rows, future_values, future_observed_mask)
         ends = truth.positions[truth.is_known[:, -1], -1]
         self.centres.copy_(fit_regions(ends, self.config.num_regions))
 
-    @capture_outputs
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        agent_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> VanillaSceneTrajectoryOutput:
-        """Arguments, result and errors as of `VanillaForSceneTrajectoryPrediction.forward`."""
-        rows, truth = self._read(
-            past_values=past_values,
-            past_observed_mask=past_observed_mask,
-            agent_mask=agent_mask,
-            future_values=future_values,
-            future_observed_mask=future_observed_mask,
-            **kwargs,
-        )
+    def futures(self, rows: Rows) -> Mixture:
+        """Proposals refined by own motion, lanes and others, in this order."""
         own, others, lanes = self.tokens(rows)
         proposals = self.seeds.weight.expand(rows.scene.shape[0], -1, -1)
         proposals = self.motion(proposals, own)
         proposals = self.lanes(proposals, lanes)
         proposals = self.others(proposals, others)
-        may_win = None if truth is None else self._in_region(truth)
-        futures = self.head(proposals, rows.velocity)
-        return scene_output(
-            self, rows, futures, future_values, future_observed_mask, may_win=may_win, **kwargs
-        )
+        return self.head(proposals, rows.velocity)
 
-    def _read(self, **inputs: Any) -> tuple[Rows, Truth | None]:
-        past, mask = inputs["past_values"], inputs.get("past_observed_mask")
-        rows = rows_of(self, past, mask, inputs.get("agent_mask"), inputs)
-        future, is_known = inputs.get("future_values"), inputs.get("future_observed_mask")
-        return rows, read_truth(self.config, rows, future, is_known)
+    def may_win(self, truth: Truth) -> Tensor:
+        """Proposals `(R, K)` of the truth's region; all where the last step is not known.
 
-    def _in_region(self, truth: Truth) -> Tensor:
-        """Proposals `(R, K)` of the truth's region; all where the last step is not known."""
+        Raises:
+            ValueError: `set_regions` was never called.
+        """
         config = self.config
+        is_empty = config.num_regions > 1 and not torch.compiler.is_compiling()
+        if is_empty and not self.centres.any():
+            raise ValueError(
+                "there are no regions, so only the proposals of the first would be trained: call "
+                "set_regions() with training scenes first"
+            )
         regions = region_of(truth.positions[:, -1], self.centres)
         found = proposals_of_regions(regions, config.num_seeds, config.num_regions)
         return found | ~truth.is_known[:, -1:]

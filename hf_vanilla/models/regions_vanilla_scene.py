@@ -50,7 +50,7 @@ def fit_regions(end_points: Tensor, count: int) -> Tensor:
 
 def region_of(end_points: Tensor, centres: Tensor) -> Tensor:
     """Number of the nearest centre, `(N,)` int64."""
-    return torch.cdist(end_points.to(centres.dtype), centres).argmin(dim=1)
+    return torch.cdist(end_points, centres.to(end_points.dtype)).argmin(dim=1)
 
 
 def proposals_of_regions(regions: Tensor, proposals: int, count: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .frame_vanilla_trajectory import AgentFrame, agent_frame, last_velocity, observed_velocities
+from .kernels_vanilla import at_least_float32
 from .scene_vanilla_agentformer import check_finite, known_steps
 
 logger = logging.getLogger(__name__)
@@ -89,8 +90,8 @@ class Polylines:
 def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     config: VanillaSceneConfig,
     past_values: Tensor,
-    past_observed_mask: Tensor | None,
-    agent_mask: Tensor | None,
+    past_observed_mask: Tensor | None = None,
+    agent_mask: Tensor | None = None,
     *,
     lane_values: Tensor | None = None,
     lane_mask: Tensor | None = None,
@@ -121,7 +122,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     is_focal = is_agent & _agents("focal_mask", focal_mask, is_observed)
     _check_agents(is_focal, is_observed)
     check_finite("past", past_values, is_observed)
-    past = torch.where(is_observed.unsqueeze(-1), past_values, 0)
+    past = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
     lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
     _check_map(config, past, is_observed, lanes)
     scene, agent = _rows(is_focal)
@@ -176,10 +177,9 @@ def _entered(frame: AgentFrame, points: Tensor) -> Tensor:
 def _of_agents(config: VanillaSceneConfig, entered: Tensor, is_observed: Tensor) -> Seen:
     """Steps of agents: position and displacement to it; the first step has that of the second.
 
-    A displacement next to a step that is not observed is 0.
+    A displacement from or to nothing observed is 0.
     """
-    is_known = is_observed[..., 1:] & is_observed[..., :-1]
-    moves = entered.diff(dim=2) * is_known.unsqueeze(-1)
+    moves, _ = observed_velocities(entered, is_observed)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)

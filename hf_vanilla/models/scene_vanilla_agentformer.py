@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .frame_vanilla_trajectory import observed_velocities
+from .kernels_vanilla import at_least_float32
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,10 @@ class Scene:
     def step_inputs(self) -> Tensor:
         """Position and velocity of each observed step, `(B, T, A, 4)`.
 
-        The first step has the velocity of the second, as in the authors' code. A velocity next to a
-        step that is not observed is 0.
+        The first step has the velocity of the second, as in the authors' code. A velocity from or
+        to nothing observed is 0.
         """
-        is_known = self.is_observed[..., 1:] & self.is_observed[..., :-1]
-        velocities = self.past.diff(dim=2) * is_known.unsqueeze(-1)
+        velocities, _ = observed_velocities(self.past, self.is_observed)
         velocities = torch.cat((velocities[:, :, :1], velocities), dim=2)
         return torch.cat((self.past, velocities), dim=-1).transpose(1, 2)
 
@@ -115,7 +116,8 @@ def read_scene(
     is_observed = is_observed & is_agent.unsqueeze(-1)
     _check_agents(is_agent, is_observed)
     check_finite("past", past_values, is_observed)
-    past = torch.where(is_observed.unsqueeze(-1), past_values, 0) / config.position_scale
+    past = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
+    past = past / config.position_scale
     counted = is_observed if config.origin_is_past_mean else is_observed[..., -1:]
     total = (past[:, :, -counted.shape[-1] :] * counted.unsqueeze(-1)).sum(dim=(1, 2))
     origin = (total / counted.sum(dim=(1, 2)).unsqueeze(-1)).view(-1, 1, 1, 2)

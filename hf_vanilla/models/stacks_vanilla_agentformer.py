@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from .attention_vanilla_agent import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .kernels_vanilla import VanillaDropout
+from .kernels_vanilla import VanillaDropout, at_least_float32
 from .positions_vanilla import sinusoid
 from .scene_vanilla_agentformer import Scene, causal_steps, scene_mask
 
@@ -64,7 +64,7 @@ class StepEmbedding(nn.Module):
 
     def forward(self, inputs: Tensor, first: int = 0) -> Tensor:
         """Tokens `(B, L A, D)` of inputs `(B, L, A, width)`, whose steps count from `first`."""
-        vectors = self.projection(inputs)  # (B, L, A, D)
+        vectors = self.projection(inputs.to(self.projection.weight.dtype))  # (B, L, A, D)
         steps = torch.arange(first, first + inputs.shape[1], device=inputs.device)
         code = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
         code = code.view(1, len(steps), 1, -1).expand_as(vectors)
@@ -83,6 +83,7 @@ class StepEmbedding(nn.Module):
             `(width - F, D)`, `(..., D)` and `(L, D)`.
         """
         width, outer = self.projection.out_features, self.time_projection.weight
+        fixed = fixed.to(outer.dtype)
         first = self.projection.in_features - fixed.shape[-1]
         weight = (outer[:, :width] @ self.projection.weight[:, :first]).T
         inner = fixed @ self.projection.weight[:, first:].T + self.projection.bias
@@ -168,7 +169,7 @@ class FutureEncoder(nn.Module):
             hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
         by_agent = hidden_states.unflatten(1, (steps, agents))
         pooled = self.hidden(mean_of_steps(by_agent, is_known))
-        return Gaussian(*self.latent_head(pooled).chunk(2, dim=-1))
+        return Gaussian(*at_least_float32(self.latent_head(pooled)).chunk(2, dim=-1))
 
 
 class FutureDecoder(nn.Module):
@@ -185,7 +186,7 @@ class FutureDecoder(nn.Module):
 
     def prior(self, agent_context: Tensor) -> Gaussian:
         """The prior of latents from each agent's context `(B, A, D)`."""
-        return Gaussian(*self.prior_head(agent_context).chunk(2, dim=-1))
+        return Gaussian(*at_least_float32(self.prior_head(agent_context)).chunk(2, dim=-1))
 
     def forward(self, scene: Scene, context: Tensor, latents: Tensor, steps: int) -> Tensor:
         """Positions `(B, N, P, A, 2)` relative to the origin.
@@ -239,7 +240,8 @@ class FutureDecoder(nn.Module):
             mask = None
             if source_mask is not None:
                 mask = scene_mask(scene, 1, number + 1).repeat_interleave(samples, dim=0)
-            tokens = found[-1].flatten(0, 2) @ weight + constant + code[number]
+            before = found[-1].flatten(0, 2).to(weight.dtype)
+            tokens = before @ weight + constant + code[number]
             hidden_states = self.embedding.dropout(tokens)  # (B N, A, D)
             for layer in self.layers:
                 hidden_states = layer(

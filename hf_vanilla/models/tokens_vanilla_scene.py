@@ -48,7 +48,8 @@ class SequenceTokens(nn.Module):
 
     def forward(self, seen: Seen) -> Grid:
         """Tokens of sequences."""
-        vectors = self.projection(seen.features) + self.kinds(seen.kinds).unsqueeze(2)
+        features = seen.features.to(self.projection.weight.dtype)
+        vectors = self.projection(features) + self.kinds(seen.kinds).unsqueeze(2)
         steps = torch.arange(vectors.shape[2], device=vectors.device)
         positions = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
         return Grid(self.dropout(vectors * self.scale + positions), seen.is_real)

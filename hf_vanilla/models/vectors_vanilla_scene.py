@@ -4,22 +4,15 @@
 Shapes: R rows, N sequences, L steps, D `d_model`, K futures.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .fusion_vanilla_scene import TIME, FactorisedEncoder, FullEncoder, masked_mean
-from .head_vanilla_scene import mixture, numbers_per_future
+from .head_vanilla_scene import Mixture, mixture, numbers_per_future
 from .layers_vanilla import VanillaDecoderLayer
-from .modeling_vanilla_scene import (
-    VanillaScenePreTrainedModel,
-    VanillaSceneTrajectoryOutput,
-    rows_of,
-    scene_output,
-)
+from .modeling_vanilla_scene import VanillaScenePreTrainedModel
+from .rows_vanilla_scene import Rows
 from .tokens_vanilla_scene import Grid, SceneTokens, key_mask, stacked
 
 
@@ -81,22 +74,11 @@ class VanillaForVectorTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @capture_outputs
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        agent_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> VanillaSceneTrajectoryOutput:
-        """Arguments, result and errors as of `VanillaForSceneTrajectoryPrediction.forward`."""
-        rows = rows_of(self, past_values, past_observed_mask, agent_mask, kwargs)
+    def futures(self, rows: Rows) -> Mixture:
+        """One future of each head, from the agent's vector and the lanes'."""
         own, others, lanes = self.tokens(rows)
         agents = self.interaction([self.agent_vectors(stacked([own, others]))])
         roads, is_road = self.lane_vectors(lanes).flat()
         agent = agents.states[:, 0, 0]  # the row's own
         numbers = torch.stack([head(agent, roads, is_road) for head in self.heads], dim=1)
-        futures = mixture(numbers, rows.velocity)
-        return scene_output(self, rows, futures, future_values, future_observed_mask, **kwargs)
+        return mixture(numbers, rows.velocity)

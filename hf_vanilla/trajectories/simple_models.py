@@ -21,15 +21,15 @@ from hf_vanilla.models.modeling_vanilla_trajectory import (
 
 def constant_velocity(past: Tensor, is_observed: Tensor, steps: int) -> Tensor:
     """Positions `(B, P, 2)` that repeat the last known displacement; without one, no motion."""
-    last, _ = _last_displacements(past, is_observed)
+    last, _, _ = _last_displacements(past, is_observed)
     return past[:, -1:] + last.unsqueeze(1) * _counted(steps, past)
 
 
 def constant_turn(past: Tensor, is_observed: Tensor, steps: int) -> Tensor:
     """Positions `(B, P, 2)` that repeat speed and turn between the last two known displacements."""
-    last, before = _last_displacements(past, is_observed)
+    last, before, between = _last_displacements(past, is_observed)
     cross = before[:, 0] * last[:, 1] - before[:, 1] * last[:, 0]
-    turn = torch.atan2(cross, (before * last).sum(-1))  # (B,), 0 where one of them is 0
+    turn = torch.atan2(cross, (before * last).sum(-1)) / between  # (B,), 0 where one of them is 0
     angle = turn.unsqueeze(1) * _counted(steps, past).squeeze(-1)  # (B, P)
     cosine, sine = angle.cos(), angle.sin()
     x, y = last[:, :1], last[:, 1:]
@@ -111,14 +111,19 @@ class SimpleForecaster(nn.Module):
         )
 
 
-def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor]:
-    """The last and the last but one known displacement, `(B, 2)` each, 0 where there is none."""
+def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The last and the last but one known displacement, and how many steps lie between them.
+
+    Returns:
+        `(B, 2)`, `(B, 2)`, 0 where there is none, and `(B,)`, 1 or more.
+    """
     velocities, is_known = observed_velocities(past, is_observed)
     number = torch.arange(1, is_known.shape[1] + 1, device=past.device)
     places = (is_known * number).topk(min(2, len(number)), dim=1).values  # 0: none
     chosen = (places - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, 2)
     found = velocities.gather(1, chosen) * places.gt(0).unsqueeze(-1)
-    return found[:, 0], found[:, -1] if len(number) > 1 else found[:, 0]
+    between = (places[:, 0] - places[:, -1]).clamp(min=1)
+    return found[:, 0], found[:, -1] if len(number) > 1 else found[:, 0], between
 
 
 def _counted(steps: int, like: Tensor) -> Tensor:

@@ -214,9 +214,9 @@ def test_a_model_whose_head_is_zero_walks_straight_on(form):
     torch.nn.init.zeros_(head.weight)
     past, _ = split(walks())
     mask = torch.ones(4, past.shape[1])
-    mask[2, -2] = 0  # the last velocity is unknown, the one before it is not
+    mask[2, -2] = 0  # the last displacement takes two steps
     last = past[:, -1] - past[:, -2]
-    last[2] = past[2, -3] - past[2, -4]
+    last[2] = (past[2, -1] - past[2, -3]) / 2
     steps = torch.arange(1, 8).view(1, -1, 1)
     found = model(past, past_observed_mask=mask).trajectories
     expected = past[:, -1:] + last.unsqueeze(1) * steps
