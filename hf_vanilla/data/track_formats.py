@@ -183,8 +183,8 @@ def read_trajnet(path: Path, columns: Columns) -> Rows:
                     raise ValueError(f"fps={rate:g}")
                 track = entry.get("track")
                 if track is not None and track.get("prediction_number") is None:
-                    frame, x, y = (float(track[key]) for key in ("f", "x", "y"))
-                    found.append((frame, track["p"], x, y))
+                    x, y = float(track["x"]), float(track["y"])
+                    found.append((float(track["f"]), track["p"], x, y))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 from .configuration_vanilla_scene import VanillaSceneConfig
+from .inputs_vanilla_trajectory import check_finite, known_future
 from .kernels_vanilla import at_least_float32
 from .loss_vanilla_trajectory import distances
 from .rows_vanilla_scene import Rows
-from .scene_vanilla_agentformer import check_finite, known_steps
 
 SAME_PROBABILITY = 1e-5  # a smaller difference may come from rounding, and decides nothing
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss
@@ -95,12 +95,8 @@ def read_truth(
     Raises:
         ValueError: a shape does not fit, or a known position is not finite.
     """
-    is_known = known_steps("future", future_values, future_observed_mask, config.predicted_steps)
-    if tuple(is_known.shape[:2]) != rows.shape:
-        raise ValueError(
-            f"future_values has {tuple(is_known.shape[:2])} scenes and agents, past_values "
-            f"{rows.shape}: give the same"
-        )
+    steps = config.predicted_steps
+    is_known = known_future(future_values, future_observed_mask, steps, rows.shape)
     known = is_known[rows.scene, rows.agent]
     future = future_values[rows.scene, rows.agent]
     check_finite("future", future, known)

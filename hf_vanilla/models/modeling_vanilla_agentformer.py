@@ -16,10 +16,11 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_agent import AgentAwareAttention
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .inputs_vanilla_trajectory import check_finite, known_future
 from .loss_vanilla_agentformer import Truth
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .rollout_vanilla_trajectory import rollout_steps
-from .scene_vanilla_agentformer import Scene, check_finite, known_steps, read_scene
+from .scene_vanilla_agentformer import Scene, read_scene
 from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEncoder
 
 
@@ -250,12 +251,7 @@ def read_truth(
         ValueError: a shape does not fit, or a value is not finite.
     """
     steps = config.predicted_steps
-    is_known = known_steps("future", future_values, future_observed_mask, steps)
-    if is_known.shape[:2] != scene.is_agent.shape:
-        raise ValueError(
-            f"future_values has {tuple(is_known.shape[:2])} scenes and agents, past_values "
-            f"{tuple(scene.is_agent.shape)}: give the same"
-        )
+    is_known = known_future(future_values, future_observed_mask, steps, scene.is_agent.shape)
     is_known = is_known & scene.is_agent.unsqueeze(-1)
     check_finite("future", future_values, is_known)
     future = torch.where(is_known.unsqueeze(-1), future_values, 0) / config.position_scale

@@ -26,6 +26,7 @@ from .modeling_vanilla_trajectory import (
     decode,
     true_velocities,
 )
+from .regions_vanilla_scene import k_means
 from .rollout_vanilla_trajectory import rollout_steps
 
 K_MEANS_ROUNDS = 10
@@ -142,7 +143,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             )
         draw = torch.Generator().manual_seed(0)
         rows = torch.randperm(len(points), generator=draw)[: K_MEANS_POINTS * count]
-        self.decoder.codebook.copy_(k_means(points[rows.to(points.device)], count))
+        points = points[rows.to(points.device)]
+        self.decoder.codebook.copy_(k_means(points, points[:count], K_MEANS_ROUNDS))
 
     @can_return_tuple
     def forward(
@@ -236,17 +238,3 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             generation_config=drawing,
         )
         return found[:, 1:].view(-1, modes, steps)
-
-
-def k_means(points: Tensor, count: int, rounds: int = K_MEANS_ROUNDS) -> Tensor:
-    """Centres `(C, 2)` of points `(N, 2)`, N >= C, from the first C points on.
-
-    A centre that no point is closest to stays where it is.
-    """
-    centres = points[:count].clone()
-    for _ in range(rounds):
-        nearest = torch.cdist(points, centres).argmin(dim=1)
-        members = torch.bincount(nearest, minlength=count).unsqueeze(1)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, points)
-        centres = torch.where(members > 0, sums / members.clamp(min=1), centres)
-    return centres

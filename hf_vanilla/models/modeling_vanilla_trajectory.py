@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_vanilla_trajectory import VanillaTracksConfig
 from .frame_vanilla_trajectory import AgentFrame, agent_frame, last_velocity, observed_velocities
+from .inputs_vanilla_trajectory import check_finite, known_steps
 from .kernels_vanilla import VanillaDropout, at_least_float32
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .loss_vanilla_trajectory import mean_distance
@@ -287,8 +288,9 @@ def check_past(
     Raises:
         ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
     """
-    wanted = (config.observed_steps, 2)
-    is_observed = _observed("past", past_values, past_observed_mask, wanted)
+    steps = config.observed_steps
+    is_observed = known_steps("past", past_values, past_observed_mask, steps, axes=("B",))
+    check_finite("past", past_values, is_observed)
     if not torch.compiler.is_compiling() and not is_observed[:, -1].all():
         agent = int(is_observed[:, -1].logical_not().nonzero()[0])
         raise ValueError(
@@ -306,30 +308,10 @@ def check_future(
     Raises:
         ValueError: a shape does not fit, or a value is not finite.
     """
-    return _observed("future", future_values, future_observed_mask, (config.predicted_steps, 2))
-
-
-def _observed(name: str, values: Tensor, mask: Tensor | None, wanted: tuple[int, int]) -> Tensor:
-    if values.dim() != 3 or tuple(values.shape[1:]) != wanted:
-        raise ValueError(
-            f"{name}_values has shape {tuple(values.shape)}, but the model has {wanted[0]} such "
-            f"steps: give (B, {wanted[0]}, {wanted[1]})"
-        )
-    if mask is None:
-        is_observed = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
-    elif mask.shape != values.shape[:2]:
-        raise ValueError(
-            f"{name}_observed_mask has shape {tuple(mask.shape)}, but {name}_values needs "
-            f"{tuple(values.shape[:2])}"
-        )
-    else:
-        is_observed = mask.bool()
-    if not torch.compiler.is_compiling() and not values[is_observed].isfinite().all():
-        raise ValueError(
-            f"{name}_values has NaN or infinite positions: mark missing steps by "
-            f"{name}_observed_mask"
-        )
-    return is_observed
+    steps = config.predicted_steps
+    is_known = known_steps("future", future_values, future_observed_mask, steps, axes=("B",))
+    check_finite("future", future_values, is_known)
+    return is_known
 
 
 def true_velocities(

@@ -37,15 +37,23 @@ def fit_regions(end_points: Tensor, count: int) -> Tensor:
     while len(centres) < count:
         farthest = torch.cdist(points, centres).amin(dim=1).argmax()
         centres = torch.cat((centres, points[farthest].unsqueeze(0)))
-    for _ in range(ROUNDS):
+    return k_means(points, centres, ROUNDS).to(end_points.dtype)
+
+
+def k_means(points: Tensor, centres: Tensor, rounds: int) -> Tensor:
+    """Centres `(G, 2)` of points `(N, 2)` after at most so many rounds from `centres` on.
+
+    A centre that no point is closest to stays where it is.
+    """
+    for _ in range(rounds):
         owner = region_of(points, centres)
         total = torch.zeros_like(centres).index_add(0, owner, points)
-        size = torch.bincount(owner, minlength=count).unsqueeze(1)
+        size = torch.bincount(owner, minlength=len(centres)).unsqueeze(1)
         moved = torch.where(size > 0, total / size.clamp(min=1), centres)
         if torch.equal(moved, centres):
             break
         centres = moved
-    return centres.to(end_points.dtype)
+    return centres
 
 
 def region_of(end_points: Tensor, centres: Tensor) -> Tensor:

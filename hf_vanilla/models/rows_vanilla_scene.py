@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .frame_vanilla_trajectory import AgentFrame, agent_frame, last_velocity, observed_velocities
+from .inputs_vanilla_trajectory import agents_of, check_agents, check_finite, known_steps
 from .kernels_vanilla import at_least_float32
-from .scene_vanilla_agentformer import check_finite, known_steps
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +117,10 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
             map is far from all agents.
     """
     is_observed = known_steps("past", past_values, past_observed_mask, config.observed_steps)
-    is_agent = _agents("agent_mask", agent_mask, is_observed)
+    is_agent = agents_of("agent_mask", agent_mask, is_observed)
     is_observed = is_observed & is_agent.unsqueeze(-1)
-    is_focal = is_agent & _agents("focal_mask", focal_mask, is_observed)
-    _check_agents(is_focal, is_observed)
+    is_focal = is_agent & agents_of("focal_mask", focal_mask, is_observed)
+    check_agents(is_focal, is_observed, mask="focal_mask")
     check_finite("past", past_values, is_observed)
     past = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
     lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
@@ -225,32 +225,6 @@ def _report_cut(name: str, count: int, most: int) -> None:
 
 
 # --- checks --------------------------------------------------------------------------------------
-
-
-def _agents(name: str, mask: Tensor | None, is_observed: Tensor) -> Tensor:
-    if mask is None:
-        return torch.ones_like(is_observed[..., 0])
-    if mask.shape != is_observed.shape[:2]:
-        raise ValueError(
-            f"{name} has shape {tuple(mask.shape)}, but past_values needs "
-            f"{tuple(is_observed.shape[:2])}"
-        )
-    return mask.bool()
-
-
-def _check_agents(is_focal: Tensor, is_observed: Tensor) -> None:
-    if torch.compiler.is_compiling():
-        return
-    if not is_focal.any(dim=1).all():
-        scene = int(is_focal.any(dim=1).logical_not().nonzero()[0])
-        raise ValueError(f"scene {scene} has no agent to forecast: leave it out")
-    is_missing = is_focal & ~is_observed[..., -1]
-    if is_missing.any():
-        scene, agent = is_missing.nonzero()[0].tolist()
-        raise ValueError(
-            f"the last observed step of agent {agent} of scene {scene} is missing, and predictions "
-            "start there: leave such agents out, or exclude them by focal_mask"
-        )
 
 
 def _polylines(

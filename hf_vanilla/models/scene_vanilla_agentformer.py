@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from .frame_vanilla_trajectory import observed_velocities
+from .inputs_vanilla_trajectory import agents_of, check_agents, check_finite, known_steps
 from .kernels_vanilla import at_least_float32
 
 
@@ -107,14 +108,9 @@ def read_scene(
             last step is not observed.
     """
     is_observed = known_steps("past", past_values, past_observed_mask, config.observed_steps)
-    is_agent = torch.ones_like(is_observed[..., 0]) if agent_mask is None else agent_mask.bool()
-    if is_agent.shape != is_observed.shape[:2]:
-        raise ValueError(
-            f"agent_mask has shape {tuple(is_agent.shape)}, but past_values needs "
-            f"{tuple(is_observed.shape[:2])}"
-        )
+    is_agent = agents_of("agent_mask", agent_mask, is_observed)
     is_observed = is_observed & is_agent.unsqueeze(-1)
-    _check_agents(is_agent, is_observed)
+    check_agents(is_agent, is_observed, mask="agent_mask")
     check_finite("past", past_values, is_observed)
     past = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
     past = past / config.position_scale
@@ -129,52 +125,3 @@ def read_scene(
     itself = torch.eye(is_agent.shape[1], dtype=torch.bool, device=past.device)
     past = torch.where(is_observed.unsqueeze(-1), past - origin, 0)
     return Scene(past, is_observed, is_agent, origin, may_attend | itself)
-
-
-def known_steps(name: str, values: Tensor, mask: Tensor | None, steps: int) -> Tensor:
-    """Which steps are known, `(B, A, L)` bool.
-
-    Raises:
-        ValueError: a shape does not fit.
-    """
-    if values.dim() != 4 or tuple(values.shape[2:]) != (steps, 2):
-        raise ValueError(
-            f"{name}_values has shape {tuple(values.shape)}, but the model has {steps} such steps: "
-            f"give (scenes, agents, {steps}, 2)"
-        )
-    if mask is None:
-        return torch.ones(values.shape[:3], dtype=torch.bool, device=values.device)
-    if mask.shape != values.shape[:3]:
-        raise ValueError(
-            f"{name}_observed_mask has shape {tuple(mask.shape)}, but {name}_values needs "
-            f"{tuple(values.shape[:3])}"
-        )
-    return mask.bool()
-
-
-def check_finite(name: str, values: Tensor, is_known: Tensor) -> None:
-    """Known positions are finite numbers.
-
-    Raises:
-        ValueError: one is not.
-    """
-    if not torch.compiler.is_compiling() and not values[is_known].isfinite().all():
-        raise ValueError(
-            f"{name}_values has NaN or infinite positions: mark missing steps by "
-            f"{name}_observed_mask"
-        )
-
-
-def _check_agents(is_agent: Tensor, is_observed: Tensor) -> None:
-    if torch.compiler.is_compiling():
-        return
-    if not is_agent.any(dim=1).all():
-        scene = int(is_agent.any(dim=1).logical_not().nonzero()[0])
-        raise ValueError(f"scene {scene} has no agent: leave it out")
-    is_missing = is_agent & ~is_observed[..., -1]
-    if is_missing.any():
-        scene, agent = is_missing.nonzero()[0].tolist()
-        raise ValueError(
-            f"the last observed step of agent {agent} of scene {scene} is missing, and predictions "
-            "start there: leave such agents out"
-        )

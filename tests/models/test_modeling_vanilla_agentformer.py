@@ -442,7 +442,10 @@ def test_attention_weights_are_recorded_for_each_layer(first):
     [
         ({"past_values": torch.zeros(2, 3, 4, 2)}, r"\(2, 3, 4, 2\).* give \(scenes, agents, 5, 2"),
         ({"agent_mask": torch.ones(2, 4)}, r"agent_mask has shape \(2, 4\)"),
-        ({"agent_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])}, "scene 1 has no agent: leave it"),
+        (
+            {"agent_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},
+            "scene 1 has no agent to forecast: leave",
+        ),
         ({"past_values": torch.full((2, 3, 5, 2), float("nan"))}, "NaN or infinite"),
         ({"past_observed_mask": torch.ones(2, 3, 4)}, r"past_observed_mask has shape \(2, 3, 4\)"),
         (

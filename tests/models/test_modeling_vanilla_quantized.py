@@ -7,10 +7,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
-from hf_vanilla.models.modeling_vanilla_quantized import (
-    VanillaForQuantizedTrajectoryPrediction,
-    k_means,
-)
+from hf_vanilla.models.modeling_vanilla_quantized import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.models.regions_vanilla_scene import k_means
 
 SIZES = {
     "observed_steps": 5,
@@ -43,12 +41,14 @@ def model():
 
 def test_centres_of_three_groups_by_hand():
     groups = torch.tensor([[0.0, 0.0], [5.0, 0.0], [0.0, 9.0], [0.2, 0.0], [5.0, 0.4], [0.0, 9.6]])
-    assert_close(k_means(groups, 3), torch.tensor([[0.1, 0.0], [5.0, 0.2], [0.0, 9.3]]))
+    assert_close(
+        k_means(groups, groups[:3], 10), torch.tensor([[0.1, 0.0], [5.0, 0.2], [0.0, 9.3]])
+    )
 
 
 def test_a_centre_without_points_stays_where_it_is():
     points = torch.tensor([[1.0, 1.0], [1.0, 1.0], [4.0, 4.0]])
-    assert_close(k_means(points, 2)[1], points[1])
+    assert_close(k_means(points, points[:2], 10)[1], points[1])
 
 
 def test_without_a_codebook_a_forecast_is_refused():
