@@ -97,7 +97,7 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes
         scenes = _scenes_of_file(path, name, source)
     except (ValueError, TypeError, KeyError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if str(path) in reason:
+        if isinstance(error, ValueError) and str(path) in reason:
             raise
         raise ValueError(f"{path} cannot be read as tracks: {reason}") from None
     if name == "argoverse2":
@@ -183,8 +183,8 @@ def read_trajnet(path: Path, columns: Columns) -> Rows:
                     raise ValueError(f"fps={rate:g}")
                 track = entry.get("track")
                 if track is not None and track.get("prediction_number") is None:
-                    x, y = float(track["x"]), float(track["y"])
-                    found.append((float(track["f"]), track["p"], x, y))
+                    point = float(track["x"]), float(track["y"])
+                    found.append((float(track["f"]), track["p"], *point))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
