@@ -105,11 +105,12 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
             update_weights(run)
             progress.step = step
             log.add(result, sum_work(run, micro_batches))
-            if not _is_read(run, step, signals):
+            if not (_is_read(run, step, signals) or log.is_timed(step)):
                 continue
             is_terminated = _is_terminated(run, signals)
             progress.seconds = time.monotonic() - started
             values = log.read(run, progress)
+            log.show_expected_time(step)
             if is_logged:
                 log.train_line(progress, values)
             scores: dict[str, float] = {}
