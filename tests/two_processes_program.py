@@ -1,21 +1,25 @@
 """Run by torchrun on two processes with one folder: what processes agree on."""
 
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import small_run
 import torch
 from torch import nn
 
 from hf_vanilla.recipes.recipe import TrainRecipe
-from hf_vanilla.training.preparation import check_shared
+from hf_vanilla.training.preparation import check_shared, prepare_run
 from hf_vanilla.training.processes import average_running_statistics, make_accelerator
+from hf_vanilla.training.train_step import training_steps
 
 
 def main(folder):
     accelerator = make_accelerator(TrainRecipe(use_cpu=True))
     check_folders(accelerator, folder)
     check_statistics(accelerator)
+    check_micro_batches(folder)
     if accelerator.is_main_process:
         sys.stdout.write("agreed\n")
     accelerator.free_memory()
@@ -34,6 +38,16 @@ def check_folders(accelerator, folder):
     check_shared(accelerator, folder, None)
     accelerator.wait_for_everyone()
     assert not [*folder.rglob("*.partial")]
+
+
+def check_micro_batches(folder):
+    """Three micro-batches become four, two for each process: no token of a step is left out."""
+    files = small_run.write_corpus(folder)
+    run = prepare_run(small_run.recipe(folder / "run", files, tokens_per_batch=80))
+    assert run.task.micro_batches == 3
+    assert run.per_step == 4
+    ((_, parts),) = islice(training_steps(run, 0), 1)
+    assert [part.number for part in parts] == [[0, 2], [1, 3]][run.accelerator.process_index]
 
 
 def check_statistics(accelerator):

@@ -163,7 +163,10 @@ class TranslationDataOptions:
             given = [name for name in pair if getattr(self, name) is not None]
             if len(given) == 1:
                 missing = (set(pair) - set(given)).pop()
-                raise ValueError(f"{given[0]} is given, but not {missing}: give both or neither")
+                raise ValueError(
+                    f"{given[0]} is given, but not {missing}: give both or neither; data on the "
+                    "command line replace all data of a recipe"
+                )
         if self.dataset is not None and self.train_source is not None:
             raise ValueError(
                 f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"

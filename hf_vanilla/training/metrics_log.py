@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,6 +29,7 @@ from .train_step import StepResult, unusable_step
 
 logger = logging.getLogger(__name__)
 
+TIMED_STEPS = 10  # after so many, the time of the whole run is estimated
 WAITING_FACTOR = 20  # wall time over processor time from which the user is warned
 
 
@@ -85,6 +87,7 @@ class MetricsLog:
         self._work = Work(0, 0, 0)
         self._results: list[StepResult] = []
         self._since, self._cpu_since = time.monotonic(), time.process_time()
+        self._first_step, self._timed_since = progress.step, self._since
         self._has_warned = accelerator.device.type != "cpu"
 
     @contextmanager
@@ -93,6 +96,7 @@ class MetricsLog:
         begin, cpu_begin = time.monotonic(), time.process_time()
         yield
         self._since += time.monotonic() - begin
+        self._timed_since += time.monotonic() - begin
         self._cpu_since += time.process_time() - cpu_begin
 
     def add(self, result: StepResult, work: Work) -> None:
@@ -131,6 +135,23 @@ class MetricsLog:
         }
         read = {"loss": losses[-1], "learning_rate": newest.learning_rate, **values}
         return read | self.task.derived(values)
+
+    def is_timed(self, step: int) -> bool:
+        """Whether the time is taken after this step, so that a GPU must be read."""
+        return step - self._first_step in (1, TIMED_STEPS)
+
+    def show_expected_time(self, step: int) -> None:
+        """Show how long the run will take, after its tenth step here; call it after each read."""
+        if step == self._first_step + 1:  # which may have compiled the model
+            self._timed_since = time.monotonic()
+        left = self.bar.total - step
+        if step == self._first_step + TIMED_STEPS and left and self.accelerator.is_main_process:
+            seconds = left * (time.monotonic() - self._timed_since) / (TIMED_STEPS - 1)
+            duration = timedelta(seconds=math.ceil(seconds))
+            text = (
+                f"expected: {duration} for the other {left:,} steps, beside validation and saving"
+            )
+            tqdm.write(text, file=sys.stderr)
 
     def train_line(self, progress: Progress, values: dict[str, float]) -> dict[str, float]:
         """Write the values of a step and the throughput since the last line; on every process.

@@ -120,6 +120,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
             "process itself; set it to 0"
         )
     if accelerator.is_main_process:
+        _log_size(recipe, model)
         _log_step_size(task, order, per_step, accelerator.num_processes)
     if accelerator.device.type == "cpu":  # only now: the memory of the preparation is freed
         keep_freed_memory()
@@ -184,6 +185,17 @@ def _check_needs_no_validation(options: TrainRecipe) -> None:
         value = getattr(options, name)
         if value:
             raise ValueError(f"{name}={value} needs a validation set, and the data has none")
+
+
+def _log_size(recipe: Recipe, model: PreTrainedModel) -> None:
+    """Say how much there is to compute, before it begins."""
+    sizes = [(name, v) for name, v in vars(recipe.data).items() if name.endswith("_per_step")]
+    logger.info(
+        "%s parameters; %s steps, %s",
+        f"{model.num_parameters():,}",
+        f"{recipe.train.max_steps:,}",
+        ", ".join(f"{name}={value:,}" for name, value in sizes),
+    )
 
 
 def _log_step_size(task: Task, order: Order, per_step: int, processes: int) -> None:

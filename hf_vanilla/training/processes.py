@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 import signal
 import warnings
 from contextlib import suppress
@@ -83,6 +84,8 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
             f"{launched} processes were launched, but each would train alone and overwrite the "
             "others' files: on machines without GPU add --use_cpu True"
         )
+    if accelerator.device.type == "cpu" and accelerator.mixed_precision == "fp16":
+        logger.warning("mixed_precision=fp16 is for GPUs: this CPU computes in float32")
     if is_slow_bf16(accelerator):
         logger.warning(
             "mixed_precision=bf16: this processor has no instructions for it, and steps take much "
@@ -122,6 +125,13 @@ def is_slow_bf16(accelerator: Accelerator) -> bool:
     """Whether products are in bf16 on a CPU without instructions for it."""
     is_on_cpu = accelerator.device.type == "cpu"
     return is_on_cpu and accelerator.mixed_precision == "bf16" and not multiplies_bfloat16()
+
+
+def precision_in_words(accelerator: Accelerator) -> str:
+    """What products are computed in, in training and validation, for the model card."""
+    chosen = str(accelerator.mixed_precision)
+    is_float32 = chosen == "no" or (chosen == "fp16" and accelerator.device.type == "cpu")
+    return "float32" if is_float32 else f"{chosen}, the validations too"
 
 
 def chosen_precision(recipe: TrainRecipe) -> str:
@@ -193,4 +203,7 @@ def peak_flops(accelerator: Accelerator) -> float | None:
     if accelerator.device.type != "cuda" or accelerator.mixed_precision not in ("bf16", "fp16"):
         return None
     name = torch.cuda.get_device_name(accelerator.device)
-    return next((peak for kind, peak in PEAK_FLOPS.items() if kind in name), None)
+    # whole words: an L40 is no L4
+    return next(
+        (peak for kind, peak in PEAK_FLOPS.items() if re.search(rf"\b{kind}\b", name)), None
+    )

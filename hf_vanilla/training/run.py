@@ -36,7 +36,7 @@ from .checkpointing import (
 from .folder_lock import locked
 from .metrics_log import MetricsLog, Progress, run_summary
 from .preparation import PreparedRun, prepare_run
-from .processes import TERMINATED_STATUS, average_running_statistics
+from .processes import TERMINATED_STATUS, average_running_statistics, precision_in_words
 from .task import RunFacts, StreamOrder, Validation
 from .train_step import (
     StepResult,
@@ -105,11 +105,12 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
             update_weights(run)
             progress.step = step
             log.add(result, sum_work(run, micro_batches))
-            if not _is_read(run, step, signals):
+            if not (_is_read(run, step, signals) or log.is_timed(step)):
                 continue
             is_terminated = _is_terminated(run, signals)
             progress.seconds = time.monotonic() - started
             values = log.read(run, progress)
+            log.show_expected_time(step)
             if is_logged:
                 log.train_line(progress, values)
             scores: dict[str, float] = {}
@@ -396,7 +397,11 @@ def _write_model(
         seconds=progress.seconds,
         processes=run.accelerator.num_processes,
         device=run.accelerator.device.type,
-        summary={"finished model": name, **run_summary(entries, task.measures, task.items)},
+        summary={
+            "finished model": name,
+            "computed in": precision_in_words(run.accelerator),
+            **run_summary(entries, task.measures, task.items),
+        },
     )
 
     def write(folder: Path) -> None:
@@ -415,7 +420,7 @@ def _write_model(
 def _log_choice(run: PreparedRun, best: str, found: dict[str, Validation]) -> None:
     """Say which model was written, and how good it and the others are by validation."""
     by = run.recipe.best_by
-    values = {name: validation.values[by] for name, validation in found.items()}
+    values = {n: found[n].values[by] for n in found if by in found[n].values}
     shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
     reason = f": the best by {run.best_by.label} ({shown})" if shown else ""
     logger.info("wrote %s to %s, in float32%s", best, run.output_dir, reason)

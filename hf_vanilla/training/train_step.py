@@ -156,7 +156,8 @@ def update_weights(run: PreparedRun) -> None:
 def all_finite(run: PreparedRun) -> bool:
     """Whether every weight is a finite number. Call it on every process."""
     finite = torch.stack([weight.isfinite().all() for weight in _local_weights(run.model)])
-    return not run.accelerator.reduce((~finite).sum()).item()
+    # FSDP 2 may keep weights on the CPU, where NCCL cannot add them up
+    return not run.accelerator.reduce((~finite).sum().to(run.accelerator.device)).item()
 
 
 def _local_weights(model: PreTrainedModel) -> Iterator[Tensor]:

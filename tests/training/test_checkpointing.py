@@ -3,8 +3,10 @@
 import contextlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
+from types import SimpleNamespace
 
 import pytest
 import small_run
@@ -102,6 +104,22 @@ def test_the_newest_checkpoint_comes_back_with_its_state(run):
     state = checkpoint_state(newest)
     assert (state["step"], state["tokens"]) == (10, 700)
     assert model.weight.eq(10).all()
+
+
+def test_the_scale_of_fp16_comes_back_with_the_checkpoint(run):
+    parts, _, folder = run
+
+    def with_scaler(scale):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        accelerator = SimpleNamespace(
+            scaler=scaler, is_main_process=True, wait_for_everyone=lambda: None
+        )
+        return replace(parts, accelerator=accelerator)
+
+    saved = save_checkpoint(with_scaler(512.0), folder, {"step": 3}, keep=Keeping(1))
+    resumed = with_scaler(65536.0)
+    load_checkpoint(resumed, saved)
+    assert resumed.accelerator.scaler.get_scale() == 512.0
 
 
 def test_there_is_nothing_to_resume_in_a_new_folder(run):

@@ -19,6 +19,7 @@ from hf_vanilla.training.processes import (
     is_slow_bf16,
     make_accelerator,
     peak_flops,
+    precision_in_words,
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "scripts" / "accelerate"
@@ -84,6 +85,13 @@ def test_bf16_is_slow_on_a_cpu_without_instructions(
     assert is_slow_bf16(Device(kind, precision)) is is_slow
 
 
+def test_fp16_on_a_cpu_is_float32_and_says_so(caplog, fresh_accelerator):
+    accelerator = make_accelerator(TrainRecipe(mixed_precision="fp16", use_cpu=True))
+    assert "mixed_precision=fp16 is for GPUs: this CPU computes in float32" in caplog.text
+    assert precision_in_words(accelerator) == "float32"
+    assert precision_in_words(Device("cuda", "bf16")) == "bf16, the validations too"
+
+
 # --- trackers ----------------------------------------------------------------------------------
 
 
@@ -125,6 +133,8 @@ class Device:
         ("NVIDIA A100-SXM4-80GB", PEAK_FLOPS["A100"]),
         ("NVIDIA L40S", PEAK_FLOPS["L40S"]),
         ("NVIDIA L4", PEAK_FLOPS["L4"]),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000", None),
         ("Some Chip 9000", None),
     ],
 )

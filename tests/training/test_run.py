@@ -485,7 +485,7 @@ def test_the_finished_model_is_the_best_of_mean_best_checkpoint_and_last(
         folder = train(recipe)
     assert f"wrote {delivered} to {folder}, in float32: the best by validation NLL (" in caplog.text
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert f"| finished model | {delivered} |" in card
+    assert f"| finished model | {delivered} |\n| computed in | float32 |" in card
     assert log_of(folder)[-1]["model"] == delivered
     steps = delivered.split("checkpoint")[1].lstrip("s").split(",")
     parts = [small_run.weights(folder / f"checkpoint-{int(step)}") for step in steps]

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,23 @@ def test_a_message_names_its_process_only_where_there_are_several(caplog, monkey
     monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
     logger.warning("of two")
     assert caplog.messages == ["one", "[RANK 0] of two"]
+
+
+def test_a_run_says_how_much_there_is_to_do_and_after_ten_steps_how_long_it_will_take(
+    corpus_files, tmp_path, caplog, capsys
+):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=1200, save_steps=6)
+    with pytest.MonkeyPatch.context() as patch:
+        small_run.interrupt(patch, after=14)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe)
+    saved = small_run.weights(tmp_path / "run" / "checkpoint-12").values()
+    parameters = f"{sum(weight.numel() for weight in saved):,}"
+    assert f"{parameters} parameters; 1,200 steps, tokens_per_step=240" in caplog.text
+    found = re.findall(
+        r"expected: 0:(\d\d):(\d\d) for the other (.*) steps", capsys.readouterr().err
+    )
+    assert [steps for _, _, steps in found] == ["1,190"]
 
 
 @pytest.mark.parametrize(("factor", "count"), [(0.0, 1), (1e9, 0)])

@@ -2,7 +2,9 @@
 
 import contextlib
 import weakref
+from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import small_run
@@ -13,7 +15,7 @@ from hf_vanilla.files import read_json_lines
 from hf_vanilla.training import run as training
 from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.run import train
-from hf_vanilla.training.train_step import forward, sum_counts, training_steps
+from hf_vanilla.training.train_step import _Batches, forward, sum_counts, training_steps
 
 
 def losses_of(folder):
@@ -125,6 +127,23 @@ def test_no_batch_is_kept_until_the_next_reading_on_a_gpu(corpus_files, tmp_path
     budget = {"tokens_per_batch": 120, "dataloader_workers": 1}
     train(small_run.recipe(tmp_path / "run", corpus_files, **often, **budget))
     assert max(alive) <= 2  # the two of the step before
+
+
+def test_each_micro_batch_has_dropout_and_augmentation_of_its_own_by_its_number(
+    corpus_files, tmp_path
+):
+    run = prepare_run(small_run.recipe(tmp_path / "run", corpus_files))
+    run.model.train()
+    ((_, (part,)),) = islice(training_steps(run, 0), 1)
+    totals = sum_counts(run, [part])
+    losses = [
+        forward(run, replace(part, number=number), totals, is_logged=False)["loss"].item()
+        for number in (4, 5, 4)
+    ]
+    assert losses[0] == losses[2] != losses[1]
+    task = SimpleNamespace(batch=lambda _, generator: torch.rand(3, generator=generator).tolist())
+    data = _Batches(task, range(9), seed=0)
+    assert data[4] == data[4] != data[5]
 
 
 # --- numbers that are none ---------------------------------------------------------------------
