@@ -1,7 +1,7 @@
 """Every command as a user types it: once with success, once with a mistake.
 
 Commands run in forks of one process, by `shell_server.py`, which only reads the options of the app;
-the app, as the container and the demo start it, is a process of its own.
+the app, as the container starts it, is a process of its own.
 """
 
 import json
@@ -280,13 +280,12 @@ def assert_answers(command):
         assert "Traceback" not in server.stderr.read()
 
 
-def test_the_app_answers_as_the_container_and_as_the_demo_start_it(typed):
+def test_the_app_answers_as_the_container_starts_it():
     pytest.importorskip("gradio")
     (listed,) = re.findall(r"^CMD (\[.*\])$", (ROOT / "Dockerfile").read_text("utf-8"), re.M)
     program, *rest = json.loads(listed)
     assert program == "python"
     assert_answers([sys.executable, *rest])
-    assert_answers([sys.executable, "-m", "hf_vanilla", "app", "--model", typed.folder / "text"])
 
 
 def test_help_is_a_process_of_its_own():
