@@ -13,10 +13,18 @@ import runpy
 import shutil
 import socket
 import socketserver
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from pathlib import Path
 
+TESTS = Path(__file__).resolve().parent
+PROGRAMS = (
+    "accelerate curl docker hf hf-vanilla lint-imports mypy pip pre-commit python python3 ruff"
+    " sacrebleu torchrun uv"
+)
 OURS = re.compile(r"(?:hf-vanilla|python3? -m hf_vanilla) ([\w-]+)|python3? scripts/([\w/]+)\.py")
 # options that make a command of minutes or days one of seconds
 TINY = (
@@ -124,6 +132,43 @@ class Command(socketserver.BaseRequestHandler):
                 sys.stdout.flush()
                 sys.stderr.flush()
             stream.write(f"{status}\n")
+
+
+@contextlib.contextmanager
+def served(folder, environment):
+    """Serve in a process of its own: the environment of a shell that finds `PROGRAMS`.
+
+    Args:
+        folder: for the programs, and the home of the shell.
+        environment: further variables of shell and server.
+    """
+    # the path of a socket may have a hundred characters, and pytest's folders are deep
+    with tempfile.TemporaryDirectory() as place:
+        environment = {
+            "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
+            "PYTHONPATH": str(TESTS.parent),
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HOME": str(folder / "hub-cache"),
+            **environment,
+        }
+        command = (sys.executable, str(TESTS / "shell_server.py"), f"{place}/socket")
+        with subprocess.Popen(command, env=environment) as running:
+            client = f"'{sys.executable}' -S -E '{TESTS / 'shell_client.py'}' '{place}/socket'"
+            (folder / "bin").mkdir()
+            for name in PROGRAMS.split():
+                program = folder / "bin" / name
+                program.write_text(f'#!/bin/sh\nexec {client} "$0" "$@"\n', encoding="utf-8")
+                program.chmod(0o755)
+            while not Path(f"{place}/socket").exists():
+                assert running.poll() is None
+                time.sleep(0.05)
+            yield environment
+            running.terminate()
 
 
 class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):

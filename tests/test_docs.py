@@ -10,10 +10,7 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
-import tempfile
-import time
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -25,6 +22,7 @@ import image_models
 import opus
 import pytest
 import sacrebleu
+import shell_server
 import torch
 import yaml
 from datasets import Dataset
@@ -44,10 +42,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in PAGES}
 PAGES_WITH_CODE = [name for name, text in TEXTS.items() if "```" in text]
 CLONE = ("Makefile", "constraints.txt", "pyproject.toml", "scripts", "hf_vanilla/recipes")
-PROGRAMS = (
-    "accelerate curl docker hf hf-vanilla lint-imports mypy pip pre-commit python python3 ruff"
-    " sacrebleu torchrun uv"
-)
 # what a reader replaces, and numbers that take too long
 REPLACED = {"USER/NAME": "ada/name", "max_steps=1000": "max_steps=2"}
 OPTIONAL_LIBRARIES = ("bertviz", "onnx")  # without them, a block that needs them is only compiled
@@ -149,37 +143,16 @@ def shell(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shell")
     write_fairseq_archive(folder)
     write_sacrebleu_set(folder / "sacrebleu" / "wmt14" / "full")
-    # the path of a socket may have a hundred characters, and pytest's folders are deep
-    with tempfile.TemporaryDirectory() as place, hub_server.HubServer() as hub:
+    with hub_server.HubServer() as hub:
         add_opus_model(hub, folder / "opus")
         environment = {
-            "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
-            "PYTHONPATH": str(ROOT),
-            "HOME": str(folder),
-            "LANG": "C.UTF-8",
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
             "SMALL_ARCHIVES": str(folder),
             "SACREBLEU": str(folder / "sacrebleu"),
             "HF_ENDPOINT": hub.endpoint,
-            "HF_HOME": str(folder / "hub-cache"),
             "HF_TOKEN": hub_server.TOKEN,
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
         }
-        server = (sys.executable, str(TESTS / "shell_server.py"), f"{place}/socket")
-        with subprocess.Popen(server, env=environment) as running:
-            client = f"'{sys.executable}' -S -E '{TESTS / 'shell_client.py'}' '{place}/socket'"
-            (folder / "bin").mkdir()
-            for name in PROGRAMS.split():
-                program = folder / "bin" / name
-                program.write_text(f'#!/bin/sh\nexec {client} "$0" "$@"\n', encoding="utf-8")
-                program.chmod(0o755)
-            while not Path(f"{place}/socket").exists():
-                assert running.poll() is None
-                time.sleep(0.05)
-            yield environment
-            running.terminate()
+        with shell_server.served(folder, environment) as shell:
+            yield shell
 
 
 @pytest.fixture

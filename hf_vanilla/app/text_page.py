@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.hub.card import languages_of, public_name
-from hf_vanilla.translation.demo_model import demo_model
+from hf_vanilla.translation.demo_model import NOTE, demo_model
 
 from .component import import_gradio, page_of_component
 from .service import Result, Service
@@ -146,7 +146,7 @@ class TextPage:
     def _about(self, name: str) -> str:
         shown = PLUS.join(map(public_name, names_in(name)))
         if name == demo_model():
-            shown = "The model of the package"
+            return f"The model of the package: {self.service.describe(name)}; {NOTE}"
         return f"{shown}: {self.service.describe(name)}"
 
     def _name(self, asked: dict[str, Any]) -> str:

@@ -7,6 +7,10 @@ import json
 from pathlib import Path
 
 FILES = Path(__file__).with_name("demo_model_files")
+NOTE = (
+    "it knows English number words and German ones; a few numbers of one word, such as one and "
+    "four, come out wrong"
+)
 FACTS = "facts.json"  # what it was made from, and its score
 
 

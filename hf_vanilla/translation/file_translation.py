@@ -20,7 +20,7 @@ from hf_vanilla.files import check_output_file, whole_file
 from .alignment_links import alignment_line
 from .alignments import read_head
 from .decoding_options import DecodingOptions
-from .demo_model import demo_model
+from .demo_model import NOTE, demo_model
 from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator, first_numbers
@@ -101,8 +101,8 @@ def translate_file(options: TranslateOptions) -> Path | None:
         options = replace(options, model=demo_model())
         if processes.is_main_process:
             logger.info(
-                "the demo model translates English number words to German ones: --model "
-                "names another one"
+                "this is the demo model: %s; --model names another one",
+                NOTE,
             )
     _check_streams(options, processes)
     translator = options.open_texts(processes if processes.num_processes > 1 else None)

@@ -19,7 +19,13 @@ from scipy.stats import spearmanr
 
 from hf_vanilla.options import UsageError
 from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks import comparison, comparison_page, comparison_statistics, sweep
+from hf_vanilla.tasks import (
+    comparison,
+    comparison_page,
+    comparison_statistics,
+    comparison_table,
+    sweep,
+)
 from hf_vanilla.tasks.comparison import CompareOptions, compare_runs
 from hf_vanilla.tasks.sweep import (
     SweepOptions,
@@ -88,11 +94,32 @@ def test_a_sweep_trains_each_seed_once_and_is_compared(corpus_files, tmp_path, c
     assert " ± " in rows[0]
     assert rows[1].startswith("| smoothed | 2 |")
     assert (tmp_path / "t.md").read_text() == table + "\n"
+    for suffix, start in ((".csv", "run,seeds,"), (".tex", "% Mean"), (".json", '{\n "rows": [')):
+        compare_runs((path, CompareOptions(samples=20, output=str(tmp_path / f"t{suffix}"))))
+        text = (tmp_path / f"t{suffix}").read_text()
+        assert text.startswith(start)
+        assert "small" in text
     one, other = (small_run.weights(tmp_path / f"runs/small-seed-{seed}") for seed in (0, 7))
     assert any(not np.array_equal(one[name], other[name]) for name in one)
     path = write_sweep(tmp_path, corpus_files, runs={"small": {"max_length": 39}})
     with pytest.raises(ValueError, match=r"other options, which differ in max_length \(.*, now 39"):
         run_sweep((path, SweepOptions()))
+
+
+def test_a_table_in_latex_has_no_bare_signs():
+    table = comparison_table.Table(["a_b", "95 %"], [["x & y", "1 ± 2"]], ["tok:13a"])
+    assert comparison_table.table_text(table, ".tex").splitlines() == [
+        "% tok:13a",
+        r"\begin{tabular}{lr}",
+        r"\hline",
+        r"a\_b & 95 \% \\",
+        r"\hline",
+        r"x \& y & 1 $\pm$ 2 \\",
+        r"\hline",
+        r"\end{tabular}",
+    ]
+    with pytest.raises(ValueError, match=r"output='t.docx': its end is one of .md, .tex"):
+        CompareOptions(output="t.docx")
 
 
 def test_a_changed_test_set_is_translated_without_training(corpus_files, tmp_path, commands):
