@@ -117,6 +117,12 @@ class VanillaDetrPreTrainedModel(VanillaPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
 
+    def freeze(self) -> None:
+        """Do not train stem and first stage of a pretrained backbone."""
+        for module in self.modules():
+            if isinstance(module, VanillaDetrBackbone):
+                module.freeze()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
