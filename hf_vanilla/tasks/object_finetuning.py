@@ -30,12 +30,6 @@ from .object_detection_data import check_trainable
 logger = logging.getLogger(__name__)
 
 BACKBONE_SHARE = 0.1  # of the learning rate, as 1e-5 is of 1e-4 in the paper
-# what a forward pass returns beside logits and boxes would fill the memory over a data set
-NOT_GATHERED = (
-    *("loss_dict", "last_hidden_state", "feature_size", "encoder_last_hidden_state"),
-    *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
-    *("encoder_hidden_states", "encoder_attentions"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +125,6 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
             options.validation_coco, images=options.validation_images, split="validation"
         ).relabelled(train.label_names)
     processor = AutoImageProcessor.from_pretrained(options.model)
-    arguments.remove_unused_columns = False
-    arguments.label_names = ["labels", "boxes"]  # both are gathered, padded by -100
     trainer = Trainer(
         model,
         arguments,
@@ -143,7 +135,7 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
         processing_class=processor,
         optimizers=(two_rates(model, arguments, options.backbone_learning_rate), None),
     )
-    trainer.train(ignore_keys_for_eval=list(NOT_GATHERED))
+    trainer.train()
     folder = Path(arguments.output_dir)
     if trainer.is_world_process_zero():
         scores = None

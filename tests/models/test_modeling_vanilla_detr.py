@@ -229,7 +229,7 @@ def test_stem_and_first_stage_of_every_kind_of_backbone_are_frozen(backbone, fro
 
 
 def test_a_backbone_whose_stages_are_unknown_is_refused():
-    with pytest.raises(ValueError, match=r"backbone_is_pretrained=True, but .* set backbone_is_pre"):
+    with pytest.raises(ValueError, match=r"backbone_is_pretrained=True, but .* set backbone"):
         build(backbone_config=UVDocBackboneConfig())
 
 
