@@ -330,9 +330,10 @@ def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor
 
 def _foreign(config: VanillaDetrConfig) -> list[str]:
     """What neither of the other formats can express."""
+    backbone: Any = config.backbone_config
     reasons = []
-    if (kind := config.backbone_config.model_type) != "resnet":
-        reasons.append(f"a backbone of type {kind!r} (there: 'resnet')")
+    if backbone.model_type != "resnet":
+        reasons.append(f"a backbone of type {backbone.model_type!r} (there: 'resnet')")
     if config.layer_norm_eps != 1e-5:
         reasons.append(f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)")
     if not config.attention_bias:

@@ -124,6 +124,7 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
         validation = load_detection_images(
             options.validation_coco, images=options.validation_images, split="validation"
         ).relabelled(train.label_names)
+        validation.require_files()
     processor = AutoImageProcessor.from_pretrained(options.model)
     trainer = Trainer(
         model,
