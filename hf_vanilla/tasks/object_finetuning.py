@@ -19,6 +19,7 @@ from hf_vanilla.data.detection import (
 )
 from hf_vanilla.data.detection_augmentation import BoxAugmentation, augmented
 from hf_vanilla.data.detection_sources import load_detection_images
+from hf_vanilla.data.image_batches import check_processor
 from hf_vanilla.hub.detection_card import detection_card
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -29,6 +30,7 @@ from .object_detection_data import check_trainable
 
 logger = logging.getLogger(__name__)
 
+BILINEAR = 2  # Pillow's number
 BACKBONE_SHARE = 0.1  # of the learning rate, as 1e-5 is of 1e-4 in the paper
 
 
@@ -84,11 +86,15 @@ class DetectionRows(Dataset):
         images: to read.
         processor: image processor of the model, read for sizes, mean and standard deviation.
         changes: how images are changed at random; None: not at all.
+
+    Raises:
+        ValueError: the processor makes other pixels than training would.
     """
 
     def __init__(
         self, images: DetectionImages, processor: Any, changes: BoxAugmentation | None = None
     ) -> None:
+        check_processor(processor, resample=BILINEAR)
         self.images = images
         self.edges = processor_edges(processor)
         self.statistics = tuple(processor.image_mean), tuple(processor.image_std)
