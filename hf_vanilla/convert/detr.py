@@ -299,6 +299,8 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
     reasons = _foreign(config)
     if config.activation_function != "relu":
         reasons.append(f"activation_function={config.activation_function!r} (there: 'relu')")
+    if (stages := len(getattr(config.backbone_config, "depths", ()))) != 4:
+        reasons.append(f"a backbone of {stages} stages (there: 4)")
     heads = config.encoder_attention_heads, config.decoder_attention_heads
     if heads[0] != heads[1]:
         reasons.append(f"{heads[0]} and {heads[1]} attention heads (there: as many in the decoder)")

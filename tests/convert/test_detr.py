@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from detection_files import TINY
 from image_models import vit
 from safetensors.torch import save_file
 from torch import nn
@@ -205,6 +206,8 @@ def test_what_the_other_formats_cannot_express_is_refused_and_named(theirs):
         to_authors(VanillaForObjectDetection(config))
     told = [*told[:2], "activation_function='gelu'", "3 and 2 attention heads"]
     assert all(part in str(refused.value) for part in told)
+    with pytest.raises(ValueError, match="a backbone of 2 stages"):
+        to_authors(VanillaForObjectDetection(VanillaDetrConfig(**TINY)))
 
 
 def test_a_model_of_another_family_is_no_detector(tmp_path):
