@@ -147,7 +147,7 @@ def with_new_head(name: str, label_names: tuple[str, ...]) -> VanillaForImageCla
     """
     saved = VanillaForImageClassification.config_class.from_pretrained(name)
     if [saved.id2label[index] for index in range(saved.num_labels)] == list(label_names):
-        return VanillaForImageClassification.from_pretrained(name)
+        return VanillaForImageClassification.from_pretrained(name, dtype="float32")
     model = VanillaForImageClassification.from_pretrained(
         name,
         id2label=dict(enumerate(label_names)),
