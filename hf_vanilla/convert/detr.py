@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
 
-from hf_vanilla.files import whole_folder
+from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.hub.card import carry_over
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.vision.image_models import load_image_model
 
 from .checkpoint_files import read_checkpoint
 from .detr_names import (
@@ -26,8 +27,10 @@ from .detr_names import (
     transformers_backbone,
     transformers_names,
 )
+from .same_outputs import require_same_outputs
 from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
 
+IMAGE_SIZE = (96, 128)  # of the random image that both models are compared on
 DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
 SAME_FIELDS = (
     *("num_queries", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
@@ -70,7 +73,8 @@ def convert_detr(options: DetrOptions) -> Path:
     """Write our model folder with its image processor; returns the folder.
 
     Raises:
-        ValueError: it is no DETR model, or damaged; the message names every tensor at fault.
+        ValueError: it is no DETR model, or damaged; the message names every tensor at fault. Or
+            transformers' own model of the folder has other outputs for one random image.
         OSError: the input is not found, or the output exists.
     """
     with whole_folder(options.output) as folder:
@@ -91,6 +95,10 @@ def convert_detr(options: DetrOptions) -> Path:
         with code_beside_weights(model):
             model.save_pretrained(folder)
         processor.save_pretrained(folder)
+        if (theirs := _transformers_model(source)) is not None:
+            require_same_outputs(
+                VanillaForObjectDetection.from_pretrained(folder).eval(), theirs, IMAGE_SIZE
+            )
         carry_over(options.input, folder)
     return Path(options.output)
 
@@ -149,6 +157,9 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
     known = {name: theirs[name] for name in SAME_FIELDS if theirs.get(name) is not None}
     if labels := theirs.get("id2label"):
         known["id2label"] = {int(number): label for number, label in labels.items()}
+        known["label2id"] = {label: number for number, label in known["id2label"].items()}
+    if (theirs.get("backbone_config") or {}).get("model_type") == "resnet":
+        known["dilation"] = False  # transformers dilates timm's backbones only
     return VanillaDetrConfig(**known, backbone_config=_backbone_config(theirs), auxiliary_loss=True)
 
 
@@ -181,18 +192,24 @@ def config_of_weights(
         )
         for stage in (1, 2, 3, 4)
     ]
+    stem = weights["backbone.0.body.conv1.weight"]  # (width, C, 7, 7)
+    is_basic = "backbone.0.body.layer1.0.bn3.weight" not in weights
+    last = "bn2" if is_basic else "bn3"
     widths = [
-        weights[f"backbone.0.body.layer{stage}.0.bn3.weight"].shape[0] for stage in (1, 2, 3, 4)
+        weights[f"backbone.0.body.layer{stage}.0.{last}.weight"].shape[0] for stage in (1, 2, 3, 4)
     ]
     backbone = ResNetConfig(
-        embedding_size=weights["backbone.0.body.conv1.weight"].shape[0],
+        num_channels=stem.shape[1],
+        embedding_size=stem.shape[0],
         hidden_sizes=widths,
         depths=depths,
+        layer_type="basic" if is_basic else "bottleneck",
         out_features=["stage4"],
     )
     ffn = [weights[f"transformer.{side}.layers.0.linear1.weight"].shape[0] for side in layers]
     return VanillaDetrConfig(
         backbone_config=backbone,
+        num_channels=stem.shape[1],
         dilation=dilation,
         num_queries=queries,
         d_model=d_model,
@@ -210,32 +227,60 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
     """Write transformers' folder, or the authors' file if the output ends in .pth.
 
     Raises:
-        ValueError: the backbone is not a ResNet.
+        ValueError: it is no detector of ours, or has what the other format cannot express; the
+            message names all of it. Or what was written has other outputs for one random image.
         OSError: the model is not found, or the output exists.
     """
-    model = VanillaForObjectDetection.from_pretrained(options.input).eval()
-    if Path(options.output).suffix == ".pth":
-        output = Path(options.output)
+    output = Path(options.output)
+    model, processor = load_image_model(
+        options.input,
+        VanillaForObjectDetection,
+        model_type="vanilla_detr",
+        remedy="give a detector of this package",
+        device="cpu",
+    )
+    model = model.float()
+    if output.suffix == ".pth":
         if output.exists():
             raise FileExistsError(f"{output} exists: choose another name")
-        torch.save({"model": to_authors(model)}, output)
+        with whole_file(output) as unfinished:
+            torch.save({"model": to_authors(model)}, unfinished)
+            weights, heads = _authors_weights(unfinished), model.config.encoder_attention_heads
+            config = config_of_weights(weights, heads=heads, dilation=model.config.dilation)
+            require_same_outputs(from_detr(weights, config), model, IMAGE_SIZE)
         return output
-    with whole_folder(options.output) as folder:
+    with whole_folder(output) as folder:
         to_detr(model).save_pretrained(folder)
-        DetrImageProcessorPil.from_pretrained(options.input).save_pretrained(folder)
-    return Path(options.output)
+        processor.save_pretrained(folder)
+        theirs = DetrForObjectDetection.from_pretrained(folder).eval()
+        require_same_outputs(theirs, model, IMAGE_SIZE)
+    return output
 
 
 def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
-    """Transformers' model with the same weights; it has the same logits in evaluation mode."""
-    _require_resnet(model)
+    """Transformers' model with the same weights; it has the same logits in evaluation mode.
+
+    Raises:
+        ValueError: theirs cannot express the model; the message names all reasons.
+    """
     config = model.config
+    reasons = _foreign(config)
+    if config.dilation:
+        reasons.append("dilation=True (there: not with the ResNet of transformers)")
+    reasons += [
+        f"{name}={getattr(config, name)} (there: an integer)"
+        for name in INTEGER_FIELDS
+        if getattr(config, name) != int(getattr(config, name))
+    ]
+    if reasons:
+        raise ValueError(f"transformers' DETR cannot express this model: {'; '.join(reasons)}")
     theirs = DetrForObjectDetection(
         DetrConfig(
             **{name: getattr(config, name) for name in SAME_FIELDS if name not in INTEGER_FIELDS},
             **{name: int(getattr(config, name)) for name in INTEGER_FIELDS},
             backbone_config=config.backbone_config,
             id2label=config.id2label,
+            label2id=config.label2id,
             auxiliary_loss=False,
         )
     )
@@ -245,8 +290,22 @@ def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
 
 
 def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
-    """The state dict in the authors' names."""
-    _require_resnet(model)
+    """The state dict in the authors' names.
+
+    Raises:
+        ValueError: their code cannot express the model; the message names all reasons.
+    """
+    config = model.config
+    reasons = _foreign(config)
+    if config.activation_function != "relu":
+        reasons.append(f"activation_function={config.activation_function!r} (there: 'relu')")
+    if (stages := len(getattr(config.backbone_config, "depths", ()))) != 4:
+        reasons.append(f"a backbone of {stages} stages (there: 4)")
+    heads = config.encoder_attention_heads, config.decoder_attention_heads
+    if heads[0] != heads[1]:
+        reasons.append(f"{heads[0]} and {heads[1]} attention heads (there: as many in the decoder)")
+    if reasons:
+        raise ValueError(f"the authors' DETR cannot express this model: {'; '.join(reasons)}")
     return _renamed(model, {**authors_names(), **torchvision_backbone("backbone.0.body.")})
 
 
@@ -271,10 +330,30 @@ def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor
     return renamed.weights
 
 
-def _require_resnet(model: VanillaForObjectDetection) -> None:
-    kind = model.config.backbone_config.model_type
-    if kind != "resnet":
-        raise ValueError(f"the backbone is {kind!r}: only resnet has names in the other formats")
+def _foreign(config: VanillaDetrConfig) -> list[str]:
+    """What neither of the other formats can express."""
+    backbone: Any = config.backbone_config
+    reasons = []
+    if backbone.model_type != "resnet":
+        reasons.append(f"a backbone of type {backbone.model_type!r} (there: 'resnet')")
+    if config.layer_norm_eps != 1e-5:
+        reasons.append(f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)")
+    if not config.attention_bias:
+        reasons.append("attention_bias=False (there: biases)")
+    return reasons
+
+
+def _transformers_model(source: Path) -> DetrForObjectDetection | None:
+    """Transformers' model of a folder; None for another source, or where it cannot load it."""
+    if (
+        source.is_file()
+        or DetrConfig.from_pretrained(source).backbone_config.model_type != "resnet"
+    ):
+        return None
+    theirs, report = DetrForObjectDetection.from_pretrained(
+        source, dtype=torch.float32, output_loading_info=True
+    )
+    return None if report["missing_keys"] else theirs.eval()
 
 
 def _backbone_config(theirs: dict[str, Any]) -> ResNetConfig:

@@ -18,7 +18,14 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
 from .checkpoint_files import read_checkpoint
-from .vit import add_zero_biases, authors_processor, read_image_model, save_image_model
+from .same_outputs import require_same_outputs
+from .vit import (
+    add_zero_biases,
+    authors_processor,
+    read_image_model,
+    require_authors_settings,
+    save_image_model,
+)
 from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
 
 _LAYER = "model.layers.{n}"
@@ -67,7 +74,8 @@ class TimmOptions:
     )
     output: str = field(metadata={"help": "folder for our model"})
     heads: int | None = field(
-        default=None, metadata={"help": "attention heads; default: of 64 channels, as timm's sizes"}
+        default=None,
+        metadata={"help": "attention heads; default: config.json, else of 64 channels as in timm"},
     )
 
 
@@ -98,7 +106,8 @@ def convert_to_timm(options: ToTimmOptions) -> Path:
     """A folder of timm's form from our model.
 
     Raises:
-        ValueError: the model has what timm's `vit_*` cannot express.
+        ValueError: the model has what timm's `vit_*` cannot express, or what was written has other
+            outputs for one random image.
         OSError: nothing is found under that name, or the output is taken.
     """
     with whole_folder(options.output) as folder:
@@ -108,6 +117,8 @@ def convert_to_timm(options: ToTimmOptions) -> Path:
         weights, settings = to_timm(ours)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         write_text(folder / "config.json", json.dumps(settings, indent=2))
+        again = from_timm(*_read_timm(str(folder)))
+        require_same_outputs(again, ours, ours.config.image_height_width)
     return Path(options.output)
 
 
@@ -159,6 +170,7 @@ def to_timm(ours: VanillaForImageClassification) -> tuple[dict[str, Tensor], dic
     config = ours.config
     if config.has_pooler or not config.attention_bias:
         raise ValueError("timm's vit_* has biases on its attention and no pooler")
+    require_authors_settings(config)
     renamed = rename_to_theirs(ours.state_dict(), NAMES)
     height, width = config.image_height_width
     labels = [config.id2label[index] for index in range(config.num_labels)]
@@ -166,6 +178,7 @@ def to_timm(ours: VanillaForImageClassification) -> tuple[dict[str, Tensor], dic
         "num_classes": config.num_labels,
         "num_features": config.d_model,
         "global_pool": "token",
+        "model_args": {"num_heads": config.encoder_attention_heads},
         "label_names": labels,
         "pretrained_cfg": {"input_size": [config.num_channels, height, width]},
     }
@@ -224,6 +237,7 @@ def _config(
     patches, positions, fed, head = (weights[name] for name in needed)
     width, channels, *patch = patches.shape
     told = settings.get("pretrained_cfg") or {}
+    heads = heads or (settings.get("model_args") or {}).get("num_heads")
     size = told.get("input_size") or [channels, *_square(positions.shape[1] - 1, patch, origin)]
     labels = settings.get("label_names") or told.get("label_names") or range(head.shape[0])
     is_named = settings.get("label_names") or told.get("label_names")

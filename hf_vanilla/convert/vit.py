@@ -23,6 +23,7 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
+from .same_outputs import require_same_outputs
 from .weight_names import Names, Renamed, load_renamed, rename_to_ours, rename_to_theirs
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def convert_vit(options: VitOptions) -> Path:
 
     Raises:
         ValueError: it is no such model, is damaged, or has what ours cannot express; the message
-            names all of it.
+            names all of it. Or both models have other outputs for one random image.
         OSError: nothing is found under that name, or the output is taken.
     """
     with whole_folder(options.output) as folder:
@@ -112,6 +113,7 @@ def convert_vit(options: VitOptions) -> Path:
         ours = from_vit(theirs, origin=options.input, loading=loading)
         processor = read_image_processor(options.input, ours.config)
         save_image_model(ours, processor, folder)
+        require_same_outputs(read_image_model(str(folder)), theirs, ours.config.image_height_width)
         carry_over(options.input, folder)
     return Path(options.output)
 
@@ -120,13 +122,16 @@ def convert_to_vit(options: ToVitOptions) -> Path:
     """A `ViTForImageClassification` folder, image processor included, from one of ours.
 
     Raises:
-        ValueError: the model has what ViT cannot express; the message names all of it.
+        ValueError: the model has what ViT cannot express; the message names all of it. Or both
+            models have other outputs for one random image.
         OSError: nothing is found under that name, or the output is taken.
     """
     with whole_folder(options.output) as folder:
         ours = read_image_model(options.input)
         to_vit(ours).save_pretrained(folder)
         read_image_processor(options.input, ours.config).save_pretrained(folder)
+        theirs, _ = _read_vit(str(folder))
+        require_same_outputs(theirs, ours, ours.config.image_height_width)
     return Path(options.output)
 
 
@@ -239,6 +244,17 @@ def authors_processor(config: VanillaVitConfig) -> ViTImageProcessorPil:
         image_mean=channels,
         image_std=channels,
     )
+
+
+def require_authors_settings(config: VanillaVitConfig) -> None:
+    """Refuse what a file of weights alone cannot say.
+
+    Raises:
+        ValueError: it computes with other settings than the authors' models.
+    """
+    for name, only in (("layer_norm_eps", 1e-6), ("activation_function", "gelu")):
+        if getattr(config, name) != only:
+            raise ValueError(f"{name}={getattr(config, name)!r}: this format has {only!r} only")
 
 
 def save_image_model(

@@ -16,7 +16,13 @@ from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
-from .vit import authors_processor, read_image_model, save_image_model
+from .same_outputs import require_same_outputs
+from .vit import (
+    authors_processor,
+    read_image_model,
+    require_authors_settings,
+    save_image_model,
+)
 from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
 
 _BLOCK = "Transformer.encoderblock_{n}"
@@ -92,7 +98,8 @@ def convert_to_google_vit(options: ToGoogleVitOptions) -> Path:
     """A `.npz` file from our model.
 
     Raises:
-        ValueError: the model has what the layout cannot express.
+        ValueError: the model has what the layout cannot express, or what was written has other
+            outputs for one random image.
         OSError: nothing is found under that name, or the output exists.
     """
     output = Path(options.output)
@@ -102,8 +109,12 @@ def convert_to_google_vit(options: ToGoogleVitOptions) -> Path:
     if not isinstance(ours, VanillaForImageClassification):
         raise ValueError(f"{options.input} has no classifier, which the layout asks for")
     arrays = to_google(ours)
-    with whole_file(output) as unfinished, open(unfinished, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # any name is an array's
+    with whole_file(output) as unfinished:
+        with open(unfinished, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # any name is an array's
+        size = ours.config.image_height_width
+        again = from_google(read_npz(unfinished), image_height=size[0])
+        require_same_outputs(again, ours, size)
     return output
 
 
@@ -152,11 +163,12 @@ def to_google(ours: VanillaForImageClassification) -> dict[str, np.ndarray]:
     """Our weights as the authors' arrays, by their names.
 
     Raises:
-        ValueError: the model has no biases on its attention, which the layout has.
+        ValueError: the layout cannot express the model.
     """
     config = ours.config
     if not config.attention_bias:
         raise ValueError("attention_bias=False: the authors' layout has these biases")
+    require_authors_settings(config)
     renamed = rename_to_theirs(ours.state_dict(), NAMES)
     return {
         name.replace(".", "/"): _to_theirs(name, weight, config)

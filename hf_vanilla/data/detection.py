@@ -8,6 +8,7 @@ the fullest image, H x W pixels.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,11 +35,13 @@ class ImageObjects:
         boxes: `(m, 4)` float64, corner form in pixels.
         is_crowd: `(m,)` bool: the box surrounds a group. Such boxes are not trained on; when
             scored, detections inside them count neither as right nor as wrong.
+        areas: `(m,)` float64, pixels of the object as annotated, for AP by size; NaN: the box's.
     """
 
     labels: np.ndarray
     boxes: np.ndarray
     is_crowd: np.ndarray
+    areas: np.ndarray
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -47,14 +50,19 @@ class ImageObjects:
     def trained_on(self) -> "ImageObjects":
         """The objects that are no crowd and whose box has an area."""
         sides = self.boxes[:, 2:] - self.boxes[:, :2]
-        kept = ~self.is_crowd & (sides > 0).all(axis=1)
-        return ImageObjects(self.labels[kept], self.boxes[kept], self.is_crowd[kept])
+        return self.where(~self.is_crowd & (sides > 0).all(axis=1))
+
+    def where(self, kept: np.ndarray) -> "ImageObjects":
+        """The objects at which `kept` `(m,)` bool is True."""
+        parts = (self.labels, self.boxes, self.is_crowd, self.areas)
+        return ImageObjects(*(part[kept] for part in parts))
 
 
 def objects_of(
     labels: Sequence[int],
     boxes: "Sequence[Sequence[float]] | np.ndarray",
     is_crowd: Sequence[bool] | None = None,
+    areas: Sequence[float] | None = None,
 ) -> ImageObjects:
     """Objects from lists; boxes in corner form, pixels."""
     crowds = [False] * len(labels) if is_crowd is None else is_crowd
@@ -62,6 +70,7 @@ def objects_of(
         np.asarray(labels, dtype=np.int64),
         np.asarray(boxes, dtype=np.float64).reshape(-1, 4),
         np.asarray(crowds, dtype=bool),
+        np.asarray([np.nan] * len(labels) if areas is None else areas, dtype=np.float64),
     )
 
 
@@ -78,6 +87,7 @@ class DetectionImages:
         names: of the images, for messages and results.
         open: from a row to the image in three channels; raises `ImageError`.
         origin: where the data come from, for messages.
+        files: of the images; empty where they are no files.
     """
 
     objects: Sequence[ImageObjects]
@@ -88,9 +98,23 @@ class DetectionImages:
     names: Sequence[str]
     open: Callable[[int], "Image"] = field(repr=False)
     origin: str
+    files: Sequence[Path] = ()
 
     def __len__(self) -> int:
         return len(self.objects)
+
+    def require_files(self) -> None:
+        """Refuse annotations of images that do not exist.
+
+        Raises:
+            FileNotFoundError: there are such; the message counts them.
+        """
+        missing = [path for path in self.files if not path.is_file()]
+        if missing:
+            raise FileNotFoundError(
+                f"{missing[0]}: no such file; {self.origin} names {len(missing):,} images that do "
+                "not exist: correct file_name, or give the folder of the images"
+            )
 
     @property
     def fingerprint(self) -> str:

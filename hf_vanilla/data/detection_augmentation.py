@@ -109,4 +109,4 @@ def cropped(objects: ImageObjects, box: tuple[int, int, int, int]) -> ImageObjec
     kept = ((centers >= (left, top)) & (centers < (right, bottom))).all(axis=1)
     moved = objects.boxes[kept] - np.asarray([left, top, left, top])
     inside = moved.clip(0, [right - left, bottom - top] * 2)
-    return ImageObjects(objects.labels[kept], inside, objects.is_crowd[kept])
+    return replace(objects.where(kept), boxes=inside)

@@ -8,6 +8,7 @@ import numpy as np
 
 from .detection import DetectionImages
 from .detection_sources import load_detection_images
+from .image_files import ImageError, header_size
 
 SMALL, MEDIUM = 32**2, 96**2  # pixels, COCO's borders of small, medium and large
 SHOWN = 5
@@ -133,7 +134,28 @@ def _problems(
         )
     if hint := corner_form_hint(images):
         told.append(hint)
-    return told
+    return _file_problems(images) + told
+
+
+def _file_problems(images: DetectionImages) -> list[str]:
+    """Files that are missing, unreadable, or of another size than the annotations say."""
+    missing, unreadable, different = [], [], []
+    for path, (height, width) in zip(images.files, images.sizes.tolist(), strict=False):
+        try:
+            found = header_size(path)
+        except FileNotFoundError:
+            missing.append(path.name)
+        except ImageError:
+            unreadable.append(path.name)
+        else:
+            if found != (height, width):
+                different.append(f"{path.name}: {found[1]} x {found[0]}, not {width} x {height}")
+    told = [
+        (missing, "images do not exist: correct file_name, or give their folder"),
+        (unreadable, "images are damaged or no images: replace or remove them"),
+        (different, "images have another size than their annotations: scale the boxes"),
+    ]
+    return [f"{len(names):,} {what} ({', '.join(names[:SHOWN])})" for names, what in told if names]
 
 
 def corner_form_hint(images: DetectionImages) -> str | None:

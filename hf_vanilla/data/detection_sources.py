@@ -13,7 +13,7 @@ import numpy as np
 from hf_vanilla.files import write_text
 
 from .detection import DetectionImages, ImageObjects, objects_of
-from .image_files import IMAGE_SUFFIXES, ImageError, open_image
+from .image_files import IMAGE_SUFFIXES, ImageError, header_size, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -93,15 +93,17 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
             )
         by_image[entry["image_id"]].append(entry)
     root, files = folder or path.parent, [entry["file_name"] for entry in content["images"]]
+    sizes = [_size_of(entry, root) for entry in content["images"]]
     return DetectionImages(
         objects=[_coco_objects(path, by_image[e["id"]], label_of) for e in content["images"]],
-        sizes=np.asarray([_size_of(e, root) for e in content["images"]], dtype=np.int64),
+        sizes=np.asarray(sizes, dtype=np.int64),
         label_names=tuple(str(entry["name"]) for entry in categories),
         category_ids=tuple(ids),
         image_ids=[entry["id"] for entry in content["images"]],
         names=files,
-        open=_OpenFile(root, tuple(files)),
+        open=_OpenFile(root, tuple(files), tuple(sizes)),
         origin=str(path),
+        files=[root / file for file in files],
     )
 
 
@@ -124,13 +126,28 @@ def _coco_content(path: Path) -> dict[str, Any]:
 def _coco_objects(
     path: Path, entries: Sequence[Mapping[str, Any]], label_of: Mapping[Any, int]
 ) -> ImageObjects:
-    labels, boxes, crowds = [], [], []
+    labels, boxes, crowds, areas = [], [], [], []
     for entry in entries:
         told = f"{path}: annotation {entry.get('id')}"
         boxes.append(_corners_of(entry["bbox"], told))
         labels.append(label_of[entry["category_id"]])
-        crowds.append(bool(entry.get("iscrowd", 0)))
-    return objects_of(labels, boxes, crowds)
+        crowds.append(_number(entry, "iscrowd", 0, told) != 0)
+        areas.append(_number(entry, "area", np.nan, told))
+    return objects_of(labels, boxes, crowds, areas)
+
+
+def _number(entry: Mapping[str, Any], key: str, default: float, told: str) -> float:
+    """A number of an annotation, 0 or more; `default` where there is none."""
+    given = entry.get(key)
+    if given is None:
+        return default
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        value = np.nan
+    if not 0 <= value < np.inf:
+        raise ValueError(f"{told} has {key} {given!r}: give a number from 0 on, or leave it out")
+    return value
 
 
 def _corners_of(box: Any, told: str) -> tuple[float, float, float, float]:
@@ -178,7 +195,9 @@ def coco_content(images: DetectionImages) -> dict[str, Any]:
     """The annotations in the form of a COCO file."""
     annotations: list[dict[str, Any]] = []
     for row, objects in enumerate(images.objects):
-        for label, box, crowd in zip(objects.labels, objects.boxes, objects.is_crowd, strict=True):
+        for label, box, crowd, area in zip(
+            objects.labels, objects.boxes, objects.is_crowd, objects.areas, strict=True
+        ):
             left, top, right, bottom = box.tolist()
             annotations.append(
                 {
@@ -186,7 +205,7 @@ def coco_content(images: DetectionImages) -> dict[str, Any]:
                     "image_id": images.image_ids[row],
                     "category_id": images.category_ids[label],
                     "bbox": [left, top, right - left, bottom - top],
-                    "area": (right - left) * (bottom - top),
+                    "area": (right - left) * (bottom - top) if np.isnan(area) else float(area),
                     "iscrowd": int(crowd),
                 }
             )
@@ -234,7 +253,8 @@ def read_metadata_folder(folder: Path) -> DetectionImages:
     _refuse_twice(files, f"{path}: image")
     cells = [(told, objects) for told, _, objects in rows]
     sizes = [_size_of({"file_name": file}, folder) for file in files]
-    return _from_cells(cells, sizes, files, _OpenFile(folder, tuple(files)), str(folder))
+    opened = _OpenFile(folder, tuple(files), tuple(sizes))
+    return _from_cells(cells, sizes, files, opened, str(folder))
 
 
 def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
@@ -272,7 +292,7 @@ def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
         category_ids=tuple(range(len(names))),
         image_ids=list(range(len(files))),
         names=files,
-        open=_OpenFile(found[0], tuple(files)),
+        open=_OpenFile(found[0], tuple(files), tuple(sizes)),
         origin=str(root),
     )
 
@@ -283,8 +303,14 @@ def _yolo_names(root: Path) -> tuple[str, ...]:
     for path in sorted(root.glob("*.y*ml")):
         names = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("names")
         if names:
-            ordered = names.values() if isinstance(names, dict) else names
-            return tuple(map(str, ordered))
+            if isinstance(names, dict):
+                if set(names) != set(range(len(names))):
+                    raise ValueError(
+                        f"{path}: the keys of names are {list(names)[:20]}: number the classes "
+                        f"from 0 to {len(names) - 1}"
+                    )
+                names = [names[number] for number in range(len(names))]
+            return tuple(map(str, names))
     path = root / "classes.txt"
     if path.is_file():
         return tuple(path.read_text(encoding="utf-8").split())
@@ -338,7 +364,7 @@ def _from_hub(name: str, split: str) -> DetectionImages:
     if {"height", "width"} <= set(rows.column_names):
         sizes = list(zip(rows["height"], rows["width"], strict=True))
     else:
-        sizes = [_pillow_size(_cell_content(pictures, row)) for row in range(len(rows))]
+        sizes = [header_size(_cell_content(pictures, row)) for row in range(len(rows))]
     files = [told for told, _ in cells]
     opened = partial(_open_cell, pictures, name)
     return _from_cells(
@@ -374,11 +400,21 @@ def _open_cell(rows: Any, origin: str, row: int) -> "Image":
 
 @dataclass(frozen=True)
 class _OpenFile:
+    """Opens an image and compares its size with the one that its boxes were given for."""
+
     folder: Path
     names: tuple[str, ...]
+    sizes: tuple[tuple[int, int], ...]
 
     def __call__(self, row: int) -> "Image":
-        return open_image(self.folder / self.names[row])
+        path, (height, width) = self.folder / self.names[row], self.sizes[row]
+        image = open_image(path)
+        if image.size != (width, height):
+            raise ImageError(
+                f"{path} has {image.width} x {image.height} pixels, but the annotations are of "
+                f"{width} x {height}: scale the boxes, or annotate what its EXIF data shows"
+            )
+        return image
 
 
 def _from_cells(
@@ -446,16 +482,4 @@ def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
     path = folder / entry["file_name"]
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the annotations name it")
-    return _pillow_size(path)
-
-
-def _pillow_size(source: Any) -> tuple[int, int]:
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(source) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5  # the image lies on its side
-            width, height = image.size
-    except UnidentifiedImageError:
-        raise ImageError(f"{source} is damaged or no image: replace or remove it") from None
-    return (width, height) if turned else (height, width)
+    return header_size(path)

@@ -48,6 +48,26 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
         raise ImageError(f"{told} {reason}: replace or remove it") from None
 
 
+def header_size(source: "str | Path | BinaryIO") -> tuple[int, int]:
+    """Height and width of an image, turned as its EXIF data says, without decoding its pixels.
+
+    Raises:
+        ImageError: it is damaged or no image.
+        FileNotFoundError: there is no such file.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(source) as image:
+            turned = image.getexif().get(0x0112, 1) >= 5  # the image lies on its side
+            width, height = image.size
+    except FileNotFoundError:
+        raise
+    except Exception:  # a damaged file fails in many ways
+        raise ImageError(f"{source} is damaged or no image: replace or remove it") from None
+    return (width, height) if turned else (height, width)
+
+
 def as_rgb(image: "Image") -> "Image":
     """Any image in three channels of 8 bits; several frames: the first."""
     from PIL import Image, ImageOps

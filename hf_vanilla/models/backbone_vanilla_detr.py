@@ -13,7 +13,10 @@ from transformers import AutoBackbone
 from .configuration_vanilla_detr import VanillaDetrConfig
 
 # the parts that a pretrained backbone does not train: the stem and the first stage
-NOT_TRAINED = re.compile(r"^(embedder|embeddings|stem|encoder\.stages\.0|stages\.0)\.")
+NOT_TRAINED = re.compile(
+    r"^(\w+\.)?(embedder|embeddings|stem|encoder\.convolution"  # a prefix such as "swin."
+    r"|(encoder\.)?stages\.0|encoder\.(blocks|layers)\.0)\."
+)
 
 
 class FixedBatchNorm(nn.Module):
@@ -51,11 +54,13 @@ class VanillaDetrBackbone(nn.Module):
         config: read for `backbone_config`, `backbone_is_pretrained` and `dilation`.
 
     Raises:
-        ValueError: the backbone has no channels or cannot be dilated.
+        ValueError: the backbone has no channels, cannot be dilated, or is pretrained and has no
+            stem that is known by its name.
     """
 
     def __init__(self, config: VanillaDetrConfig) -> None:
         super().__init__()
+        self.is_pretrained = config.backbone_is_pretrained
         self.model = AutoBackbone.from_config(config.backbone_config)
         if not getattr(self.model, "channels", None):
             raise ValueError(
@@ -65,10 +70,22 @@ class VanillaDetrBackbone(nn.Module):
         self.width: int = self.model.channels[-1]
         if config.dilation:
             dilate_last_stage(self.model)
-        if config.backbone_is_pretrained:
+        if self.is_pretrained:
             fix_batch_norms(self.model)
-            for name, parameter in self.model.named_parameters():
-                parameter.requires_grad_(not NOT_TRAINED.match(name))
+
+    def freeze(self) -> None:
+        """Do not train the stem and the first stage, where they are pretrained."""
+        if not self.is_pretrained:
+            return
+        frozen = [p for name, p in self.model.named_parameters() if NOT_TRAINED.match(name)]
+        if not frozen:
+            raise ValueError(
+                "backbone_is_pretrained=True, but stem and first stage of "
+                f"{type(self.model).__name__} are not known by their names: set "
+                "backbone_is_pretrained=False, or use a resnet"
+            )
+        for parameter in frozen:
+            parameter.requires_grad_(requires_grad=False)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """The last feature map `(B, width, h, w)` of images `(B, C, H, W)`."""

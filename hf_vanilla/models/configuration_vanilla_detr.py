@@ -65,6 +65,12 @@ class VanillaDetrConfig(VanillaPreTrainedConfig):
         "num_hidden_layers": "encoder_layers",
     }
     base_model_tp_plan = LAYER_TP_PLAN
+    # what Trainer would gather beside logits and boxes would fill the memory over a data set
+    keys_to_ignore_at_inference = [  # noqa: RUF012 - transformers' form
+        *("loss_dict", "last_hidden_state", "feature_size", "encoder_last_hidden_state"),
+        *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
+        *("encoder_hidden_states", "encoder_attentions"),
+    ]
 
     backbone_config: dict[str, Any] | PreTrainedConfig | None = None
     backbone_is_pretrained: bool = True

@@ -49,9 +49,7 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
 
     def __init__(self, config: VanillaAgentFormerConfig) -> None:
         super().__init__(config)
-        self.first_stage = VanillaForJointTrajectoryPrediction(config).requires_grad_(
-            requires_grad=False
-        )
+        self.first_stage = VanillaForJointTrajectoryPrediction(config)
         widths = [config.d_model, *config.map_dims]
         self.map_hidden = nn.ModuleList(small_linear(a, b) for a, b in pairwise(widths))
         size = config.num_modes * config.latent_dim
@@ -60,6 +58,10 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         bound: Any = 1 / math.sqrt(widths[-1])  # torch's own initial values
         self.map_scale.init_bound = self.map_shift.init_bound = bound
         self.post_init()
+
+    def freeze(self) -> None:
+        """Do not train the first stage."""
+        self.first_stage.requires_grad_(requires_grad=False)
 
     def train(self, mode: bool = True) -> "VanillaForDiverseTrajectoryPrediction":
         """Training mode for the maps alone."""

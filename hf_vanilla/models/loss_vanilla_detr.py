@@ -64,9 +64,7 @@ def detection_loss(
     """Match every layer anew, then sum the losses of the pairs and of the unmatched queries.
 
     Several micro-batches or processes give the gradient of one batch if `num_objects` and
-    `num_images` are those of the whole step. With `num_objects` alone, as `Trainer` counts, the
-    boxes' losses are exact and the class loss is the mean of the micro-batches, weighted by their
-    objects.
+    `num_images` are those of the whole step.
 
     Args:
         logits: `(N, B, Q, K + 1)`; the last class is "no object".
@@ -74,14 +72,19 @@ def detection_loss(
         targets: the objects of each image.
         weights: those of the loss and of the matching.
         num_objects: objects of the optimizer step; None: of this call. At least 1 is used.
-        num_images: images of the optimizer step; None: of this call.
+        num_images: images of the optimizer step; None where `num_objects` is None.
 
     Raises:
-        ValueError: shapes do not fit, a label is no class, or an image has more objects than there
-            are queries.
+        ValueError: shapes do not fit, a label is no class, an image has more objects than there
+            are queries, or one of the counts is given without the other.
     """
     labels, target_boxes = targets
     _check_targets(logits, targets)
+    if (num_objects is None) != (num_images is None):
+        raise ValueError(
+            "one of num_items_in_batch (objects) and num_images is given: give both of the "
+            "optimizer step, or neither"
+        )
     matched = match(logits, boxes, targets, weights.costs)  # (N, B, M)
     layer, image, place = (matched >= 0).nonzero(as_tuple=True)
     query = matched[layer, image, place]
@@ -94,12 +97,11 @@ def detection_loss(
     of_queries = cross_entropy(
         logits.float().flatten(0, 2), expected.flatten(), class_weights, reduction="none"
     )
-    here = labels.ne(NO_LABEL).sum()
-    objects = (here if num_objects is None else torch.as_tensor(num_objects)).to(logits.device)
-    counted = (here, images) if num_images is None else (objects, num_images)
-    divisor = counted[0] + weights.no_object * (queries * counted[1] - counted[0])
-    share = 1.0 if num_images is not None or num_objects is None else here / objects.clamp(min=1)
-    label = of_queries.view(layers, -1).sum(dim=1) / divisor * share
+    if num_objects is None or num_images is None:
+        num_objects, num_images = labels.ne(NO_LABEL).sum(), images
+    objects = torch.as_tensor(num_objects).to(logits.device)
+    divisor = objects + weights.no_object * (queries * num_images - objects)
+    label = of_queries.view(layers, -1).sum(dim=1) / divisor
 
     found, wanted = boxes[layer, image, query].float(), target_boxes[image, place].float()
     distances = (found - wanted).abs().sum(dim=-1)

@@ -117,6 +117,12 @@ class VanillaDetrPreTrainedModel(VanillaPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
 
+    def freeze(self) -> None:
+        """Do not train stem and first stage of a pretrained backbone."""
+        for module in self.modules():
+            if isinstance(module, VanillaDetrBackbone):
+                module.freeze()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
@@ -364,6 +370,10 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
         torch.Size([1, 5, 4])
     """
 
+    # Trainer would count objects alone, and an image without objects would weigh nothing; without
+    # counts it takes the mean of the micro-batches, as the authors do
+    accepts_loss_kwargs = False
+
     def __init__(self, config: VanillaDetrConfig) -> None:
         super().__init__(config)
         self.model = VanillaDetrModel(config)
@@ -392,7 +402,7 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
             labels: `(B, M)` int64 in [0, K), -100 pads, with `boxes`; or transformers' list of
                 mappings with `class_labels` and `boxes`.
             boxes: `(B, M, 4)`, center form, in shares of each image's width and height.
-            **kwargs: `num_items_in_batch` (objects of the optimizer step), `num_images` (its
+            **kwargs: `num_items_in_batch` (objects of the optimizer step) with `num_images` (its
                 images), `output_attentions`, `output_hidden_states`.
 
         Raises:

@@ -2,6 +2,7 @@
 """What the models of all families share: flags for transformers and initial values."""
 
 import re
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,9 +31,24 @@ class VanillaPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a saved model, as in transformers; what is not trained stays frozen.
+
+        Transformers makes new parameters while it loads, which all require a gradient.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
+        model.freeze()
+        return loaded
+
+    def freeze(self) -> None:
+        """Freeze the parameters that are never trained; called after building and after loading."""
+
     def post_init(self) -> None:
-        """Drop the rules of the tensor-parallel and FSDP plans whose modules this model lacks."""
+        """Freeze, and drop the rules of parallel plans whose modules this model lacks."""
         super().post_init()
+        self.freeze()
         # a plan writes `layers.*.fc1` for the layer's number, not for the digit of `fc1`
         names = {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name, _ in self.named_modules()}
         for plan in ("_tp_plan", "_fsdp_plan"):

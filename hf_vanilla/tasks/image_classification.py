@@ -26,7 +26,13 @@ from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
 from .image_classification_options import MEASURES, ImageDataOptions
-from .image_data import FINGERPRINT_FILE, Images, image_facts, prepare_images
+from .image_data import (
+    FINGERPRINT_FILE,
+    Images,
+    image_facts,
+    prepare_images,
+    unreadable_images,
+)
 
 
 def prepare(recipe: Recipe) -> "ImageClassificationTask":
@@ -232,6 +238,7 @@ class ImageClassificationTask:
                 f"{steps:,} steps, {facts.counts.get('images', 0):,} images, "
                 f"{seconds / 60:.1f} minutes, {facts.processes} "
                 f"process{'es' * (facts.processes > 1)} on {facts.device}."
+                f"{unreadable_images((self.images.train, self.images.validation))}"
             ),
             scores=None if validation is None else validation.values,
             summary=facts.summary,

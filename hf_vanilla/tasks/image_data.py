@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,16 +63,17 @@ def prepare_images(recipe: Recipe) -> Images:
     check_classes(train)
     check_unchanged(train, Path(recipe.train.output_dir))
     size = config.image_height_width
-    mean, deviation = pixel_statistics(train, size)
+    stop = options.stop_at_unreadable
+    reader = ImageReader(train, size, stop_at_errors=stop)
+    mean, deviation = pixel_statistics(reader)
     logger.info(
         "%d training images of %d classes, %s for validation",
         len(train),
         len(train.label_names),
         "none" if validation is None else len(validation),
     )
-    stop = options.stop_at_unreadable
     return Images(
-        ImageReader(train, size, stop_at_errors=stop),
+        reader,
         None if validation is None else ImageReader(validation, size, stop_at_errors=stop),
         mean,
         deviation,
@@ -110,6 +112,14 @@ def training_and_validation(
             f"{', '.join(validation.label_names[:5])} and {', '.join(train.label_names[:5])}"
         )
     return train, validation
+
+
+def unreadable_images(readers: Iterable[ImageReader | None]) -> str:
+    """Warn of the images that were left out; returns the sentences for the model card."""
+    told = [message for reader in readers if reader and (message := reader.left_out())]
+    for message in told:
+        logger.warning("%s", message)
+    return "".join(f" {message}." for message in told)
 
 
 def check_unchanged(train: LabelledImages, output_dir: Path) -> None:

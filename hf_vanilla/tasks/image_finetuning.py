@@ -11,14 +11,14 @@ from torch.utils.data import Dataset
 from transformers import AutoImageProcessor, Trainer, TrainingArguments
 
 from hf_vanilla.data.augmentation import Augmentation, augment
-from hf_vanilla.data.image_batches import ImageReader, normalised
+from hf_vanilla.data.image_batches import ImageReader, check_processor, normalised
 from hf_vanilla.data.images import LabelledImages, check_classes
 from hf_vanilla.hub.image_card import image_card
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .image_classification_options import ImageDataOptions
-from .image_data import training_and_validation
+from .image_data import training_and_validation, unreadable_images
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,12 @@ class ImageRows(Dataset):
 
     Args:
         images: to read.
-        processor: image processor of the model, read for size, mean and standard deviation.
+        processor: image processor of the model, read for size, interpolation, mean and standard
+            deviation.
         changes: how images are changed at random; None: not at all.
+
+    Raises:
+        ValueError: the processor has no fixed size, or does not rescale and normalise.
 
     Examples:
         >>> from hf_vanilla.data.image_batches import image_processor
@@ -79,8 +83,9 @@ class ImageRows(Dataset):
     def __init__(
         self, images: LabelledImages, processor: Any, changes: Augmentation | None = None
     ) -> None:
+        check_processor(processor)
         self.size = processed_size(processor)
-        self.reader = ImageReader(images, self.size)
+        self.reader = ImageReader(images, self.size, resample=int(processor.resample))
         self.statistics = list(processor.image_mean), list(processor.image_std)
         self.changes = changes
 
@@ -136,8 +141,14 @@ def finetune_images(options: FinetuneImagesOptions, arguments: TrainingArguments
 
 
 def with_new_head(name: str, label_names: tuple[str, ...]) -> VanillaForImageClassification:
-    """A saved model with a head of zeros for other classes, in place of head and pooler."""
-    return VanillaForImageClassification.from_pretrained(
+    """A saved model with a head of zeros for other classes, in place of head and pooler.
+
+    Equal names keep head and pooler.
+    """
+    saved = VanillaForImageClassification.config_class.from_pretrained(name)
+    if [saved.id2label[index] for index in range(saved.num_labels)] == list(label_names):
+        return VanillaForImageClassification.from_pretrained(name, dtype="float32")
+    model = VanillaForImageClassification.from_pretrained(
         name,
         id2label=dict(enumerate(label_names)),
         label2id={label: index for index, label in enumerate(label_names)},
@@ -145,6 +156,9 @@ def with_new_head(name: str, label_names: tuple[str, ...]) -> VanillaForImageCla
         ignore_mismatched_sizes=True,
         dtype="float32",
     )
+    torch.nn.init.zeros_(model.classifier.weight)  # a head of as many classes was loaded
+    torch.nn.init.zeros_(model.classifier.bias)
+    return model
 
 
 def processed_size(processor: Any) -> tuple[int, int]:
@@ -179,6 +193,8 @@ def _write_card(
             "accuracy": 100 * scores["eval_accuracy"],
             "nll": scores["eval_loss"],
         }
+    rows = (trainer.train_dataset, trainer.eval_dataset)
+    readers = [part.reader for part in rows if isinstance(part, ImageRows)]
     card = image_card(
         name=folder.resolve().name,
         license=options.model_license,
@@ -187,7 +203,10 @@ def _write_card(
         parameters=model.num_parameters(),
         recipe=f"model: {Path(options.model).name}\ndataset: {Path(options.dataset).name}",
         command="hf-vanilla finetune",
-        training=f"{trainer.state.global_step:,} steps of Trainer from {Path(options.model).name}.",
+        training=(
+            f"{trainer.state.global_step:,} steps of Trainer from {Path(options.model).name}."
+            f"{unreadable_images(readers)}"
+        ),
         scores=measured,
         summary={},
     )

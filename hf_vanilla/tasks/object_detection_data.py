@@ -119,6 +119,7 @@ def prepare_detection(recipe: Recipe) -> DetectionSets:
             images=options.validation_images,
             split=options.validation_split or "validation",
         ).relabelled(train.label_names)
+        validation.require_files()
     logger.info(
         "%d training images of %d classes, %s for validation",
         len(train),
@@ -134,7 +135,9 @@ def check_trainable(images: DetectionImages, num_queries: int) -> None:
     Raises:
         ValueError: there is no object, an image has more objects than queries, or boxes are given
             as corners where left, top, width, height are expected.
+        FileNotFoundError: images do not exist.
     """
+    images.require_files()
     counts = [len(entry.trained_on) for entry in images.objects]
     if not sum(counts):
         raise ValueError(

@@ -65,6 +65,7 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
         figures = check_output_file(options.figures, overwrite=options.overwrite)
     detector = load_detector(options.model, device=options.device)
     images = _images(options).relabelled(detector.label_names)
+    images.require_files()
     scores = score_detector(detector, images, batch_size=options.batch_size)
     if curve is not None:
         save_precision(scores, curve)

@@ -19,6 +19,7 @@ from hf_vanilla.data.detection import (
 )
 from hf_vanilla.data.detection_augmentation import BoxAugmentation, augmented
 from hf_vanilla.data.detection_sources import load_detection_images
+from hf_vanilla.data.image_batches import check_processor
 from hf_vanilla.hub.detection_card import detection_card
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -29,13 +30,8 @@ from .object_detection_data import check_trainable
 
 logger = logging.getLogger(__name__)
 
+BILINEAR = 2  # Pillow's number
 BACKBONE_SHARE = 0.1  # of the learning rate, as 1e-5 is of 1e-4 in the paper
-# what a forward pass returns beside logits and boxes would fill the memory over a data set
-NOT_GATHERED = (
-    *("loss_dict", "last_hidden_state", "feature_size", "encoder_last_hidden_state"),
-    *("decoder_hidden_states", "decoder_attentions", "cross_attentions"),
-    *("encoder_hidden_states", "encoder_attentions"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +86,15 @@ class DetectionRows(Dataset):
         images: to read.
         processor: image processor of the model, read for sizes, mean and standard deviation.
         changes: how images are changed at random; None: not at all.
+
+    Raises:
+        ValueError: the processor makes other pixels than training would.
     """
 
     def __init__(
         self, images: DetectionImages, processor: Any, changes: BoxAugmentation | None = None
     ) -> None:
+        check_processor(processor, resample=BILINEAR)
         self.images = images
         self.edges = processor_edges(processor)
         self.statistics = tuple(processor.image_mean), tuple(processor.image_std)
@@ -130,9 +130,8 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
         validation = load_detection_images(
             options.validation_coco, images=options.validation_images, split="validation"
         ).relabelled(train.label_names)
+        validation.require_files()
     processor = AutoImageProcessor.from_pretrained(options.model)
-    arguments.remove_unused_columns = False
-    arguments.label_names = ["labels", "boxes"]  # both are gathered, padded by -100
     trainer = Trainer(
         model,
         arguments,
@@ -143,7 +142,7 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
         processing_class=processor,
         optimizers=(two_rates(model, arguments, options.backbone_learning_rate), None),
     )
-    trainer.train(ignore_keys_for_eval=list(NOT_GATHERED))
+    trainer.train()
     folder = Path(arguments.output_dir)
     if trainer.is_world_process_zero():
         scores = None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForObjectDetection
 
+from hf_vanilla.data.detection import resized_size
 from hf_vanilla.data.image_files import ImageError
 from hf_vanilla.models.boxes_vanilla_detr import to_corners
 
@@ -118,7 +119,7 @@ class Detector:
         Images of one size after resizing go through the model together. Padding would change the
         feature map near the border of an image, so what is found would depend on the others.
         """
-        pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in images]
+        pixels = [self._pixels(image) for image in images]
         groups: dict[tuple[int, ...], list[int]] = {}
         for place, values in enumerate(pixels):
             groups.setdefault(tuple(values.shape), []).append(place)
@@ -130,6 +131,15 @@ class Detector:
             of_group = found_objects(outputs.logits, outputs.pred_boxes, sizes)
             found |= dict(zip(places, of_group, strict=True))
         return [found[place] for place in range(len(images))]
+
+    def _pixels(self, image: "Image") -> Tensor:
+        """`(1, 3, H, W)`, as the processor makes them; no side of a thin image becomes 0."""
+        size = dict(self.processor.size)
+        if {"shortest_edge", "longest_edge"} <= set(size):
+            edges = size["shortest_edge"], size["longest_edge"]
+            height, width = resized_size((image.height, image.width), *edges)
+            size = {"height": height, "width": width}
+        return self.processor(image, size=size, return_tensors="pt")["pixel_values"]
 
     def detect_files(self, paths: Iterable[str], *, batch_size: int = 8) -> Iterator[Detected]:
         """One result for each path, in their order; an unreadable file gets its error."""

@@ -1,13 +1,19 @@
 """DETR in every published form, there and back: equal logits and every bit."""
 
+import json
+
 import pytest
 import torch
+from detection_files import TINY
+from image_models import vit
 from safetensors.torch import save_file
 from torch import nn
 from torch.testing import assert_close
 from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
 
+from hf_vanilla.convert import detr
 from hf_vanilla.convert.detr import (
+    SAME_FIELDS,
     DetrOptions,
     ToDetrOptions,
     config_of_weights,
@@ -17,6 +23,7 @@ from hf_vanilla.convert.detr import (
     to_authors,
     to_detr,
 )
+from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
 EXACT = {"rtol": 0, "atol": 0}
@@ -181,13 +188,66 @@ def test_transformers_model_of_ours_has_equal_logits(theirs, pixels):
 
 
 def _config(theirs):
-    from hf_vanilla.convert.detr import SAME_FIELDS
-    from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
-
     known = {name: getattr(theirs.config, name) for name in SAME_FIELDS}
     return VanillaDetrConfig(
         **known, backbone_config=theirs.config.backbone_config, id2label=theirs.config.id2label
     )
+
+
+def test_what_the_other_formats_cannot_express_is_refused_and_named(theirs):
+    odd = {"layer_norm_eps": 1e-2, "attention_bias": False, "class_cost": 0.5}
+    odd |= {"dilation": True, "activation_function": "gelu", "decoder_attention_heads": 2}
+    config = VanillaDetrConfig(**_config(theirs).to_dict() | odd)
+    with pytest.raises(ValueError, match="cannot express") as refused:
+        to_detr(VanillaForObjectDetection(config))
+    told = ["layer_norm_eps=0.01", "attention_bias=False", "class_cost=0.5", "dilation=True"]
+    assert all(part in str(refused.value) for part in told)
+    with pytest.raises(ValueError, match="cannot express") as refused:
+        to_authors(VanillaForObjectDetection(config))
+    told = [*told[:2], "activation_function='gelu'", "3 and 2 attention heads"]
+    assert all(part in str(refused.value) for part in told)
+    with pytest.raises(ValueError, match="a backbone of 2 stages"):
+        to_authors(VanillaForObjectDetection(VanillaDetrConfig(**TINY)))
+
+
+def test_a_model_of_another_family_is_no_detector(tmp_path):
+    vit().save_pretrained(tmp_path / "vit")
+    options = ToDetrOptions(input=str(tmp_path / "vit"), output=str(tmp_path / "out"))
+    with pytest.raises(ValueError, match="model of type 'vanilla_vit': give a detector"):
+        convert_to_detr(options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_dilation_that_transformers_ignores_is_not_ours(theirs, pixels, tmp_path):
+    theirs.save_pretrained(tmp_path / "theirs")
+    DetrImageProcessorPil().save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"dilation": True}))
+    convert_detr(DetrOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours")))
+    ours = VanillaForObjectDetection.from_pretrained(tmp_path / "ours")
+    assert_close(ours(pixels).logits, theirs(pixels).logits, rtol=0, atol=1e-5)
+    assert ours.config.label2id == {"cat": 0, "dog": 1, "owl": 2}
+
+
+@pytest.mark.parametrize("output", ["back", "back.pth"])
+def test_a_result_that_computes_something_else_is_never_written(
+    output, theirs, tmp_path, monkeypatch
+):
+    from_detr(theirs.state_dict(), _config(theirs)).save_pretrained(tmp_path / "ours")
+    DetrImageProcessorPil().save_pretrained(tmp_path / "ours")
+    renamed = detr._renamed
+
+    def slipped(model, names):
+        return {
+            n: w + ("self_attn_layer_norm.bias" in n or "norm1.bias" in n)
+            for n, w in renamed(model, names).items()
+        }
+
+    monkeypatch.setattr(detr, "_renamed", slipped)
+    options = ToDetrOptions(input=str(tmp_path / "ours"), output=str(tmp_path / output))
+    with pytest.raises(ValueError, match=r"logits of a random image by .* nothing was written"):
+        convert_to_detr(options)
+    assert not (tmp_path / output).exists()
 
 
 def test_a_segmentation_head_is_an_error_unless_it_is_left_out(theirs):

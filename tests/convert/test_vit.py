@@ -24,6 +24,7 @@ from hf_vanilla.convert.formats import convert, read_conversion
 from hf_vanilla.convert.timm import from_timm, to_timm
 from hf_vanilla.convert.vit import from_vit, to_vit
 from hf_vanilla.convert.vit_google import from_google, read_npz, to_google
+from hf_vanilla.convert.weight_names import rename_to_theirs
 
 EXACT = {"rtol": 0, "atol": 0}
 CLOSE = {"rtol": 0, "atol": 1e-6}  # float32, sums in another order
@@ -117,6 +118,23 @@ def test_left_over_and_missing_weights_of_a_vit_are_all_named(tmp_path):
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"left over: register_tokens; missing: model\.layers"):
         run("--format", "vit", "--input", tmp_path / "theirs", "--output", tmp_path / "ours")
+
+
+@pytest.mark.parametrize("form", ["to-vit", "to-timm", "to-vit-google"])
+def test_a_result_that_computes_something_else_is_never_written(form, tmp_path, monkeypatch):
+    module = form.removeprefix("to-").replace("-", "_")
+    vit(image_size=15).save_pretrained(tmp_path / "ours")
+    renamed = rename_to_theirs
+
+    def slipped(weights, names):
+        weights = {n: w + ("final_layer_norm.bias" in n) for n, w in weights.items()}
+        return renamed(weights, names)
+
+    monkeypatch.setattr(f"hf_vanilla.convert.{module}.rename_to_theirs", slipped)
+    output = tmp_path / "there"
+    with pytest.raises(ValueError, match=r"logits of a random image by .* nothing was written"):
+        run("--format", form, "--input", tmp_path / "ours", "--output", output)
+    assert not output.exists()
 
 
 def test_what_vit_cannot_express_is_refused():
@@ -355,5 +373,15 @@ def test_timm_heads_follow_from_the_width():
     model = vit(d_model=192, encoder_attention_heads=3, image_size=15)
     weights, settings = to_timm(model)
     assert from_timm(weights, settings).config.encoder_attention_heads == 3
+    weights, settings = to_timm(vit(encoder_attention_heads=2, image_size=15))  # 12 channels each
+    assert from_timm(weights, settings).config.encoder_attention_heads == 2
     with pytest.raises(ValueError, match="no pooler"):
         to_timm(vit(has_pooler=True))
+
+
+@pytest.mark.parametrize("write", [to_timm, to_google])
+def test_settings_that_a_file_of_weights_cannot_say_are_refused(write):
+    with pytest.raises(ValueError, match=r"layer_norm_eps=0\.01: this format has 1e-06 only"):
+        write(vit(layer_norm_eps=1e-2))
+    with pytest.raises(ValueError, match="activation_function='relu': this format has 'gelu' only"):
+        write(vit(activation_function="relu"))

@@ -19,7 +19,12 @@ from hf_vanilla.data.detection import (
 )
 from hf_vanilla.data.detection_augmentation import BoxAugmentation, augmented, cropped, mirrored
 from hf_vanilla.data.detection_report import detection_report
-from hf_vanilla.data.detection_sources import load_detection_images, read_coco, save_coco
+from hf_vanilla.data.detection_sources import (
+    coco_content,
+    load_detection_images,
+    read_coco,
+    save_coco,
+)
 from hf_vanilla.data.digit_scenes import digit_scenes
 
 
@@ -78,6 +83,33 @@ def test_ids_of_a_coco_file_become_labels_and_come_back(tmp_path):
     assert (again.category_ids, again.image_ids) == ((3, 18), [7])
 
 
+def test_areas_and_crowds_of_a_coco_file_are_those_of_its_annotations(tmp_path):
+    entries = [{"area": 31.5, "iscrowd": "0"}, {"iscrowd": 1}]
+    given = [annotation(id=number)[0] | more for number, more in enumerate(entries)]
+    images = read_coco(write_coco(tmp_path, annotations=given))
+    assert images.objects[0].is_crowd.tolist() == [False, True]
+    for data in (images, read_coco(save_coco(images, tmp_path / "copy"))):
+        assert [e["area"] for e in coco_content(data)["annotations"]] == [31.5, 50]
+
+
+def test_images_of_another_size_and_missing_ones_are_reported_and_refused(tmp_path):
+    entries = [
+        IMAGE,
+        IMAGE | {"id": 8, "file_name": "b.png"},
+        IMAGE | {"id": 9, "file_name": "c.png"},
+    ]
+    images = read_coco(write_coco(tmp_path, images=entries, size=(60, 40)))
+    (tmp_path / "c.png").write_bytes(b"no image")
+    problems = "\n".join(detection_report(images).problems)
+    assert "1 images do not exist: correct file_name, or give their folder (b.png)" in problems
+    assert "1 images are damaged or no images" in problems
+    assert "scale the boxes (a.png: 60 x 40, not 30 x 20)" in problems
+    with pytest.raises(ValueError, match="60 x 40 pixels, but the annotations are of 30 x 20"):
+        images.open(0)
+    with pytest.raises(FileNotFoundError, match=r"b\.png: no such file; .* names 1 images"):
+        images.require_files()
+
+
 IMAGE = {"id": 7, "file_name": "a.png", "width": 30, "height": 20}
 
 
@@ -100,6 +132,8 @@ def annotation(**changes):
         ({"images": [IMAGE, IMAGE]}, "image id 7 is there twice"),
         ({"images": [IMAGE, IMAGE | {"id": 8}]}, "'a.png' is there twice"),
         ({"images": []}, "holds no images"),
+        ({"annotations": annotation(iscrowd="no")}, "iscrowd 'no': give a number from 0 on"),
+        ({"annotations": annotation(area=-1)}, "area -1: give a number from 0 on"),
     ],
 )
 def test_a_bad_coco_file_is_refused_with_its_name_and_the_value(tmp_path, parts, told):
@@ -153,6 +187,27 @@ def test_a_bad_yolo_line_is_named(tmp_path, line, told):
     with pytest.raises(ValueError, match=told) as error:
         load_detection_images(str(tmp_path))
     assert "a.txt, line 1" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("{1: dog, 0: cat}", ("cat", "dog")),
+        ("{1: cat, 2: dog}", r"keys of names are \[1, 2\]: number the classes from 0 to 1"),
+        ("{a: cat, b: dog}", "keys of names are"),
+    ],
+)
+def test_yolo_names_given_by_number_are_in_the_order_of_their_numbers(tmp_path, names, told):
+    for name in ("images", "labels"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "labels" / "a.txt").write_text("0 .5 .5 .1 .1")
+    (tmp_path / "data.yaml").write_text(f"names: {names}\n")
+    if isinstance(told, tuple):
+        assert load_detection_images(str(tmp_path)).label_names == told
+    else:
+        with pytest.raises(ValueError, match=told):
+            load_detection_images(str(tmp_path))
 
 
 def test_a_dataset_with_an_objects_column_is_read_as_the_hub_has_it(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def test_damaged_files_are_named(tmp_path):
 def test_a_batch_equals_the_image_processor(tmp_path):
     colour_folder(tmp_path, count=3)
     images = read_image_folder(tmp_path)
-    mean, deviation = pixel_statistics(images, (5, 7))
+    mean, deviation = pixel_statistics(ImageReader(images, (5, 7)))
     processor = image_processor((5, 7), mean, deviation)
     expected = processor([images.open(row) for row in (4, 0)], return_tensors="pt")["pixel_values"]
     pixels, labels = ImageReader(images, (5, 7)).read([4, 0])
@@ -179,7 +179,7 @@ def test_statistics_by_hand(tmp_path):
     for name, value in (("a", 0), ("b", 255)):
         (tmp_path / name).mkdir()
         Image.new("RGB", (4, 4), (value, value, 51)).save(tmp_path / name / "x.png")
-    mean, deviation = pixel_statistics(read_image_folder(tmp_path), (4, 4))
+    mean, deviation = pixel_statistics(ImageReader(read_image_folder(tmp_path), (4, 4)))
     assert mean == pytest.approx([0.5, 0.5, 0.2])
     assert deviation == pytest.approx([0.5, 0.5, 1.0])  # one value only: nothing to divide by
 
@@ -192,8 +192,9 @@ def test_an_unreadable_image_is_black_ignored_and_counted_unless_asked(tmp_path)
     pixels, labels = reader.read([3, 2, 0])
     assert labels.tolist() == [-100, 1, 0]
     assert not pixels[0].any()
-    assert list(reader.unreadable) == [3]
-    assert "is empty" in reader.unreadable[3]
+    assert reader.unreadable.tolist() == [False, False, False, True]
+    assert "1 unreadable of 4 images" in reader.left_out()
+    assert "the first is red/1.png" in reader.left_out()
     assert images.labels.tolist() == [0, 0, 1, 1]  # the labels themselves stay
     with pytest.raises(ImageError, match=r"red/1\.png is empty"):
         ImageReader(images, (4, 4), stop_at_errors=True).read([3])

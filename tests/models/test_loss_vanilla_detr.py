@@ -184,22 +184,11 @@ def test_micro_batches_with_the_counts_of_the_step_sum_to_the_whole_loss(cut):
     assert_close(sum(part.total for part in parts), whole.total)
 
 
-def test_with_the_objects_alone_counted_the_box_losses_are_exact():
+def test_one_count_of_the_step_without_the_other_is_refused():
     logits, boxes = predictions()
-    wanted = padded_targets(targets())
-    whole = detection_loss(logits, boxes, wanted)
-    count = wanted.labels.ne(-100).sum()
-    parts = [
-        detection_loss(logits[:, rows], boxes[:, rows], rows_of(wanted, rows), num_objects=count)
-        for rows in (slice(None, 1), slice(1, None))
-    ]
-    assert_close(sum(part.distance for part in parts), whole.distance)
-    assert_close(sum(part.overlap for part in parts), whole.overlap)
-    alone = [
-        detection_loss(logits[:, rows], boxes[:, rows], rows_of(wanted, rows)).label
-        for rows in (slice(None, 1), slice(1, None))
-    ]
-    assert_close(sum(part.label for part in parts), alone[0] * 3 / 9 + alone[1] * 6 / 9)
+    for counts in ({"num_objects": 9}, {"num_images": 3}):
+        with pytest.raises(ValueError, match="give both of the optimizer step, or neither"):
+            detection_loss(logits, boxes, padded_targets(targets()), **counts)
 
 
 @pytest.mark.parametrize("label", [-1, CLASSES])

@@ -394,8 +394,13 @@ def test_the_first_stage_learns_to_follow_its_posterior():
     assert losses[-1] < losses[0] / 2
 
 
-def test_the_second_stage_leaves_the_first_as_it_is():
-    model = VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerConfig(**SIZES)).train()
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["built", "loaded"])
+def test_the_second_stage_leaves_the_first_as_it_is(is_loaded, tmp_path):
+    model = VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerConfig(**SIZES))
+    if is_loaded:
+        model.save_pretrained(tmp_path)
+        model = VanillaForDiverseTrajectoryPrediction.from_pretrained(tmp_path)
+    model.train()
     assert not model.first_stage.training
     past, future = scenes()
     model(past, future_values=future).loss.backward()

@@ -3,7 +3,16 @@
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+from transformers import (
+    AutoModelForObjectDetection,
+    BitConfig,
+    DetrConfig,
+    DetrForObjectDetection,
+    PvtV2Config,
+    ResNetConfig,
+    SwinConfig,
+    UVDocBackboneConfig,
+)
 
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
@@ -182,6 +191,46 @@ def test_a_pretrained_backbone_learns_in_its_later_stages_only():
         )
     assert any(learning.values())
     assert not any("normalization.weight" in name for name in learning)  # fixed: no parameter
+
+
+def test_stem_and_first_stage_stay_frozen_after_loading(tmp_path):
+    build().save_pretrained(tmp_path)
+    loaded, _ = VanillaForObjectDetection.from_pretrained(tmp_path, output_loading_info=True)
+    for model in (loaded, AutoModelForObjectDetection.from_pretrained(tmp_path)):
+        weights = model.model.backbone.model.named_parameters()
+        frozen = {name for name, weight in weights if not weight.requires_grad}
+        assert {name.split(".")[0] for name in frozen} == {"embedder", "encoder"}
+        assert len(frozen) == len([p for p in model.parameters() if not p.requires_grad]) == 3
+
+
+@pytest.mark.parametrize(
+    ("backbone", "frozen"),
+    [
+        (
+            SwinConfig(embed_dim=8, depths=[1, 1], num_heads=[1, 1], out_features=["stage2"]),
+            {"swin.embeddings", "swin.encoder.layers.0"},
+        ),
+        (
+            BitConfig(embedding_size=32, hidden_sizes=[128, 128], depths=[1, 1]),
+            {"bit.embedder", "bit.encoder.stages.0"},
+        ),
+        (
+            PvtV2Config(hidden_sizes=[8] * 4, depths=[1] * 4, num_attention_heads=[1] * 4),
+            {"encoder.layers.0"},
+        ),
+    ],
+)
+def test_stem_and_first_stage_of_every_kind_of_backbone_are_frozen(backbone, frozen):
+    model = build(backbone_config=backbone).model.backbone.model
+    names = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+    inside = {name for name, _ in model.named_parameters() if name.startswith(tuple(frozen))}
+    assert names == inside
+    assert all(any(name.startswith(part + ".") for name in names) for part in frozen)
+
+
+def test_a_backbone_whose_stages_are_unknown_is_refused():
+    with pytest.raises(ValueError, match=r"backbone_is_pretrained=True, but .* set backbone"):
+        build(backbone_config=UVDocBackboneConfig())
 
 
 def test_a_backbone_from_scratch_learns_everywhere():

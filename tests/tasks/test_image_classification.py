@@ -112,11 +112,14 @@ def test_a_run_whose_images_changed_is_not_resumed(images, tmp_path):
         train(recipe(tmp_path / "run", images, max_steps=8))
 
 
-def test_an_unreadable_image_is_counted_and_fatal_only_if_asked(images, tmp_path):
+def test_an_unreadable_image_is_counted_and_fatal_only_if_asked(images, tmp_path, caplog):
     (images / "train" / "red" / "3.png").write_bytes(b"no image")
     folder = train(recipe(tmp_path / "run", images, max_steps=10, logging_steps=1))
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert sum(line.get("unreadable_images", 0) for line in lines) >= 4  # 80 images of 18
+    told = "1 unreadable of 18 images of train were left out, the first is red/3.png"
+    assert told in (folder / "README.md").read_text(encoding="utf-8")
+    assert caplog.text.count(told) == 1
     with pytest.raises(ValueError, match=r"red/3\.png is damaged or no image"):
         train(recipe(tmp_path / "strict", images, data={"stop_at_unreadable": True}))
 

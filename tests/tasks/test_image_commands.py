@@ -135,9 +135,37 @@ def test_a_new_head_is_zero_and_keeps_the_body(tmp_path):
         assert_close(weight, other.float(), rtol=0, atol=0)
 
 
-def test_rows_for_trainer_are_those_of_the_image_processor(images):
+def test_a_head_for_as_many_other_classes_is_new_and_one_for_the_same_is_kept(tmp_path):
+    start = model_folder(tmp_path / "start", ["blue", "red"], has_pooler=True)
+    before = AutoModelForImageClassification.from_pretrained(start)
+    other = with_new_head(str(start), ("even", "odd"))
+    assert not other.classifier.weight.any()
+    assert other.config.id2label == {0: "even", 1: "odd"}
+    assert other.model.pooler is None
+    same = with_new_head(str(start), ("blue", "red"))
+    for weight, kept in zip(same.parameters(), before.parameters(), strict=True):
+        assert_close(weight, kept, rtol=0, atol=0)
+
+
+def test_unreadable_images_are_told_once_and_counted_in_the_card(images, tmp_path, caplog):
+    start = model_folder(tmp_path / "start", ["blue", "red"])
+    for number in (2, 4):
+        (images / "train" / "red" / f"{number}.png").write_bytes(b"no image")
+    command = ["--model", str(start), "--dataset", str(images), "--use_cpu", "true"]
+    command += ["--output_dir", str(tmp_path / "tuned"), "--num_train_epochs", "1"]
+    command += ["--report_to", "none", "--dataloader_num_workers", "1"]
+    with caplog.at_level("WARNING", logger="hf_vanilla"):
+        folder = finetune_model(read_finetuning(command))
+    told = "2 unreadable of 12 images of train were left out, the first is red/2.png"
+    assert caplog.text.count(told) == 1
+    assert told in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("resample", [2, 3])
+def test_rows_for_trainer_are_those_of_the_image_processor(images, resample):
     labelled = read_image_folder(images / "train")
     processor = image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1])
+    processor.resample = resample
     (images / "train" / "red" / "5.png").write_bytes(b"")
     rows = ImageRows(labelled, processor)
     expected = processor(labelled.open(7), return_tensors="pt")["pixel_values"][0]
@@ -150,6 +178,17 @@ def test_a_processor_without_a_fixed_size_is_refused():
     assert processed_size(crop) == (9, 7)
     with pytest.raises(ValueError, match=r"resizes to .*shortest_edge.*set height and width"):
         processed_size(ViTImageProcessorPil(size={"shortest_edge": 9}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("do_normalize", False), ("do_rescale", False), ("do_resize", False), ("rescale_factor", 1.0)],
+)
+def test_a_processor_that_makes_other_pixels_than_training_is_refused(images, name, value):
+    processor = image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1])
+    setattr(processor, name, value)
+    with pytest.raises(ValueError, match=f"the image processor has {name}={value}: training"):
+        ImageRows(read_image_folder(images / "train"), processor)
 
 
 def test_finetune_refuses_half_a_size():

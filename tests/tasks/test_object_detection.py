@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from detection_files import TINY, TINY_BACKBONE, tiny_detector
+from detection_files import TINY, TINY_BACKBONE, boxed_images, tiny_detector
 from process_runs import assert_processes_agree
 from safetensors.torch import save_file
 from transformers import (
@@ -29,7 +29,7 @@ from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe, shipped_
 from hf_vanilla.tasks.dispatch import evaluate, finetune_model, read_evaluation, read_finetuning
 from hf_vanilla.tasks.object_detection import prepare
 from hf_vanilla.tasks.object_detection_options import DetectionData
-from hf_vanilla.tasks.object_finetuning import NOT_GATHERED, DetectionRows, ap_metrics
+from hf_vanilla.tasks.object_finetuning import DetectionRows, ap_metrics
 from hf_vanilla.training.run import train
 from hf_vanilla.vision.coco_scores import score_detector
 from hf_vanilla.vision.detector import Detector, load_detector
@@ -254,8 +254,6 @@ def test_evaluation_by_trainer_equals_our_own_on_seven_images_in_batches_of_four
     arguments = TrainingArguments(
         output_dir=str(tmp_path / "out"),
         per_device_eval_batch_size=4,
-        remove_unused_columns=False,
-        label_names=["labels", "boxes"],
         use_cpu=True,
         report_to=[],
     )
@@ -266,10 +264,33 @@ def test_evaluation_by_trainer_equals_our_own_on_seven_images_in_batches_of_four
         eval_dataset=DetectionRows(images, detector.processor),
         compute_metrics=ap_metrics(images),
     )
-    theirs = trainer.evaluate(ignore_keys=list(NOT_GATHERED))
+    theirs = trainer.evaluate()
+    assert theirs["eval_loss"] > 0
     ours = score_detector(Detector(model.eval(), detector.processor), images).figures
     assert theirs["eval_ap"] == pytest.approx(ours["AP"], abs=1e-9)
     assert theirs["eval_ap50"] == pytest.approx(ours["AP50"], abs=1e-9)
+
+
+def test_images_without_objects_teach_trainer_as_much_as_others(tmp_path):
+    model = tiny_detector(tmp_path / "model")
+    images = boxed_images([[], [(0, 3, 3, 20, 20)], []])
+    rows = DetectionRows(images, load_detector(str(tmp_path / "model")).processor)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        per_device_train_batch_size=1,
+        max_steps=3,
+        learning_rate=0.0,
+        logging_steps=1,
+        use_cpu=True,
+        report_to=[],
+    )
+    trainer = Trainer(model, arguments, train_dataset=rows, data_collator=DetectionCollator())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    with torch.no_grad():
+        alone = [float(model(**DetectionCollator()([rows[row]])).loss) for row in range(3)]
+    assert sorted(losses) == pytest.approx(sorted(alone), rel=1e-3)
+    assert min(losses) > 1
 
 
 def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_path):

@@ -49,6 +49,7 @@ def random_data(images=13, classes=3):
     data = boxed_images(truth, names=tuple("abc"), size=(300, 300))
     for entry in data.objects:
         entry.is_crowd[:] = generator.random(len(entry)) < 0.15
+        entry.areas[:] = 0.4 * (entry.boxes[:, 2:] - entry.boxes[:, :2]).prod(axis=1)
     return data, detected
 
 
@@ -60,6 +61,9 @@ def test_twelve_figures_equal_pycocotools():
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO()
         truth.dataset = truth_content(images)
+        areas = np.concatenate([entry.areas for entry in images.objects])
+        for entry, area in zip(truth.dataset["annotations"], areas, strict=True):
+            entry["area"] = float(area)
         truth.createIndex()
         results = coco_results(detected, images.category_ids, range(len(images)))
         evaluation = theirs.COCOeval(truth, truth.loadRes(results), "bbox")

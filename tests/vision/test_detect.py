@@ -64,6 +64,19 @@ def test_batch_mates_do_not_change_boxes(folder):
         assert np.abs(entry.boxes[order] - alone.boxes[own]).max() < 1e-4  # pixels
 
 
+def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
+    for name, size in (("aa", (1, 4000)), ("bb", (4000, 1))):
+        Image.new("RGB", size, "white").save(folder / "in" / f"{name}.png")
+    lines = detect(folder, capsys, folder / "in", "--threshold", "0").splitlines()
+    assert [len(json.loads(line)["objects"]) for line in lines] == [7] * 5
+    images = [Image.new("RGB", size) for size in ((1, 4000), (50, 64), (97, 41))]
+    detector = load_detector(str(folder / "model"), device="cpu")
+    for image in images[1:]:
+        theirs = detector.processor(image, return_tensors="pt")["pixel_values"]
+        assert torch.equal(detector._pixels(image), theirs)
+    assert detector._pixels(images[0]).shape == (1, 3, 96, 1)
+
+
 def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path):
     tiny_detector(folder / "model", names=("car", "dog"))
     annotations = write_coco(tmp_path / "coco")
