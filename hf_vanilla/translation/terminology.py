@@ -121,10 +121,9 @@ def phrase_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Phrase:
     """
     if not text.strip():
         raise ValueError("a constraint is blank: remove it")
-    before, at_start, behind = (
-        tokenizer(text_target=one, add_special_tokens=False, verbose=False).input_ids
-        for one in ("a", text.strip(), f"a {text.strip()}")
-    )
+    texts = ["a", text.strip(), f"a {text.strip()}"]
+    tokens = tokenizer(text_target=texts, add_special_tokens=False, verbose=False)
+    before, at_start, behind = tokens.input_ids
     phrase = Phrase(behind[len(before) :], at_start, text)
     if tokenizer.unk_token_id in phrase.ids:
         raise ValueError(f"the constraint {text!r} has characters that the vocabulary lacks")
