@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
@@ -32,6 +41,9 @@ def train_tokenizer(
 ) -> VanillaTokenizer:
     """Train one byte-level BPE tokenizer on the sentences of both languages (5.1).
 
+    White space is normalized before anything else: a run of it is one space, and at the start and
+    the end of a text there is none. So blanks cannot change a translation.
+
     Args:
         sentences: text of both sides, in any order.
         vocab_size: maximum number of tokens, `<pad>` (0), `</s>` (1) and the 256 bytes included.
@@ -47,6 +59,9 @@ def train_tokenizer(
             "and the 256 bytes"
         )
     backend = Tokenizer(models.BPE())
+    # regular expressions that JavaScript reads alike; its own strip also takes U+FEFF
+    steps = (Regex(r"\p{White_Space}+"), " "), (Regex("^ | $"), "")
+    backend.normalizer = normalizers.Sequence([normalizers.Replace(*step) for step in steps])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

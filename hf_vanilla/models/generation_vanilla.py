@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedConfig, StoppingCriteria
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
-# transformers' own default; `Seq2SeqTrainer` writes it into a model's generation config
-DEFAULT_MAX_LENGTH = 20
 
 
 def paper_decoding(config: PreTrainedConfig) -> GenerationConfig:
@@ -38,6 +36,24 @@ def paper_decoding(config: PreTrainedConfig) -> GenerationConfig:
         bos_token_id=config.bos_token_id,
         decoder_start_token_id=config.decoder_start_token_id,
     )
+
+
+def forget_defaults(config: GenerationConfig) -> None:
+    """Remove the defaults that `Seq2SeqTrainer` writes into a model's generation config.
+
+    An evaluation of the Trainer fills every field that is None with transformers' own default, and
+    the one of `max_length`, 20, would cut translations. A config with a field that still is None
+    was not filled, and stays as it is.
+
+    Args:
+        config: changed in place.
+    """
+    defaults = GenerationConfig._get_default_generation_params()
+    defaults = {name: value for name, value in defaults.items() if value is not None}
+    if all(getattr(config, name, None) is not None for name in defaults):
+        for name, value in defaults.items():
+            if getattr(config, name) == value:
+                setattr(config, name, None)
 
 
 # --- length penalty ----------------------------------------------------------------------------
@@ -205,6 +221,7 @@ def source_limits(new_tokens: Tensor, prompt: int, *ends: int | None) -> Tensor:
         *ends: limits of every hypothesis, prompt included; None: no such limit. At least one
             token is generated in any case.
     """
+    new_tokens = new_tokens.clamp(min=1)
     for end in ends:
         new_tokens = new_tokens if end is None else new_tokens.clamp(max=max(end - prompt, 1))
     return new_tokens + prompt

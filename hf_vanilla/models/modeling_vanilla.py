@@ -19,11 +19,11 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 
 from .configuration_vanilla import VanillaConfig
 from .generation_vanilla import (
-    DEFAULT_MAX_LENGTH,
     GnmtExponent,
     SourceLengthCriteria,
     SourceLengthEnd,
     check_call,
+    forget_defaults,
     gathers_for_generate,
     has_source_limit,
     merged_settings,
@@ -245,11 +245,17 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save the model; if its code is saved too, so is the translation pipeline."""
+        forget_defaults(self.generation_config)
         if self._auto_class is not None:
             from .pipeline_vanilla import CUSTOM_PIPELINES
 
             self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         super().save_pretrained(save_directory, *args, **kwargs)
+
+    def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
+        """Load the generation config, which a `Seq2SeqTrainer` may have saved."""
+        super().adjust_generation_fn(*args, **kwargs)
+        forget_defaults(self.generation_config)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Labels shifted right by one behind the start token, `(B, T)`; -100 becomes padding.
@@ -308,6 +314,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             return self.generate(
                 inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
             )
+        forget_defaults(self.generation_config)  # written after each batch of an evaluation
         ensemble = kwargs.pop("ensemble", None)
         constraints: Constraints | None = kwargs.pop("constraints", None)
         settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
@@ -317,8 +324,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         mask = self._source_mask(arguments)
         arguments["attention_mask"] = kwargs["attention_mask"] = mask
         changes: dict[str, Any] = {}
-        given = kwargs.get("max_length", getattr(generation_config, "max_length", None))
-        limits = self._sentence_limits(settings, arguments, is_given=given is not None)
+        limits = self._sentence_limits(settings, arguments)
         if limits is not None:
             changes["max_length"] = int(limits.max())
             stopping_criteria = [*(stopping_criteria or []), SourceLengthCriteria(limits)]
@@ -365,25 +371,21 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         return real_tokens(self.config, input_ids, arguments.get("attention_mask"))
 
     def _sentence_limits(
-        self, settings: GenerationConfig, arguments: dict[str, Any], *, is_given: bool
+        self, settings: GenerationConfig, arguments: dict[str, Any]
     ) -> Tensor | None:
         """Most tokens of each sentence, the prompt included, `(B,)`; None: transformers' limits.
 
         Args:
             settings: of the call.
             arguments: of the call, without settings.
-            is_given: `max_length` is of the call, not of the model's generation config.
         """
         if not has_source_limit(settings):
             return None
-        max_length = settings.max_length
-        if not is_given and max_length == DEFAULT_MAX_LENGTH:
-            max_length = None  # written by `Seq2SeqTrainer`, which means no limit by it
         is_learned = self.config.position_embedding_type == "learned"
         prompt = prompt_length(settings, arguments.get("decoder_input_ids"))
         return source_limits(
             source_lengths(arguments) + settings.max_tokens_beyond_source,
             prompt,
-            max_length,
+            settings.max_length,
             self.config.max_position_embeddings if is_learned else None,
         )

@@ -102,6 +102,18 @@ def refuse_nan(has_nan: bool, step: int) -> None:
         )
 
 
+def is_dead_end(logits: Tensor, config: GenerationConfig) -> bool:
+    """Whether NaN among the scores of a step only says that the rules forbid every token.
+
+    `renormalize_logits` then makes NaN of good logits, and transformers' search goes on with it.
+
+    Args:
+        logits: `(b * n, V)` of the model.
+        config: settings of this call.
+    """
+    return bool(config.renormalize_logits) and not logits.log_softmax(dim=-1).isnan().any()
+
+
 def search_decoder(
     model: VanillaPreTrainedModel, inputs: dict[str, Any], beams: int, *, has_buffer: bool
 ) -> SearchDecoder | EnsembleDecoder:
@@ -179,6 +191,7 @@ def greedy_search(
             streamer.put(tokens.cpu())
         # the only point of a step that waits for a GPU
         *active, has_nan = torch.cat((is_active, best.isnan().any().view(1))).tolist()
+        has_nan = has_nan and not is_dead_end(step_logits, config)
         refuse_nan(has_nan, step=sequences.shape[1] - input_ids.shape[1])
         if not any(active):
             break
@@ -292,6 +305,7 @@ def beam_search(
         is_nan = candidates.scores.isnan().any()
         flags = (is_searched(state, config), goes_on(state, is_end, config), is_nan)
         *active, has_next, has_nan = torch.hstack(flags).tolist()
+        has_nan = has_nan and not is_dead_end(step_logits, config)
         refuse_nan(has_nan, step=state.length - state.prompt)
         decoder.reorder(parents)
         if not has_next or (can_drop and not any(active)):

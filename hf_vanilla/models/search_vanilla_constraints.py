@@ -5,13 +5,18 @@ The beams of a sentence are divided among the numbers of phrase tokens that its 
 generated (Post and Vilar 2018), with tensor operations only (Hu et al. 2019). Which part of a
 phrase a hypothesis ends with is found as Knuth, Morris and Pratt do, so phrases may overlap.
 
+A phrase has two forms, as tokenizers write the space into a word: its tokens anywhere, and its
+tokens at the start of a translation. The second begins with `START`, which every translation begins
+with and which is generated nowhere else. A phrase is there as soon as one of its forms is.
+
 Shapes: B sentences at the start, b of them still active, n beams, c candidates of a sentence in a
-step, m of them before the choice, N phrases, W tokens of a phrase, V vocabulary.
+step, m of them before the choice, N phrases, F = 2 N their forms, W tokens of a form, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -21,6 +26,8 @@ from .generation_vanilla import filling_ids
 from .search_vanilla_beams import LOWEST, BeamState, Candidates, can_improve, finish
 
 IMPOSSIBLE = LOWEST / 2  # scores below belong to no hypothesis
+START = -1  # in place of a token id: the start of a translation
+NEVER = 1 << 30  # tokens that a form needs which cannot be there any more
 LISTED = 5  # phrases in a message
 
 
@@ -29,14 +36,23 @@ class Phrase:
     """Token ids that a translation must contain, one after the other.
 
     Attributes:
-        ids: with the tokens of a space in front, if the tokenizer writes one.
-        first: so many of them are given at the start of a translation, where no space is.
-        text: for messages.
+        ids: as they follow other words, with the space in front if the tokenizer writes one.
+        at_start: as they begin a translation, where no space is; empty: the same ids.
+        text: for messages, and to find the phrase in a translation that has other tokens for it.
     """
 
     ids: Sequence[int]
-    first: int = 0
+    at_start: Sequence[int] = ()
     text: str = ""
+
+    @property
+    def forms(self) -> tuple[list[int], list[int]]:
+        """What must be in the ids of a translation behind `START`: one of these two."""
+        return list(self.ids), [START, *(self.at_start or self.ids)]
+
+    def is_in(self, ids: Sequence[int]) -> bool:
+        """Whether generated ids have the phrase."""
+        return any(_contains([START, *ids], form) for form in self.forms)
 
     def __str__(self) -> str:
         return repr(self.text) if self.text else str(list(self.ids))
@@ -62,12 +78,19 @@ class Constraints:
                 call of the search.
 
         Raises:
-            ValueError: there are fewer than two beams, or a phrase is empty.
+            ValueError: there are fewer than two beams, or a phrase is empty or has an end token.
         """
         if (settings.num_beams or 1) < 2:
             raise ValueError("constraints need a beam search of 2 or more beams: raise num_beams")
-        if any(not phrase.ids for of_one in self.phrases for phrase in of_one):
-            raise ValueError("a phrase of the constraints has no tokens: remove it")
+        ends, _ = filling_ids(settings)
+        for phrase in (phrase for of_one in self.phrases for phrase in of_one):
+            if not phrase.ids:
+                raise ValueError("a phrase of the constraints has no tokens: remove it")
+            if not {*phrase.ids, *phrase.at_start}.isdisjoint(ends):
+                raise ValueError(
+                    f"the constraint {phrase} has an end token, behind which a translation has "
+                    "nothing: remove the token"
+                )
         return ConstrainedSearch([outermost(of_one) for of_one in self.phrases], limits)
 
 
@@ -93,26 +116,31 @@ def constrained(
 def outermost(phrases: Sequence[Phrase]) -> list[Phrase]:
     """The phrases without repeated ones and without those inside another one."""
     found: list[Phrase] = []
-    for phrase in sorted(phrases, key=lambda one: -len(one.ids)):
-        if not any(_contains(other.ids, phrase.ids) for other in found):
+    for phrase in sorted(phrases, key=lambda one: -sum(map(len, one.forms))):
+        if not any(_is_inside(phrase, other) for other in found):
             found.append(phrase)
     return found
 
 
 def may_overlap(phrases: Sequence[Phrase]) -> bool:
-    """Whether the end of a phrase can be the beginning of another one."""
+    """Whether a form of a phrase can share tokens with one of another phrase."""
     return any(
-        list(one.ids[len(one.ids) - width :]) == list(other.ids[:width])
-        for one in phrases
-        for other in phrases
-        if one is not other
-        for width in range(1, min(len(one.ids), len(other.ids)))
+        _contains(one, other)
+        or any(one[-width:] == other[:width] for width in range(1, min(len(one), len(other))))
+        for phrase, further in permutations(phrases, 2)
+        for one in phrase.forms
+        for other in further.forms
     )
 
 
-def _contains(ids: Sequence[int], part: Sequence[int]) -> bool:
+def _is_inside(phrase: Phrase, other: Phrase) -> bool:
+    """Whether a phrase is there wherever the other one is."""
+    return all(any(_contains(ids, form) for form in phrase.forms) for ids in other.forms)
+
+
+def _contains(ids: list[int], part: list[int]) -> bool:
     width = len(part)
-    return any(list(ids[i : i + width]) == list(part) for i in range(len(ids) - width + 1))
+    return any(ids[i : i + width] == part for i in range(len(ids) - width + 1))
 
 
 def transitions(ids: Sequence[int]) -> list[list[int]]:
@@ -174,21 +202,22 @@ class ConstrainedSearch:
         self.last = int(config.forced_eos_token_id is not None)  # it takes the last token
         self._refuse_long(self.limits.tolist(), state.prompt)
         count = max((len(of_one) for of_one in self.phrases), default=0)
-        width = max((len(one.ids) for of_one in self.phrases for one in of_one), default=1)
-        self.ids = torch.full((sentences, count, width), -1)  # (b, N, W)
-        self.next = torch.zeros((sentences, count, width, width), dtype=torch.long)
-        self.lengths = torch.zeros((sentences, count), dtype=torch.long)
-        seen = torch.zeros((sentences, count), dtype=torch.long)
-        for row, of_one in enumerate(self.phrases):
-            for number, phrase in enumerate(of_one):
-                size = len(phrase.ids)
-                self.lengths[row, number], seen[row, number] = size, phrase.first
-                self.ids[row, number, :size] = torch.tensor(phrase.ids)
-                self.next[row, number, :size, :size] = torch.tensor(transitions(phrase.ids))
+        forms = [[form for phrase in of_one for form in phrase.forms] for of_one in self.phrases]
+        width = max((len(form) for of_one in forms for form in of_one), default=1)
+        self.ids = torch.full((sentences, 2 * count, width), START)  # (b, F, W)
+        self.next = torch.zeros((sentences, 2 * count, width, width), dtype=torch.long)
+        self.lengths = torch.zeros((sentences, 2 * count), dtype=torch.long)
+        for row, of_one in enumerate(forms):
+            for number, form in enumerate(of_one):
+                size = len(form)
+                self.lengths[row, number] = size
+                self.ids[row, number, :size] = torch.tensor(form)
+                self.next[row, number, :size, :size] = torch.tensor(transitions(form))
+        seen = ((self.ids[:, :, 0] == START) & (self.lengths > 0)).long()
         self.overlaps = torch.tensor([[may_overlap(one)] for one in self.phrases], device=device)
         self.ids, self.next = self.ids.to(device), self.next.to(device)
         self.lengths = self.lengths.to(device)
-        # (b, n, N): how many first tokens of each phrase end a hypothesis; all of them: for good
+        # (b, n, F): how many first tokens of each form end a hypothesis; all of them: for good
         self.seen = seen.to(device).unsqueeze(1).expand(-1, beams, -1)
         self.ends, _ = filling_ids(config)
 
@@ -217,13 +246,13 @@ class ConstrainedSearch:
         index = self._proposed(sums, count)  # (b, m)
         scores = sums.flatten(1).gather(1, index)
         parents, tokens = index // vocabulary, index % vocabulary
-        seen = self._seen_after(parents, tokens)  # (b, m, N)
+        seen = self._seen_after(parents, tokens)  # (b, m, F)
         missing = self._missing(seen)
         # behind this token
         room = (self.limits.unsqueeze(1) - self.last - (state.length + 1)).clamp(min=0)
         is_repeated = torch.zeros_like(missing, dtype=torch.bool)
         is_repeated[:, 1:] = index[:, 1:] == index[:, :-1]
-        is_lost = is_repeated | (self._least(seen, missing) > room) | (scores < IMPOSSIBLE)
+        is_lost = is_repeated | (self._least(seen, missing) > room) | ~(scores > IMPOSSIBLE)
         chosen = in_turn(missing, scores, is_lost)[:, :count]  # (b, c)
         scores = scores.masked_fill(is_lost, 2 * LOWEST).gather(1, chosen)
         parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
@@ -272,17 +301,19 @@ class ConstrainedSearch:
         Raises:
             ValueError: there is one; its phrases are named.
         """
+        beams = state.active.shape[1]
         for of_one, score in zip(self.phrases, state.finished_scores[:, 0].tolist(), strict=True):
             if score < IMPOSSIBLE:
                 raise ValueError(
-                    f"no translation contains {_listed(of_one)}: the length limit or another "
-                    "setting of the search, such as bad_words_ids, excludes it"
+                    f"the search finds no translation that contains {_listed(of_one)}: raise "
+                    f"num_beams (now {beams}) or the length limit; or another setting, such as "
+                    "bad_words_ids, excludes it"
                 )
 
     def _refuse_long(self, limits: list[int], prompt: int) -> None:
         for of_one, limit in zip(self.phrases, limits, strict=True):
-            given = max((phrase.first for phrase in of_one), default=0)
-            needed = sum(len(phrase.ids) for phrase in of_one) - given
+            saved = [len(phrase.ids) - len(phrase.at_start or phrase.ids) for phrase in of_one]
+            needed = sum(len(phrase.ids) for phrase in of_one) - max([0, *saved])
             room = limit - prompt - self.last
             if needed > room and not may_overlap(of_one):
                 raise ValueError(
@@ -290,17 +321,22 @@ class ConstrainedSearch:
                     f"of this sentence at most {room}: raise max_new_tokens or ask for less"
                 )
 
+    def _needed(self, seen: Tensor) -> Tensor:
+        """Tokens of each phrase that hypotheses `(b, m, F)` still need, `(b, m, N)`."""
+        needed = self.lengths.unsqueeze(1) - seen
+        is_over = seen[:, :, 1::2] == 0  # the start has gone by
+        at_start = needed[:, :, 1::2].masked_fill(is_over, NEVER)
+        return torch.minimum(needed[:, :, ::2], at_start)
+
     def _missing(self, seen: Tensor) -> Tensor:
-        """Tokens that hypotheses `(b, m, N)` still need if phrases do not overlap from here on."""
-        lengths = self.lengths.unsqueeze(1)
-        is_open = seen < lengths
-        return (lengths * is_open).sum(dim=2) - (seen * is_open).amax(dim=2)
+        """Tokens that hypotheses `(b, m, F)` still need if phrases do not overlap from here on."""
+        needed, whole = self._needed(seen), self.lengths[:, None, ::2]
+        is_open = needed > 0
+        return (whole * is_open).sum(dim=2) - ((whole - needed) * is_open).amax(dim=2)
 
     def _least(self, seen: Tensor, missing: Tensor) -> Tensor:
-        """Fewest tokens that hypotheses `(b, m, N)` still need; less than `missing` in overlaps."""
-        lengths = self.lengths.unsqueeze(1)
-        longest = ((lengths - seen) * (seen < lengths)).amax(dim=2)
-        return torch.where(self.overlaps, longest, missing)
+        """Fewest tokens that hypotheses `(b, m, F)` still need; less than `missing` in overlaps."""
+        return torch.where(self.overlaps, self._needed(seen).amax(dim=2), missing)
 
     def _proposed(self, sums: Tensor, count: int) -> Tensor:
         """Sorted beam * V + token of all continuations that are considered, `(b, m)`."""
@@ -308,18 +344,18 @@ class ConstrainedSearch:
         first = torch.arange(beams, device=sums.device).view(1, -1, 1) * vocabulary
         best = sums.flatten(1).topk(count).indices
         of_beams = sums.argmax(dim=2, keepdim=True) + first
-        step = self.seen.clamp(max=self.ids.shape[2] - 1).unsqueeze(-1)  # (b, n, N, 1)
+        step = self.seen.clamp(max=self.ids.shape[2] - 1).unsqueeze(-1)  # (b, n, F, 1)
         ids = self.ids.unsqueeze(1).expand(-1, beams, -1, -1).gather(3, step).squeeze(-1)
-        is_open = self.seen < self.lengths.unsqueeze(1)
-        # a phrase that is there already proposes what the beam would take anyway
+        is_open = (self.seen < self.lengths.unsqueeze(1)) & (ids != START)
+        # a form that is there, or cannot be any more, proposes what the beam would take anyway
         of_phrases = torch.where(is_open, ids + first, of_beams)
         return torch.cat((best, of_beams.flatten(1), of_phrases.flatten(1)), dim=1).sort(1).values
 
     def _seen_after(self, parents: Tensor, tokens: Tensor) -> Tensor:
-        """How much of each phrase is seen, `(b, m, N)`, where beams `parents` take `tokens`."""
-        phrases, width = self.ids.shape[1:]
-        seen = self.seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, phrases))
-        is_token = tokens[:, :, None, None] == self.ids.unsqueeze(1)  # (b, m, N, W)
+        """How much of each form is seen, `(b, m, F)`, where beams `parents` take `tokens`."""
+        forms, width = self.ids.shape[1:]
+        seen = self.seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, forms))
+        is_token = tokens[:, :, None, None] == self.ids.unsqueeze(1)  # (b, m, F, W)
         row = seen.clamp(max=width - 1)[:, :, :, None, None].expand(-1, -1, -1, 1, width)
         table = self.next.unsqueeze(1).expand(-1, seen.shape[1], -1, -1, -1)
         reached = (table.gather(3, row).squeeze(3) * is_token).amax(dim=3)

@@ -7,8 +7,9 @@ from transformers import TokenizersBackend
 class VanillaTokenizer(TokenizersBackend):
     """One vocabulary for source and target; every sentence ends in `</s>`.
 
-    Byte-level BPE has no unknown token, and any Unicode text decodes back to itself. Make one with
-    `hf_vanilla.train_tokenizer`; load one with `AutoTokenizer.from_pretrained`.
+    Byte-level BPE has no unknown token, and any Unicode text decodes back to itself, with single
+    spaces for its white space. Make one with `hf_vanilla.train_tokenizer`; load one with
+    `AutoTokenizer.from_pretrained`.
 
     There is deliberately no `__init__`: transformers rebuilds a tokenizer whose class has one from
     its vocabulary and merges, losing everything else that `tokenizer.json` says.

@@ -286,7 +286,7 @@ def train_on_pairs(
     arguments: Seq2SeqTrainingArguments,
 ) -> Seq2SeqTrainer:
     """Train with `Seq2SeqTrainer`; returns it with the trained model."""
-    decoding, use_cache = copy.deepcopy(model.generation_config), model.config.use_cache
+    use_cache = model.config.use_cache
     train_dataset: Any = data.train.rows
     if options.tokens_per_batch is not None:
         train_dataset = TokenBatches(
@@ -305,8 +305,7 @@ def train_on_pairs(
     )
     newest = str(arguments.resume_from_checkpoint) == "True"
     trainer.train(resume_from_checkpoint=newest or arguments.resume_from_checkpoint)
-    # while it trains and evaluates, the Trainer overwrites both with defaults of its own
-    model.generation_config, model.config.use_cache = decoding, use_cache
+    model.config.use_cache = use_cache  # the Trainer overwrites it
     return trainer
 
 

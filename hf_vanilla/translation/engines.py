@@ -22,11 +22,12 @@ from transformers import (
 
 from hf_vanilla.data.batching import padded
 from hf_vanilla.models.search_vanilla import refuse_nan
-from hf_vanilla.models.search_vanilla_constraints import Constraints
+from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.options import install_hint
 
 from .generation_fields import check_own_search
 from .n_best import Hypothesis, n_best_of_rows
+from .terminology import Term
 
 ENGINES = ("torch", "ctranslate2")
 # fields of a generation config that CTranslate2 supports, or that do not concern the search
@@ -103,15 +104,29 @@ class TorchEngine:
 
     def translate_rows(self, rows: list[list[int]]) -> list[str]:
         """One text per row of input ids."""
-        return self._texts(rows)
+        return [text for text, _ in self._translations(rows)]
 
     def constrained_rows(self, rows: list[list[int]], constraints: Constraints) -> list[str]:
         """One text per row of input ids, which has the phrases of its row.
 
+        Only the rows whose usual translation lacks a phrase are searched under constraints.
+
         Raises:
             ValueError: phrases do not fit into the length of a translation; they are named.
         """
-        return self._texts(rows, constraints=constraints)
+        phrases = constraints.phrases
+        found = self._translations(rows)
+        lacking = [
+            row
+            for row, of_one in enumerate(phrases)
+            if not all(_has(*found[row], phrase) for phrase in of_one)
+        ]
+        if lacking:
+            asked = Constraints([phrases[row] for row in lacking])
+            others = self._translations([rows[row] for row in lacking], constraints=asked)
+            for row, other in zip(lacking, others, strict=True):
+                found[row] = other
+        return [text for text, _ in found]
 
     def _changes(self) -> dict[str, Any]:
         """What a call of `generate()` gets: `generate_kwargs`, and with sampling a check for NaN.
@@ -124,7 +139,8 @@ class TorchEngine:
         return {**changes, "logits_processor": [*changes.get("logits_processor", ()), NanCheck()]}
 
     @torch.inference_mode()
-    def _texts(self, rows: list[list[int]], **asked: Any) -> list[str]:
+    def _translations(self, rows: list[list[int]], **asked: Any) -> list[tuple[str, list[int]]]:
+        """Text and generated ids, padding included, per row of input ids."""
         input_ids = padded(rows, self.tokenizer.pad_token_id)
         lengths = torch.tensor([len(row) for row in rows])
         attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
@@ -136,8 +152,9 @@ class TorchEngine:
                 attention_mask=attention_mask.to(self.model.device),
                 **{**self._changes(), **returned, **asked},
             )
-        # without the start token, which some tokenizers do not count as special
-        return self.tokenizer.batch_decode(generated[:, 1:], skip_special_tokens=True)
+        ids = generated[:, 1:]  # some tokenizers do not count the start token as special
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return list(zip(texts, ids.tolist(), strict=True))
 
     def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """The n best hypotheses per row of input ids, by beam search or sampling."""
@@ -204,6 +221,12 @@ def _check_beams(what: str, wanted: int, saved: GenerationConfig, changes: dict[
     beams = changes.get("num_beams", saved.num_beams) or 1
     if beams < wanted:
         raise ValueError(f"{what}, but num_beams={beams}: add --num_beams {wanted}")
+
+
+def _has(text: str, ids: list[int], phrase: Phrase) -> bool:
+    """Whether a translation has a phrase: its tokens, or its text where a word begins."""
+    places = Term(phrase.text).places(text) if phrase.text else []
+    return phrase.is_in(ids) or any(not text[:first][-1:].isalnum() for first, _ in places)
 
 
 def store_by_columns(model: nn.Module) -> None:

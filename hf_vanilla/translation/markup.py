@@ -7,7 +7,8 @@ takes the place of the words that are aligned with it.
 Where they go:
 
 - A pair of tags encloses the words that are aligned with the words it enclosed: the longest run of
-  them without a word that belongs to another pair beside it. So pairs stay nested.
+  them without a word that belongs to another pair beside it. A word that lies in two pairs side by
+  side belongs to the first. So pairs stay nested.
 - All else follows the translation of the nearest word before it inside its pair of tags; without
   one, it precedes the translation of the next word. What is written together with the next word
   only, such as the $ of "$ {x}", looks at that word first.
@@ -175,6 +176,7 @@ def _tree(found: list[tuple[int, Item]], plain: str) -> Node:
         else:
             stack[-1][1].children.append(Node([item], behind, behind))
     _dissolve([node for _, node in stack])
+    _separate(root)
     return root
 
 
@@ -184,6 +186,18 @@ def _close(stack: list[tuple[str, Node]], place: int, opened: dict[str, list[int
     for name, _ in stack[place:]:
         opened[name].pop()
     del stack[place:]
+
+
+def _separate(root: Node) -> None:
+    """Give a word that lies in several pairs side by side to the first of them."""
+    todo = [root]
+    while todo:
+        last = 0
+        for child in (children := todo.pop().children):
+            if len(child.items) > 1:
+                child.first = max(child.first, last)
+                child.last = last = max(child.last, child.first)
+        todo += children
 
 
 def _dissolve(nodes: Sequence[Node]) -> None:

@@ -1,6 +1,7 @@
 """Texts of several sentences: split by sentencex, translated one by one, joined again."""
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from hf_vanilla.options import install_hint
@@ -17,6 +18,15 @@ class Piece:
 
     text: str
     separator: str
+
+    def separator_behind(self, translation: str) -> str:
+        """What separates the translation from the next one: the separator of the text.
+
+        Chinese and Japanese write none between sentences: a space then, unless the translation ends
+        in such a script too.
+        """
+        is_wide = not translation or unicodedata.east_asian_width(translation[-1]) in "WF"
+        return self.separator or ("" if is_wide else " ")
 
 
 class SentenceSplitter:

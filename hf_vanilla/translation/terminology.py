@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def read_terminology(path: str | Path) -> Terminology:
 
 
 def phrase_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Phrase:
-    """The tokens of a phrase in the middle of a translation, or at its start.
+    """The tokens of a phrase behind other words of a translation, and at its start.
 
     Args:
         tokenizer: of the model.
@@ -121,12 +121,10 @@ def phrase_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Phrase:
     """
     if not text.strip():
         raise ValueError("a constraint is blank: remove it")
-    inside, at_start = (_ids(tokenizer, space + text.strip()) for space in (" ", ""))
-    if tokenizer.unk_token_id in inside:
+    texts = ["a", text.strip(), f"a {text.strip()}"]
+    tokens = tokenizer(text_target=texts, add_special_tokens=False, verbose=False)
+    before, at_start, behind = tokens.input_ids
+    phrase = Phrase(behind[len(before) :], at_start, text)
+    if tokenizer.unk_token_id in phrase.ids:
         raise ValueError(f"the constraint {text!r} has characters that the vocabulary lacks")
-    is_end = bool(at_start) and inside[len(inside) - len(at_start) :] == at_start
-    return Phrase(inside, first=len(inside) - len(at_start) if is_end else 0, text=text)
-
-
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> Sequence[int]:
-    return tokenizer(text_target=text, add_special_tokens=False, verbose=False).input_ids
+    return phrase

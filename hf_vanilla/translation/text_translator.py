@@ -182,6 +182,6 @@ def _without_markup(
 def _joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
     last = len(pieces) - 1
     return "".join(
-        translation + (piece.separator if i < last else "")
+        translation + (piece.separator_behind(translation) if i < last else "")
         for i, (piece, translation) in enumerate(zip(pieces, translations, strict=True))
     )

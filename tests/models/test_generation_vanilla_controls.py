@@ -1,6 +1,7 @@
 """What a caller may ask of `generate()`: rules on words, streams, ends, lengths, settings."""
 
 import itertools
+import shutil
 import threading
 
 import pytest
@@ -320,6 +321,37 @@ def test_new_tokens_go_before_the_whole_length_which_counts_the_prompt(
         **sources(5), decoder_input_ids=prompt, num_beams=num_beams, **limits, **ENDLESS
     )
     assert found.shape == (1, 2 + words)
+
+
+def test_a_max_length_of_20_holds_unless_seq2seq_trainer_wrote_it(model, tmp_path):
+    def longest(model):
+        return model.generate(**sources(5, 3), **ENDLESS).shape[1]
+
+    config = model.generation_config
+    config.max_length = 20
+    assert longest(model) == 20
+    config.max_length = None
+    # what an evaluation of the Trainer does
+    config.update(**config._get_default_generation_params(), defaults_only=True)
+    GenerationConfig(**config.to_dict()).save_pretrained(tmp_path / "theirs")
+    assert config.max_length == 20
+    assert longest(model) == 56
+    config.update(**config._get_default_generation_params(), defaults_only=True)
+    model.save_pretrained(tmp_path / "saved")
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").max_length is None
+    # a folder that was saved without this class
+    shutil.copy(tmp_path / "theirs" / "generation_config.json", tmp_path / "saved")
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "saved")
+    assert loaded.generation_config.max_length is None
+    assert longest(loaded) == 56
+
+
+def test_a_sentence_has_at_least_one_token_alone_as_in_a_batch(model):
+    batch = sources(2, 9)
+    together = model.generate(**batch, max_tokens_beyond_source=-5)
+    alone = model.generate(**row_of(batch, 0), max_tokens_beyond_source=-5)
+    assert alone.shape == (1, 2)
+    assert together[0, 1] == alone[0, 1]
 
 
 class Shy(LogitsProcessor):

@@ -17,6 +17,13 @@ def contains(words, ids):
     return any(words[i : i + len(ids)] == list(ids) for i in range(len(words) - len(ids) + 1))
 
 
+def has(words, phrase):
+    """Whether a translation has a phrase anywhere, or its other form at the start."""
+    return contains(words, phrase.ids) or words[: len(phrase.at_start)] == list(
+        phrase.at_start or [None]
+    )
+
+
 def best_of_all(model, source, phrases):
     """Score and tokens of the best translation of up to LONGEST tokens that has all phrases."""
     found = []
@@ -24,7 +31,7 @@ def best_of_all(model, source, phrases):
         rest = [token for token in range(FEW) if token != EOS]
         ends = range(FEW) if length == LONGEST else [EOS]
         for words in itertools.product(*[rest] * (length - 1), ends):
-            if all(contains(list(words), ids) for ids in phrases):
+            if all(has(list(words), phrase) for phrase in phrases):
                 found.append(list(words))
     start = model.config.decoder_start_token_id
     scored = []
@@ -44,10 +51,18 @@ def best_of_all(model, source, phrases):
 
 @pytest.mark.parametrize(
     "phrases",
-    [[], [[3]], [[3, 3, 4]], [[5, 2], [2, 4]], [[4], [3], [5]], [[2, 5], [5]], [[2, 2], [2, 2, 3]]],
+    [
+        *([], [[3]], [[3, 3, 4]], [[5, 2], [2, 4]], [[4], [3], [5]], [[2, 5], [5]]),
+        [[2, 2], [2, 2, 3]],
+        # with other tokens at the start, more or fewer of them
+        *([([2, 3], [4])], [([5], [4, 2, 3])], [([2, 3], [4, 3]), [3, 5]]),
+        # inside another phrase, but not at the start
+        [([2, 3], [3]), [2]],
+    ],
     ids=str,
 )
 def test_with_all_beams_the_best_of_all_possible_translations_is_found(phrases):
+    phrases = [Phrase(*one) if isinstance(one, tuple) else Phrase(one) for one in phrases]
     for seed in range(3):
         torch.manual_seed(seed)
         model = lively_model(vocab_size=FEW)
@@ -59,7 +74,7 @@ def test_with_all_beams_the_best_of_all_possible_translations_is_found(phrases):
             max_new_tokens=LONGEST,
             return_dict_in_generate=True,
             output_scores=True,
-            constraints=Constraints([[Phrase(ids) for ids in phrases]]),
+            constraints=Constraints([phrases]),
         )
         score, words = best_of_all(model, source, phrases)
         assert spoken(found.sequences[0]) == words
@@ -134,9 +149,16 @@ def test_a_phrase_at_the_start_needs_no_space_in_front():
     model, batch, space = lively_model(), sources(4), 5
     settings = {**SETTINGS, "num_beams": 2, "max_new_tokens": 2}
     found = model.generate(
-        **batch, **settings, constraints=Constraints([[Phrase([space, 7, 8], first=1)]])
+        **batch, **settings, constraints=Constraints([[Phrase([space, 7, 8], [7, 8])]])
     )
     assert spoken(found[0]) == [7, 8]
+
+
+def test_the_tokens_of_the_start_count_nowhere_else():
+    model, batch = lively_model(), sources(4)
+    settings = {**SETTINGS, "num_beams": 2, "max_new_tokens": 5, "forced_bos_token_id": 9}
+    found = model.generate(**batch, **settings, constraints=Constraints([[Phrase([7, 8], [6])]]))
+    assert contains(spoken(found[0]), [7, 8])
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 1, 2, 3], [4, 4, 4], [1, 1, 2, 1, 1, 1], [7]])
@@ -163,10 +185,12 @@ def test_what_cannot_be_met_is_named():
         model.generate(**batch, **settings, constraints=long)
     many = Constraints([[Phrase([i, i + 1], text=f"{i}" + "x" * 99) for i in range(3, 10)], []])
     shown = ", ".join(f"'{i}{'x' * 37}…" for i in range(3, 8))
-    with pytest.raises(ValueError, match=f"no translation contains {shown} and 2 more: the"):
+    with pytest.raises(
+        ValueError, match=rf"contains {shown} and 2 more: raise num_beams \(now 3\)"
+    ):
         model.generate(**batch, **settings, constraints=many)
     asked = Constraints([[], [Phrase([2, 3, 4], text="abc")]])
-    with pytest.raises(ValueError, match="no translation contains 'abc': the length"):
+    with pytest.raises(ValueError, match=r"that contains 'abc': raise .* bad_words_ids"):
         model.generate(**batch, **settings, constraints=asked, bad_words_ids=[[3]])
     with pytest.raises(ValueError, match="constraints of 2 sentences, but 1 are translated"):
         model.generate(**sources(4), **settings, constraints=asked)
@@ -176,6 +200,9 @@ def test_what_cannot_be_met_is_named():
         model.generate(**batch, **settings, constraints=asked, do_sample=True)
     with pytest.raises(ValueError, match="has no tokens"):
         model.generate(**batch, **settings, constraints=Constraints([[Phrase([])], []]))
+    ended = Constraints([[Phrase([7, EOS], text="Haus")], []])
+    with pytest.raises(ValueError, match="'Haus' has an end token"):
+        model.generate(**batch, **settings, constraints=ended)
 
 
 def test_a_forced_end_leaves_room_for_the_phrases():

@@ -113,6 +113,33 @@ def test_sixty_random_searches_equal_transformers(first, monkeypatch):
         assert_both_searches_agree(seed, monkeypatch)
 
 
+def assert_dead_ends_agree(seed, monkeypatch):
+    """The vocabulary is used up before the limit: every token is forbidden."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    model, batch = random_model(draw), random_batch(draw)
+    settings = {
+        **random_settings(draw),
+        "no_repeat_ngram_size": 1,
+        "renormalize_logits": True,
+        "eos_token_id": draw.choice([EOS, None]),
+        "max_new_tokens": V + 3,
+        "exponential_decay_length_penalty": None,
+    }
+    records = {"return_dict_in_generate": True, "output_scores": True}
+    ours = model.generate(**batch, **settings, **records)
+    with monkeypatch.context() as patch:
+        module = sys.modules[VanillaForConditionalGeneration.__module__]
+        patch.setattr(module, "can_search", lambda *_: False)
+        theirs = model.generate(**batch, **settings, **records)
+    assert torch.equal(ours.sequences, theirs.sequences), (seed, settings)
+    return any(scores.isnan().any() for scores in theirs.scores)
+
+
+def test_a_dead_end_ends_as_in_transformers(monkeypatch):
+    assert sum(assert_dead_ends_agree(seed, monkeypatch) for seed in range(20)) > 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 100))
 def test_two_thousand_random_searches_equal_transformers(first, monkeypatch):

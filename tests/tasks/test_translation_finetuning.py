@@ -67,13 +67,15 @@ def arguments(tmp_path):
 
 def test_a_run_with_evaluation_harms_neither_decoding_nor_cache(options, arguments, base):
     told = {"predict_with_generate": True, "eval_strategy": "steps", "eval_steps": 1}
-    folder = finetune(options, arguments(**told))
-    before, after = (
-        json.loads((path / "generation_config.json").read_text()) for path in (base, folder)
+    folder = finetune(options, arguments(**told, save_strategy="steps", save_steps=3))
+    before, after, checkpoint = (
+        json.loads((path / "generation_config.json").read_text())
+        for path in (base, folder, folder / "checkpoint-3")
     )
-    assert {name: after.get(name) for name in DECODING} == {n: before[n] for n in DECODING}
-    assert after["length_penalty_form"] == "gnmt"
-    assert after.get("max_length") is None
+    assert before["length_penalty_form"] == "gnmt"
+    for saved in (after, checkpoint):
+        assert {name: saved.get(name) for name in DECODING} == {n: before[n] for n in DECODING}
+        assert saved.get("max_length") is None
     assert json.loads((folder / "config.json").read_text())["use_cache"] is True
 
 

@@ -3,6 +3,7 @@
 import random
 import re
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -97,6 +98,9 @@ def test_an_address_begins_behind_a_variable_and_a_comment_has_an_end(text, plai
         # tags that are not closed, or closed twice
         ("<b>one two", "eins zwei", (0, 1), "<b>eins zwei"),
         ("one</b> two", "eins zwei", (0, 1), "eins</b> zwei"),
+        # a word in two pairs belongs to the first
+        ("<b>two</b><i>hundred four</i>", "A B C", (0, 1, 0), "<b>A </b><i>B</i> C"),
+        ("<p><b>two</b></p><i>ty</i>", "A", (0,), "<p><b>A</b></p><i></i>"),
     ],
 )
 def test_where_items_go_by_hand(text, translation, sources, expected):
@@ -228,6 +232,22 @@ def test_of_2000_lines_nothing_is_lost_doubled_or_torn():
         assert Counter(ITEM.findall(text)) == Counter(ITEM.findall(line))
         assert is_nested(text)
         assert without_items(text) == without_items(translation)
+
+
+def test_of_300_lines_whose_pairs_touch_inside_a_word_all_stay_nested():
+    chance = random.Random(7)
+    lines = []
+    for _ in range(300):
+        text, line = number_words(chance.randrange(1000, 10**6))["source"], ""
+        cuts = sorted(chance.sample(range(1, len(text)), chance.randrange(1, 4)))
+        for first, last in pairwise([0, *cuts, len(text)]):
+            name = chance.choice("bispu")
+            inside = f"<q>{text[first:last]}</q>" if chance.random() < 0.3 else text[first:last]
+            line += chance.choice(["", "<a>"]) + f"<{name}>{inside}</{name}>"
+        lines.append(line)
+    found = TextTranslator(Translator(demo_model(), num_beams=1), keep_markup=True).translate(lines)
+    for line, text in zip(lines, found, strict=True):
+        assert is_nested(text.replace("<a>", "")), (line, text)
 
 
 def test_of_200_lines_with_terms_every_phrase_and_every_item_is_kept():

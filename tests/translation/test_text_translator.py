@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hf_vanilla import train_tokenizer
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.translation.alignment_links import pharaoh
 from hf_vanilla.translation.alignments import Aligner, AlignmentHead, saved_head
@@ -16,7 +17,7 @@ from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_c
 from hf_vanilla.translation.demo_model import demo_model
 from hf_vanilla.translation.engines import TorchEngine
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
-from hf_vanilla.translation.sentence_splitting import SentenceSplitter
+from hf_vanilla.translation.sentence_splitting import Piece, SentenceSplitter
 from hf_vanilla.translation.terminology import Terminology, phrase_of, read_terminology
 from hf_vanilla.translation.text_translator import TextTranslator
 from hf_vanilla.translation.translator import Translator
@@ -55,6 +56,29 @@ def test_each_translation_has_the_phrases_asked_for(translator):
             at = text.index(phrase)
             assert at == 0 or text[at - 1] == " "
         assert phrases or text == before
+
+
+def test_a_phrase_has_the_tokens_of_the_start_and_those_behind_a_word():
+    tokenizer = train_tokenizer(["Zwei Männer und zwei Männer"] * 9, vocab_size=290)
+    phrase = phrase_of(tokenizer, " Zwei Männer ")
+    assert list(phrase.at_start) == tokenizer("Zwei Männer").input_ids[:-1]
+    assert list(phrase.at_start) != list(phrase.ids)
+    for text, is_there in (("Zwei Männer", True), ("und Zwei Männer", True), ("undZwei", False)):
+        assert phrase.is_in(tokenizer(text).input_ids) == is_there
+
+
+def test_a_space_joins_translations_where_the_source_writes_none():
+    chinese = Piece("你好。", "")
+    assert chinese.separator_behind("Hello.") == " "
+    assert chinese.separator_behind("こんにちは。") == ""
+    assert Piece("Hello.", "\t").separator_behind("你好。") == "\t"
+
+
+def test_who_asks_for_what_is_there_gets_the_translation_as_it_is(translator):
+    sentences = [number_words(number)["source"] for number in range(21, 900, 40)]
+    plain = list(translator.translate(sentences))
+    for phrases in ([[text[:5]] for text in plain], [[text] for text in plain]):
+        assert list(translator.translate(sentences, constraints=phrases)) == plain
 
 
 def test_terms_of_a_file_are_found_in_the_sentences(translator, tmp_path, files):
