@@ -5,6 +5,7 @@ import logging
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
+from hf_vanilla.loading import load_model
 from hf_vanilla.models.int8_vanilla import multiplies_bytes
 from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
@@ -51,7 +52,7 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
         logger.warning("this processor has no instructions for %s: computing in float32", dtype)
         used = "float32"
     given = {} if used is None else {"dtype": FLOATS[used]}
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, **given).eval()
+    model = load_model(AutoModelForSeq2SeqLM, name, **given)
     if not is_quantized(model):
         return quantize(model) if used == "int8" else model.to(place)
     if dtype in ("float32", "bfloat16"):
