@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import PreTrainedConfig
 
 LARGEST_SIZE, MOST_LAYERS = 10**9, 10**4  # in a config
@@ -131,7 +132,7 @@ def found_on_hub(name: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, ValueError) as error:  # a name that cannot be a Hub id is a ValueError
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).splitlines()[0]
         raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
 

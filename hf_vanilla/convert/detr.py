@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.loading import found_on_hub, load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
@@ -79,10 +80,11 @@ def convert_detr(options: DetrOptions) -> Path:
             processor = DetrImageProcessorPil()
         else:
             if not source.is_dir():
-                source = Path(snapshot_download(options.input))
+                with found_on_hub(source):
+                    source = Path(snapshot_download(options.input))
             weights = _folder_weights(source)
             config = config_of_folder(source)
-            processor = DetrImageProcessorPil.from_pretrained(source)
+            processor = load_saved(DetrImageProcessorPil, source)
         model = from_detr(
             weights, config, origin=options.input, without_masks=options.without_masks
         )
@@ -209,7 +211,7 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
         ValueError: the backbone is not a ResNet.
         OSError: the model is not found, or the output exists.
     """
-    model = VanillaForObjectDetection.from_pretrained(options.input).eval()
+    model = load_model(VanillaForObjectDetection, options.input)
     if Path(options.output).suffix == ".pth":
         output = Path(options.output)
         if output.exists():
@@ -218,7 +220,7 @@ def convert_to_detr(options: ToDetrOptions) -> Path:
         return output
     with whole_folder(options.output) as folder:
         to_detr(model).save_pretrained(folder)
-        DetrImageProcessorPil.from_pretrained(options.input).save_pretrained(folder)
+        load_saved(DetrImageProcessorPil, options.input).save_pretrained(folder)
     return Path(options.output)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vanilla.files import write_text
+from hf_vanilla.loading import found_on_hub
 
 from .detection import DetectionImages, ImageObjects, objects_of
 from .image_files import IMAGE_SUFFIXES, ImageError, open_image
@@ -321,13 +322,8 @@ def _yolo_objects(path: Path, size: tuple[int, int], classes: int) -> ImageObjec
 def _from_hub(name: str, split: str) -> DetectionImages:
     from datasets import Image, load_dataset
 
-    try:
+    with found_on_hub(name):
         rows = load_dataset(name, split=split)
-    except (FileNotFoundError, ConnectionError) as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(
-            f"{name}: no such file or folder, and not found on the Hub: {reason}"
-        ) from None
     if missing := {"image", "objects"} - set(rows.column_names):
         raise ValueError(
             f"{name} has no column {', '.join(sorted(missing))}; it has "

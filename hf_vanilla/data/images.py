@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_vanilla.loading import found_on_hub
+
 from .image_files import IMAGE_SUFFIXES, open_image
 
 if TYPE_CHECKING:
@@ -268,11 +270,8 @@ def _built_in_digits(split: str) -> LabelledImages:
 def _from_hub(name: str, split: str, image_column: str, label_column: str) -> LabelledImages:
     from datasets import ClassLabel, Image, load_dataset
 
-    try:
+    with found_on_hub(name):
         rows = load_dataset(name, split=split)
-    except (FileNotFoundError, ConnectionError) as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
     for column in (image_column, label_column):
         if column not in rows.column_names:
             raise ValueError(

@@ -19,6 +19,7 @@ from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla.files import whole_file, write_files, write_text
+from hf_vanilla.loading import load_saved
 
 from .encoding import (
     ENCODED,
@@ -179,7 +180,7 @@ def shards_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         OSError: the tokenizer is missing.
     """
     prepared = read_prepared(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_saved(AutoTokenizer, folder)
     if (found := tokenizer_fingerprint(tokenizer)) != prepared.tokenizer:
         raise ValueError(
             f"the shards in {folder} are of a tokenizer with {prepared.tokenizer}, but the "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoImageProcessor, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from hf_vanilla.data.detection import (
     DetectionCollator,
@@ -19,10 +19,12 @@ from hf_vanilla.data.detection import (
 from hf_vanilla.data.detection_augmentation import BoxAugmentation, augmented
 from hf_vanilla.data.detection_sources import load_detection_images
 from hf_vanilla.hub.detection_card import detection_card
+from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.vision.coco_scores import ObjectScores, score_detections, score_detector
 from hf_vanilla.vision.detector import Detector, found_objects
+from hf_vanilla.vision.image_models import load_image_processor
 
 from .object_detection_data import check_trainable
 
@@ -127,7 +129,7 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
         validation = load_detection_images(
             options.validation_coco, images=options.validation_images, split="validation"
         ).relabelled(train.label_names)
-    processor = AutoImageProcessor.from_pretrained(options.model)
+    processor = load_image_processor(options.model)
     arguments.remove_unused_columns = False
     arguments.label_names = ["labels", "boxes"]  # both are gathered, padded by -100
     trainer = Trainer(
@@ -156,13 +158,14 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
 def with_class_head(name: str, label_names: Sequence[str]) -> VanillaForObjectDetection:
     """A saved detector with a class head for other names; equal names keep their head."""
     names = list(label_names)
-    model = VanillaForObjectDetection.from_pretrained(
+    model = load_model(
+        VanillaForObjectDetection,
         name,
+        may_differ=("class_labels_classifier.",),
         id2label=dict(enumerate(names)),
         label2id={label: index for index, label in enumerate(names)},
-        ignore_mismatched_sizes=True,
     )
-    saved = type(model.config).from_pretrained(name)
+    saved = load_saved(type(model.config), name)
     if [saved.id2label[index] for index in range(saved.num_labels)] != names:
         head = model.class_labels_classifier  # as many classes, but others
         torch.nn.init.xavier_uniform_(head.weight)

@@ -5,9 +5,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import AutoImageProcessor, PreTrainedConfig
+from transformers import AutoImageProcessor
 
 from hf_vanilla.data.image_files import ImageError, open_image
+from hf_vanilla.loading import load_model, load_saved, read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,25 +29,29 @@ def load_image_model(
         device: such as `"cpu"`; None: a GPU if there is one.
 
     Raises:
-        ValueError: it is another kind of model, or has no image processor.
+        ValueError: it is another kind of model, damaged, or has no image processor.
         OSError: nothing is found under that name.
     """
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
-    if (kind := settings.get("model_type")) != model_type:
+    if (kind := read_settings(name).get("model_type")) != model_type:
         raise ValueError(f"{name} is a model of type {kind!r}: {remedy}")
+    processor = load_image_processor(name)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(auto_class, name).to(chosen), processor
+
+
+def load_image_processor(name: str) -> Any:
+    """The image processor of a folder or Hub id.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
     try:
-        processor = AutoImageProcessor.from_pretrained(name)
+        return load_saved(AutoImageProcessor, name)
     except OSError:
         raise ValueError(
             f"{name} has no image processor: put the preprocessor_config.json of its training "
             "beside it"
         ) from None
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return auto_class.from_pretrained(name).eval().to(chosen), processor
 
 
 def answers_for_files(
