@@ -110,9 +110,10 @@ def test_a_damaged_folder_is_refused_in_one_line_that_names_it(family, folders, 
         ("config.json", changed(d_model=2**63)),
         ("config.json", changed(d_model="x")),
         ("config.json", changed(encoder_layers=10**6, decoder_layers=10**6)),
-        ("config.json", changed(dtype=True)),
         ("config.json", changed(id2label="x")),
     ]
+    if family != "int8":  # which has no dtype
+        damages.append(("config.json", changed(dtype=True)))
     if family == "text":
         damages += [("tokenizer.json", text) for text in (b"{}", b"[]", b"{", b'{"model": 3}')]
     for number, (name, content) in enumerate(damages):

@@ -1,6 +1,6 @@
 """What the classifier and the detector share: loading by name, and files in batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,7 +56,7 @@ def load_image_processor(name: str) -> Any:
 
 def answers_for_files(
     paths: Iterable[str],
-    answer: "Callable[[Sequence[Image]], Iterable[Answer]]",
+    answer: "Callable[[Iterator[Image]], list[Answer]]",
     *,
     batch_size: int,
 ) -> Iterator[tuple[str, Answer | ImageError]]:
@@ -64,22 +64,26 @@ def answers_for_files(
 
     Args:
         paths: of image files.
-        answer: one result for each image of a batch.
+        answer: one result for each image of a batch. Its images are opened one after another, so
+            that only what `answer` keeps of them is held together.
         batch_size: files at a time.
     """
     remaining = iter(paths)
     while batch := list(islice(remaining, batch_size)):
-        opened = [_opened(path) for path in batch]
-        images = [image for image in opened if not isinstance(image, ImageError)]
-        found = iter(answer(images) if images else ())
-        for path, image in zip(batch, opened, strict=True):
-            yield path, image if isinstance(image, ImageError) else next(found)
+        errors: dict[str, ImageError] = {}
+        found = iter(answer(_opened(batch, errors)))
+        for path in batch:
+            yield path, errors[path] if path in errors else next(found)
 
 
-def _opened(path: str) -> "Image | ImageError":
-    try:
-        return open_image(path)
-    except FileNotFoundError:
-        return ImageError(f"{path}: no such file")
-    except ImageError as error:
-        return error
+def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Image]":
+    """The readable images; of the others the errors, by path."""
+    for path in paths:
+        try:
+            image = open_image(path)
+        except FileNotFoundError:
+            errors[path] = ImageError(f"{path}: no such file")
+        except ImageError as error:
+            errors[path] = error
+        else:
+            yield image

@@ -172,6 +172,8 @@ def test_all_tensors_that_do_not_fit_the_yaml_are_named_at_once(write):
         ({"sn_out_type": "vel", "pos_concat": False}, "'vel' instead of 'norm'; pos_concat=False"),
         ({"future_encoder": {"nlayer": 1}}, "out_mlp_dim="),
         ({"tf_cfg": {"gaussian_kernel": True}}, "tf_cfg="),
+        ({"loss_cfg": "x"}, "loss_cfg is 'x': give keys and values"),
+        ({"future_encoder": 3}, "future_encoder is 3: give keys and values"),
     ],
 )
 def test_other_models_are_refused_by_what_differs(write, change, message):
