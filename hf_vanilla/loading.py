@@ -1,4 +1,4 @@
-"""The one way in which commands, pages and classes such as `Translator` load a saved model.
+"""The one way in which commands, pages and classes such as `Translator` load by name.
 
 No code of its folder runs, nothing is asked, no weight is left out, and whatever a damaged folder
 raises becomes one line. The Auto classes and `from_pretrained` stay as in transformers.
@@ -121,6 +121,24 @@ def load_with_report(kind: Any, name: str | Path, **options: Any) -> tuple[Any, 
             )
     finally:
         transformers_log.removeFilter(_is_no_report)
+
+
+def load_rows(name: str, *config: str | None, **options: Any) -> Any:
+    """The rows of a dataset of the Hub, or of a folder that `datasets` reads.
+
+    Args:
+        name: Hub id or folder.
+        *config: at most one, a configuration of the dataset.
+        **options: of `datasets.load_dataset`.
+
+    Raises:
+        ValueError: the dataset is damaged, or needs code of its own.
+        OSError: nothing is found under that name.
+    """
+    from datasets import load_dataset  # takes a second
+
+    with _one_line(name, "dataset"):
+        return load_dataset(name, *config, **options)
 
 
 @contextmanager

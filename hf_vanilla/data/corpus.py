@@ -14,8 +14,10 @@ from stat import S_IROTH
 from typing import Any, BinaryIO
 
 import datasets
-from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
+
+from hf_vanilla.loading import load_rows
 
 BUILT_IN_CORPUS = "numbers"
 # the built-in corpus has all numbers below DENSE, and SPARSE larger ones
@@ -153,7 +155,7 @@ def pairs_from_dataset(
     Raises:
         ValueError: a column is missing or not text; the message lists the existing columns.
     """
-    splits = _saved_splits(Path(name)) or load_dataset(name, config_name)
+    splits = _saved_splits(Path(name)) or load_rows(name, config_name)
     pairs = {
         split: _two_columns(rows, source_column, target_column)
         for split, rows in splits.items()
@@ -187,7 +189,7 @@ def streams_from_dataset(
     """
     saved = _saved_splits(Path(name))
     if saved is None:
-        splits = load_dataset(name, config_name, streaming=True)
+        splits = load_rows(name, config_name, streaming=True)
     else:
         splits = {split: rows.to_iterable_dataset() for split, rows in saved.items()}
     pairs = {

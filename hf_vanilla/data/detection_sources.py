@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vanilla.files import write_text
-from hf_vanilla.loading import found_on_hub
+from hf_vanilla.loading import load_rows
 from hf_vanilla.options import checked, shown, yaml_value
 
 from .detection import DetectionImages, ImageObjects, objects_of
@@ -340,10 +340,9 @@ def _yolo_objects(path: Path, size: tuple[int, int], classes: int) -> ImageObjec
 
 
 def _from_hub(name: str, split: str) -> DetectionImages:
-    from datasets import Image, load_dataset
+    from datasets import Image
 
-    with found_on_hub(name):
-        rows = load_dataset(name, split=split)
+    rows = load_rows(name, split=split)
     if missing := {"image", "objects"} - set(rows.column_names):
         raise ValueError(
             f"{name} has no column {', '.join(sorted(missing))}; it has "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_vanilla.loading import found_on_hub
+from hf_vanilla.loading import load_rows
 
 from .image_files import IMAGE_SUFFIXES, open_image
 
@@ -268,10 +268,9 @@ def _built_in_digits(split: str) -> LabelledImages:
 
 
 def _from_hub(name: str, split: str, image_column: str, label_column: str) -> LabelledImages:
-    from datasets import ClassLabel, Image, load_dataset
+    from datasets import ClassLabel, Image
 
-    with found_on_hub(name):
-        rows = load_dataset(name, split=split)
+    rows = load_rows(name, split=split)
     for column in (image_column, label_column):
         if column not in rows.column_names:
             raise ValueError(
