@@ -26,7 +26,12 @@ ID = (int, float, str)
 MOST_CATEGORIES = 1_000_000  # where the largest number tells how many there are
 # the types of what COCO's entries hold
 COCO_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "images": {"id": ID, "file_name": (str,)},
+    "images": {
+        "id": ID,
+        "file_name": (str,),
+        "height": (int, float, NoneType),
+        "width": (int, float, NoneType),
+    },
     "categories": {"id": ID, "name": ID},
     "annotations": {
         "image_id": (*ID, NoneType),
@@ -466,9 +471,7 @@ def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{entry['file_name']!r} is outside of {folder}, the folder of the images")
     if entry.get("height") and entry.get("width"):
-        height, width = (
-            checked(entry[key], (int, float), f"{path}: {key}") for key in ("height", "width")
-        )
+        height, width = entry["height"], entry["width"]
         if not (1 <= height < MOST_PIXELS and 1 <= width < MOST_PIXELS):
             raise ValueError(f"{path}: a size of {shown(height)} x {shown(width)} is impossible")
         return int(height), int(width)

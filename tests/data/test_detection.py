@@ -104,7 +104,6 @@ def annotation(**changes):
         ({"images": [7]}, r"images\[0\] is 7: give keys and values"),
         ({"images": [{"file_name": "a.png"}]}, r"images\[0\]\.id is None: give a whole number or"),
         ({"images": [{**IMAGE, "height": "x"}]}, "height is 'x': give"),
-        ({"images": [{**IMAGE, "height": 1e300}]}, "a size of 1e\\+300 x"),
         ({"categories": [{"id": [1], "name": "dog"}]}, r"categories\[0\]\.id is \[1\]: give"),
         ({"annotations": annotation(image_id=[7])}, r"annotations\[0\]\.image_id is \[7\]: give"),
         ({"annotations": annotation(iscrowd="0")}, "iscrowd is '0': give a whole number or true"),
