@@ -21,8 +21,8 @@ demo-objects: $(VENV)/.ready-demo  ## train a detector on generated scenes, scor
 demo-tracks: $(VENV)/.ready-demo  ## train on generated walkers, compare, draw their futures
 	$(BIN)/python scripts/demo_tracks.py
 
-app: $(VENV)/.ready-app  ## translate in a browser and see attention weights, by the model in the package
-	$(BIN)/python scripts/app.py
+app: $(VENV)/.ready-app  ## translate in a browser and see attention weights, by MODEL or the model in the package
+	$(BIN)/python scripts/app.py $(if $(MODEL),--model "$(MODEL)")
 
 # tensors are small: one thread each; the tests of a file share what they train
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -61,6 +61,6 @@ $(READY) $(VENV)/.ready-demo $(VENV)/.ready-app: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=24"
 	# torch first and alone, so that an installed CPU build is kept
-	$(PIP) torch
+	$(PIP) torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	$(PIP) --editable ".[$(EXTRAS)]"
 	@touch $@

@@ -46,7 +46,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Show argument types of a config as types; transformers requires backquotes around them."""
+    r"""Show argument types of a config as types, and `|` in the cells of tables without escape.
+
+    transformers requires backquotes around the types; GitHub needs `\|` in a cell, also in code.
+    """
+    html = re.sub(r"<td.*?</td>", lambda cell: cell[0].replace(r"\|", "|"), html, flags=re.DOTALL)
     if not page.file.src_uri.startswith("reference/"):
         return html
     return re.sub(r"<code>(`[^<]*)</code>", _plain_type, html)

@@ -49,7 +49,7 @@ COMMANDS = {
     "train": Command(
         "train a model by a recipe, or resume a run",
         "hf_vanilla.training.run:train",
-        ("hf_vanilla.recipes.recipe:read_recipe",),
+        ("hf_vanilla.recipes.recipe:read_training",),
     ),
     "finetune": Command(
         "fine-tune a model on two files, images or boxes",
@@ -176,7 +176,7 @@ def overview() -> str:
             f"{PROGRAM} completion SHELL  prints completions for bash, zsh or fish",
             f"{PROGRAM} --version         prints the version",
             "",
-            "exit status: 0 done, 1 failed, 2 mistyped command, 130 interrupted",
+            "exit status: 0 done, 1 failed, 2 mistyped command, 130 interrupted, 143 terminated",
         ]
     )
 
@@ -272,7 +272,8 @@ def run(
         except BrokenPipeError:
             raise  # an OSError, but not an error of the command
         except UsageError as error:
-            print(f"error: {_one_line(error)}", file=sys.stderr)  # noqa: T201
+            lines = [f"error: {_one_line(error)}", *(f"  {line}" for line in error.examples)]
+            print("\n".join(lines), file=sys.stderr)  # noqa: T201
             sys.exit(USAGE_STATUS)
         except FileNotFoundError as error:
             sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")

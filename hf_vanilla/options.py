@@ -5,7 +5,7 @@ import json
 import math
 import re
 import reprlib
-from argparse import ArgumentError
+from argparse import ArgumentError, Namespace
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, Field, field, fields, make_dataclass
 from pathlib import Path
@@ -18,7 +18,16 @@ from hf_vanilla.command_help import OptionFormatter
 
 
 class UsageError(ValueError):
-    """A command line that cannot be read: an option is unknown, missing, or not of its type."""
+    """A command line that cannot be read: an option is unknown, missing, or not of its type.
+
+    Args:
+        message: one line.
+        examples: command lines that can be read, shown below it.
+    """
+
+    def __init__(self, message: str, examples: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.examples = examples
 
 
 TYPE_NAMES = {
@@ -194,18 +203,19 @@ def parse_options(
         raise UsageError(f"unknown: --{name}; {_meant(name, known, elsewhere)}")
     if missing and not {"-h", "--help"} & set(arguments):
         raise UsageError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
+    # what was not given is left to the dataclass: the parser has its own defaults, for the help
+    read = Namespace(**dict.fromkeys(known, MISSING))
     try:
-        *parsed, unknown = parser.parse_args_into_dataclasses(
-            list(arguments), return_remaining_strings=True, look_for_args_file=False
-        )
+        _, unknown = parser.parse_known_args(list(arguments), read)
     except ArgumentError as error:
         raise UsageError(str(error)) from None
     if unknown:
         hint = _meant(unknown[0].split("=")[0].removeprefix("--"), known, elsewhere)
         raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
+    values = {name: value for name, value in vars(read).items() if value is not MISSING}
     made = [
-        values if type(values) is kind else kind(**vars(values))
-        for kind, values in zip(classes, parsed, strict=True)
+        kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})
+        for kind in classes
     ]
     return made[0] if isinstance(options, type) else tuple(made)
 
@@ -281,7 +291,11 @@ def _without_notes(kind: type) -> type:
         (
             declared.name,
             types[declared.name],
-            field(default=declared.default, metadata={"help": declared.metadata.get("help")}),
+            field(
+                default=declared.default,
+                default_factory=declared.default_factory,
+                metadata={"help": declared.metadata.get("help")},
+            ),
         )
         for declared in fields(kind)
     ]
@@ -454,13 +468,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs an extra of this package, here or in a clone of it.
+    """The command that installs an extra of this package, which no package index has.
 
     Args:
         extra: a name of `[project.optional-dependencies]`.
     """
-    is_clone = (Path(__file__).resolve().parents[1] / "pyproject.toml").is_file()
-    return f"pip install -e '.[{extra}]'" if is_clone else f"pip install 'hf-vanilla[{extra}]'"
+    return f"pip install -e '.[{extra}]' in a clone of hf_vanilla"
 
 
 def check_names(

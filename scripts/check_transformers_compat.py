@@ -36,7 +36,8 @@ def python_of(end: str, folder: Path) -> Path:
     if not ready.is_file():
         venv.create(folder / end, with_pip=True, clear=True)
         pip = [python, "-m", "pip", "install", "--quiet", "--constraint", ROOT / CONSTRAINTS[end]]
-        subprocess.run([*pip, "torch"], check=True)
+        index = os.environ.get("TORCH_INDEX")  # of CPU builds, for torch alone
+        subprocess.run([*pip, "torch", *(["--index-url", index] if index else [])], check=True)
         subprocess.run([*pip, "--editable", f"{ROOT}[dev]"], check=True)
         ready.touch()
     return python

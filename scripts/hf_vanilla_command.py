@@ -26,7 +26,7 @@ def _load_commands() -> ModuleType:
         return sys.modules["hf_vanilla.commands"]
     package = importlib.util.find_spec("hf_vanilla")  # found, not imported
     if package is None or package.origin is None:
-        sys.exit("error: hf_vanilla is not installed: pip install hf-vanilla")
+        sys.exit("error: hf_vanilla is not installed: pip install . in a clone of it")
     path = Path(package.origin).with_name("commands.py")
     spec = importlib.util.spec_from_file_location("hf_vanilla_commands", path)
     commands = importlib.util.module_from_spec(spec)

@@ -5,11 +5,14 @@ import runpy
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
+from unittest.mock import patch
 
 import pytest
 
-from hf_vanilla import command_help
+from hf_vanilla import command_help, options
 from hf_vanilla.command_help import (
     completion_script,
     described_parser,
@@ -18,6 +21,8 @@ from hf_vanilla.command_help import (
     print_completion,
 )
 from hf_vanilla.commands import COMMANDS, main
+from hf_vanilla.recipes.tasks import load_part
+from hf_vanilla.tasks.dispatch import COMMANDS_OF
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = str(ROOT / "scripts" / "hf_vanilla_command.py")
@@ -43,6 +48,34 @@ def test_the_list_of_options_is_frozen(listing):
     for name, chosen in LISTED:
         if is_of_this_version(listed[name][chosen]):
             assert declared[name][chosen] == listed[name][chosen], "run scripts/list_options.py"
+
+
+def classes_of_all_commands(listing):
+    """Every dataclass of options: those that the helps show, and those that a model chooses."""
+    with patch.object(options, "_without_notes", side_effect=options._without_notes) as read:
+        listing["options_of_all_commands"]()
+    found = dict.fromkeys(call.args[0] for call in read.call_args_list)
+    chosen = ("evaluate_options", "finetune_options")
+    return {*found, *(load_part(getattr(c, name)) for c in COMMANDS_OF.values() for name in chosen)}
+
+
+def test_an_option_that_is_not_given_has_the_default_of_its_class(listing):
+    needed = {  # by class: one of several options that a command asks for
+        "AlignOptions": {"gold": "numbers"},
+        "EvaluateOptions": {"translations": "x"},
+        "PlotLengthBleuOptions": {"translations": ["x"]},
+        "PlotPatchesOptions": {"image": "x"},
+    }
+    classes = classes_of_all_commands(listing)
+    assert len(classes) > 50
+    for kind in classes:
+        types = get_type_hints(kind)
+        names = [declared.name for declared in fields(kind) if options._is_required(declared)]
+        values = {str: "x", int: 7, list[str]: ["x"]}
+        given = {name: values[types[name]] for name in names} | needed.get(kind.__name__, {})
+        texts = {name: v[0] if isinstance(v, list) else v for name, v in given.items()}
+        arguments = [f"--{name}={text}" for name, text in texts.items()]
+        assert options.parse_options(kind, arguments) == kind(**given)
 
 
 @pytest.mark.parametrize(("name", "chosen"), LISTED, ids=str)

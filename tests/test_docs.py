@@ -34,6 +34,7 @@ from sybil.parsers.markdown import CodeBlockParser
 from torch import nn
 from transformers import Seq2SeqTrainingArguments
 
+import hf_vanilla
 from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.recipes.recipe import read_recipe
 
@@ -299,6 +300,13 @@ def test_every_option_in_the_text_exists():
 def test_every_file_in_the_text_exists():
     named = mentions(r"(?<![\w./-])(?:scripts|tests|docs|hf_vanilla)/[\w./]*\w")
     assert not {(page, name) for page, name in named if not (ROOT / name).exists()}
+
+
+def test_the_page_of_the_models_lists_every_class():
+    public = {name: getattr(hf_vanilla, name) for name in hf_vanilla.__all__}
+    classes = {n for n, c in public.items() if isinstance(c, type) and issubclass(c, nn.Module)}
+    listed = set(re.findall(r"^\| `(Vanilla\w+)` ", TEXTS["docs/models.md"], re.MULTILINE))
+    assert listed == classes - {"VanillaPreTrainedModel"}
 
 
 def test_every_extra_in_the_text_exists():

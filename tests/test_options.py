@@ -3,11 +3,13 @@
 import re
 import tomllib
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
-from hf_vanilla import options
 from hf_vanilla.options import (
     check_names,
     given_options,
@@ -114,17 +116,41 @@ def test_an_unknown_name_suggests_the_one_that_was_meant():
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_an_installation_hint_fits_a_clone_and_an_installed_package(monkeypatch, tmp_path):
-    assert install_hint("plot") == "pip install -e '.[plot]'"
-    monkeypatch.setattr(options, "__file__", str(tmp_path / "hf_vanilla" / "options.py"))
-    assert install_hint("plot") == "pip install 'hf-vanilla[plot]'"
+def test_no_text_installs_this_package_from_an_index_that_does_not_have_it():
+    assert install_hint("plot") == "pip install -e '.[plot]' in a clone of hf_vanilla"
+    folders = ("hf_vanilla", "scripts", "docs")
+    files = [
+        ROOT / "README.md",
+        *(f for name in folders for f in (ROOT / name).rglob("*.[mp][dy]")),
+    ]
+    texts = {f: f.read_text(encoding="utf-8") for f in (ROOT / "README.md", *files)}
+    from_index = re.compile(r"pip install ['\"]?hf[-_]vanilla")
+    assert [file.name for file, text in texts.items() if from_index.search(text)] == []
+
+
+def test_the_constraints_hold_every_library_the_lowest_ones_at_the_lowest_version():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [project["dependencies"], *project["optional-dependencies"].values()]
+    needed = {r.name: r.specifier for line in chain(*lines) if (r := Requirement(line)).name}
+    del needed["hf-vanilla"]
+    for name in ("constraints.txt", "constraints-lowest.txt"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        pinned = [r for line in text.splitlines() if line[:1] != "#" and (r := Requirement(line))]
+        versions = {r.name: next(iter(r.specifier)).version for r in pinned}
+        assert len(versions) == len(pinned)
+        assert needed.keys() <= versions.keys()
+        for library, specifier in needed.items():
+            assert specifier.contains(versions[library]), (name, library)
+            if name == "constraints-lowest.txt":
+                lowest = {Version(s.version) for s in specifier if s.operator == ">="}
+                assert lowest == {Version(versions[library])}, library
 
 
 def test_every_installation_hint_names_an_extra_that_exists():
     text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "hf_vanilla").rglob("*.py"))
     named = set(re.findall(r"install_hint\([\"'](\w+)[\"']\)", text))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {"plot", "eval", "app"} <= named <= set(project["optional-dependencies"])
+    assert {"plot", "app"} <= named <= set(project["optional-dependencies"])
 
 
 def test_yaml_that_would_grow_or_nest_without_end_is_refused_in_one_line(tmp_path):

@@ -54,6 +54,13 @@ def test_a_page_loads_nothing_from_outside(site):
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text("utf-8"))
 
 
+def test_code_in_the_cells_of_tables_shows_no_escapes(site):
+    for path in site.rglob("*.html"):
+        codes = re.findall(r"<code[^>]*>(?:(?!</code>).)*", path.read_text("utf-8"), re.DOTALL)
+        assert not [code for code in codes if r"\|" in code], path
+    assert "nrefs:1|case:mixed|eff:no" in (site / "index.html").read_text("utf-8")
+
+
 def test_the_reference_has_every_public_name(site):
     text = "".join(path.read_text("utf-8") for path in (site / "reference").iterdir())
     assert all(f'id="hf_vanilla.{name}"' in text for name in hf_vanilla.__all__)

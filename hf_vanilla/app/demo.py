@@ -1,6 +1,9 @@
 """The demo: train on the built-in corpus, translate unseen numbers, score, draw."""
 
 import importlib.util
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from hf_vanilla.translation.translator import translate
 RECIPE = "numbers"
 SENTENCE = "seven hundred forty-two thousand three hundred nineteen"
 SHOWN = 10
+CLONE = Path(__file__).resolve().parents[2]  # if the package is in one
 
 
 def read_demo(arguments: Sequence[str]) -> Recipe:
@@ -51,11 +55,24 @@ def demo(recipe: Recipe) -> str:
         lines.append(f"  {source}\n    -> {translation}  ({mark})")
     lines += [f"\nAll {len(unseen):,} unseen numbers:", str(scores)]
     lines += [f"\nmodel folder: {folder}", _drawn_attention(folder), "\nNext:"]
-    lines += [
-        f"  echo '{SENTENCE}' | hf-vanilla translate --model {folder}",
-        f"  hf-vanilla app --model {folder}",
-    ]
+    program, model = _program(), shlex.quote(str(folder))
+    lines.append(f"  echo '{SENTENCE}' | {program} translate --model {model}")
+    if importlib.util.find_spec("gradio") is None and Path.cwd() == CLONE:
+        lines.append(f"  make app MODEL={model}")  # installs what the app needs
+    else:
+        lines.append(f"  {program} app --model {model}")
     return "\n".join(lines)
+
+
+def _program() -> str:
+    """How `hf-vanilla` of this environment is called from the working directory."""
+    script = Path(sys.executable).with_name("hf-vanilla")
+    if not script.is_file():
+        return shlex.join([sys.executable, "-m", "hf_vanilla"])
+    if shutil.which("hf-vanilla") == str(script):
+        return "hf-vanilla"
+    inside = script.is_relative_to(Path.cwd())
+    return shlex.quote(str(script.relative_to(Path.cwd()) if inside else script))
 
 
 def _drawn_attention(folder: Path) -> str:

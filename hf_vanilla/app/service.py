@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from hf_vanilla.translation.aligned_words import AlignedWords, aligned_words
 from hf_vanilla.translation.alignments import Aligner, saved_head
 from hf_vanilla.translation.attentions import Attentions, attentions
+from hf_vanilla.translation.doubts import doubt, fragment_ids
 from hf_vanilla.translation.layer_steps import LayerSteps, has_layer_steps, layer_steps
 from hf_vanilla.translation.markup import Markup, take_out
 from hf_vanilla.translation.n_best import Hypothesis
@@ -204,6 +205,12 @@ class Service:
             has_layers=has_layer_steps(model),
             separator=piece.separator,
         )
+
+    def doubt(self, result: Result) -> str | None:
+        """Why a translation is probably wrong, as the command `translate` reports it."""
+        tokenizer = self.tokenizer(result.model)
+        ids = tokenizer(result.sentence, verbose=False).input_ids
+        return doubt(ids, result.hypotheses[0].text, fragment_ids(tokenizer))
 
     def attend(self, name: str, text: str, ids: list[int]) -> Attentions:
         """Attention weights of a sentence and one of its translations.

@@ -190,6 +190,8 @@ async function translate(wanted = null) {
   Object.assign(state, { layer: answer.attention.kinds[state.kind].shape[0] - 1, head: MEAN });
   const all = { ...state, ...wanted };
   const isFit = !wanted || fits(all);
+  const doubted = answers.find((one) => one.doubt);
+  if (doubted) showProblem(`Note: ${doubted.doubt}.`);
   if (!isFit) showProblem("The state in the address does not fit this translation: it is ignored.");
   showTranslation();
   await set(isFit && wanted ? wanted : {});

@@ -99,7 +99,8 @@ class TextPage:
         `phrases` is one text of those that each translation contains, see `phrases_of`. `sampling`
         has the texts of its fields by name; with it, so many translations are drawn. `lengths` has
         those of the limits; `markup` is whether to keep it. With `split`, the language of the text,
-        the answer has a list of `sentences`, each with its answer.
+        the answer has a list of `sentences`, each with its answer. `doubt` of an answer says why
+        it is probably wrong.
         """
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:
@@ -123,7 +124,8 @@ class TextPage:
     def _answer(self, result: Result) -> dict[str, Any]:
         words = self.service.align(result.model, result.sentence, result.attentions)
         answer = answer_of_result(result, self.service.tokenizer(result.model), words)
-        return {**answer, "model": self.shown if result.model == self.model else result.model}
+        shown = self.shown if result.model == self.model else result.model
+        return {**answer, "model": shown, "doubt": self.service.doubt(result)}
 
     def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""

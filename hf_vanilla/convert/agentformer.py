@@ -9,9 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import CARD_FILE, public_name
+from hf_vanilla.hub.track_card import converted_track_card
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
+from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import checked, read_yaml, shown
 
 from .checkpoint_files import read_checkpoint
@@ -132,7 +135,11 @@ def convert_agentformer(options: AgentFormerOptions) -> Path:
             *(scene, PUBLISHED[scene], options.output, scene),
         )
     with whole_folder(options.output) as folder:
-        model.save_pretrained(folder)
+        with code_beside_weights(model):
+            model.save_pretrained(folder)
+        sources = [public_name(name) for name in (options.input, options.second) if name]
+        change = f"AgentFormer (Yuan et al., 2021), converted from {' and '.join(sources)}."
+        converted_track_card(Path(options.output).resolve().name, change).save(folder / CARD_FILE)
     return Path(options.output)
 
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import found_on_hub, load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .checkpoint_files import read_checkpoint
 from .detr_names import (
@@ -88,8 +90,10 @@ def convert_detr(options: DetrOptions) -> Path:
         model = from_detr(
             weights, config, origin=options.input, without_masks=options.without_masks
         )
-        model.save_pretrained(folder)
+        with code_beside_weights(model):
+            model.save_pretrained(folder)
         processor.save_pretrained(folder)
+        carry_over(options.input, folder)
     return Path(options.output)
 
 

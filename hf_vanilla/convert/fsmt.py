@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -95,6 +96,7 @@ def convert_fsmt(options: FsmtOptions) -> Path:
         with code_beside_weights(model, tokenizer):
             model.save_pretrained(output)
             tokenizer.save_pretrained(output)
+        carry_over(options.input, output)
     return Path(options.output)
 
 

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
@@ -138,6 +139,7 @@ def convert_marian(options: MarianOptions) -> Path:
         with code_beside_weights(ours, tokenizer):
             ours.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+        carry_over(options.input, folder)
     return Path(options.output)
 
 

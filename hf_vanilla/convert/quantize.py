@@ -1,15 +1,15 @@
 """Quantize a translation model: a folder of the same model with int8 weights, for CPUs."""
 
 import logging
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from huggingface_hub.constants import REPOCARD_NAME
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.models.quantization_vanilla import quantize
+from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.translation.loading import load_translator
 from hf_vanilla.translation.precision import require_float
 
@@ -39,11 +39,13 @@ def quantize_folder(options: QuantizeOptions) -> Path:
         )
         require_float(model, options.model)
         before = model.get_memory_footprint()
-        quantize(model).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        card = Path(options.model) / REPOCARD_NAME
-        if card.is_file():
-            shutil.copyfile(card, folder / REPOCARD_NAME)
+        quantize(model)
+        with code_beside_weights(model, tokenizer):
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+        name = public_name(options.model)
+        change = f"int8 weights, made from {name} by `hf-vanilla quantize`."
+        carry_over(options.model, folder, change=change)
         after = model.get_memory_footprint()
         logger.info("weights: %.1f MB in int8, %.1f MB in float32", after / 1e6, before / 1e6)
     return Path(options.output)

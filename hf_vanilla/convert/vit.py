@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_model, load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
@@ -111,6 +112,7 @@ def convert_vit(options: VitOptions) -> Path:
         ours = from_vit(theirs, origin=options.input, loading=loading)
         processor = read_image_processor(options.input, ours.config)
         save_image_model(ours, processor, folder)
+        carry_over(options.input, folder)
     return Path(options.output)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_vanilla.loading import load_rows
+from hf_vanilla.options import install_hint
 
 from .image_files import IMAGE_SUFFIXES, open_image
 
@@ -255,7 +256,7 @@ def _built_in_digits(split: str) -> LabelledImages:
         from sklearn.datasets import load_digits
     except ImportError:
         raise ImportError(
-            "the built-in digits come with scikit-learn: pip install 'hf-vanilla[demo]'"
+            f"the built-in digits come with scikit-learn: {install_hint('demo')}"
         ) from None
     digits = load_digits()
     images = digit_images(digits.images, digits.target, origin=BUILT_IN_DIGITS)

@@ -2,14 +2,17 @@
 
 import importlib.metadata
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from packaging.requirements import Requirement
 
+from hf_vanilla.files import write_text
+from hf_vanilla.translation.alignments import ALIGNMENT_FILE
 from hf_vanilla.translation.evaluation import Scores
 
 CARD_FILE = "README.md"  # in a model folder and on the Hub
@@ -128,6 +131,44 @@ def pushed_card(card: ModelCard, repo_id: str, *, with_code: bool) -> ModelCard:
     return ModelCard(text.replace(PLACEHOLDER, repo_id))
 
 
+def carry_over(source: str, folder: Path, *, change: str | None = None) -> None:
+    """Write card and alignment head of a model beside weights that were made from it.
+
+    Args:
+        source: model folder or Hub id; what it does not have is not written.
+        folder: of the new weights.
+        change: what was done to the weights, a sentence for the card. The scores of the card are
+            then those of `source`: the card says so, and loses those that the Hub shows as this
+            model's. None: the model was converted, with the same outputs.
+    """
+    if (head := _file_of(source, ALIGNMENT_FILE)) is not None:
+        shutil.copyfile(head, folder / ALIGNMENT_FILE)
+    if (card := _file_of(source, CARD_FILE)) is None:
+        return
+    text = card.read_text(encoding="utf-8", errors="replace")
+    metadata = found[0] if (found := re.match(r"---\n.*?\n---\n", text, re.DOTALL)) else ""
+    body = text.removeprefix(metadata)
+    if change is None:
+        change = f"Converted from {public_name(source)} to hf_vanilla."
+    else:
+        change += " Scores on this card are those of the model before."
+        metadata = re.sub(r"(?m)^model-index:\n(?:(?: |- ).*\n)*", "", metadata)
+    title = found[0] if (found := re.match(r"\s*# .*\n", body)) else ""
+    rest = body.removeprefix(title).lstrip("\n")
+    write_text(folder / CARD_FILE, f"{metadata}{title}\n{change}\n\n{rest}")
+
+
+def _file_of(name: str, file: str) -> Path | None:
+    """A file of a model folder or Hub id; None where there is none, or no network."""
+    if Path(name).exists():
+        path = Path(name) / file
+        return path if path.is_file() else None
+    try:
+        return Path(hf_hub_download(name, file))
+    except (OSError, ValueError):  # ValueError: the name cannot be a Hub id
+        return None
+
+
 def _transformers_requirement() -> str:
     """The versions of transformers that this package needs, such as `transformers>=5.20,<5.24`."""
     try:
@@ -204,10 +245,8 @@ def languages_of(name: str) -> tuple[str, ...]:
     Args:
         name: model folder or Hub id.
     """
-    card = Path(name) / CARD_FILE
-    try:
-        text = ModelCard.load(card if Path(name).is_dir() else name).text
-    except (OSError, ValueError):  # no card, no network, or metadata that is not YAML
+    if (card := _file_of(name, CARD_FILE)) is None:
         return ()
+    text = card.read_text(encoding="utf-8", errors="replace")
     stated = re.search(r"^- Translates: (\S+) to (\S+)$", text, re.MULTILINE)
     return stated.groups() if stated else ()

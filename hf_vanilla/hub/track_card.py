@@ -8,16 +8,7 @@ if TYPE_CHECKING:
     from hf_vanilla.training.task import RunFacts
 
 TAGS = ("hf-vanilla", "trajectory-prediction", "time-series-forecasting")
-CARD = """\
----
-{metadata}
----
-
-# {name}
-
-A trajectory forecaster trained with hf_vanilla on {dataset}: {parameters} parameters. It maps
-observed positions of an agent to future positions.
-
+USE = """\
 ## Use
 
 ```python
@@ -28,6 +19,18 @@ model = AutoModelForTimeSeriesPrediction.from_pretrained("{name}")
 ```
 
 `hf-vanilla forecast --model {name} --input FILE` reads a table of positions.
+"""
+CARD = """\
+---
+{metadata}
+---
+
+# {name}
+
+A trajectory forecaster trained with hf_vanilla on {dataset}: {parameters} parameters. It maps
+observed positions of an agent to future positions.
+
+{use}
 
 ## Scores
 
@@ -77,6 +80,7 @@ def track_card(
         CARD.format(
             metadata=metadata.to_yaml(),
             name=facts.model_name,
+            use=USE.format(name=facts.model_name),
             dataset=dataset,
             parameters=f"{facts.parameters:,}",
             scores=shown,
@@ -90,3 +94,15 @@ def track_card(
             command=command,
         )
     )
+
+
+def converted_track_card(name: str, change: str) -> ModelCard:
+    """The card of a forecaster whose training is not known.
+
+    Args:
+        name: shown as the title.
+        change: what was converted, a sentence.
+    """
+    metadata = ModelCardData(library_name="transformers", tags=list(TAGS)).to_yaml()
+    use = USE.format(name=name)
+    return ModelCard(f"---\n{metadata}\n---\n\n# {name}\n\n{change}\n\n{use}")

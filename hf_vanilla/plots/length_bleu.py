@@ -90,7 +90,6 @@ def plot_length_bleu(options: PlotLengthBleuOptions) -> Path:
     Raises:
         ValueError: the files do not correspond, or a name is unknown.
         OSError: a file cannot be read, or the file exists and `overwrite` is off.
-        ImportError: `sacrebleu` is not installed.
     """
     path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
     check_bleu_tokenizer(options.tokenize)

@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ RECIPE_HELP = (
     "The other options override those of the recipe. Its sections are set by --model.KEY VALUE "
     "(fields of the model's config) and --decoding.KEY VALUE (generation config). This help shows "
     "the options of the chosen task."
+)
+EXAMPLES = (
+    "hf-vanilla train --recipe numbers",
+    "hf-vanilla train --recipe multi30k_tiny --train_source train.en --train_target train.de",
+    "hf-vanilla train --task image_classification --dataset photos",
 )
 OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -111,7 +117,11 @@ class TrainRecipe:
         0.0, "gradients are scaled down to this norm; 0: never", at_least=0
     )
     average_checkpoints: int = option(
-        5, "last checkpoints whose mean is the final model", at_least=1, may_change=True
+        5,
+        "last checkpoints to average; the finished model is the best by validation of this mean, "
+        "the best checkpoint and the last one",
+        at_least=1,
+        may_change=True,
     )
     average_best: bool = option(
         default=False,
@@ -348,6 +358,20 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     return Recipe(train=train, data=data, task=task, **sections)
 
 
+def read_training(arguments: Sequence[str]) -> Recipe:
+    """`read_recipe` for the command `train`, which must name a recipe or data.
+
+    Raises:
+        UsageError: it names neither: the defaults would train the paper's base model for days.
+        ValueError: as `read_recipe`.
+        OSError: the recipe cannot be read.
+    """
+    recipe = read_recipe(arguments)
+    if not given_options(arguments) & {"recipe", *noted(recipe.data, "chooses_data")}:
+        raise UsageError("name a recipe or data, for example", EXAMPLES)
+    return recipe
+
+
 def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:
     """Lower a file's peak rate where the command line shortens its warmup.
 
@@ -363,11 +387,17 @@ def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:
     share = int(warmup_steps) / before
     if 0 < share < 1 and "learning_rate" not in given_options(arguments):
         values["learning_rate"] = rate * share
-        logger.warning(
-            "learning_rate is %.3g instead of the recipe's %.3g, since warmup_steps is %s instead "
-            "of %d; --learning_rate chooses another",
-            *(values["learning_rate"], rate, warmup_steps, before),
+        _warn_once(
+            f"learning_rate is {values['learning_rate']:.3g} instead of the recipe's {rate:.3g}, "
+            f"since warmup_steps is {warmup_steps} instead of {before}; --learning_rate chooses "
+            "another"
         )
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a message once in this process: a sweep reads the recipe of each run several times."""
+    logger.warning(message)
 
 
 def _read_sections(values: dict[str, Any], arguments: list[str]) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from .comparison_statistics import (
     rank_correlation,
     spread,
 )
+from .comparison_table import SUFFIXES, Table, table_text
 from .sweep_file import Sweep, read_sweep
 
 
@@ -30,13 +31,17 @@ class CompareOptions:
 
     baseline: str | None = option(None, "run that the others are compared to; default: the first")
     samples: int = option(1000, "resamples of the paired bootstrap", at_least=1)
-    output: str | None = option(None, "Markdown file for the table; default: stdout only")
+    output: str | None = option(
+        None, f"file for the table: {', '.join(SUFFIXES)}; default: stdout only"
+    )
     page: str | None = option(
         None, "Markdown file for a page: what was run, and differences beside the published ones"
     )
 
     def __post_init__(self) -> None:
         check_options(self)
+        if self.output is not None and Path(self.output).suffix not in SUFFIXES:
+            raise ValueError(f"output={self.output!r}: its end is one of {', '.join(SUFFIXES)}")
 
 
 def read_comparison(arguments: Sequence[str]) -> tuple[Path, CompareOptions]:
@@ -67,15 +72,15 @@ def compare_runs(asked: tuple[Path, CompareOptions]) -> str:
         raise ValueError(
             f"baseline={baseline!r}: no seed of it is finished; --baseline chooses another run"
         )
-    files = {}
+    files: dict[str, str] = {}
     if options.page:
         files[options.page] = sweep_page(path, sweep, rows, baseline, samples=options.samples)
     table = _table(sweep, rows, baseline, options)
     if options.output:
-        files[options.output] = table + "\n"
+        files[options.output] = table_text(table, Path(options.output).suffix)
     for file, text in files.items():
         write_text(Path(file), text)
-    return table
+    return table_text(table, ".md").rstrip("\n")
 
 
 def finished_runs(sweep: Sweep) -> FinishedRuns:
@@ -99,7 +104,7 @@ def _table(
     rows: FinishedRuns,
     baseline: str,
     options: CompareOptions,
-) -> str:
+) -> Table:
     measures = validation_measures(sweep.task)
     measured = {name for runs in rows.values() for _, record in runs for name in record["values"]}
     columns = [name for name in measures if name in measured]
@@ -109,8 +114,7 @@ def _table(
         head += ["test BLEU", "difference (95 %)", "p"]
     if sweep.published:
         head += ["published", "difference"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    scores = {}
+    lines, scores = [], {}
     for name, runs in rows.items():
         cells = [name, str(len(runs))]
         for measure in columns:
@@ -123,8 +127,8 @@ def _table(
             cells += [spread(test_scores, 2), *_difference_cells(tested, name, baseline, options)]
         if sweep.published:
             cells += _published_cells(sweep, name, baseline)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *_notes(sweep, baseline, scores, options)])
+        lines.append(cells)
+    return Table(head, lines, _notes(sweep, baseline, scores, options))
 
 
 def _difference_cells(

@@ -133,6 +133,7 @@ def finetune_images(options: FinetuneImagesOptions, arguments: TrainingArguments
             model.save_pretrained(folder)
         processor.save_pretrained(folder)
         _write_card(options, model, trainer, scores, folder)
+        logger.info("wrote the model to %s, in float32", folder)
     return folder
 
 
@@ -145,6 +146,7 @@ def with_new_head(name: str, label_names: tuple[str, ...]) -> VanillaForImageCla
         id2label=dict(enumerate(label_names)),
         label2id={label: index for index, label in enumerate(label_names)},
         has_pooler=False,
+        dtype="float32",
     )
 
 

@@ -1,5 +1,6 @@
 """Fine-tune a detector on COCO files or folders, by transformers' Trainer."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from hf_vanilla.vision.detector import Detector, found_objects
 from hf_vanilla.vision.image_models import load_image_processor
 
 from .object_detection_data import check_trainable
+
+logger = logging.getLogger(__name__)
 
 BACKBONE_SHARE = 0.1  # of the learning rate, as 1e-5 is of 1e-4 in the paper
 # what a forward pass returns beside logits and boxes would fill the memory over a data set
@@ -152,6 +155,7 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
             model.save_pretrained(folder)
             processor.save_pretrained(folder)
         _card(options, trainer, train, scores).save(folder / "README.md")
+        logger.info("wrote the model to %s, in float32", folder)
     return folder
 
 
@@ -164,6 +168,7 @@ def with_class_head(name: str, label_names: Sequence[str]) -> VanillaForObjectDe
         may_differ=("class_labels_classifier.",),
         id2label=dict(enumerate(names)),
         label2id={label: index for index, label in enumerate(names)},
+        dtype="float32",
     )
     saved = load_saved(type(model.config), name)
     if [saved.id2label[index] for index in range(saved.num_labels)] != names:

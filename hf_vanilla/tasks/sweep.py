@@ -3,13 +3,18 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
 
 import torch
 
@@ -17,6 +22,7 @@ from hf_vanilla.cpus import usable_cpus
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.options import check_options, option, options_and_file
 from hf_vanilla.recipes.tasks import validation_measures
+from hf_vanilla.training.processes import TERMINATED_STATUS
 
 from .sweep_file import RECORD_FILE, TEST_FILE, Sweep, SweepRun, read_sweep
 
@@ -28,7 +34,7 @@ class SweepOptions:
     """Train every run of FILE with every seed, and continue an interrupted sweep."""
 
     processes: int | None = option(
-        None, "runs at a time; default: one per CPU core, or 1 with a GPU", at_least=1
+        None, "runs at a time; default: one per GPU, or one per CPU core without any", at_least=1
     )
 
     def __post_init__(self) -> None:
@@ -53,19 +59,23 @@ def run_sweep(asked: tuple[Path, SweepOptions]) -> str:
     Raises:
         ValueError: the file is wrong; or, after all other runs are done, runs failed.
         OSError: a file cannot be read.
+        SystemExit: SIGTERM; the runs have saved a checkpoint each.
     """
     path, options = asked
     sweep = read_sweep(path)
     # seed by seed, so that a sweep that is not finished compares all runs
     waiting = sorted((r for r in sweep.runs if not _is_finished(r, sweep)), key=lambda r: r.seed)
     logger.info("%d of %d runs are finished", len(sweep.runs) - len(waiting), len(sweep.runs))
-    workers = options.processes or (1 if torch.cuda.is_available() else usable_cpus())
+    gpus = visible_gpus()
+    workers = options.processes or len(gpus) or usable_cpus()
     threads = threads_of_run(workers, usable_cpus(), os.environ.get("OMP_NUM_THREADS"))
+    children = Children(environments(workers, threads, gpus))
     pool = ThreadPoolExecutor(max_workers=workers)
-    try:
-        results = list(pool.map(lambda run: _train_and_test(run, sweep, threads), waiting))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with children.ended_by_sigterm():
+        try:
+            results = list(pool.map(lambda run: _train_and_test(run, sweep, children), waiting))
+        finally:
+            pool.shutdown(cancel_futures=True)
     failed = [run for run, is_done in zip(waiting, results, strict=True) if not is_done]
     if failed:
         logs = ", ".join(str(run.log) for run in failed)
@@ -95,7 +105,85 @@ def threads_of_run(workers: int, cpus: int, given: str | None) -> str:
     return str(max(1, cpus // workers))
 
 
-def _train_and_test(run: SweepRun, sweep: Sweep, threads: str) -> bool:
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
+    count = torch.cuda.device_count()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",")[:count] if given else [str(number) for number in range(count)]
+
+
+def environments(workers: int, threads: str, gpus: Sequence[str]) -> list[dict[str, str]]:
+    """The variables of each of the runs at a time: its threads and, where there are GPUs, its own.
+
+    Args:
+        workers: runs at a time; where there are more of them than GPUs, several share one.
+        threads: of each run.
+        gpus: names for `CUDA_VISIBLE_DEVICES`.
+    """
+    shared = [{"OMP_NUM_THREADS": threads} for _ in range(workers)]
+    if not gpus:
+        return shared
+    return [
+        {**variables, "CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
+        for number, variables in enumerate(shared)
+    ]
+
+
+class Children:
+    """The processes of a sweep, which end with it.
+
+    Args:
+        environments: variables of each of the processes at a time.
+    """
+
+    def __init__(self, environments: Sequence[dict[str, str]]) -> None:
+        self._free: SimpleQueue[dict[str, str]] = SimpleQueue()
+        for variables in environments:
+            self._free.put(variables)
+        self._running: set[subprocess.Popen] = set()
+        self._is_ending, self._lock = False, threading.Lock()
+
+    def run(self, command: Sequence[str], log: IO[bytes]) -> int:
+        """Run a command with a free environment; returns its exit status."""
+        variables = self._free.get()
+        try:
+            with self._lock:
+                if self._is_ending:
+                    return TERMINATED_STATUS
+                process = subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=log,
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **variables},
+                )
+                self._running.add(process)
+            status = process.wait()
+            with self._lock:
+                self._running.discard(process)
+            return status
+        finally:
+            self._free.put(variables)
+
+    @contextmanager
+    def ended_by_sigterm(self) -> Iterator[None]:
+        """Hand a SIGTERM to all processes, which then save and end; wait for them."""
+
+        def end(*_: Any) -> None:
+            with self._lock:
+                self._is_ending = True
+                for process in self._running:
+                    process.terminate()
+            raise SystemExit(TERMINATED_STATUS)
+
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
     """Train one run, translate the test set, note the result; False where a command failed."""
     started = time.monotonic()
     logger.info("%s, seed %d: started; log in %s", run.name, run.seed, run.log)
@@ -106,14 +194,12 @@ def _train_and_test(run: SweepRun, sweep: Sweep, threads: str) -> bool:
         files = ["--input", sweep.test.source, "--output", str(run.folder / TEST_FILE)]
         commands.append([sys.executable, "-m", "hf_vanilla", "translate", *model, *files])
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": threads}
     with run.log.open("ab") as log:
         for command in commands:
-            status = subprocess.run(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
-            ).returncode
+            status = children.run(command, log)
             if status:
-                logger.warning("%s, seed %d: failed; see %s", run.name, run.seed, run.log)
+                what = "stopped" if status == TERMINATED_STATUS else "failed"
+                logger.warning("%s, seed %d: %s; see %s", run.name, run.seed, what, run.log)
                 return False
     if record is None:
         seconds = round(time.monotonic() - started, 1)

@@ -1,5 +1,6 @@
 """Fine-tune a trajectory forecaster on a table of positions, by transformers' Trainer."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from hf_vanilla.trajectories.track_scores import Protocol, TrackScores
 
 from .track_evaluation import EvaluateTracksOptions, score_windows
 from .trajectories import model_inputs
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments
     """
     if options.model in SIMPLE_MODELS:
         raise ValueError(f"{options.model} has no weights: give a model folder")
-    model = load_forecaster(options.model, device="cpu")
+    model = load_forecaster(options.model, device="cpu").float()
     if reads_scene(model.config):
         raise ValueError(
             f"{options.model} forecasts whole scenes, and finetune trains forecasters of single "
@@ -115,6 +118,7 @@ def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments
         with code_beside_weights(model):
             model.save_pretrained(folder)
         _card(options, trainer, train.scenes, scores).save(folder / "README.md")
+        logger.info("wrote the model to %s, in float32", folder)
     return folder
 
 

@@ -3,6 +3,7 @@
 Shapes: B batch, S source, T target.
 """
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 from accelerate import Accelerator
-from accelerate.logging import get_logger
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from torch import Tensor
@@ -31,6 +31,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
+from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, weights_fingerprint
 from hf_vanilla.translation.comet import check_comet
 from hf_vanilla.translation.evaluation import check_bleu_tokenizer
@@ -47,7 +48,7 @@ from .translation_options import MEASURES, TranslationDataOptions
 from .translation_start import InitialModel, load_initial_model
 from .translation_work import training_flops
 
-logger = get_logger(__name__)
+logger = MainProcessLogger(logging.getLogger(__name__), {})
 
 SAMPLES, LONGEST_SAMPLE = 3, 200  # translations in the log of each validation, their characters
 
@@ -58,7 +59,7 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     Raises:
         ValueError: the data do not match the recipe.
         OSError: data cannot be read.
-        ImportError: a score was asked for and sacreBLEU or COMET is not installed.
+        ImportError: a score was asked for and COMET is not installed.
     """
     if recipe.data.eval_sentences:
         check_bleu_tokenizer(recipe.data.bleu_tokenize)

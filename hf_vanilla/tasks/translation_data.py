@@ -1,13 +1,13 @@
 """Text of a translation run: corpus, tokenizer, encoded pairs, fingerprints."""
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accelerate.logging import get_logger
 from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -31,10 +31,11 @@ from hf_vanilla.data.token_shards import read_shards, shards_tokenizer, tokenize
 from hf_vanilla.data.tokenizer_training import train_tokenizer
 from hf_vanilla.loading import load_saved
 from hf_vanilla.recipes.recipe import Recipe
+from hf_vanilla.training.processes import MainProcessLogger
 
 from .translation_options import TranslationDataOptions
 
-logger = get_logger(__name__)
+logger = MainProcessLogger(logging.getLogger(__name__), {})
 
 # pairs of a stream's beginning from which a vocabulary is learned
 VOCABULARY_PAIRS = 1_000_000

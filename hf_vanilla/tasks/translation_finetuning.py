@@ -194,6 +194,7 @@ def finetune(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments) -> P
     arguments = own_arguments(options, arguments)
     model, tokenizer = load_translator(options.model)
     require_float(model, options.model)
+    model = model.float()  # a small step is less than half a unit of bfloat16, and would be lost
     data = prepare_pairs(options, tokenizer, is_main=arguments.process_index == 0)
     trainer = train_on_pairs(model, tokenizer, data, options, arguments)
     write_result(trainer, data, options, recipe)
@@ -343,7 +344,7 @@ def write_result(
             logger.info("validation NLL %.4f per target token\n%s", nll, scores)
         card = model_card(finetuning_facts(trainer, options, recipe, nll=nll, scores=scores))
         card.save(Path(arguments.output_dir) / CARD_FILE)
-        logger.info("wrote the model to %s", arguments.output_dir)
+        logger.info("wrote the model to %s, in float32", arguments.output_dir)
         if pushes:
             to = Repository(
                 repo_id=trainer.hub_model_id,

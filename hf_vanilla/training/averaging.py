@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import check_options, option
@@ -99,6 +100,9 @@ def average_run(options: AverageOptions) -> Path:
             model.save_pretrained(folder)
             if processor is not None:
                 processor.save_pretrained(folder)
+        names = ", ".join(path.name for path in chosen)
+        change = f"Mean of {names} of {run.resolve().name}, by `hf-vanilla average`."
+        carry_over(str(run), folder, change=change)
     return Path(options.output)
 
 

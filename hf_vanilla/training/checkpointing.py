@@ -165,8 +165,10 @@ def _whole(value: Tensor) -> Tensor:
 
 
 def _prune(output_dir: Path, keep: Keeping) -> None:
+    """Remove old checkpoints, and extra ones that are not the newest."""
     folders = all_checkpoints(output_dir)
-    kept = set(folders[-keep.newest :])
+    extra = {folder for folder in folders[:-1] if checkpoint_state(folder).get("is_extra")}
+    kept = set([folder for folder in folders if folder not in extra][-keep.newest :])
     if keep.best:
         kept |= {*best_checkpoints(folders, keep.best, measures=keep.measures, by=keep.by)}
     for old in folders:

@@ -21,8 +21,9 @@ from hf_vanilla.plots.curves import LOG_FILE
 from hf_vanilla.recipes.measures import Measure
 from hf_vanilla.recipes.recipe import Recipe
 
+from .preparation import PreparedRun
 from .processes import peak_flops
-from .task import Task, Work
+from .task import Task, Validation, Work
 from .train_step import StepResult, unusable_step
 
 logger = logging.getLogger(__name__)
@@ -94,15 +95,16 @@ class MetricsLog:
         self._since += time.monotonic() - begin
         self._cpu_since += time.process_time() - cpu_begin
 
-    def add(self, result: StepResult) -> None:
+    def add(self, result: StepResult, work: Work) -> None:
         """Keep the result of a step until `read`: reading at each step would make a GPU wait."""
         self._results.append(result)
+        self._work += work
 
-    def read(self, config: Any, progress: Progress) -> dict[str, float]:
+    def read(self, run: PreparedRun, progress: Progress) -> dict[str, float]:
         """Read the results of all steps since the last reading; call it on every process.
 
         Args:
-            config: of the model.
+            run: that goes on, or ends here.
             progress: its counts grow.
 
         Returns:
@@ -119,10 +121,7 @@ class MetricsLog:
             progress.counts[name] = progress.counts.get(name, 0) + number
         for result, loss in zip(results, losses, strict=True):
             if not math.isfinite(loss):
-                what, process = f"the loss is {loss}", self.accelerator.process_index
-                raise unusable_step(result, what, self.path.parent, process)
-            for part in result.micro_batches:
-                self._work += self.task.work(config, part.batch)
+                raise unusable_step(run, result, f"the loss is {loss}")
             self.bar.update()
         newest = results[-1]
         values = {
@@ -190,10 +189,29 @@ class MetricsLog:
         if self.accelerator.log_with:
             self.accelerator.log(entry, step=step)
 
-    def show(self, text: str) -> None:
-        """A line above the bar."""
+    def validation(
+        self, progress: Progress, validation: Validation, name: str, *, averaged: int = 0
+    ) -> None:
+        """Write the values of a validation, and show them above the bar.
+
+        Args:
+            progress: its step is that of the line.
+            validation: of the model `name`.
+            name: "step 400" for the model in training, else what may become the finished one.
+            averaged: checkpoints in its mean, 1 for a single one; 0 for the model in training.
+        """
+        entry = log_entry(validation.values, self.task.measures)
+        which = {"model": name} if averaged else {}
+        self.write(
+            step=progress.step,
+            samples=validation.samples,
+            averaged_checkpoints=averaged,
+            **which,
+            **entry,
+        )
+        line = "  ".join(f"{key} {value:.3f}" for key, value in entry.items())
         if self.accelerator.is_main_process:
-            tqdm.write(text, file=sys.stderr)
+            tqdm.write(f"{name}: {line}", file=sys.stderr)
 
     def close(self) -> None:
         """End the bar."""
@@ -268,21 +286,21 @@ def run_summary(
 def _validation_summary(
     entries: Sequence[Mapping[str, Any]], measures: Mapping[str, Measure]
 ) -> dict[str, str]:
-    """The best single checkpoint and the averaged model, by every measure of a validation."""
+    """The best validation in training and those of the finished models, by every measure."""
     summary = {}
     for name, measure in measures.items():
         key = measure.log_name or name
         found = [entry for entry in entries if key in entry and measure.better]
         single = [entry for entry in found if not entry.get("averaged_checkpoints")]
-        means = [entry for entry in found if entry.get("averaged_checkpoints")]
         digits = measure.precision
         if single:
             best = min(single, key=lambda entry: measure.rank(entry[key]))
             text = f"{best[key]:.{digits}f} (step {best['step']:,})"
             summary[f"best {measure.label} of one checkpoint"] = text
-        if means:
-            count = means[-1]["averaged_checkpoints"]
-            summary[f"{measure.label} of the mean of {count} checkpoints"] = (
-                f"{means[-1][key]:.{digits}f}"
-            )
+        for entry in reversed(found):  # the finished model comes first
+            count = entry.get("averaged_checkpoints", 0)
+            if count:
+                mean = f"the mean of {count} checkpoints"
+                of = entry["model"] if count == 1 and "model" in entry else mean
+                summary[f"{measure.label} of {of}"] = f"{entry[key]:.{digits}f}"
     return summary

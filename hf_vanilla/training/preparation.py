@@ -3,13 +3,14 @@
 import json
 import logging
 import math
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
@@ -100,7 +101,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
         if not task.has_validation:
             _check_needs_no_validation(options)
         set_seed(options.seed)
-        model = task.model()
+        model = task.model().float()  # whatever it was saved in: small steps need 24 bits
         facts = run_facts(task, model)
         if accelerator.is_main_process:
             remove_leftovers(output_dir)
@@ -110,6 +111,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
             check_facts(before, facts, checkpoint)
         if accelerator.is_main_process:  # after the checks, which leave an unusable folder as it is
             _write_settings(recipe, task, model, output_dir)
+    check_shared(accelerator, output_dir, checkpoint)
     per_step = math.ceil(task.micro_batches / accelerator.num_processes) * accelerator.num_processes
     order = task.order(per_step)
     if isinstance(order, StreamOrder) and options.dataloader_workers:
@@ -143,6 +145,38 @@ def _write_settings(recipe: Recipe, task: Task, model: PreTrainedModel, output_d
     write_files(output_dir, model.config.save_pretrained)
     if model.can_generate():
         write_files(output_dir, model.generation_config.save_pretrained)
+
+
+def check_shared(accelerator: Accelerator, output_dir: Path, checkpoint: Path | None) -> None:
+    """Refuse processes that do not see one folder; they would resume from different checkpoints.
+
+    Call it on every process, when the main process has written to the folder.
+
+    Args:
+        accelerator: the processes.
+        output_dir: of the run.
+        checkpoint: from which this process resumes, for the message.
+
+    Raises:
+        ValueError: the machines of the processes share no disk.
+    """
+    if accelerator.num_processes == 1:
+        return
+    (token,) = broadcast_object_list([f"{uuid.uuid4().hex}{PARTIAL}"])
+    if accelerator.is_main_process:
+        (output_dir / token).touch()
+    accelerator.wait_for_everyone()
+    name = "the first step" if checkpoint is None else checkpoint.name
+    seen = gather_object([((output_dir / token).exists(), name)])
+    if accelerator.is_main_process:
+        (output_dir / token).unlink()
+    for process, (is_seen, start) in enumerate(seen):
+        if not is_seen:
+            raise ValueError(
+                f"process {process} does not see what process 0 writes to {output_dir}, and would "
+                f"start from {start}, process 0 from {seen[0][1]}: choose an output_dir on a disk "
+                "that all machines share"
+            )
 
 
 def _check_needs_no_validation(options: TrainRecipe) -> None:

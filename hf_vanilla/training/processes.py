@@ -1,15 +1,18 @@
 """The processes of a run: how many there are, what they compute in, how fast they could be."""
 
 import ctypes
+import logging
 import os
+import signal
 import warnings
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.logging import get_logger
+from accelerate import Accelerator, PartialState
+from accelerate.logging import MultiProcessAdapter
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
@@ -23,7 +26,19 @@ from hf_vanilla.recipes.recipe import TrainRecipe
 
 # the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)
-logger = get_logger(__name__)
+TERMINATED_STATUS = 128 + signal.SIGTERM  # exit status after a SIGTERM that was obeyed in order
+
+
+class MainProcessLogger(MultiProcessAdapter):
+    """Logs on the main process, and names that process only where there are several."""
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The message and the arguments of the call to log."""
+        named, kwargs = super().process(msg, kwargs)
+        return (named if PartialState().num_processes > 1 else msg), kwargs
+
+
+logger = MainProcessLogger(logging.getLogger(__name__), {})
 
 # dense bf16 and fp16 products per second as their makers state them; the longer name comes first
 PEAK_FLOPS = {
@@ -44,9 +59,11 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
     """The processes of this run.
 
     Raises:
-        ValueError: several processes were launched, but they do not know each other.
+        ValueError: several processes were launched, but they do not know each other, or accelerate
+            is set to train in a way that this engine does not.
         ImportError: a tracker is not installed.
     """
+    check_settings_of_accelerate()
     # accelerate knows no other name of this option of DistributedDataParallel
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     accelerator = Accelerator(
@@ -72,6 +89,33 @@ def make_accelerator(recipe: TrainRecipe) -> Accelerator:
             "longer than in float32: leave the option out"
         )
     return accelerator
+
+
+def check_settings_of_accelerate() -> None:
+    """Refuse what accelerate's environment or configuration asks for and the engine does not do.
+
+    Raises:
+        ValueError: it would scale the gradients, or save a part of the weights as the model.
+    """
+    accumulated = os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    if accumulated != "1":
+        raise ValueError(
+            f"ACCELERATE_GRADIENT_ACCUMULATION_STEPS={accumulated}: accelerate would divide every "
+            "gradient by it; unset it (gradient_accumulation_steps: 1 in accelerate's "
+            "configuration), since the recipe says what a step consists of"
+        )
+    is_fsdp = parse_flag_from_env("ACCELERATE_USE_FSDP")
+    refused = {
+        "FSDP 1": is_fsdp and os.environ.get("FSDP_VERSION", "1") != "2",
+        "DeepSpeed": parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"),
+        "Megatron-LM": parse_flag_from_env("ACCELERATE_USE_MEGATRON_LM"),
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise ValueError(
+                f"accelerate is set to {name}, whose weights are not saved whole here: set "
+                "distributed_type to MULTI_GPU, or to FSDP with fsdp_version 2"
+            )
 
 
 def is_slow_bf16(accelerator: Accelerator) -> bool:

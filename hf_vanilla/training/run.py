@@ -1,6 +1,9 @@
 """The training loop: one recipe, any number of processes through Accelerate (5)."""
 
 import logging
+import math
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,9 +34,9 @@ from .checkpointing import (
     whole_model,
 )
 from .folder_lock import locked
-from .metrics_log import MetricsLog, Progress, log_entry, run_summary
+from .metrics_log import MetricsLog, Progress, run_summary
 from .preparation import PreparedRun, prepare_run
-from .processes import average_running_statistics
+from .processes import TERMINATED_STATUS, average_running_statistics
 from .task import RunFacts, StreamOrder, Validation
 from .train_step import (
     StepResult,
@@ -42,6 +45,7 @@ from .train_step import (
     gradient_sync,
     learning_rate,
     sum_counts,
+    sum_work,
     training_steps,
     unusable_step,
     update_weights,
@@ -64,6 +68,7 @@ def train(recipe: Recipe) -> Path:
         ValueError: recipe, data or folder do not fit, or a loss is not finite.
         OSError: data cannot be read, or a checkpoint cannot be written.
         ImportError: something that the recipe names is not installed.
+        SystemExit: SIGTERM ended the run; a checkpoint of its last step is saved.
     """
     with locked(Path(recipe.train.output_dir)):
         folder, accelerator = _train(recipe)
@@ -71,22 +76,26 @@ def train(recipe: Recipe) -> Path:
         # Python's lock while it waits for threads of the group, which may need that lock
         accelerator.free_memory()
         accelerator.end_training()  # without it, processes may crash at shutdown
+    if folder is None:
+        raise SystemExit(TERMINATED_STATUS)
     return folder
 
 
-def _train(recipe: Recipe) -> tuple[Path, Accelerator]:
+def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
+    """Train; the folder is None where SIGTERM ended the run before its last step."""
     run, options = prepare_run(recipe), recipe.train
     progress = load_progress(run)
     log = MetricsLog(run.accelerator, recipe, run.task, progress)
     started = time.monotonic() - progress.seconds
     steps = training_steps(run, progress.step)
-    with _ended(run, log, progress):
+    with _ended(run, log, progress) as signals:
         while not is_over(options, progress):
             step, micro_batches = next(steps)
             is_logged = step % options.logging_steps == 0
             run.parallel.train()
             totals = sum_counts(run, micro_batches)
-            result = StepResult(step, learning_rate(run), totals, {}, micro_batches)
+            numbers = [part.number for part in micro_batches]
+            result = StepResult(step, learning_rate(run), totals, {}, numbers)
             for micro_batch in micro_batches:
                 with gradient_sync(run, micro_batch):
                     losses = forward(run, micro_batch, totals, is_logged=is_logged)
@@ -95,26 +104,38 @@ def _train(recipe: Recipe) -> tuple[Path, Accelerator]:
                 result.add(losses)
             update_weights(run)
             progress.step = step
-            log.add(result)
-            if not _is_read(run, step):
+            log.add(result, sum_work(run, micro_batches))
+            if not _is_read(run, step, signals):
                 continue
+            is_terminated = _is_terminated(run, signals)
             progress.seconds = time.monotonic() - started
-            values = log.read(run.model.config, progress)
+            values = log.read(run, progress)
             if is_logged:
                 log.train_line(progress, values)
             scores: dict[str, float] = {}
             if run.task.has_validation and _is_due(options.eval_steps, options, step):
                 scores = validate(run, log, progress)
-            if step % options.save_steps == 0 or is_over(options, progress):
-                save(run, log, progress, scores, result)
+            is_due = step % options.save_steps == 0 or is_over(options, progress)
+            if is_due or is_terminated:
+                save(run, log, progress, scores, result, is_extra=not is_due)
+            if is_terminated and not is_over(options, progress):
+                return None, run.accelerator
     return finish(run, log, progress), run.accelerator
 
 
 @contextmanager
-def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[None]:
-    """Close the log at the end of the steps; after Ctrl-C say how to resume."""
+def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[list[int]]:
+    """Close the log at the end of the steps; after Ctrl-C say how to resume.
+
+    Yields:
+        The SIGTERMs that this process has received: they end it after its step, see `_train`.
+    """
+    received: list[int] = []
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if is_main_thread:
+        before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        yield
+        yield received
     except KeyboardInterrupt:
         log.close()
         if run.is_main:
@@ -130,6 +151,17 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[No
         raise
     finally:
         log.close()
+        if is_main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _is_terminated(run: PreparedRun, signals: list[int]) -> bool:
+    """Whether a process of the run was asked to terminate. Call it on every process."""
+    count = torch.tensor(len(signals), device=run.accelerator.device)
+    is_terminated = bool(run.accelerator.reduce(count).item())
+    if is_terminated and run.is_main:
+        logger.info("SIGTERM: saving a checkpoint; the same command resumes from it")
+    return is_terminated
 
 
 def is_over(options: TrainRecipe, progress: Progress) -> bool:
@@ -142,12 +174,16 @@ def _is_due(every: int, options: TrainRecipe, step: int) -> bool:
     return step % every == 0 or step == options.max_steps
 
 
-def _is_read(run: PreparedRun, step: int) -> bool:
-    """Whether results are read after this step; on a GPU only where something is due."""
+def _is_read(run: PreparedRun, step: int, signals: list[int]) -> bool:
+    """Whether results are read after this step; on a GPU only where something is due.
+
+    Several processes must agree on it, so a signal that one of them has received has to wait.
+    """
     options = run.options
     every = (options.logging_steps, options.eval_steps, options.save_steps)
     is_cpu = run.accelerator.device.type == "cpu"
-    return is_cpu or any(_is_due(steps, options, step) for steps in every)
+    is_signalled = run.accelerator.num_processes == 1 and bool(signals)
+    return is_cpu or is_signalled or any(_is_due(steps, options, step) for steps in every)
 
 
 def load_progress(run: PreparedRun) -> Progress:
@@ -206,7 +242,8 @@ def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str,
         The values of measures that compare checkpoints.
     """
     with log.paused():
-        validation = _measure(run, log, progress, run.model)
+        validation = _measure(run, run.model)
+    log.validation(progress, validation, f"step {progress.step}")
     comparing = validation_measures(run.recipe.task)
     scores = {name: value for name, value in validation.values.items() if name in comparing}
     compare(run, progress, scores.get(run.recipe.best_by))
@@ -240,27 +277,12 @@ def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
 
 
 @torch.no_grad()
-def _measure(
-    run: PreparedRun,
-    log: MetricsLog,
-    progress: Progress,
-    model: PreTrainedModel,
-    *,
-    averaged: int = 0,
-) -> Validation:
-    """Validate a model and write the result to the log."""
+def _measure(run: PreparedRun, model: PreTrainedModel, *, is_final: bool = False) -> Validation:
+    """Validate a model; call it on every process."""
     average_running_statistics(model, run.accelerator)
     model = whole_model(model).eval()
     with run.accelerator.autocast():
-        validation = run.task.validate(model, run.accelerator, is_final=averaged > 0)
-    entry = log_entry(validation.values, run.task.measures)
-    log.write(
-        step=progress.step, samples=validation.samples, averaged_checkpoints=averaged, **entry
-    )
-    line = "  ".join(f"{name} {value:.3f}" for name, value in entry.items())
-    which = f"mean of {averaged} checkpoints" if averaged else f"step {progress.step}"
-    log.show(f"{which}: {line}")
-    return validation
+        return run.task.validate(model, run.accelerator, is_final=is_final)
 
 
 # --- saving --------------------------------------------------------------------------------------
@@ -272,8 +294,10 @@ def save(
     progress: Progress,
     scores: dict[str, float],
     result: StepResult,
+    *,
+    is_extra: bool = False,
 ) -> None:
-    """Write a checkpoint.
+    """Write a checkpoint; an extra one is removed by the next, so that it is not averaged.
 
     Raises:
         ValueError: a weight is not finite; such weights must not replace good ones.
@@ -282,8 +306,7 @@ def save(
     average_running_statistics(run.model, run.accelerator)
     # a gradient may overflow where the loss did not
     if not all_finite(run):
-        what = "a weight is not a finite number"
-        raise unusable_step(result, what, run.output_dir, run.accelerator.process_index)
+        raise unusable_step(run, result, "a weight is not a finite number")
     options = run.options
     keep = Keeping(
         options.save_total_limit,
@@ -295,8 +318,9 @@ def save(
         **asdict(progress),
         "micro_batches": run.per_step,
         "threads": torch.get_num_threads(),
-        "scores": scores,
+        "scores": {} if is_extra else scores,
         "facts": run.facts,
+        "is_extra": is_extra,
     }
     with log.paused():
         if isinstance(run.order, StreamOrder) and run.is_main:
@@ -305,28 +329,52 @@ def save(
 
 
 def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
-    """Average the chosen checkpoints, validate the mean, write the model folder."""
-    options, by = run.options, run.recipe.best_by
-    chosen = folders = all_checkpoints(run.output_dir)
-    if options.average_best:
-        count, measures = options.average_checkpoints, run.task.measures
-        chosen = best_checkpoints(folders, count, measures=measures, by=by)
-    else:
-        chosen = folders[-options.average_checkpoints :]
-    model = whole_model(run.model)
-    load_weights(model, average_checkpoints(chosen))
-    validation = None
-    if run.task.has_validation:
-        validation = _measure(run, log, progress, model, averaged=len(chosen))
+    """Write the model folder: the candidate that is the best by validation."""
+    candidates, model = _candidates(run), whole_model(run.model)
+    found: dict[str, Validation] = {}
+    for name, folders in candidates.items() if run.task.has_validation else ():
+        load_weights(model, average_checkpoints(folders))
+        found[name] = _measure(run, model, is_final=True)
+    # the best comes last, in the log too; of equal ones, the mean
+    ranked = sorted(candidates, key=lambda name: _rank(run, found.get(name)), reverse=True)
+    for name in ranked if found else ():
+        log.validation(progress, found[name], name, averaged=len(candidates[name]))
+    best = ranked[-1]
+    load_weights(model, average_checkpoints(candidates[best]))
     if run.is_main:
-        _write_model(run, log, progress, model, validation)
-        steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in chosen)
-        logger.info("wrote the mean of checkpoints %s to %s", steps, run.output_dir)
-        if validation is not None:
-            _warn_of_a_bad_mean(run, log, progress, validation)
-            _warn_of_no_success(run, validation)
+        _write_model(run, log, progress, model, best, found.get(best))
+        _log_choice(run, best, found)
+        if found:
+            _warn_of_no_success(run, found[best])
     run.accelerator.wait_for_everyone()
     return run.output_dir
+
+
+def _candidates(run: PreparedRun) -> dict[str, list[Path]]:
+    """Checkpoints of each model that may become the finished one, by name; their mean comes last.
+
+    These are the last checkpoint, the best one by validation and the mean of several (6.1). After
+    few steps weights still change fast, and the mean may be worse than its parts.
+    """
+    options, folders = run.options, all_checkpoints(run.output_dir)
+    if not folders:
+        raise ValueError(f"{run.output_dir} holds no checkpoints: were they removed meanwhile?")
+    count, by = options.average_checkpoints, run.recipe.best_by
+    ranked = best_checkpoints(folders, count, measures=run.task.measures, by=by)
+    mean = ranked[:count] if options.average_best else folders[-count:]
+    chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
+    return {_name(part): part for part in chosen}
+
+
+def _name(folders: list[Path]) -> str:
+    steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in folders)
+    return f"mean of checkpoints {steps}" if len(folders) > 1 else f"checkpoint {steps}"
+
+
+def _rank(run: PreparedRun, validation: Validation | None) -> float:
+    """A number that is lower for a better model; infinite where it is not known."""
+    value = math.nan if validation is None else validation.values.get(run.recipe.best_by, math.nan)
+    return math.inf if math.isnan(value) else run.best_by.rank(value)
 
 
 def _write_model(
@@ -334,9 +382,10 @@ def _write_model(
     log: MetricsLog,
     progress: Progress,
     model: PreTrainedModel,
+    name: str,
     validation: Validation | None,
 ) -> None:
-    """Write weights, code, processor, model card and curves."""
+    """Write weights, code, processor, model card and curves; `name` says which model it is."""
     entries, task = read_json_lines(log.path), run.task
     facts = RunFacts(
         model_name=run.output_dir.resolve().name,
@@ -347,7 +396,7 @@ def _write_model(
         seconds=progress.seconds,
         processes=run.accelerator.num_processes,
         device=run.accelerator.device.type,
-        summary=run_summary(entries, task.measures, task.items),
+        summary={"finished model": name, **run_summary(entries, task.measures, task.items)},
     )
 
     def write(folder: Path) -> None:
@@ -363,32 +412,22 @@ def _write_model(
     write_files(run.output_dir, write)
 
 
+def _log_choice(run: PreparedRun, best: str, found: dict[str, Validation]) -> None:
+    """Say which model was written, and how good it and the others are by validation."""
+    by = run.recipe.best_by
+    values = {name: validation.values[by] for name, validation in found.items()}
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    reason = f": the best by {run.best_by.label} ({shown})" if shown else ""
+    logger.info("wrote %s to %s, in float32%s", best, run.output_dir, reason)
+
+
 def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
-    """Say so where the finished model has nothing right."""
-    for name, measure in validation_measures(run.recipe.task).items():
-        if measure.better == "higher" and validation.values.get(name) == 0:
-            logger.warning(
-                "%s of the finished model is 0: train longer, or lower learning_rate if the loss "
-                "rose",
-                measure.label,
-            )
-            return
-
-
-def _warn_of_a_bad_mean(
-    run: PreparedRun, log: MetricsLog, progress: Progress, validation: Validation
-) -> None:
-    """After few steps weights still change fast, and their mean may be worse than the last."""
-    name, measure = run.recipe.best_by, run.best_by
-    key, value = measure.log_name or name, validation.values.get(name)
-    alone = [
-        entry[key]
-        for entry in read_json_lines(log.path)
-        if entry["step"] == progress.step and key in entry and not entry["averaged_checkpoints"]
-    ]
-    if value is not None and alone and measure.rank(value) > measure.rank(alone[-1]):
+    """Say so where the finished model has nothing right, by the main measure of that kind."""
+    measures = validation_measures(run.recipe.task)
+    higher = [name for name, measure in measures.items() if measure.better == "higher"]
+    main = [name for name in higher if name == run.recipe.best_by] or higher[:1]
+    if any(validation.values.get(name) == 0 for name in main):
         logger.warning(
-            "the mean (%s %.3f) is worse than step %d alone (%.3f): train longer, or average fewer "
-            "(--average_checkpoints 1)",
-            *(measure.label, value, progress.step, alone[-1]),
+            "%s of the finished model is 0: train longer, or lower learning_rate if the loss rose",
+            measures[main[0]].label,
         )

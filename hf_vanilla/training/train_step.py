@@ -1,10 +1,10 @@
 """The parts of an optimizer step: its micro-batches, their divisors, the update (5.3)."""
 
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel
 
+from .checkpointing import all_checkpoints
 from .preparation import PreparedRun
-from .task import Batch, Order, Task
+from .task import Batch, Order, StreamOrder, Task, Work
 
 # runs with neighbouring seeds share no seed within their first million micro-batches
 SEED_STEP = 1_000_003
@@ -44,14 +45,15 @@ class StepResult:
         learning_rate: that it used.
         totals: `(counted,)` int64 divisors of the whole step.
         values: `()` sums over this process's micro-batches, by name; `"loss"` is always there.
-        micro_batches: what it saw.
+        numbers: of those micro-batches, from which their batches can be made again. The batches
+            of all steps that a GPU has not been read after would fill the memory.
     """
 
     step: int
     learning_rate: float
     totals: Tensor
     values: dict[str, Tensor]
-    micro_batches: list[MicroBatch]
+    numbers: list[int]
 
     def add(self, losses: dict[str, Tensor]) -> None:
         """Add one micro-batch's shares."""
@@ -83,6 +85,7 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
             batch_size=None,
             num_workers=run.options.dataloader_workers,
             collate_fn=_unchanged,
+            worker_init_fn=_ignore_sigterm,
         )
         batches = iter(loader)
     numbers = count(first, processes)
@@ -101,11 +104,22 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
+def _ignore_sigterm(_: int) -> None:
+    """A signal to a whole group of processes must not take the batches of the current step."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def sum_counts(run: PreparedRun, micro_batches: list[MicroBatch]) -> Tensor:
     """Divisors of a step's loss: `(counted,)` int64, over all micro-batches and processes."""
     counts = [list(run.task.counts(part.batch)) for part in micro_batches]
     totals = torch.tensor(counts, device=run.accelerator.device).sum(0)
     return run.accelerator.reduce(totals)
+
+
+def sum_work(run: PreparedRun, micro_batches: list[MicroBatch]) -> Work:
+    """What this process's micro-batches of a step contain and cost."""
+    works = (run.task.work(run.model.config, part.batch) for part in micro_batches)
+    return sum(works, Work(0, 0, 0))
 
 
 def forward(
@@ -152,31 +166,36 @@ def _local_weights(model: PreTrainedModel) -> Iterator[Tensor]:
         yield (local() if local else parameter).detach()
 
 
-def unusable_step(result: StepResult, what: str, folder: Path, process: int) -> ValueError:
+def unusable_step(run: PreparedRun, result: StepResult, what: str) -> ValueError:
     """The error that ends a run; this process's micro-batches are saved for inspection.
 
     Args:
-        result: the step after which the run ends.
+        run: that ends.
+        result: the step after which it ends.
         what: is wrong.
-        folder: for the file.
-        process: number of this process, for the name of the file.
     """
-    path = folder / f"not-finite-step-{result.step}-process-{process}.pt"
+    process = run.accelerator.process_index
+    path = run.output_dir / f"not-finite-step-{result.step}-process-{process}.pt"
     where = f"its micro-batches are in {path} (torch.load)"
+    data = _Batches(run.task, run.order, run.options.seed)
     try:
+        if isinstance(run.order, StreamOrder):
+            raise OSError("a stream cannot be read again")
         torch.save(
             {
                 "step": result.step,
                 "learning_rate": result.learning_rate,
                 "loss": result.values["loss"].item(),
-                "micro_batches": [part.batch for part in result.micro_batches],
+                "micro_batches": [data[number] for number in result.numbers],
             },
             path,
         )
     except (OSError, RuntimeError) as error:
         where = f"its micro-batches could not be saved ({error})"
+    folders = all_checkpoints(run.output_dir)
     return ValueError(
         f"{what} at step {result.step}, learning rate {result.learning_rate:.3g}; {where}: lower "
-        "learning_rate, lengthen warmup_steps or set max_grad_norm; the last checkpoint is "
-        "unchanged"
+        "learning_rate, lengthen warmup_steps or set max_grad_norm, and choose another output_dir, "
+        "since a run keeps these options; "
+        + (f"{folders[-1].name} is unchanged" if folders else "there is no checkpoint yet")
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hf_vanilla.data.corpus import read_pairs
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import UsageError
 
 from .comet import check_comet, comet_score
 from .decoding_options import DecodingOptions
@@ -61,7 +61,6 @@ def score_translations(
 
     Raises:
         ValueError: the counts differ, there is nothing to score, or one side is a single text.
-        ImportError: `sacrebleu` is not installed.
     """
     check_bleu_tokenizer(tokenize)
     for texts in (translations, references):
@@ -107,12 +106,9 @@ def check_bleu_tokenizer(name: str) -> None:
 
     Raises:
         ValueError: sacreBLEU has no tokenizer of this name.
-        ImportError: `sacrebleu` is not installed.
     """
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError:
-        raise ImportError(f"scores need sacrebleu: {install_hint('eval')}") from None
+    from sacrebleu.metrics import BLEU
+
     if name not in BLEU.TOKENIZERS:
         names = ", ".join(sorted(BLEU.TOKENIZERS))
         raise ValueError(f"tokenize={name!r}: choose one of {names}")
@@ -120,10 +116,16 @@ def check_bleu_tokenizer(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(DecodingOptions):
-    """Score a model on two files: BLEU and chrF, with their signatures."""
+    """Score a model, or translations of any system: BLEU and chrF, with their signatures."""
 
-    source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
-    reference: str = field(metadata={"help": "file of reference translations, one per source line"})
+    model: str = field(
+        default="", metadata={"help": "model folder or Hub id, which translates --source"}
+    )
+    source: str = field(default="", metadata={"help": "file of source sentences, plain or .gz"})
+    translations: str = field(
+        default="", metadata={"help": "file of translations, of any system, in place of a model"}
+    )
+    reference: str = field(metadata={"help": "file of reference translations, line by line"})
     tokenize: str = field(
         default="13a",
         metadata={"help": "sacreBLEU's tokenizer; none: the text is already tokenized"},
@@ -137,9 +139,16 @@ class EvaluateOptions(DecodingOptions):
         },
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.model) == bool(self.translations):
+            raise UsageError("give --model MODEL --source FILE, or --translations FILE")
+        if not self.source and (self.model or self.comet):
+            raise UsageError(f"missing: --source, for {'the model' if self.model else 'COMET'}")
+
 
 def evaluate_files(options: EvaluateOptions) -> Scores:
-    """Translate a file and score it against its references.
+    """Score a file of translations, or those of a model, against their references.
 
     Raises:
         ValueError: the files have different numbers of lines, the folder has no model, or lines
@@ -150,11 +159,15 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
     check_bleu_tokenizer(options.tokenize)  # before the long translation
     if options.comet is not None:
         check_comet()
-    pairs = list(read_pairs(options.source, options.reference))
-    translator = options.open_texts()
-    sources, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
-    translations = list(translator.translate(sources, progress=True))
-    options.check_failures(translator.failed)
+    pairs = list(read_pairs(options.translations or options.source, options.reference))
+    texts, references = ([pair[side] for pair in pairs] for side in ("source", "target"))
+    sources, translations = texts, texts
+    if options.model:
+        translator = options.open_texts()
+        translations = list(translator.translate(sources, progress=True))
+        options.check_failures(translator.failed)
+    elif options.comet is not None:
+        sources = [pair["source"] for pair in read_pairs(options.source, options.reference)]
     scores = score_translations(
         translations, references, tokenize=options.tokenize, lowercase=options.lowercase
     )

@@ -23,7 +23,7 @@ from .decoding_options import DecodingOptions
 from .demo_model import demo_model
 from .n_best import Hypothesis
 from .text_translator import TextTranslator
-from .translator import Translator
+from .translator import Translator, first_numbers
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,8 @@ def translate_file(options: TranslateOptions) -> Path | None:
     translator = options.open_texts(processes if processes.num_processes > 1 else None)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     shows_progress = is_terminal or options.output != STANDARD_STREAM
-    translations = _translations(options, translator, shows_progress)
+    blank: list[int] = []
+    translations = _translations(options, translator, shows_progress, blank)
     if not processes.is_main_process:
         for _ in translations:
             pass
@@ -117,15 +118,20 @@ def translate_file(options: TranslateOptions) -> Path | None:
         for text in translations:
             file.write(text)
             file.flush()
+    if blank:
+        logger.warning("there is no text to translate (lines: %s)", first_numbers(blank))
     options.check_failures(translator.failed)
     return None if options.output == STANDARD_STREAM else Path(options.output)
 
 
 def _translations(
-    options: TranslateOptions, translator: Translator | TextTranslator, shows_progress: bool
+    options: TranslateOptions,
+    translator: Translator | TextTranslator,
+    shows_progress: bool,
+    blank: list[int],
 ) -> Iterator[str]:
-    """The texts to write, each for one input line."""
-    lines = _lines(options.input)
+    """The texts to write, each for one input line; numbers of blank lines are added to `blank`."""
+    lines = _noting_blank(_lines(options.input), blank)
     if isinstance(translator, TextTranslator) or (
         options.n_best is None and not options.alignments
     ):
@@ -216,6 +222,13 @@ def write_lines(texts: Iterable[str], file: TextIO) -> int:
 def _line(text: str) -> str:
     """A text as one line: a line feed in a translation must not start a new line of the file."""
     return text.replace("\n", " ") + "\n"
+
+
+def _noting_blank(lines: Iterator[str], blank: list[int]) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            blank.append(number)
+        yield line
 
 
 def _lines(name: str) -> Iterator[str]:

@@ -19,6 +19,7 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints
 
 from .alignment_links import Links
 from .alignments import Aligner, AlignmentHead, saved_head
+from .doubts import doubt, fragment_ids
 from .engines import Engine, TorchEngine
 from .loading import load_engine
 from .n_best import Hypothesis
@@ -57,8 +58,8 @@ class Translator:
     Up to `window` sentences are read ahead and sorted by length, so that batches have little
     padding. A blank sentence translates to an empty one. A sentence of more than the tokenizer's
     `model_max_length` tokens is cut there. A sentence that cannot be translated becomes an empty
-    one and is counted in `failed`; an error at every sentence is raised. Cuts, failures and empty
-    translations are logged with the line number.
+    one and is counted in `failed`; an error at every sentence is raised. Cuts, failures and what
+    `doubt` finds are logged with the line number.
 
     Args:
         model: folder or Hub id; for the engine `"ctranslate2"`, a folder that
@@ -119,6 +120,7 @@ class Translator:
         self.processes = processes
         self.failed: list[int] = []
         self._folder = folder
+        self._fragments = fragment_ids(self.engine.tokenizer)
         self._decode_rows: Decode = self._texts_of_rows
         self._has_translated = False
         self._error: Exception | None = None  # the engine's latest
@@ -304,15 +306,23 @@ class Translator:
         results = [blank] * len(window)
         for index, result in found:
             results[index] = result
-        self._report_empty([window[index].line for index, result in sorted(found) if result == ""])
+        self._report_doubts(window, rows, found)
         return results
 
-    def _report_empty(self, lines: list[int]) -> None:
-        """Log the lines whose translation is empty though their text is not."""
-        is_main = self.processes is None or self.processes.is_main_process
-        if lines and is_main:
-            message = "the model translates %d lines to empty ones: %s"
-            logger.warning(message, len(lines), first_numbers(lines))
+    def _report_doubts(
+        self, window: list[Sentence], rows: dict[int, list[int]], found: list[tuple[int, Any]]
+    ) -> None:
+        """Log the lines whose translation is probably wrong."""
+        if self.processes is not None and not self.processes.is_main_process:
+            return
+        lines: dict[str, list[int]] = {}
+        for index, result in sorted(found, key=lambda pair: pair[0]):
+            text = result if isinstance(result, str) else "".join(one.text for one in result)
+            reason = doubt(rows[index], text, self._fragments)
+            if reason is not None:
+                lines.setdefault(reason, []).append(window[index].line)
+        for reason, numbers in lines.items():
+            logger.warning("%s (lines: %s)", reason, first_numbers(numbers))
 
     def _check_progress(self, rows: dict[int, list[int]], found: list[tuple[int, Any]]) -> None:
         """Raise the engine's error if it has failed at every sentence up to now."""

@@ -2,8 +2,10 @@
 
 import importlib.util
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -67,6 +69,12 @@ def test_the_demo_ends_with_scores_files_and_the_next_commands(tmp_path, monkeyp
     text = demo.demo(demo.read_demo(small.split()))
     assert "  forty-two\n    -> " in text
     assert "All 2 unseen numbers:\nBLEU " in text
+    sentence, app = text.split("\nNext:\n")[1].splitlines()
+    program = shlex.split(sentence.split("|")[1])[0]
+    assert Path(program).is_file()  # the tests' environment is not on the PATH
+    done = subprocess.run(sentence, shell=True, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+    assert app == f"  {program} app --model runs/demo"
     commands = re.findall(r"hf-vanilla (\S+) --model (\S+)", text)
     assert [name for name, _ in commands] == ["translate", "app"]
     assert {name for name, _ in commands} <= COMMANDS.keys()
@@ -78,5 +86,30 @@ def test_the_demo_ends_with_scores_files_and_the_next_commands(tmp_path, monkeyp
 
 def test_without_matplotlib_the_demo_says_how_to_get_the_figure(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    expected = r"no figure of attention: it needs matplotlib (pip install -e '.[plot]')"
-    assert demo._drawn_attention(tmp_path) == expected
+    text = demo._drawn_attention(tmp_path)
+    assert text.startswith("no figure of attention: it needs matplotlib (pip install -e '.[plot]'")
+
+
+def test_the_program_of_the_next_commands_is_the_one_that_this_environment_has(
+    monkeypatch, tmp_path
+):
+    for folder in (tmp_path / "my env", tmp_path / "bare"):
+        (folder / "bin").mkdir(parents=True)
+    program = tmp_path / "my env" / "bin" / "hf-vanilla"
+    program.touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.setenv("PATH", "")
+    assert demo._program() == f"'{program}'"
+    monkeypatch.chdir(tmp_path)
+    assert demo._program() == "'my env/bin/hf-vanilla'"
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert demo._program() == "hf-vanilla"
+    monkeypatch.setattr(sys, "executable", "/x/python")
+    assert demo._program() == "/x/python -m hf_vanilla"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_app_opens_the_named_model():
+    command = ["make", "--dry-run", "app", "MODEL=runs/demo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith('scripts/app.py --model "runs/demo"\n')

@@ -151,6 +151,10 @@ def test_a_first_stage_alone_becomes_the_first_stage(write):
     folder = convert_agentformer(write())
     model = AutoModelForTimeSeriesPrediction.from_pretrained(folder)
     assert type(model).__name__ == "VanillaForJointTrajectoryPrediction"
+    assert (folder / "modeling_vanilla_agentformer.py").is_file()
+    card = (folder / "README.md").read_text()
+    assert "AgentFormer (Yuan et al., 2021), converted from first.p." in card
+    assert f'from_pretrained("{folder.name}")' in card
 
 
 def test_all_tensors_that_do_not_fit_the_yaml_are_named_at_once(write):

@@ -100,8 +100,14 @@ def test_a_folder_of_every_form_gives_equal_logits_and_every_bit_back(
     )
     weights = {rename(n): w.contiguous() for n, w in theirs.state_dict().items()}
     save_file(weights, tmp_path / "theirs" / "model.safetensors", metadata={"format": "pt"})
+    card = "---\nlicense: mit\nmodel-index:\n- name: a\n---\nA card without a title.\n"
+    (tmp_path / "theirs" / "README.md").write_text(card)
     told = {"input": str(tmp_path / "theirs"), "output": str(tmp_path / "ours")}
     convert_detr(DetrOptions(**told))
+    assert (tmp_path / "ours" / "README.md").read_text() == card.replace(
+        "A card", "\nConverted from theirs to hf_vanilla.\n\nA card"
+    )
+    assert (tmp_path / "ours" / "modeling_vanilla_detr.py").is_file()
     ours = VanillaForObjectDetection.from_pretrained(tmp_path / "ours").eval()
     expected = theirs(pixels)
     assert_close(ours(pixels).logits, expected.logits, rtol=0, atol=1e-5)

@@ -221,9 +221,10 @@ def test_the_task_of_a_model_is_read_from_its_config(trained_run, tmp_path):
 
 def test_a_shorter_warmup_lowers_the_files_rate_in_proportion_and_says_so(write, caplog):
     text = "learning_rate: 0.005\nwarmup_steps: 400\n"
-    recipe = read_recipe([*write(text), "--warmup_steps", "60"])
-    assert recipe.train.learning_rate == pytest.approx(0.00075)
-    assert "learning_rate is 0.00075 instead of the recipe's 0.005" in caplog.text
+    for _ in range(2):  # as a sweep does, which says it once
+        recipe = read_recipe([*write(text), "--warmup_steps", "60"])
+        assert recipe.train.learning_rate == pytest.approx(0.00075)
+    assert caplog.text.count("learning_rate is 0.00075 instead of the recipe's 0.005") == 1
 
 
 @pytest.mark.parametrize(

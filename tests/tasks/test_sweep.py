@@ -2,9 +2,12 @@
 
 import gzip
 import json
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +21,16 @@ from hf_vanilla.options import UsageError
 from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.tasks import comparison, comparison_page, comparison_statistics, sweep
 from hf_vanilla.tasks.comparison import CompareOptions, compare_runs
-from hf_vanilla.tasks.sweep import SweepOptions, run_sweep, threads_of_run
+from hf_vanilla.tasks.sweep import (
+    SweepOptions,
+    environments,
+    run_sweep,
+    threads_of_run,
+    visible_gpus,
+)
 from hf_vanilla.tasks.sweep_file import TestSet, read_sweep
+from hf_vanilla.training.checkpointing import all_checkpoints
+from hf_vanilla.training.folder_lock import locked
 from hf_vanilla.training.preparation import RECIPE_FILE
 from hf_vanilla.training.run import train
 from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
@@ -46,7 +57,7 @@ def commands(monkeypatch):
     """Runs the commands of a sweep in this process, and lists them."""
     called = []
 
-    def run(command, **_):
+    def run(self, command, log):
         name, *arguments = command[3:]
         called.append((name, arguments))
         if name == "train":
@@ -55,9 +66,9 @@ def commands(monkeypatch):
             given = dict(zip(arguments[::2], arguments[1::2], strict=True))
             names = {key.removeprefix("--"): value for key, value in given.items()}
             translate_file(TranslateOptions(**{**names, "overwrite": True}))
-        return SimpleNamespace(returncode=0)
+        return 0
 
-    monkeypatch.setattr(sweep.subprocess, "run", run)
+    monkeypatch.setattr(sweep.Children, "run", run)
     return called
 
 
@@ -140,9 +151,7 @@ def test_options_of_a_file_may_be_null_lists_and_sections(corpus_files, tmp_path
 
 def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_path, monkeypatch):
     path = write_sweep(tmp_path, corpus_files)
-    monkeypatch.setattr(
-        sweep.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 1)
-    )
+    monkeypatch.setattr(sweep.Children, "run", lambda *_: 1)
     with pytest.raises(ValueError, match=r"4 of 4 runs failed; see .*small-seed-0.log"):
         run_sweep((path, SweepOptions(processes=2)))
     with pytest.raises(ValueError, match="no run of the sweep is finished"):
@@ -201,6 +210,39 @@ def test_a_test_set_has_as_many_references_as_sources(lines, message, corpus_fil
 )
 def test_runs_at_a_time_share_the_cpus(workers, cpus, given, threads):
     assert threads_of_run(workers, cpus, given) == threads
+
+
+def test_runs_at_a_time_have_a_gpu_each_as_long_as_there_are_enough(monkeypatch):
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,3")
+    chosen = [v["CUDA_VISIBLE_DEVICES"] for v in environments(3, "1", visible_gpus())]
+    assert chosen == ["5", "3", "5"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_gpus() == ["0", "1"]
+    assert environments(1, "4", []) == [{"OMP_NUM_THREADS": "4"}]
+
+
+def test_a_sigterm_ends_the_sweep_and_its_run_with_a_checkpoint(corpus_files, tmp_path):
+    endless = {**small_run.TRAINING, **corpus_files, "max_steps": 10**6, "save_steps": 10**5}
+    endless |= {"dataloader_workers": 1, "model": small_run.MODEL}
+    path = write_sweep(tmp_path, corpus_files, options=endless, runs={"only": {}}, seeds=[0])
+    folder = tmp_path / "runs" / "only-seed-0"
+    command = [sys.executable, "-m", "hf_vanilla", "sweep", str(path), "--processes", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    while not (folder / "log.jsonl").is_file():
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)  # to sweep, run and worker, as Slurm does
+    told, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, told
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # none of them is left
+    assert "Traceback" not in told + (tmp_path / "runs" / "only-seed-0.log").read_text()
+    assert all_checkpoints(folder)
+    with locked(folder):
+        pass
 
 
 @pytest.mark.parametrize("read", [sweep.read_sweep_command, comparison.read_comparison])

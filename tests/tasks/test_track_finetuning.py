@@ -1,6 +1,7 @@
 """Fine-tuning a forecaster by Trainer, from the command line."""
 
 import pytest
+import torch
 from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.data.built_in_tracks import built_in_tracks
@@ -38,8 +39,12 @@ def finetuned(model, tracks, folder, *more):
 
 
 def test_a_finetuned_model_has_a_smaller_error_and_keeps_rate_and_scale(start, tracks, tmp_path):
-    folder = finetuned(start, tracks, tmp_path / "tuned", "--frame_seconds", "0.4")
+    narrow = AutoModelForTimeSeriesPrediction.from_pretrained(start).bfloat16()
+    narrow.save_pretrained(tmp_path / "narrow")
+    narrow = str(tmp_path / "narrow")
+    folder = finetuned(narrow, tracks, tmp_path / "tuned", "--frame_seconds", "0.4")
     model = AutoModelForTimeSeriesPrediction.from_pretrained(folder)
+    assert model.dtype == torch.float32  # small steps would be lost in bfloat16
     assert (model.config.step_seconds, model.config.velocity_std) == (0.4, 0.3)
     assert model.config.largest_step > 0.3
     card = (folder / "README.md").read_text(encoding="utf-8")

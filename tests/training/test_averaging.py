@@ -1,11 +1,15 @@
 """The mean of checkpoints is the plain mean; a model folder of it loads by the Auto classes."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import small_run
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
+from hf_vanilla.hub.card import languages_of
 from hf_vanilla.recipes.tasks import task_measures
 from hf_vanilla.training.averaging import AverageOptions, average_checkpoints, average_run
 from hf_vanilla.training.checkpointing import all_checkpoints, best_checkpoints
@@ -94,6 +98,26 @@ def test_a_runs_checkpoints_become_a_model_folder(trained_run, tmp_path):
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert model.generation_config.length_penalty_form == "gnmt"
     assert AutoTokenizer.from_pretrained(folder)("one").input_ids[-1] == model.config.eos_token_id
+
+
+def test_the_mean_keeps_card_and_alignment_head_of_the_run(trained_run, tmp_path):
+    run = Path(shutil.copytree(trained_run, tmp_path / "run"))
+    (run / "README.md").write_text(
+        "---\nlicense: mit\n# of the Hub\nmodel-index:\n- name: run\n  results: []\ntags:\n- a\n"
+        "---\n\n# run\n\n- Translates: en to de\n"
+    )
+    (run / "alignment.json").write_text('{"layer": 0}')
+    folder = average_run(AverageOptions(run=str(run), output=str(tmp_path / "mean"), last=2))
+    assert (folder / "README.md").read_text() == (
+        "---\nlicense: mit\n# of the Hub\ntags:\n- a\n---\n\n# run\n\nMean of checkpoint-350, "
+        "checkpoint-400 of run, by `hf-vanilla average`. Scores on this card are those of the "
+        "model before.\n\n- Translates: en to de\n"
+    )
+    assert languages_of(str(folder)) == ("en", "de")
+    assert (folder / "alignment.json").read_text() == '{"layer": 0}'
+    (run / "README.md").unlink()  # a run that has not ended has none
+    second = average_run(AverageOptions(run=str(run), output=str(tmp_path / "second"), last=2))
+    assert not (second / "README.md").exists()
 
 
 def test_the_mean_of_as_many_as_in_training_is_the_model_of_the_run(trained_run, tmp_path):

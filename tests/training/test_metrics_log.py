@@ -22,7 +22,7 @@ from hf_vanilla.training.metrics_log import (
 )
 from hf_vanilla.training.run import train
 from hf_vanilla.training.task import Work
-from hf_vanilla.training.train_step import MicroBatch, StepResult
+from hf_vanilla.training.train_step import StepResult
 
 # --- the log -----------------------------------------------------------------------------------
 
@@ -76,7 +76,6 @@ def test_saving_between_two_lines_leaves_the_speed_alone(corpus_files, tmp_path,
     task = SimpleNamespace(
         items="windows",
         counted=("steps",),
-        work=lambda _, batch: works[batch],
         derived=lambda _: {},
     )
     recipe = small_run.recipe(tmp_path, corpus_files)
@@ -86,9 +85,8 @@ def test_saving_between_two_lines_leaves_the_speed_alone(corpus_files, tmp_path,
             now[0] = 2.0
             with log.paused():
                 now[0] = 52.0
-        part = MicroBatch(step, name, is_last=True)
         loss = {"loss": torch.tensor(1.0)}
-        log.add(StepResult(step, 0.1, torch.tensor([7]), loss, [part]))
+        log.add(StepResult(step, 0.1, torch.tensor([7]), loss, [step]), works[name])
     now[0] = 55.0
     progress = Progress(step=2)
     entry = log.train_line(progress, log.read(None, progress))

@@ -10,6 +10,7 @@ import small_run
 import torch
 from safetensors.torch import load_file
 
+from hf_vanilla.tasks.translation import TranslationTask
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.run import train
@@ -35,6 +36,13 @@ def edit(path, old, new):
     text = Path(path).read_text(encoding="utf-8")
     assert old in text
     Path(path).write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def test_weights_are_trained_in_float32_whatever_a_task_loads(files, tmp_path, monkeypatch):
+    make = TranslationTask.model
+    monkeypatch.setattr(TranslationTask, "model", lambda task: make(task).bfloat16())
+    run = prepare_run(small_run.recipe(tmp_path / "run", files))
+    assert run.model.dtype == torch.float32
 
 
 # --- data, tokenizer, config -------------------------------------------------------------------

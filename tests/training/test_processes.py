@@ -13,6 +13,7 @@ from hf_vanilla.recipes.recipe import TrainRecipe
 from hf_vanilla.training import processes
 from hf_vanilla.training.processes import (
     PEAK_FLOPS,
+    check_settings_of_accelerate,
     chosen_precision,
     chosen_trackers,
     is_slow_bf16,
@@ -151,6 +152,31 @@ def test_two_processes_that_do_not_know_each_other_are_refused(
     monkeypatch.setattr(processes, "Accelerator", lambda **_: Alone())
     with pytest.raises(ValueError, match=r"2 processes were launched.*--use_cpu True"):
         make_accelerator(small_run.recipe(tmp_path, corpus_files, use_cpu=False).train)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "_STEPS=4: .* divide every gradient"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "set to FSDP 1, .*fsdp_version 2"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1"}, "set to FSDP 1, "),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "set to DeepSpeed, .* MULTI_GPU"),
+    ],
+)
+def test_settings_that_would_change_gradients_or_save_shards_are_refused(
+    monkeypatch, environment, message
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        make_accelerator(TrainRecipe(use_cpu=True))
+
+
+def test_fsdp_2_is_not_refused(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    check_settings_of_accelerate()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import signal
 from itertools import islice
 
 import pytest
@@ -94,7 +96,9 @@ def test_the_log_tells_loss_rate_and_tokens_by_step(corpus_files, tmp_path):
     folder = train(small_run.recipe(tmp_path / "run", corpus_files, eval_steps=4))
     entries = log_of(folder)
     assert [e["step"] for e in entries if "loss" in e] == [2, 4, 6]
-    assert [e["step"] for e in entries if "validation_nll" in e] == [4, 6, 6]  # last: the mean's
+    assert [e["step"] for e in entries if "validation_nll" in e] == [4, 6, 6, 6]
+    models = [e["model"] for e in entries if "model" in e]  # at the end; checkpoint 6 is the best
+    assert sorted(models) == ["checkpoint 6", "mean of checkpoints 2, 4, 6"]
     tokens = [e["target_tokens"] for e in entries if "loss" in e]
     assert tokens == sorted(tokens)
     assert tokens[-1] <= 6 * small_run.TRAINING["tokens_per_step"]
@@ -115,7 +119,8 @@ def test_the_log_counts_every_target_token_once(corpus_files, tmp_path):
     batches = [part.batch for _, parts in steps for part in parts]
     real = sum(int((batch["labels"] >= 0).sum()) for batch in batches)
     train(recipe)
-    assert log_of(tmp_path / "run")[-3]["target_tokens"] == real
+    counted = [e["target_tokens"] for e in log_of(tmp_path / "run") if "loss" in e]
+    assert counted[-1] == real
 
 
 def test_the_loss_goes_down(trained_run):
@@ -141,7 +146,8 @@ def test_validation_scores_as_many_sentences_as_asked_and_all_at_the_end(corpus_
     validations = [e for e in log_of(folder) if "validation_nll" in e]
     assert all("bleu" in e for e in validations)
     pairs = small_run.digit_pairs()[small_run.TRAIN :]
-    for entry, count in zip(validations, [2] * (len(validations) - 1) + [3], strict=True):
+    for entry in validations:
+        count = 3 if entry["averaged_checkpoints"] else 2
         shown = [(sample["source"], sample["reference"]) for sample in entry["samples"]]
         assert shown == pairs[:count]
         assert all(isinstance(sample["translation"], str) for sample in entry["samples"])
@@ -161,9 +167,9 @@ def test_a_run_without_validation_files_needs_none(corpus_files, tmp_path):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_saved_model_is_the_mean_of_the_last_checkpoints(corpus_files, tmp_path, count):
-    recipe = small_run.recipe(
-        tmp_path / "run", corpus_files, max_steps=7, average_checkpoints=count
-    )
+    # without a validation set nobody knows a better one
+    files = {name: corpus_files[name] for name in ("train_source", "train_target")}
+    recipe = small_run.recipe(tmp_path / "run", files, max_steps=7, average_checkpoints=count)
     folder = train(recipe)
     names = ["checkpoint-7", "checkpoint-6", "checkpoint-4"][:count]
     parts = [small_run.weights(folder / name) for name in names]
@@ -201,6 +207,31 @@ def test_an_interrupted_run_goes_on_to_the_very_same_weights(
     assert [p.name for p in all_checkpoints(folder)] == [
         p.name for p in all_checkpoints(undisturbed)
     ]
+
+
+def test_sigterm_saves_a_checkpoint_after_the_step_and_changes_nothing_in_the_end(
+    corpus_files, tmp_path, monkeypatch, undisturbed
+):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=11, tokens_per_batch=120)
+    counting = training.sum_counts
+
+    def terminated(run, micro_batches):
+        if micro_batches[0].number // run.per_step == 8:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return counting(run, micro_batches)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "sum_counts", terminated)
+        with pytest.raises(SystemExit) as stopped:
+            train(recipe)
+    assert stopped.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert all_checkpoints(tmp_path / "run")[-1].name == "checkpoint-9"  # save_steps is 2
+    folder = train(recipe)
+    # checkpoint 9 is not one of those that are averaged
+    assert_same_weights(folder, undisturbed, **EXACTLY)
+    assert not (folder / "checkpoint-9").exists()
 
 
 def test_a_resumed_run_counts_tokens_as_an_undisturbed_one(
@@ -377,10 +408,10 @@ def test_a_tokenizer_of_an_earlier_run_can_be_used(corpus_files, trained_run, tm
 
 def scripted(monkeypatch, nlls):
     """Validation that finds these values, one after the other, whatever the weights are."""
-    values = dict(enumerate(nlls, start=1))
+    values = iter(nlls)
 
-    def measured(run, log, progress, model, *, averaged=0):
-        return Validation({"nll": 0.0 if averaged else values[progress.step]})
+    def measured(run, model, *, is_final=False):
+        return Validation({"nll": 0.0 if is_final else next(values)})
 
     monkeypatch.setattr(training, "_measure", measured)
 
@@ -433,15 +464,33 @@ def test_a_higher_bleu_is_the_better_one(corpus_files, tmp_path):
         assert (progress.best, progress.stale) == (best, stale)
 
 
-@pytest.mark.parametrize(("mean", "is_told"), [(2.5, True), (1.5, False)])
-def test_a_mean_worse_than_its_last_checkpoint_is_told(
-    corpus_files, tmp_path, monkeypatch, caplog, mean, is_told
+@pytest.mark.parametrize(
+    ("last", "best", "mean", "delivered"),
+    [
+        (3.0, 2.0, 1.0, "mean of checkpoints 4, 5, 6"),
+        (3.0, 2.0, 2.5, "checkpoint 2"),
+        (1.0, 2.0, 2.5, "checkpoint 6"),
+        (2.0, 2.0, 2.0, "mean of checkpoints 4, 5, 6"),
+        (math.nan, 2.0, math.nan, "checkpoint 2"),
+    ],
+)
+def test_the_finished_model_is_the_best_of_mean_best_checkpoint_and_last(
+    corpus_files, tmp_path, monkeypatch, caplog, last, best, mean, delivered
 ):
-    values = iter([3.0, 2.0, mean])  # steps 3 and 6, then the mean
+    # checkpoint 2 is the best of those in training; then come the candidates
+    values = iter([5.0, 1.5, 4.0, 4.0, 4.0, 4.0, last, best, mean])
     monkeypatch.setattr(translation, "validation_nll", lambda *_, **__: next(values))
-    train(small_run.recipe(tmp_path / "run", corpus_files, eval_steps=3))
-    told = "the mean (validation NLL 2.500) is worse than step 6 alone (2.000)"
-    assert (told in caplog.text) == is_told
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, eval_steps=1, save_steps=1)
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        folder = train(recipe)
+    assert f"wrote {delivered} to {folder}, in float32: the best by validation NLL (" in caplog.text
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"| finished model | {delivered} |" in card
+    assert log_of(folder)[-1]["model"] == delivered
+    steps = delivered.split("checkpoint")[1].lstrip("s").split(",")
+    parts = [small_run.weights(folder / f"checkpoint-{int(step)}") for step in steps]
+    for name, weight in small_run.weights(folder).items():
+        torch.testing.assert_close(weight, torch.stack([part[name] for part in parts]).mean(0))
 
 
 # --- told once ---------------------------------------------------------------------------------

@@ -1,18 +1,21 @@
 """What a run says when something is wrong: after Ctrl-C, in divergence, on a busy machine."""
 
 import json
+import logging
 import os
 from pathlib import Path
 
 import pytest
 import small_run
 import torch
+from accelerate import PartialState
 
 from hf_vanilla.training import metrics_log
 from hf_vanilla.training import run as training
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.metrics_log import Progress
 from hf_vanilla.training.preparation import prepare_run
+from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.run import compare, train
 from hf_vanilla.training.task import Validation
 
@@ -58,12 +61,25 @@ def test_a_validation_much_worse_than_the_best_is_reported_at_every_second_one(p
 
 @pytest.mark.parametrize(
     ("values", "is_reported"),
-    [({"nll": 9.0, "bleu": 0.0}, True), ({"nll": 9.0, "bleu": 0.1}, False), ({"nll": 9.0}, False)],
+    [
+        ({"nll": 9.0, "bleu": 0.0, "exact_match": 0.0}, True),
+        ({"nll": 9.0, "bleu": 0.1, "exact_match": 0.0}, False),  # as is usual for sentences
+        ({"nll": 9.0}, False),
+    ],
     ids=str,
 )
 def test_a_bleu_of_0_at_the_end_is_reported(prepared, caplog, values, is_reported):
     training._warn_of_no_success(prepared, Validation(values))
     assert ("validation BLEU of the finished model is 0: train" in caplog.text) == is_reported
+    assert caplog.text.count("finished model") == is_reported
+
+
+def test_a_message_names_its_process_only_where_there_are_several(caplog, monkeypatch):
+    logger = MainProcessLogger(logging.getLogger("hf_vanilla.x"), {})
+    logger.warning("one")
+    monkeypatch.setitem(PartialState._shared_state, "num_processes", 2)
+    logger.warning("of two")
+    assert caplog.messages == ["one", "[RANK 0] of two"]
 
 
 @pytest.mark.parametrize(("factor", "count"), [(0.0, 1), (1e9, 0)])

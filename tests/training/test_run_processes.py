@@ -170,10 +170,10 @@ def test_a_sharded_model_is_saved_and_measured_whole(tmp_path):
     assert done.stdout == "whole\n"
 
 
-def test_running_statistics_are_averaged_over_processes(tmp_path):
-    done = torchrun(ROOT / "tests" / "statistics_program.py")
+def test_processes_average_running_statistics_and_refuse_to_have_a_folder_each(tmp_path):
+    done = torchrun(ROOT / "tests" / "two_processes_program.py", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "averaged\n"
+    assert done.stdout == "agreed\n"
 
 
 def test_ctrl_c_ends_two_processes_without_a_traceback_of_ours(corpus_files, tmp_path):

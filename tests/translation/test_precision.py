@@ -1,5 +1,6 @@
 """Loading a translator in float32, bfloat16 or int8, and the command that writes int8."""
 
+import json
 import logging
 import random
 
@@ -18,6 +19,7 @@ from hf_vanilla import (
 from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
 from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
 from hf_vanilla.data.corpus import number_words
+from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.quantization_vanilla import is_quantized
 from hf_vanilla.models.search_vanilla_gate import is_as_built
 from hf_vanilla.translation import precision
@@ -80,7 +82,20 @@ def test_a_quantized_folder_loads_as_int8_and_equals_a_model_quantized_while_loa
     assert is_quantized(again)
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (int8_folder, trained_run)]
     assert sizes[0] < 0.5 * sizes[1]
-    assert (int8_folder / "README.md").read_text() == (trained_run / "README.md").read_text()
+
+
+def test_a_quantized_folder_keeps_code_and_card_and_says_that_it_is_int8(trained_run, int8_folder):
+    assert (int8_folder / "modeling_vanilla.py").is_file()
+    config = json.loads((int8_folder / "config.json").read_text())
+    assert config["auto_map"]["AutoModelForSeq2SeqLM"].startswith("modeling_vanilla.")
+    card = (int8_folder / "README.md").read_text()
+    made = f"\nint8 weights, made from {trained_run.name} by `hf-vanilla quantize`."
+    assert made in card
+    before = (trained_run / "README.md").read_text()
+    assert set(before.splitlines()) - set(card.splitlines()) <= set(
+        before.split("model-index:")[-1].split("---")[0].splitlines()
+    )
+    assert languages_of(str(int8_folder)) == languages_of(str(trained_run))
 
 
 @pytest.mark.usefixtures("instructions")

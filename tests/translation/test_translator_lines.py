@@ -65,7 +65,7 @@ def test_empty_translations_are_reported_with_their_lines_but_blank_lines_are_no
     texts, warnings = warnings_of(lambda: list(translator.translate(lines)))
     assert [line for line, text in enumerate(texts, start=1) if text] == [1, 4, 17]
     numbers = "3, 5, 6, 7, 8, 9, 10, 11, 12, 13, ..."
-    assert warnings == [f"the model translates 13 lines to empty ones: {numbers}"]
+    assert warnings == [f"the translation is empty (lines: {numbers})"]
     assert translator.failed == []
 
 
