@@ -256,10 +256,12 @@ def run(
             2: the command line cannot be parsed; 130: Ctrl-C; 141: the reader of stdout is gone.
     """
     from huggingface_hub.errors import StrictDataclassError
+    from transformers import dynamic_module_utils
 
     from hf_vanilla.options import UsageError, parse_options
 
     _set_up_logging()
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # or it asks on stdin, which is often the input
     with _exit_without_traceback():
         try:
             readers, arguments = [_resolve(option) for option in options], sys.argv[1:]

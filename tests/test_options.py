@@ -151,3 +151,25 @@ def test_every_installation_hint_names_an_extra_that_exists():
     named = set(re.findall(r"install_hint\([\"'](\w+)[\"']\)", text))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert {"plot", "app"} <= named <= set(project["optional-dependencies"])
+
+
+def test_yaml_that_would_grow_or_nest_without_end_is_refused_in_one_line(tmp_path):
+    grown = [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    bomb = f"a: [&a0 [x, x], {', '.join(grown)}]"  # 2 * 10^8 values
+    for text, reason in {
+        bomb: "it has the alias",
+        "a: " + "[" * 5000: "more than 50 levels",
+        "a: !!int x": "is not YAML",
+        "a: !!timestamp x": "is not YAML",
+        "a: 2021-99-99": "is not YAML",
+        "? [1]\n: 2": "is not YAML",
+    }.items():
+        (tmp_path / "x.yaml").write_text(text)
+        for read in (lambda: yaml_value(text), lambda: read_yaml(tmp_path / "x.yaml")):  # noqa: B023
+            with pytest.raises(ValueError, match=reason) as caught:
+                read()
+            assert len(str(caught.value)) < 500
+            assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=r"a must hold keys and values, not \[") as caught:
+        check_names("a", list(range(10**6)), ())
+    assert len(str(caught.value)) < 500

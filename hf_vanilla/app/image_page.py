@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 TITLE = "What is in the picture? Labels and attention"
+DRAWN_SIDE = 512  # longest side of a drawing in pixels
 SCALE = 1000  # weights are sent as integers, which keeps the answer small
 
 
@@ -110,6 +111,8 @@ class ImagePage:
 def centred(drawing: "Image") -> "Image":
     """A light drawing on black: its bounding box on a black square as high or wide as the box.
 
+    A box with a side above `DRAWN_SIDE` is scaled down to it.
+
     Raises:
         ValueError: nothing is drawn.
     """
@@ -119,6 +122,7 @@ def centred(drawing: "Image") -> "Image":
     if box is None:
         raise ValueError("Nothing is drawn: draw with the pressed mouse button, or with a finger.")
     content = drawing.crop(box)
+    content.thumbnail((DRAWN_SIDE, DRAWN_SIDE))
     side = max(content.size)
     square = Image.new("RGB", (side, side))
     square.paste(content, ((side - content.width) // 2, (side - content.height) // 2))

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import threading
 from typing import TYPE_CHECKING
 
 from hf_vanilla.data.image_files import open_image
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
+_DECODING = threading.Lock()  # one at a time: many large pictures together would fill the memory
 
 
 def received_picture(url: str) -> "Image":
@@ -27,7 +29,8 @@ def received_picture(url: str) -> "Image":
         file = io.BytesIO(base64.b64decode(content, validate=True))
     except ValueError:
         raise ValueError("The picture did not arrive whole: send it again.") from None
-    return open_image(file, name="The picture")
+    with _DECODING:
+        return open_image(file, name="The picture")
 
 
 def picture_url(image: "Image") -> str:

@@ -66,6 +66,7 @@ class TextPage:
         self.sentence = sentence
         self.fixed_model = fixed_model
         self.models_folder = models_folder
+        self.shown = PLUS.join(map(public_name, names_in(model)))  # visitors never see its folder
         self.service = Service(dtype=dtype, max_tokens=max_tokens)
         self.language = _language(model)  # once: a card of the Hub is asked for over the network
         self.beams = min(self.service.num_beams(model), MAX_BEAMS)
@@ -75,7 +76,7 @@ class TextPage:
         given = [] if self.sentence is None else [self.sentence]
         examples = EXAMPLES if self.model == demo_model() else ()
         return {
-            "model": self.model,
+            "model": self.shown,
             # of a link, which serves on other machines too
             "shortName": PLUS.join(Path(one).name for one in names_in(self.model)),
             "about": self._about(self.model),
@@ -123,7 +124,8 @@ class TextPage:
     def _answer(self, result: Result) -> dict[str, Any]:
         words = self.service.align(result.model, result.sentence, result.attentions)
         answer = answer_of_result(result, self.service.tokenizer(result.model), words)
-        return {**answer, "doubt": self.service.doubt(result)}
+        shown = self.shown if result.model == self.model else result.model
+        return {**answer, "model": shown, "doubt": self.service.doubt(result)}
 
     def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""
@@ -155,7 +157,8 @@ class TextPage:
         Raises:
             ValueError: it is in a folder that visitors cannot read.
         """
-        name = self.model if self.fixed_model else str(asked.get("model") or "").strip()
+        asked_name = str(asked.get("model") or "").strip()
+        name = self.model if self.fixed_model or asked_name == self.shown else asked_name
         for one in names_in(name):
             self._check_folder(one)
         return name

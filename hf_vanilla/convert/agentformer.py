@@ -15,7 +15,7 @@ from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentForm
 from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import read_yaml
+from hf_vanilla.options import checked, read_yaml, shown
 
 from .checkpoint_files import read_checkpoint
 from .weight_names import Renamed, load_renamed, rename_to_ours
@@ -135,7 +135,7 @@ def convert_agentformer(options: AgentFormerOptions) -> Path:
         maps = rename_to_ours(_weights(options.second), SECOND_STAGE)
         both = _joined(renamed, maps)
         load_renamed(model, both, origin=f"{options.input} with {options.second}")
-    scene = settings.get("dataset")
+    scene = str(settings.get("dataset"))
     if scene in PUBLISHED and options.second is not None:
         logger.info(
             "published for %s: best of 20 %s m; compare with: hf-vanilla evaluate --model %s "
@@ -162,26 +162,27 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
         ValueError: it is a model with a raster map, or settings are missing or are not those of our
             model; the message names all of them.
     """
-    inputs = [settings.get(key) or [] for key in ("input_type", "fut_input_type", "dec_input_type")]
+    keys = ("input_type", "fut_input_type", "dec_input_type")
+    inputs = [checked(settings.get(key) or [], (list, str), f"{origin}: {key}") for key in keys]
     if settings.get("use_map") or any("map" in kinds for kinds in inputs):
         raise ValueError(f"{origin} is a model with a raster map, which our model does not read")
     wrong = _differences(settings, FIXED, "")
     for name, fixed in FIXED_OF_STACK.items():
-        stack = settings.get(name) or {}
+        stack = _section(settings, name)
         wrong += _differences(stack, fixed, f"{name}.")
         unknown = sorted({*stack} - {*fixed, *READ_OF_STACK})
-        wrong += [f"{name}.{key}={stack[key]!r}, which is unknown" for key in unknown]
-    losses = settings.get("loss_cfg") or {}
+        wrong += [f"{name}.{key}={shown(stack[key])}, which is unknown" for key in unknown]
+    losses = _section(settings, "loss_cfg")
     wrong += _losses_that_differ(losses)
-    stacks = [settings.get(name) or {} for name in ("future_encoder", "future_decoder")]
-    hidden = [list(stack.get("out_mlp_dim") or []) for stack in stacks]
+    stacks = [_section(settings, name) for name in ("future_encoder", "future_decoder")]
+    hidden = [checked(stack.get("out_mlp_dim") or [], list, "out_mlp_dim") for stack in stacks]
     if hidden[0] != hidden[1]:
         wrong.append(f"out_mlp_dim={hidden[0]} of future_encoder and {hidden[1]} of future_decoder")
     needed = ("past_frames", "future_frames", "tf_model_dim", "tf_ff_dim", "tf_nhead", "tf_dropout")
     wrong += [f"no {key}" for key in (*needed, "nz") if key not in settings]
     if wrong:
         raise ValueError(f"{origin} is not the model of ETH and UCY: {'; '.join(wrong)}")
-    distance = settings.get("conn_dist", ALL_CONNECTED)
+    distance = checked(settings.get("conn_dist", ALL_CONNECTED), (int, float), "conn_dist")
     sizes = {
         f"{side}_{what}": settings[key]
         for side in ("encoder", "decoder")
@@ -201,7 +202,7 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
         "latent_dim": settings["nz"],
         "head_dims": hidden[0],
         "d_model": settings["tf_model_dim"],
-        "encoder_layers": (settings.get("context_encoder") or {}).get("nlayer", 6),
+        "encoder_layers": _section(settings, "context_encoder").get("nlayer", 6),
         "posterior_layers": stacks[0].get("nlayer", 6),
         "decoder_layers": stacks[1].get("nlayer", 6),
         "reconstruction_weight": _of_loss(losses, "mse", "weight", 1.0),
@@ -217,13 +218,13 @@ def second_stage_fields(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a loss is not that of our model.
     """
-    losses = settings.get("loss_cfg") or {}
+    losses = _section(settings, "loss_cfg")
     wrong = _losses_that_differ(losses)
     if wrong:
         raise ValueError(f"the second stage is not the model of ETH and UCY: {'; '.join(wrong)}")
     return {
         "num_modes": settings.get("sample_k", 20),
-        "map_dims": list(settings.get("qnet_mlp", [512, 256])),
+        "map_dims": checked(settings.get("qnet_mlp", [512, 256]), list, "qnet_mlp"),
         "map_divergence_weight": _of_loss(losses, "kld", "weight", 0.1),
         "map_divergence_floor": _of_loss(losses, "kld", "min_clip", 10.0),
         "map_reconstruction_weight": _of_loss(losses, "recon", "weight", 5.0),
@@ -237,22 +238,26 @@ def _differences(
 ) -> list[str]:
     """What differs from our model, in words."""
     return [
-        f"{prefix}{key}={settings.get(key, default)!r} instead of {wanted!r}"
+        f"{prefix}{key}={shown(settings.get(key, default))} instead of {wanted!r}"
         for key, (wanted, default) in fixed.items()
         if settings.get(key, default) != wanted
     ]
 
 
 def _losses_that_differ(losses: Mapping[str, Any]) -> list[str]:
-    parts = [_differences(losses[name] or {}, FIXED_OF_LOSS, f"{name}.") for name in losses]
+    parts = [_differences(_section(losses, name), FIXED_OF_LOSS, f"{name}.") for name in losses]
     return [f"loss_cfg.{difference}" for part in parts for difference in part]
+
+
+def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return checked(settings.get(name) or {}, dict, name)
 
 
 def _of_loss(losses: Mapping[str, Any], name: str, key: str, default: float) -> float:
     """A number of one loss; a loss that is not among those listed has no weight."""
     if key == "weight" and losses and name not in losses:
         return 0.0
-    return (losses.get(name) or {}).get(key, default)
+    return _section(losses, name).get(key, default)
 
 
 def _weights(path: str) -> dict[str, Tensor]:

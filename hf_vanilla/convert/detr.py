@@ -14,6 +14,7 @@ from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorP
 
 from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.hub.card import carry_over
+from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -85,10 +86,11 @@ def convert_detr(options: DetrOptions) -> Path:
             processor = DetrImageProcessorPil()
         else:
             if not source.is_dir():
-                source = Path(snapshot_download(options.input))
+                with found_on_hub(source):
+                    source = Path(snapshot_download(options.input))
             weights = _folder_weights(source)
             config = config_of_folder(source)
-            processor = DetrImageProcessorPil.from_pretrained(source)
+            processor = load_saved(DetrImageProcessorPil, source)
         model = from_detr(
             weights, config, origin=options.input, without_masks=options.without_masks
         )

@@ -15,6 +15,7 @@ from transformers import GenerationConfig
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
+from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -106,11 +107,8 @@ def _folder(name: str) -> Path:
     """A local folder, or the files of a Hub id."""
     if Path(name).is_dir():
         return Path(name)
-    try:
+    with found_on_hub(name):
         return Path(snapshot_download(name, allow_patterns=[*FILES, GENERATION]))
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -212,7 +210,7 @@ def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
     saved = folder / GENERATION
     if saved.is_file():
         _check_decoding(_read_json(saved), saved)
-        decoding = GenerationConfig.from_pretrained(folder)
+        decoding = load_saved(GenerationConfig, folder)
     else:
         given = {name: settings.get(name, value) for name, value in DECODING.items()}
         _check_decoding(given, folder / "config.json")

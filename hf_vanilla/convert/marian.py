@@ -17,12 +17,12 @@ from transformers import (
     AutoTokenizer,
     MarianConfig,
     MarianMTModel,
-    PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
+from hf_vanilla.loading import load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -254,11 +254,7 @@ def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
     """The model in float32, its loading info, and flags that our model cannot express."""
     if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))):
         raise ValueError(f"{name} is {toolkit}")
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+    settings = read_settings(name)
     if (kind := settings.get("model_type")) != "marian":
         raise ValueError(f"{name} is a model of type {kind!r}: give one of type 'marian'")
     faults = [
@@ -266,33 +262,16 @@ def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
         for flag, (value, why) in FOREIGN_FLAGS.items()
         if settings.get(flag) is value
     ]
-    report = logging.getLogger("transformers.modeling_utils")  # hide its report: our message has it
-    level = report.level
-    report.setLevel(logging.ERROR)
-    try:
-        theirs, loading = MarianMTModel.from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except Exception as error:  # damaged files raise many different exceptions
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"{name}: its weights cannot be read ({reason}): download it again"
-        ) from None
-    finally:
-        report.setLevel(level)
+    theirs, loading = load_with_report(MarianMTModel, name, dtype=torch.float32)
     return theirs.eval(), loading, faults
 
 
 def _read_tokenizer(name: str) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(name)
-    except ImportError:
-        raise
-    except Exception as error:  # each missing file raises a different exception
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return load_saved(AutoTokenizer, name)
+    except (OSError, ValueError) as error:
         raise ValueError(
-            f"{name}: its tokenizer cannot be read ({reason}): put source.spm, target.spm and "
-            "vocab.json into the same folder"
+            f"{error}, with source.spm, target.spm and vocab.json in the same folder"
         ) from None
 
 

@@ -14,7 +14,7 @@ from zipfile import is_zipfile
 import numpy as np
 import yaml
 
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import install_hint, yaml_value
 
 DECODER = "decoder.yml"
 _ID = re.compile(r"[0-9]{1,9}")
@@ -69,11 +69,7 @@ def read_yaml(text: str, origin: str) -> dict[str, Any]:
     Raises:
         ValueError: the text is no mapping.
     """
-    try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{origin} is no YAML ({reason:.80}): download it again") from None
+    content = yaml_value(text, origin)
     if not isinstance(content, dict):
         raise ValueError(f"{origin} must hold keys and values")
     return {name: value for name, value in content.items() if value is not None}

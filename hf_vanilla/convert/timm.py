@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import PILImageResampling
 
 from hf_vanilla.files import whole_folder, write_text
+from hf_vanilla.loading import found_on_hub
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
@@ -214,12 +214,9 @@ def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if path.is_dir():
         weights, settings = path / "model.safetensors", path / "config.json"
     else:
-        try:
+        with found_on_hub(name):
             weights = Path(hf_hub_download(name, "model.safetensors"))
             settings = Path(hf_hub_download(name, "config.json"))
-        except (HfHubHTTPError, HFValidationError, OSError) as error:
-            reason = str(error).splitlines()[0]
-            raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
     try:
         told = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     except ValueError as error:

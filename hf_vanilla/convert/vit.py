@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import (
     AutoImageProcessor,
-    PreTrainedConfig,
     PreTrainedModel,
     ViTConfig,
     ViTForImageClassification,
@@ -19,6 +18,7 @@ from transformers import (
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
+from hf_vanilla.loading import load_model, load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.saving_vanilla import code_beside_weights
@@ -217,18 +217,18 @@ def read_image_model(name: str) -> VanillaForImageClassification | VanillaVitMod
         ValueError: it is another kind of model.
         OSError: nothing is found under that name.
     """
-    settings = _read_settings(name)
+    settings = read_settings(name)
     if (kind := settings.get("model_type")) != "vanilla_vit":
         raise ValueError(f"{name} is a model of type {kind!r}: give one of type 'vanilla_vit'")
     has_head = "VanillaVitModel" not in (settings.get("architectures") or [])
     model = VanillaForImageClassification if has_head else VanillaVitModel
-    return model.from_pretrained(name, dtype=torch.float32).eval()
+    return load_model(model, name, dtype=torch.float32)
 
 
 def read_image_processor(name: str, config: VanillaVitConfig) -> Any:
     """The image processor of a folder or Hub id; without one, that of the authors' models."""
     try:
-        return AutoImageProcessor.from_pretrained(name)
+        return load_saved(AutoImageProcessor, name)
     except OSError:
         logger.warning("%s has no image processor: values are scaled to -1..1 instead", name)
         return authors_processor(config)
@@ -277,18 +277,9 @@ def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _read_settings(name: str) -> dict[str, Any]:
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
-    return settings
-
-
 def _read_vit(name: str) -> tuple[ViTForImageClassification | ViTModel, dict[str, Any]]:
     """The model in float32, and what transformers reports of its tensors."""
-    settings = _read_settings(name)
+    settings = read_settings(name)
     if (kind := settings.get("model_type")) != "vit":
         why = f" ({FOREIGN_TYPES[kind]})" if kind in FOREIGN_TYPES else ""
         raise ValueError(f"{name} is a model of type {kind!r}{why}: give one of type 'vit'")
@@ -297,20 +288,7 @@ def _read_vit(name: str) -> tuple[ViTForImageClassification | ViTModel, dict[str
         raise ValueError(
             f"{name} is a {architecture}: give one of {', '.join(sorted(ARCHITECTURES))}"
         )
-    report = logging.getLogger("transformers.modeling_utils")  # its table says what we say below
-    level = report.level
-    report.setLevel(logging.ERROR)
-    try:
-        theirs, loading = ARCHITECTURES[architecture].from_pretrained(
-            name, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    except Exception as error:  # a damaged file fails in many ways, and none of them says so
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"{name}: its weights cannot be read ({reason}): download it again"
-        ) from None
-    finally:
-        report.setLevel(level)
+    theirs, loading = load_with_report(ARCHITECTURES[architecture], name, dtype=torch.float32)
     return theirs.eval(), loading
 
 

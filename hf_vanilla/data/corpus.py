@@ -6,18 +6,24 @@ import json
 import random
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
+from io import BufferedIOBase
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from stat import S_IROTH
+from typing import Any, BinaryIO
 
-from datasets import Dataset, DatasetDict, IterableDataset, load_dataset, load_from_disk
+import datasets
+from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
+
+from hf_vanilla.loading import load_rows
 
 BUILT_IN_CORPUS = "numbers"
 # the built-in corpus has all numbers below DENSE, and SPARSE larger ones
 DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
 EVALUATION_PAIRS = 1_000  # of validation and of test
+LONGEST_LINE = 2**24  # bytes; a .gz file of 2 MB can hold one of gigabytes
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -53,13 +59,19 @@ def check_text_file(path: str | Path) -> Path:
     return path
 
 
-def decoded_lines(file: Iterable[bytes], name: str) -> Iterator[str]:
+def decoded_lines(file: BufferedIOBase | BinaryIO, name: str) -> Iterator[str]:
     """The lines of a binary stream as text, without line ends; `name` is for the error message.
 
     Raises:
-        ValueError: a line is not UTF-8.
+        ValueError: a line is not UTF-8, or longer than `LONGEST_LINE`.
     """
-    for number, line in enumerate(file, start=1):
+    lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
+    for number, line in enumerate(lines, start=1):
+        if len(line) > LONGEST_LINE:
+            raise ValueError(
+                f"{name}, line {number} has more than {LONGEST_LINE:,} bytes: put each sentence "
+                "into a line of its own"
+            )
         try:
             # some editors write a byte order mark at the start of a file
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -94,13 +106,16 @@ def read_pairs(source: str | Path, target: str | Path) -> Iterator[dict[str, str
 def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
     """The rows of `read_pairs` as a memory-mapped dataset in the cache of `datasets`.
 
+    Of files that not everyone may read, the cache is a folder that its owner alone can enter.
+
     Raises:
         ValueError: as `read_pairs`.
         OSError: a file cannot be read.
     """
-    facts = []
+    facts, is_private = [], False
     for path in (check_text_file(source), check_text_file(target)):
         stat = path.stat()
+        is_private |= not stat.st_mode & S_IROTH
         facts.append(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}")
         if not path.is_file():  # a pipe: its content is new each time
             facts.append(uuid.uuid4().hex)
@@ -111,9 +126,16 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
             read_pairs,
             gen_kwargs={"source": str(source), "target": str(target)},
             fingerprint=f"vanilla-pairs-{key}",
+            cache_dir=_private_cache() if is_private else None,
         )
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
+
+
+def _private_cache() -> str:
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "private"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return str(folder)
 
 
 def pairs_from_dataset(
@@ -133,7 +155,7 @@ def pairs_from_dataset(
     Raises:
         ValueError: a column is missing or not text; the message lists the existing columns.
     """
-    splits = _saved_splits(Path(name)) or load_dataset(name, config_name)
+    splits = _saved_splits(Path(name)) or load_rows(name, config_name)
     pairs = {
         split: _two_columns(rows, source_column, target_column)
         for split, rows in splits.items()
@@ -167,7 +189,7 @@ def streams_from_dataset(
     """
     saved = _saved_splits(Path(name))
     if saved is None:
-        splits = load_dataset(name, config_name, streaming=True)
+        splits = load_rows(name, config_name, streaming=True)
     else:
         splits = {split: rows.to_iterable_dataset() for split, rows in saved.items()}
     pairs = {

@@ -6,19 +6,38 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hf_vanilla.files import write_text
+from hf_vanilla.loading import load_rows
+from hf_vanilla.options import checked, shown, yaml_value
 
 from .detection import DetectionImages, ImageObjects, objects_of
-from .image_files import IMAGE_SUFFIXES, ImageError, header_size, open_image
+from .image_files import IMAGE_SUFFIXES, MOST_PIXELS, ImageError, header_size, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 METADATA = "metadata.jsonl"
+ID = (int, float, str)
+MOST_CATEGORIES = 1_000_000  # where the largest number tells how many there are
+# the types of what COCO's entries hold
+COCO_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "images": {
+        "id": ID,
+        "file_name": (str,),
+        "height": (int, float, NoneType),
+        "width": (int, float, NoneType),
+    },
+    "categories": {"id": ID, "name": ID},
+    "annotations": {
+        "image_id": (*ID, NoneType),
+        "category_id": (*ID, NoneType),
+    },
+}
 
 
 def load_detection_images(
@@ -67,7 +86,7 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
         OSError: it cannot be read.
     """
     content = _coco_content(path)
-    categories = sorted(content["categories"], key=lambda entry: entry["id"])
+    categories = sorted(content["categories"], key=lambda e: (isinstance(e["id"], str), e["id"]))
     ids = [entry["id"] for entry in categories]
     _refuse_twice(ids, f"{path}: category id")
     _refuse_twice([str(entry["name"]) for entry in categories], f"{path}: category name")
@@ -110,12 +129,17 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
 def _coco_content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged or cut off, no JSON: {error}") from None
-    parts = ("images", "annotations", "categories")
-    missing = [name for name in parts if not isinstance(content, dict) or name not in content]
+    missing = [part for part in COCO_FIELDS if not isinstance(content, dict) or part not in content]
     if missing:
         raise ValueError(f"{path} is no COCO file, it has no {', '.join(missing)}")
+    for part, fields in COCO_FIELDS.items():
+        for number, entry in enumerate(checked(content[part], list, f"{path}: {part}")):
+            told = f"{path}: {part}[{number}]"
+            checked(entry, dict, told)
+            for field, kinds in fields.items():
+                checked(entry.get(field), kinds, f"{told}.{field}")
     if not content["images"]:
         raise ValueError(f"{path} holds no images")
     if not content["categories"]:
@@ -159,11 +183,11 @@ def _corners_of(box: Any, told: str) -> tuple[float, float, float, float]:
     try:
         left, top, width, height = (float(value) for value in box)
         is_finite = bool(np.isfinite([left, top, width, height]).all())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         is_finite = False
     if not is_finite:
         raise ValueError(
-            f"{told} has bbox {box!r}: give four finite numbers, left, top, width, height"
+            f"{told} has bbox {shown(box)}: give four finite numbers, left, top, width, height"
         )
     if width < 0 or height < 0:
         raise ValueError(
@@ -243,9 +267,10 @@ def read_metadata_folder(folder: Path) -> DetectionImages:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-            rows.append((f"{path}, line {number}", row["file_name"], row["objects"]))
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            row = checked(json.loads(line), dict, "the line")
+            file = checked(row["file_name"], str, "file_name")
+            rows.append((f"{path}, line {number}", file, row["objects"]))
+        except (ValueError, KeyError, RecursionError) as error:
             raise ValueError(
                 f"{path}, line {number}: {error}: give file_name and objects as JSON"
             ) from None
@@ -298,16 +323,16 @@ def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
 
 
 def _yolo_names(root: Path) -> tuple[str, ...]:
-    import yaml
-
     for path in sorted(root.glob("*.y*ml")):
-        names = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("names")
+        content = yaml_value(path.read_text(encoding="utf-8"), str(path)) or {}
+        names = checked(content, dict, str(path)).get("names")
         if names:
+            checked(names, (list, dict), f"{path}: names")
             if isinstance(names, dict):
                 if set(names) != set(range(len(names))):
                     raise ValueError(
-                        f"{path}: the keys of names are {list(names)[:20]}: number the classes "
-                        f"from 0 to {len(names) - 1}"
+                        f"{path}: the keys of names are {shown(list(names)[:20])}: number the "
+                        f"classes from 0 to {len(names) - 1}"
                     )
                 names = [names[number] for number in range(len(names))]
             return tuple(map(str, names))
@@ -345,15 +370,9 @@ def _yolo_objects(path: Path, size: tuple[int, int], classes: int) -> ImageObjec
 
 
 def _from_hub(name: str, split: str) -> DetectionImages:
-    from datasets import Image, load_dataset
+    from datasets import Image
 
-    try:
-        rows = load_dataset(name, split=split)
-    except (FileNotFoundError, ConnectionError) as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(
-            f"{name}: no such file or folder, and not found on the Hub: {reason}"
-        ) from None
+    rows = load_rows(name, split=split)
     if missing := {"image", "objects"} - set(rows.column_names):
         raise ValueError(
             f"{name} has no column {', '.join(sorted(missing))}; it has "
@@ -431,7 +450,9 @@ def _from_cells(
     if known is not None:
         classes = tuple(known)
     elif all(isinstance(kind, int) for kind in kinds):
-        classes = tuple(str(number) for number in range(max(kinds, default=-1) + 1))
+        if (largest := max(kinds, default=-1)) >= MOST_CATEGORIES:
+            raise ValueError(f"{origin} has the category {shown(largest)}: number them from 0")
+        classes = tuple(str(number) for number in range(largest + 1))
     else:
         classes = tuple(sorted(map(str, kinds)))
     if not classes:
@@ -456,12 +477,16 @@ def _from_cells(
 
 def _record(told: str, objects: Any) -> tuple[list[Any], list[tuple[float, float, float, float]]]:
     """Categories and boxes of one record: a dict of lists, or a list of dicts."""
-    if not isinstance(objects, Mapping):
+    if not isinstance(objects, dict):
+        for entry in checked(objects, list, f"{told}: objects"):
+            checked(entry, dict, f"{told}: an entry of objects")
         fields = {key for entry in objects for key in entry}
         objects = {key: [entry.get(key) for entry in objects] for key in fields}
-    boxes = objects.get("bbox", [])
+    boxes = checked(objects.get("bbox", []), list, f"{told}: bbox")
     keys = [key for key in ("categories", "category", "label") if key in objects]
-    categories = list(objects[keys[0]]) if keys else []
+    categories = checked(objects[keys[0]], list, f"{told}: {keys[0]}") if keys else []
+    for category in categories:
+        checked(category, (int, str), f"{told}: a category")
     if len(categories) != len(boxes):
         raise ValueError(
             f"{told} has {len(boxes)} bbox and {len(categories)} categories: give one each"
@@ -477,9 +502,14 @@ def _refuse_twice(values: Iterable[Any], told: str) -> None:
 
 def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
     """Height and width of an image: as the file says, else as the image is."""
-    if entry.get("height") and entry.get("width"):
-        return int(entry["height"]), int(entry["width"])
     path = folder / entry["file_name"]
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{entry['file_name']!r} is outside of {folder}, the folder of the images")
+    if entry.get("height") and entry.get("width"):
+        height, width = entry["height"], entry["width"]
+        if not (1 <= height < MOST_PIXELS and 1 <= width < MOST_PIXELS):
+            raise ValueError(f"{path}: a size of {shown(height)} x {shown(width)} is impossible")
+        return int(height), int(width)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the annotations name it")
     return header_size(path)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+MOST_PIXELS = 50_000_000  # a file of a few kB can hold more; decoded, each takes 3 to 12 bytes
 
 
 class ImageError(ValueError):
@@ -26,20 +27,21 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
         name: for messages; None: the path.
 
     Raises:
-        ImageError: it is empty, cut off, no image, or larger than Pillow opens.
+        ImageError: it is empty, cut off, no image, or has more than `MOST_PIXELS`.
         FileNotFoundError: there is no such file.
     """
     from PIL import Image, UnidentifiedImageError
 
     told = str(source) if name is None else name
     try:
-        with Image.open(source) as image:
+        with Image.open(source) as image:  # reads the header alone
+            if image.width * image.height > MOST_PIXELS:
+                raise Image.DecompressionBombError
             return as_rgb(image)
     except FileNotFoundError:
         raise
     except Image.DecompressionBombError:
-        limit = 2 * (Image.MAX_IMAGE_PIXELS or 0)
-        raise ImageError(f"{told} has more than {limit:,} pixels: make it smaller") from None
+        raise ImageError(f"{told} has more than {MOST_PIXELS:,} pixels: make it smaller") from None
     except Exception as error:  # a damaged file fails in many ways
         is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
         # Pillow's message then names only a file, or an object of Python
@@ -74,7 +76,7 @@ def as_rgb(image: "Image") -> "Image":
 
     image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
-        wide = np.asarray(image).astype(np.float64)
+        wide = np.asarray(image).astype(np.float32)
         scale = 255 / 65535 if wide.max(initial=0) > 255 or ";16" in image.mode else 1
         return Image.fromarray(np.rint(wide * scale).clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.mode == "F":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hf_vanilla.loading import load_rows
 from hf_vanilla.options import install_hint
 
 from .image_files import IMAGE_SUFFIXES, open_image
@@ -268,13 +269,9 @@ def _built_in_digits(split: str) -> LabelledImages:
 
 
 def _from_hub(name: str, split: str, image_column: str, label_column: str) -> LabelledImages:
-    from datasets import ClassLabel, Image, load_dataset
+    from datasets import ClassLabel, Image
 
-    try:
-        rows = load_dataset(name, split=split)
-    except (FileNotFoundError, ConnectionError) as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+    rows = load_rows(name, split=split)
     for column in (image_column, label_column):
         if column not in rows.column_names:
             raise ValueError(

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,8 @@ from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla.files import whole_file, write_files, write_text
+from hf_vanilla.loading import load_saved
+from hf_vanilla.options import checked, shown
 
 from .encoding import (
     ENCODED,
@@ -33,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PREPARED = "prepared.json"
 FORMAT = 1  # version of the files' meaning
+MOST_PAIRS = 10**12
 SAMPLED_ROWS = 1_000  # rows of text in a corpus's fingerprint, evenly spaced
 
 
@@ -154,11 +158,15 @@ def read_prepared(folder: Path) -> Prepared:
     try:
         found = json.loads((folder / PREPARED).read_text(encoding="utf-8"))
         prepared = Prepared(**found)
+        for name, kind in get_type_hints(Prepared).items():
+            value = checked(getattr(prepared, name), kind, name)
+            if kind is int and not 0 < value <= MOST_PAIRS:
+                raise ValueError(f"{name} is {shown(value)}")
     except FileNotFoundError:
         raise ValueError(
             f"{folder} has no {PREPARED}: give a folder of hf-vanilla prepare"
         ) from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{folder / PREPARED} is damaged or of a newer version ({error}): prepare the corpus "
             "into another folder"
@@ -179,7 +187,7 @@ def shards_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         OSError: the tokenizer is missing.
     """
     prepared = read_prepared(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_saved(AutoTokenizer, folder)
     if (found := tokenizer_fingerprint(tokenizer)) != prepared.tokenizer:
         raise ValueError(
             f"the shards in {folder} are of a tokenizer with {prepared.tokenizer}, but the "

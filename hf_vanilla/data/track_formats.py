@@ -311,6 +311,12 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
         if path.suffix.lower() == ".parquet":
             file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
             _check_columns(path, file.schema_arrow.names, wanted)
+            for field in file.schema_arrow:
+                if field.name in wanted.values() and pyarrow.types.is_nested(field.type):
+                    raise ValueError(
+                        f"{path}: the column {field.name} holds {field.type}: give one number or "
+                        "name in each row"
+                    )
             return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
         table = pyarrow.csv.read_csv(path)
     except pyarrow.ArrowInvalid as error:

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.recipes.tasks import DEFAULT_TASK, load_part, task_entry, task_of_model
 from hf_vanilla.translation.loading import load_translator
 
@@ -23,5 +24,5 @@ def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:
     if task == DEFAULT_TASK:
         return load_translator(str(folder))
     entry = task_entry(task)
-    processor = load_part(entry.processor).from_pretrained(folder) if entry.processor else None
-    return load_part(entry.auto_class).from_pretrained(folder), processor
+    processor = load_saved(load_part(entry.processor), folder) if entry.processor else None
+    return load_model(load_part(entry.auto_class), folder), processor

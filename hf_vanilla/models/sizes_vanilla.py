@@ -62,7 +62,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
     @property
     def head_dim(self: Any) -> int:
         """Width of one encoder head's queries, keys and values."""
-        return self.d_model // self.encoder_attention_heads
+        return self.d_model // max(self.encoder_attention_heads, 1)  # validation refuses 0
 
     @property
     def v_head_dim(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.recipes.recipe import read_recipe
@@ -73,11 +74,7 @@ def _config(options: PlotArchitectureOptions) -> VanillaConfig:
     if options.recipe is not None:
         config = read_recipe(["--recipe", options.recipe]).config()
     elif options.model is not None:
-        try:
-            config = AutoConfig.from_pretrained(options.model)
-        except OSError as error:
-            reason = str(error).splitlines()[0]
-            raise OSError(f"{options.model}: no config found: {reason}") from None
+        config = load_saved(AutoConfig, options.model)
     else:
         config = VanillaConfig()
     if type(config) is not VanillaConfig:

@@ -10,6 +10,7 @@ from typing import Any
 from unicodedata import east_asian_width
 
 from hf_vanilla.files import read_json_lines
+from hf_vanilla.loading import load_saved, read_settings
 from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
 from hf_vanilla.options import read_yaml
 from hf_vanilla.recipes.measures import Measure
@@ -88,10 +89,9 @@ def floor_of_run(folder: Path) -> float | None:
     if not (folder / CONFIG_FILE).is_file():
         return None
     try:
-        settings, _ = VanillaConfig.get_config_dict(folder)
-        if settings.get("model_type") != VanillaConfig.model_type:
+        if read_settings(folder).get("model_type") != VanillaConfig.model_type:
             return None  # a family whose smoothing is another
-        config = VanillaConfig.from_pretrained(folder)
+        config = load_saved(VanillaConfig, folder)
     except (OSError, ValueError):
         return None
     return smoothing_floor(config) if config.label_smoothing else None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.positions_vanilla import SinusoidalPositions
 from hf_vanilla.recipes.recipe import read_recipe
@@ -75,10 +76,7 @@ def plot_positions(options: PlotPositionsOptions) -> Path:
 
 
 def _sinusoidal_config(name: str) -> VanillaConfig:
-    try:
-        config = AutoConfig.from_pretrained(name)
-    except OSError as error:
-        raise OSError(f"{name}: no config found: {str(error).splitlines()[0]}") from None
+    config = load_saved(AutoConfig, name)
     if not isinstance(config, VanillaConfig):
         raise ValueError(f"{name} is a model of type {config.model_type!r}, not one of ours")
     if config.position_embedding_type != "sinusoidal":

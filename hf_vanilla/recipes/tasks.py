@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from transformers import PreTrainedConfig
+from hf_vanilla.loading import read_settings
 
 from .measures import Measure
 
@@ -142,7 +142,7 @@ def task_of_model(name: str) -> str:
         ValueError: the model belongs to no task of this package.
         OSError: there is no config.
     """
-    model_type = PreTrainedConfig.get_config_dict(name)[0].get("model_type")
+    model_type = read_settings(name).get("model_type")
     for task, entry in TASKS.items():
         if model_type in entry.model_types:
             return task

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig, Seq2SeqTrainingArguments
+from transformers import Seq2SeqTrainingArguments
 
+from hf_vanilla.loading import read_settings
 from hf_vanilla.options import parse_options, pop_option
 from hf_vanilla.recipes.tasks import load_part
 from hf_vanilla.tasks.translation_finetuning import FinetuneOptions
@@ -125,7 +126,7 @@ def _commands(arguments: Sequence[str]) -> ModelCommands:
     if name in SIMPLE_MODELS:
         return TRACKS
     try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
+        settings = read_settings(name)
     except (OSError, ValueError):
         return TEXT  # the command itself reports it
     return COMMANDS_OF.get(settings.get("model_type", ""), TEXT)

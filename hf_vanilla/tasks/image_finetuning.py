@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoImageProcessor, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from hf_vanilla.data.augmentation import Augmentation, augment
 from hf_vanilla.data.image_batches import ImageReader, check_processor, normalised
 from hf_vanilla.data.images import LabelledImages, check_classes
 from hf_vanilla.hub.image_card import image_card
+from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.vision.image_models import load_image_processor
 
 from .image_classification_options import ImageDataOptions
 from .image_data import training_and_validation, unreadable_images
@@ -113,7 +115,7 @@ def finetune_images(options: FinetuneImagesOptions, arguments: TrainingArguments
     data = ImageDataOptions(dataset=options.dataset, validation=options.validation)
     train, validation = training_and_validation(data)
     check_classes(train)
-    processor = AutoImageProcessor.from_pretrained(options.model)
+    processor = load_image_processor(options.model)
     model = with_new_head(options.model, train.label_names)
     if options.image_height is not None and options.image_width is not None:
         model.resize_positions(options.image_height, options.image_width)
@@ -145,15 +147,16 @@ def with_new_head(name: str, label_names: tuple[str, ...]) -> VanillaForImageCla
 
     Equal names keep head and pooler.
     """
-    saved = VanillaForImageClassification.config_class.from_pretrained(name)
+    saved = load_saved(VanillaForImageClassification.config_class, name)
     if [saved.id2label[index] for index in range(saved.num_labels)] == list(label_names):
-        return VanillaForImageClassification.from_pretrained(name, dtype="float32")
-    model = VanillaForImageClassification.from_pretrained(
+        return load_model(VanillaForImageClassification, name, dtype="float32")
+    model = load_model(
+        VanillaForImageClassification,
         name,
+        may_differ=("classifier.", "model.pooler."),
         id2label=dict(enumerate(label_names)),
         label2id={label: index for index, label in enumerate(label_names)},
         has_pooler=False,
-        ignore_mismatched_sizes=True,
         dtype="float32",
     )
     torch.nn.init.zeros_(model.classifier.weight)  # a head of as many classes was loaded

@@ -160,7 +160,7 @@ class ObjectDetectionTask:
         detector = Detector(model, self.processor)
         for first in range(0, len(rows), self.options.images_per_batch):
             chosen = list(rows[first : first + self.options.images_per_batch])
-            detected = detector.detect([images.open(row) for row in chosen])
+            detected = detector.detect(images.open(row) for row in chosen)
             found += zip(chosen, detected, strict=True)
         joined = dict(gather_object(found))
         scores = score_detections([joined[row] for row in range(len(images))], images)

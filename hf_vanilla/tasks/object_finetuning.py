@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoImageProcessor, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from hf_vanilla.data.detection import (
     DetectionCollator,
@@ -21,10 +21,12 @@ from hf_vanilla.data.detection_augmentation import BoxAugmentation, augmented
 from hf_vanilla.data.detection_sources import load_detection_images
 from hf_vanilla.data.image_batches import check_processor
 from hf_vanilla.hub.detection_card import detection_card
+from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.vision.coco_scores import ObjectScores, score_detections, score_detector
 from hf_vanilla.vision.detector import Detector, found_objects
+from hf_vanilla.vision.image_models import load_image_processor
 
 from .object_detection_data import check_trainable
 
@@ -131,7 +133,7 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
             options.validation_coco, images=options.validation_images, split="validation"
         ).relabelled(train.label_names)
         validation.require_files()
-    processor = AutoImageProcessor.from_pretrained(options.model)
+    processor = load_image_processor(options.model)
     trainer = Trainer(
         model,
         arguments,
@@ -159,14 +161,15 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
 def with_class_head(name: str, label_names: Sequence[str]) -> VanillaForObjectDetection:
     """A saved detector with a class head for other names; equal names keep their head."""
     names = list(label_names)
-    model = VanillaForObjectDetection.from_pretrained(
+    model = load_model(
+        VanillaForObjectDetection,
         name,
+        may_differ=("class_labels_classifier.",),
         id2label=dict(enumerate(names)),
         label2id={label: index for index, label in enumerate(names)},
-        ignore_mismatched_sizes=True,
         dtype="float32",
     )
-    saved = type(model.config).from_pretrained(name)
+    saved = load_saved(type(model.config), name)
     if [saved.id2label[index] for index in range(saved.num_labels)] != names:
         head = model.class_labels_classifier  # as many classes, but others
         torch.nn.init.xavier_uniform_(head.weight)

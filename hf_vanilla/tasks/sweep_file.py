@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.data.corpus import check_text_file, read_lines
-from hf_vanilla.options import check_names, is_finite_number, read_yaml
+from hf_vanilla.options import check_names, is_finite_number, read_yaml, shown
 from hf_vanilla.recipes.arguments import option_arguments
 from hf_vanilla.recipes.recipe import Recipe, read_recipe
 from hf_vanilla.recipes.tasks import DEFAULT_TASK
@@ -200,7 +200,7 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
         if not values.get(key):
             raise ValueError(f"{path}: {key} is missing")
     if not isinstance(values["output_dir"], str):
-        raise ValueError(f"{path}: output_dir={values['output_dir']!r}: give a folder")
+        raise ValueError(f"{path}: output_dir={shown(values['output_dir'])}: give a folder")
     for name in ("options", "runs"):
         section = values.get(name) or {}
         check_names(f"{path}: {name}", section, section)  # that it holds keys and values
@@ -208,16 +208,16 @@ def _check_values(path: Path, values: Mapping[str, Any]) -> None:
 
 def _seeds(path: Path, seeds: Any) -> list[int]:
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ValueError(f"{path}: seeds={seeds!r}: give a list of numbers, such as [0, 1, 2]")
+        raise ValueError(f"{path}: seeds={shown(seeds)}: give a list of numbers, such as [0, 1, 2]")
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"{path}: seeds={seeds!r}: give each seed once")
+        raise ValueError(f"{path}: seeds={shown(seeds)}: give each seed once")
     return seeds
 
 
 def _published(where: str, score: Any) -> float | None:
     """A published score; None where there is none."""
     if score is not None and not is_finite_number(score):
-        raise ValueError(f"{where}: published={score!r}: give a number, or leave it out")
+        raise ValueError(f"{where}: published={shown(score)}: give a number, or leave it out")
     return score
 
 
@@ -225,7 +225,7 @@ def _arguments(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Options of a run as arguments of `hf-vanilla train`."""
     for name, instead in OWN_OPTIONS.items():
         if name in options:
-            raise ValueError(f"{where}: {name}={options[name]!r}: give {instead}")
+            raise ValueError(f"{where}: {name}={shown(options[name])}: give {instead}")
     return tuple(option_arguments(options))
 
 
@@ -240,7 +240,7 @@ def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
     for name, value in section.items():
         kind, remedy = (bool, "true or false") if name == "lowercase" else (str, "text")
         if not isinstance(value, kind):
-            raise ValueError(f"{path}: test.{name}={value!r}: give {remedy}")
+            raise ValueError(f"{path}: test.{name}={shown(value)}: give {remedy}")
     test = TestSet(**section)
     check_bleu_tokenizer(test.tokenize)
     sizes = [sum(1 for _ in read_lines(check_text_file(f))) for f in (test.source, test.reference)]

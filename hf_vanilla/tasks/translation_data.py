@@ -29,6 +29,7 @@ from hf_vanilla.data.mixture import (
 )
 from hf_vanilla.data.token_shards import read_shards, shards_tokenizer, tokenizer_fingerprint
 from hf_vanilla.data.tokenizer_training import train_tokenizer
+from hf_vanilla.loading import load_saved
 from hf_vanilla.recipes.recipe import Recipe
 from hf_vanilla.training.processes import MainProcessLogger
 
@@ -222,9 +223,9 @@ def _make_tokenizer(
     if initial is not None:
         return initial
     if recipe.data.tokenizer is not None:
-        return AutoTokenizer.from_pretrained(recipe.data.tokenizer)
+        return load_saved(AutoTokenizer, recipe.data.tokenizer)
     if (output_dir / "tokenizer.json").is_file():
-        return AutoTokenizer.from_pretrained(output_dir)
+        return load_saved(AutoTokenizer, output_dir)
     config = recipe.config()
     rows = islice(corpus["train"], VOCABULARY_PAIRS if recipe.data.streaming else None)
     tokenizer = train_tokenizer(

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.data.token_shards import read_prepared, shards_of_part, write_shards
+from hf_vanilla.loading import load_saved
 from hf_vanilla.options import check_options, option
 
 from .translation_data import load_corpus
@@ -64,7 +65,7 @@ def prepare_shards(options: PrepareOptions) -> Path:
         OSError: a file cannot be read or written.
     """
     folder = Path(options.output)
-    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    tokenizer = load_saved(AutoTokenizer, options.tokenizer)
     pairs = load_corpus(options.text)["train"]
     cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
     written = write_shards(pairs, tokenizer, folder, **cut)

@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import check_options, option
 from hf_vanilla.recipes.tasks import (
@@ -89,12 +90,12 @@ def average_run(options: AverageOptions) -> Path:
     with whole_folder(options.output) as folder:
         entry = task_entry(task_of_model(str(run)))
         chosen = _chosen_checkpoints(options)
-        config = load_part(entry.config).from_pretrained(run)
+        config = load_saved(load_part(entry.config), run)
         model = load_part(entry.model)(config)
         if model.can_generate():
-            model.generation_config = GenerationConfig.from_pretrained(run)
+            model.generation_config = load_saved(GenerationConfig, run)
         load_weights(model, average_checkpoints(chosen))
-        processor = load_part(entry.processor).from_pretrained(run) if entry.processor else None
+        processor = load_saved(load_part(entry.processor), run) if entry.processor else None
         with code_beside_weights(model, processor):
             model.save_pretrained(folder)
             if processor is not None:

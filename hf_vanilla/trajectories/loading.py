@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
+from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
@@ -93,19 +94,19 @@ def load_forecaster(
         config: steps and rate of a simple model; None: the defaults.
 
     Raises:
-        ValueError: the model is no forecaster.
+        ValueError: the model is no forecaster, or damaged.
         OSError: there is no such model.
     """
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name in SIMPLE_MODELS:
         return SimpleForecaster(name, config or VanillaTracksConfig()).eval().to(place)
     kinds = (VanillaTracksConfig, VanillaAgentFormerConfig, VanillaSceneConfig)
-    if not isinstance(AutoConfig.from_pretrained(name), kinds):
+    if not isinstance(load_saved(AutoConfig, name), kinds):
         raise ValueError(
             f"{name} is no trajectory forecaster: give a folder of task trajectories, "
             f"joint_trajectories or scene_trajectories, or one of {', '.join(SIMPLE_MODELS)}"
         )
-    return AutoModelForTimeSeriesPrediction.from_pretrained(name).eval().to(place)
+    return load_model(AutoModelForTimeSeriesPrediction, name).to(place)
 
 
 def load_first_stage(

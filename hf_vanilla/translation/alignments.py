@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import NoneType
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.data.batching import padded
 from hf_vanilla.data.number_alignments import AlignedPair
 from hf_vanilla.files import write_text
+from hf_vanilla.options import checked
 
 from .alignment_links import Links, Spans, best_links, part_weights, token_shares, word_spans
 from .attentions import eager_copy, start_token_id
@@ -58,8 +60,13 @@ def saved_head(folder: str | Path) -> AlignmentHead | None:
     if not path.is_file():
         return None
     try:
-        return AlignmentHead(**json.loads(path.read_text(encoding="utf-8"))["best"])
-    except (KeyError, TypeError, ValueError):
+        best = AlignmentHead(**json.loads(path.read_text(encoding="utf-8"))["best"])
+        checked(best.is_next, bool, "is_next")
+        head = checked(best.head, (int, NoneType), "head")
+        if min(checked(best.layer, int, "layer"), head or 0) < 0:
+            raise ValueError("a number is negative")
+        return best
+    except (KeyError, TypeError, ValueError, RecursionError):
         raise ValueError(
             f"{path} names no layer: remove it, or write it again by hf-vanilla align --gold"
         ) from None

@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
+from hf_vanilla.loading import load_saved
 from hf_vanilla.options import install_hint
 
 from .decoding_options import DecodingOptions
@@ -84,7 +85,7 @@ class CorpusOptions(DecodingOptions):
         if self.n_best is None:
             return
         try:
-            saved = GenerationConfig.from_pretrained(self.model)
+            saved = load_saved(GenerationConfig, self.model)
         except OSError:  # the model has none, or there is no model, which loading reports
             saved = GenerationConfig()
         check_n_best(self.n_best, saved, self.generate_kwargs)

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hf_vanilla.data.batching import padded
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.search_vanilla import refuse_nan
 from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
 from hf_vanilla.options import install_hint
@@ -267,8 +268,8 @@ class CTranslate2Engine:
                 f"{folder} is not an export for CTranslate2 (model.bin and a tokenizer): "
                 "write one with hf-vanilla export"
             )
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.decoding = _changed(GenerationConfig.from_pretrained(folder), decoding)
+        self.tokenizer = load_saved(AutoTokenizer, folder)
+        self.decoding = _changed(load_saved(GenerationConfig, folder), decoding)
         self._source_tokens = _vocabulary(folder, "source")
         self._target_tokens = _vocabulary(folder, "target")
         self._target_ids = {token: i for i, token in enumerate(self._target_tokens)}

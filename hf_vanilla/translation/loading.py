@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.search_vanilla_ensemble import Ensemble
 
@@ -117,8 +118,8 @@ def load_translator(
         device: where to compute; None: a GPU if there is one, for int8 always a CPU.
 
     Raises:
-        ValueError: a local folder has no model, or one that does not translate, or the dtype is
-            not possible.
+        ValueError: a local folder has no model, a damaged one or one that does not translate,
+            or the dtype is not possible.
         OSError: no model is found under this name.
     """
     check_dtype(dtype)
@@ -129,12 +130,4 @@ def load_translator(
         )
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(f"{name} is a model for CTranslate2: translate with --engine ctranslate2")
-    parent = Path(name).parent
-    if not Path(name).is_dir() and parent != Path() and parent.is_dir():
-        raise FileNotFoundError(f"{name}: no such folder")
-    try:
-        model = load_in(name, dtype, device)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
-    return model, AutoTokenizer.from_pretrained(name)
+    return load_in(name, dtype, device), load_saved(AutoTokenizer, name)

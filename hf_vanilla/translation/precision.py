@@ -1,10 +1,12 @@
 """In which numbers a loaded model computes: float32, bfloat16 or int8."""
 
 import logging
+from typing import Any
 
 import torch
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
 
+from hf_vanilla.loading import load_model
 from hf_vanilla.models.int8_vanilla import multiplies_bytes
 from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
@@ -50,8 +52,8 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
     if dtype is not None and not has_instructions(dtype, place):
         logger.warning("this processor has no instructions for %s: computing in float32", dtype)
         used = "float32"
-    given = {} if used is None else {"dtype": FLOATS[used]}
-    model = AutoModelForSeq2SeqLM.from_pretrained(name, **given).eval()
+    given: dict[str, Any] = {} if used is None else {"dtype": FLOATS[used]}
+    model = load_model(AutoModelForSeq2SeqLM, name, **given)
     if not is_quantized(model):
         return quantize(model) if used == "int8" else model.to(place)
     if dtype in ("float32", "bfloat16"):

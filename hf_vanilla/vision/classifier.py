@@ -3,7 +3,7 @@
 Shapes: B batch, C labels.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -71,12 +71,15 @@ class Classifier:
     processor: Any
 
     @torch.inference_mode()
-    def probabilities(self, images: Sequence["Image"]) -> Tensor:
+    def probabilities(self, images: Iterable["Image"]) -> Tensor:
         """`(B, C)` float32 probabilities of RGB images; they sum to 1 over the labels."""
-        pixels = self.processor(list(images), return_tensors="pt")["pixel_values"]
-        return self.model(pixels.to(self.model.device)).logits.float().softmax(-1).cpu()
+        pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in images]
+        if not pixels:
+            return torch.empty(0, self.model.config.num_labels)
+        logits = self.model(torch.cat(pixels).to(self.model.device)).logits
+        return logits.float().softmax(-1).cpu()
 
-    def guesses(self, images: Sequence["Image"], *, top_k: int = 5) -> list[tuple[Guess, ...]]:
+    def guesses(self, images: Iterable["Image"], *, top_k: int = 5) -> list[tuple[Guess, ...]]:
         """The `top_k` most probable labels of each RGB image, or all of a model with fewer."""
         best = self.probabilities(images).topk(min(top_k, self.model.config.num_labels))
         names = self.model.config.id2label

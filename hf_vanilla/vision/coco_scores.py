@@ -166,7 +166,7 @@ def score_detector(
     found: list[Found] = []
     for first in range(0, len(images), batch_size):
         rows = range(first, min(first + batch_size, len(images)))
-        found += detector.detect([images.open(row) for row in rows])
+        found += detector.detect(images.open(row) for row in rows)
     return score_detections(found, images)
 
 

@@ -113,13 +113,17 @@ class Detector:
         return tuple(config.id2label[index] for index in range(config.num_labels))
 
     @torch.inference_mode()
-    def detect(self, images: Sequence["Image"]) -> list[Found]:
+    def detect(self, images: Iterable["Image"]) -> list[Found]:
         """All queries' objects of each RGB image, boxes in its own pixels.
 
         Images of one size after resizing go through the model together. Padding would change the
         feature map near the border of an image, so what is found would depend on the others.
         """
-        pixels = [self._pixels(image) for image in images]
+        pixels: list[Tensor] = []
+        sizes: list[tuple[int, int]] = []
+        for image in images:  # each is resized before the next one is opened
+            pixels.append(self._pixels(image))
+            sizes.append((image.height, image.width))
         groups: dict[tuple[int, ...], list[int]] = {}
         for place, values in enumerate(pixels):
             groups.setdefault(tuple(values.shape), []).append(place)
@@ -127,10 +131,11 @@ class Detector:
         for places in groups.values():
             batch = torch.cat([pixels[place] for place in places])  # (B, 3, H, W)
             outputs = self.model(batch.to(self.model.device))
-            sizes = [(images[place].height, images[place].width) for place in places]
-            of_group = found_objects(outputs.logits, outputs.pred_boxes, sizes)
+            of_group = found_objects(
+                outputs.logits, outputs.pred_boxes, [sizes[place] for place in places]
+            )
             found |= dict(zip(places, of_group, strict=True))
-        return [found[place] for place in range(len(images))]
+        return [found[place] for place in range(len(pixels))]
 
     def _pixels(self, image: "Image") -> Tensor:
         """`(1, 3, H, W)`, as the processor makes them; no side of a thin image becomes 0."""

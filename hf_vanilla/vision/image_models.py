@@ -1,13 +1,14 @@
 """What the classifier and the detector share: loading by name, and files in batches."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import AutoImageProcessor, PreTrainedConfig
+from transformers import AutoImageProcessor
 
 from hf_vanilla.data.image_files import ImageError, open_image
+from hf_vanilla.loading import load_model, load_saved, read_settings
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,30 +29,34 @@ def load_image_model(
         device: such as `"cpu"`; None: a GPU if there is one.
 
     Raises:
-        ValueError: it is another kind of model, or has no image processor.
+        ValueError: it is another kind of model, damaged, or has no image processor.
         OSError: nothing is found under that name.
     """
-    try:
-        settings, _ = PreTrainedConfig.get_config_dict(name)
-    except OSError as error:
-        reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
-    if (kind := settings.get("model_type")) != model_type:
+    if (kind := read_settings(name).get("model_type")) != model_type:
         raise ValueError(f"{name} is a model of type {kind!r}: {remedy}")
+    processor = load_image_processor(name)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(auto_class, name).to(chosen), processor
+
+
+def load_image_processor(name: str) -> Any:
+    """The image processor of a folder or Hub id.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
     try:
-        processor = AutoImageProcessor.from_pretrained(name)
+        return load_saved(AutoImageProcessor, name)
     except OSError:
         raise ValueError(
             f"{name} has no image processor: put the preprocessor_config.json of its training "
             "beside it"
         ) from None
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return auto_class.from_pretrained(name).eval().to(chosen), processor
 
 
 def answers_for_files(
     paths: Iterable[str],
-    answer: "Callable[[Sequence[Image]], Iterable[Answer]]",
+    answer: "Callable[[Iterator[Image]], list[Answer]]",
     *,
     batch_size: int,
 ) -> Iterator[tuple[str, Answer | ImageError]]:
@@ -59,22 +64,26 @@ def answers_for_files(
 
     Args:
         paths: of image files.
-        answer: one result for each image of a batch.
+        answer: one result for each image of a batch. Its images are opened one after another, so
+            that only what `answer` keeps of them is held together.
         batch_size: files at a time.
     """
     remaining = iter(paths)
     while batch := list(islice(remaining, batch_size)):
-        opened = [_opened(path) for path in batch]
-        images = [image for image in opened if not isinstance(image, ImageError)]
-        found = iter(answer(images) if images else ())
-        for path, image in zip(batch, opened, strict=True):
-            yield path, image if isinstance(image, ImageError) else next(found)
+        errors: dict[str, ImageError] = {}
+        found = iter(answer(_opened(batch, errors)))
+        for path in batch:
+            yield path, errors[path] if path in errors else next(found)
 
 
-def _opened(path: str) -> "Image | ImageError":
-    try:
-        return open_image(path)
-    except FileNotFoundError:
-        return ImageError(f"{path}: no such file")
-    except ImageError as error:
-        return error
+def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Image]":
+    """The readable images; of the others the errors, by path."""
+    for path in paths:
+        try:
+            image = open_image(path)
+        except FileNotFoundError:
+            errors[path] = ImageError(f"{path}: no such file")
+        except ImageError as error:
+            errors[path] = error
+        else:
+            yield image

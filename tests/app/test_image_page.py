@@ -99,6 +99,11 @@ def test_a_drawing_is_moved_to_the_middle_and_fills_the_square():
     assert found.getbbox() == (10, 0, 20, 30)
 
 
+def test_a_thin_drawing_is_scaled_and_not_squared_at_its_full_length():
+    # as a square it would take 1.2 GB
+    assert centred(Image.new("RGB", (20_000, 3), (255, 255, 255))).size == (512, 512)
+
+
 def test_a_drawing_of_nothing_is_an_error(page):
     found = page.look(sent(Image.new("RGB", (64, 64))), is_drawn=True)
     assert "Nothing is drawn: draw with the pressed mouse" in found["error"]

@@ -64,6 +64,12 @@ def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
     assert ask(sampling={**asked, "seed": "6"}) != found
 
 
+def test_visitors_see_the_models_name_and_never_its_folder_on_the_server(page, ask):
+    told = [page.settings(), ask(), ask("load"), ask(model=page.shown), ask("attend", ids=[5])]
+    assert page.settings()["model"] == ask()["model"] == page.shown == "trained"
+    assert all(str(page.model) not in json.dumps(one) for one in told)
+
+
 def test_terms_are_written_among_the_phrases(ask):
     found = ask(phrases="neun; three => acht; two => sieben")
     texts = [one["text"] for one in found["hypotheses"]]
@@ -75,7 +81,7 @@ def test_an_ensemble_is_named_in_the_answer_which_has_the_weights_of_its_first_m
     name = f"{page.model} + {page.model}"
     found = ask(model=name)
     assert found["model"] == name
-    assert {**found, "model": page.model} == ask()  # twice the same model is that model
+    assert {**found, "model": page.shown} == ask()  # twice the same model is that model
     ids = found["hypotheses"][1]["ids"]
     assert ask("attend", model=name, ids=ids) == ask("attend", ids=ids)
 

@@ -185,6 +185,8 @@ def test_all_tensors_that_do_not_fit_the_yaml_are_named_at_once(write):
             r"future_decoder\.pos_offset=True.*future_decoder\.heads=3, which is unknown",
         ),
         ({"loss_cfg": {"mse": {"normalize": False}}}, r"loss_cfg\.mse\.normalize=False"),
+        ({"loss_cfg": "x"}, "loss_cfg is 'x': give keys and values"),
+        ({"future_encoder": 3}, "future_encoder is 3: give keys and values"),
     ],
 )
 def test_other_models_are_refused_by_what_differs(write, change, message):

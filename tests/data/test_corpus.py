@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict, Features, Translation, Value
@@ -10,6 +11,7 @@ from datasets import Dataset, DatasetDict, Features, Translation, Value
 from hf_vanilla.data.corpus import (
     DENSE,
     EVALUATION_PAIRS,
+    LONGEST_LINE,
     SPARSE,
     built_in_corpus,
     number_words,
@@ -350,3 +352,25 @@ def test_the_built_in_corpus_is_a_function_of_the_seed(monkeypatch):
     first, again, other = (built_in_corpus(seed)["test"]["source"][:] for seed in (0, 0, 1))
     assert first == again
     assert first != other
+
+
+def test_a_compressed_line_without_end_is_refused_before_it_fills_the_memory(write):
+    path = write("long", b"x\n" + b"a" * LONGEST_LINE + b"\n" + b"a" * 3 * LONGEST_LINE)
+    lines = read_lines(path)
+    assert next(lines) == "x"
+    with pytest.raises(ValueError, match="line 2 has more than 16,777,216 bytes"):
+        next(lines)
+
+
+def test_the_cache_of_a_private_corpus_is_as_private(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for mode, is_private in ((0o600, True), (0o644, False)):
+        for name, text in (("a", GERMAN), ("b", ENGLISH)):
+            (tmp_path / f"{name}{mode}").write_text(text)
+        (tmp_path / f"a{mode}").chmod(mode)
+        rows = pairs_from_files(tmp_path / f"a{mode}", tmp_path / f"b{mode}")
+        derived = rows.map(lambda row: {"length": len(row["source"])})
+        for file in [*rows.cache_files, *derived.cache_files]:
+            folders = Path(file["filename"]).relative_to(tmp_path).parents[:-1]
+            is_closed = [not (tmp_path / folder).stat().st_mode & 0o077 for folder in folders]
+            assert any(is_closed) == is_private

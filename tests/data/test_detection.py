@@ -134,6 +134,14 @@ def annotation(**changes):
         ({"images": []}, "holds no images"),
         ({"annotations": annotation(iscrowd="no")}, "iscrowd 'no': give a number from 0 on"),
         ({"annotations": annotation(area=-1)}, "area -1: give a number from 0 on"),
+        ({"images": {"a": 1}}, r"images is \{'a': 1\}: give a list"),
+        ({"images": [7]}, r"images\[0\] is 7: give keys and values"),
+        ({"images": [{"file_name": "a.png"}]}, r"images\[0\]\.id is None: give a whole number or"),
+        ({"images": [{**IMAGE, "height": "x"}]}, "height is 'x': give"),
+        ({"categories": [{"id": [1], "name": "dog"}]}, r"categories\[0\]\.id is \[1\]: give"),
+        ({"annotations": annotation(image_id=[7])}, r"annotations\[0\]\.image_id is \[7\]: give"),
+        ({"annotations": annotation(bbox=[10**400, 0, 1, 1])}, "four finite numbers"),
+        ({"annotations": [None]}, r"annotations\[0\] is None: give keys and values"),
     ],
 )
 def test_a_bad_coco_file_is_refused_with_its_name_and_the_value(tmp_path, parts, told):
@@ -141,6 +149,13 @@ def test_a_bad_coco_file_is_refused_with_its_name_and_the_value(tmp_path, parts,
     with pytest.raises(ValueError, match=told) as error:
         read_coco(path)
     assert str(path) in str(error.value)
+
+
+def test_a_coco_file_names_no_image_outside_of_its_folder(tmp_path):
+    for name in ("../secret.png", str(tmp_path / "secret.png"), "a/../../secret.png"):
+        path = write_coco(tmp_path / "data", images=[{**IMAGE, "file_name": name}], annotations=[])
+        with pytest.raises(ValueError, match=r"secret\.png' is outside of .*data, the folder of"):
+            read_coco(path)
 
 
 def test_a_truncated_coco_file_is_refused(tmp_path):

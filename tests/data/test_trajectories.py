@@ -176,6 +176,13 @@ def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
     assert scenes.step_seconds == 0.1
 
 
+def test_columns_of_lists_are_refused_by_name(tmp_path):
+    columns = {"frame": [0], "agent": [["a", "b"]], "x": [0.0], "y": [0.0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t\.parquet: the column agent holds list"):
+        read_tracks(tmp_path / "t.parquet")
+
+
 def test_pixels_become_metres_by_a_homography(tmp_path):
     matrix = read_homography(write(tmp_path / "h.txt", "0.5 0 1\n0 2 0\n0 0 2\n"))
     path = write(tmp_path / "a.csv", "frame,agent,x,y\n0,1,2,4\n1,1,4,4\n")

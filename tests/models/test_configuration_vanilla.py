@@ -9,7 +9,12 @@ import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 
-from hf_vanilla import VanillaConfig
+from hf_vanilla import (
+    VanillaAgentFormerConfig,
+    VanillaConfig,
+    VanillaTracksConfig,
+    VanillaVitConfig,
+)
 
 
 def test_the_defaults_are_the_papers_base_model():
@@ -81,6 +86,12 @@ REFUSED = [
 def test_what_cannot_be_built_is_refused_by_value_with_a_remedy(changes, message):
     with pytest.raises(StrictDataclassError, match="(?s)" + message):
         VanillaConfig(**changes)
+
+
+def test_a_model_without_heads_is_refused_and_not_divided_by():
+    for kind in (VanillaConfig, VanillaVitConfig, VanillaTracksConfig, VanillaAgentFormerConfig):
+        with pytest.raises(StrictDataclassError, match="encoder_attention_heads=0"):
+            kind(encoder_attention_heads=0)
 
 
 def test_heads_need_not_divide_the_width_when_their_widths_are_given():

@@ -110,7 +110,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path):
 
 def test_a_model_that_is_nowhere_is_told_in_one_line(tmp_path):
     options = PlotPositionsOptions(model="nobody/none", output=str(tmp_path / "a.png"))
-    with pytest.raises(OSError, match="nobody/none: no config found") as caught:
+    with pytest.raises(OSError, match="nobody/none: no such folder, and not found") as caught:
         plot_positions(options)
     assert "\n" not in str(caught.value)
 

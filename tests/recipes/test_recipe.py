@@ -335,7 +335,7 @@ def test_an_option_without_its_value_is_named(option):
         ("decoding: [num_beams]\n", "decoding must hold keys and values"),
         ("- max_steps\n", "must hold keys and values"),
         ("", "must hold keys and values"),
-        ("a: [\n", "is not a YAML file"),
+        ("a: [\n", "is not YAML"),
         ("learning_rate: .inf\n", "learning_rate=inf: give a finite number"),
         ("max_grad_norm: .nan\n", "max_grad_norm=nan: give a finite number"),
         ("model: {dropout: .nan}\n", "model.dropout=nan: give a finite number"),

@@ -93,6 +93,9 @@ def test_other_pairs_or_another_size_are_refused(pairs, shards, tiny_tokenizer):
     [
         ({"format": 2}, "shards of format 2, this version reads format 1"),
         ({"unknown": 2}, "damaged or of a newer version"),
+        ({"pairs": "9"}, "pairs is '9': give a whole number"),
+        ({"pairs_per_shard": 0}, "pairs_per_shard is 0"),
+        ({"corpus": None}, "corpus is None: give a text"),
     ],
 )
 def test_shards_of_a_newer_version_are_refused(shards, change, message):

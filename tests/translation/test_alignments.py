@@ -205,7 +205,15 @@ def test_words_of_two_vocabularies_or_of_a_head_that_is_not_there_are_not_aligne
         aligned_words(seen, trained[1], "two", AlignmentHead(layer=9))
 
 
-@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"best": {"layers": 1}}', '{"best": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("{", "{}", "[]", '{"best": {"layers": 1}}', '{"best": 1}'),
+        *(f'{{"best": {{"layer": {layer}}}}}' for layer in ('"x"', "true", "-1", "null", "1.5")),
+        '{"best": {"layer": 1, "head": "0"}}',
+        '{"best": {"layer": 1, "is_next": 1}}',
+    ],
+)
 def test_a_damaged_file_of_a_head_is_named(tmp_path, text):
     (tmp_path / "alignment.json").write_text(text)
     with pytest.raises(ValueError, match=r"alignment\.json names no layer: remove it, or write it"):

@@ -1,12 +1,14 @@
 """Classifying files: order and count, formats, damaged files, the pipeline's labels."""
 
 import csv
+import dataclasses
 import io
 import json
 
 import numpy as np
 import pytest
 import torch
+from detection_files import tiny_detector
 from image_files import coloured, damaged
 from image_models import vit
 from PIL import Image
@@ -15,8 +17,10 @@ from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hf_vanilla.data.image_batches import image_processor
 from hf_vanilla.options import UsageError
+from hf_vanilla.vision import image_models
 from hf_vanilla.vision.classifier import load_classifier
 from hf_vanilla.vision.classify import classify_files, read_classification
+from hf_vanilla.vision.detector import load_detector
 from hf_vanilla.vision.image_commands import image_paths
 
 NAMES = {index: f"kind {index}" for index in range(7)}
@@ -94,6 +98,33 @@ def test_paths_come_from_stdin_and_lines_go_to_a_file(
     assert run(capsys, "-", "--model", folder, "--output", tmp_path / "out.csv") == ""
     rows = list(csv.reader((tmp_path / "out.csv").open()))
     assert [row[0] for row in rows[1:]] == paths
+
+
+@pytest.mark.parametrize("command", ["classify", "detect"])
+def test_each_image_is_resized_before_the_next_one_is_opened(
+    command, folder, images, tmp_path, monkeypatch
+):
+    """A batch of large images would fill the memory."""
+    events = []
+    opened, files = image_models.open_image, sorted(map(str, images.rglob("*.png")))
+    monkeypatch.setattr(
+        image_models, "open_image", lambda path: events.append("open") or opened(path)
+    )
+    tiny_detector(tmp_path)
+    is_classifier = command == "classify"
+    model = load_classifier(str(folder)) if is_classifier else load_detector(str(tmp_path))
+    resize = model.processor
+
+    def recorded(*images, **options):
+        events.append("resize")
+        return resize(*images, **options)
+
+    recorded.size = resize.size
+    model = dataclasses.replace(model, processor=recorded)
+    answers = model.classify if is_classifier else model.detect_files
+    found = list(answers([*files, "gone.png", files[0]], batch_size=9))
+    assert [result.error is None for result in found] == [True] * len(files) + [False, True]
+    assert events == ["open", "resize"] * len(files) + ["open", "open", "resize"]
 
 
 def test_an_unreadable_image_ends_it_where_asked(folder, tmp_path):

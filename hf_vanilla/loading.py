@@ -1,0 +1,209 @@
+"""The one way in which commands, pages and classes such as `Translator` load by name.
+
+No code of its folder runs, nothing is asked, no weight is left out, and whatever a damaged folder
+raises becomes one line. The Auto classes and `from_pretrained` stay as in transformers.
+"""
+
+import logging
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from transformers import PreTrainedConfig
+
+LARGEST_SIZE, MOST_LAYERS = 10**9, 10**4  # in a config
+SHOWN_NAMES, SHOWN_CHARACTERS = 3, 300  # in a message
+
+
+def read_settings(name: str | Path) -> dict[str, Any]:
+    """The content of a model's `config.json`; nothing is built from it.
+
+    Args:
+        name: folder or Hub id.
+
+    Raises:
+        ValueError: it is damaged, or a size in it is absurd.
+        OSError: nothing is found under that name.
+    """
+    parent = Path(name).parent
+    if not Path(name).is_dir() and parent != Path() and parent.is_dir():
+        raise FileNotFoundError(f"{name}: no such folder")
+    with _one_line(name, "config.json"):
+        settings, _ = PreTrainedConfig.get_config_dict(str(name))
+        _check_sizes(settings)
+    return settings
+
+
+def load_saved(kind: Any, name: str | Path, **options: Any) -> Any:
+    """A config, tokenizer, image processor or generation config.
+
+    Args:
+        kind: class with `from_pretrained`.
+        name: folder or Hub id.
+        **options: of `from_pretrained`.
+
+    Raises:
+        ValueError: it is damaged, or needs code of its own.
+        OSError: nothing is found under that name.
+    """
+    if issubclass(kind, PreTrainedConfig) or kind.__name__ == "AutoConfig":
+        read_settings(name)
+    with _one_line(name, kind.__name__):
+        return kind.from_pretrained(str(name), trust_remote_code=False, **options)
+
+
+def load_model(
+    kind: Any, name: str | Path, *, may_differ: tuple[str, ...] = (), **options: Any
+) -> Any:
+    """A model in evaluation mode, with every weight of its config and no other.
+
+    Args:
+        kind: class of the model, or an Auto class.
+        name: folder or Hub id.
+        may_differ: beginnings of the names of weights that are replaced, such as a head.
+        **options: of `from_pretrained`.
+
+    Raises:
+        ValueError: it is damaged, needs code of its own, or has other weights than its config says.
+        OSError: nothing is found under that name.
+    """
+    model, report = load_with_report(kind, name, **options)
+    sizes = [
+        f"{key} ({tuple(found)} instead of {tuple(expected)})"
+        for key, found, expected in sorted(report["mismatched_keys"])
+    ]
+    weights = {
+        "missing": sorted(report["missing_keys"]),
+        "not in the model": sorted(report["unexpected_keys"]),
+        "of another size": sizes,
+    }
+    faults = []
+    for fault, keys in weights.items():
+        if wrong := [key for key in keys if not key.startswith(may_differ)]:
+            more = f" and {len(wrong) - SHOWN_NAMES} more" if len(wrong) > SHOWN_NAMES else ""
+            faults.append(f"{fault}: {', '.join(wrong[:SHOWN_NAMES])}{more}")
+    if faults:
+        raise ValueError(
+            f"{name} has other weights than its config.json says; {'; '.join(faults)}: "
+            "save or download it again"
+        )
+    return model.eval()
+
+
+def load_with_report(kind: Any, name: str | Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A model as it was saved, and what `from_pretrained` reports of its weights.
+
+    For those who compare the weights themselves; all others call `load_model`.
+
+    Args:
+        kind: class of the model, or an Auto class.
+        name: folder or Hub id.
+        **options: of `from_pretrained`.
+
+    Raises:
+        ValueError: it is damaged, or needs code of its own.
+        OSError: nothing is found under that name.
+    """
+    read_settings(name)
+    transformers_log = logging.getLogger("transformers.modeling_utils")
+    transformers_log.addFilter(_is_no_report)  # its table says what the caller says
+    try:
+        with _one_line(name, kind.__name__):
+            return kind.from_pretrained(
+                str(name),
+                trust_remote_code=False,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
+    finally:
+        transformers_log.removeFilter(_is_no_report)
+
+
+def load_rows(name: str, *config: str | None, **options: Any) -> Any:
+    """The rows of a dataset of the Hub, or of a folder that `datasets` reads.
+
+    Args:
+        name: Hub id or folder.
+        *config: at most one, a configuration of the dataset.
+        **options: of `datasets.load_dataset`.
+
+    Raises:
+        ValueError: the dataset is damaged, or needs code of its own.
+        OSError: nothing is found under that name.
+    """
+    from datasets import load_dataset  # takes a second
+
+    with _one_line(name, "dataset"):
+        return load_dataset(name, *config, **options)
+
+
+@contextmanager
+def found_on_hub(name: str | Path) -> Iterator[None]:
+    """Say in one line that a name is neither a folder nor on the Hub.
+
+    Raises:
+        OSError: what is loaded inside is not found.
+    """
+    try:
+        yield
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
+
+
+@contextmanager
+def _one_line(name: str | Path, part: str) -> Iterator[None]:
+    """Name the folder and the reason, whatever a damaged one raises."""
+    try:
+        if Path(name).is_dir():
+            yield
+        else:
+            with found_on_hub(name):
+                yield
+    except (ImportError, FileNotFoundError):
+        raise
+    except OSError as error:
+        if not Path(name).is_dir():
+            raise
+        raise OSError(_fault(name, part, error)) from None
+    except Exception as error:  # damaged files raise many different exceptions
+        raise ValueError(_fault(name, part, error)) from None
+
+
+def _fault(name: str | Path, part: str, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        return (
+            f"{name} cannot be loaded: it needs code of its own, which could do anything on this "
+            "computer: convert it, or load it in Python by transformers"
+        )
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        text = "its file of weights is damaged, or contains more than weights"
+    elif not isinstance(error, ValueError | OSError):
+        text = f"{type(error).__name__}: {text}"
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]}..."
+    return f"{name} cannot be loaded ({part}): {text.rstrip('.')}: save or download it again"
+
+
+def _check_sizes(settings: Mapping[str, Any], section: str = "") -> None:
+    """Refuse sizes that no machine can hold, before anything is built.
+
+    Raises:
+        ValueError: a number is too large.
+    """
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            _check_sizes(value, f"{section}{key}.")
+        limit = MOST_LAYERS if "layers" in str(key) else LARGEST_SIZE
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and abs(number) > limit:
+                raise ValueError(f"{section}{key} is above {limit:,}")

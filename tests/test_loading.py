@@ -1,0 +1,147 @@
+"""The one way a saved model is loaded: it runs no code, takes whole models, and says why not."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from detection_files import tiny_detector
+from image_models import vit
+from safetensors.torch import load_file, save_file
+from scene_models import scene_model
+from transformers import ViTImageProcessorPil
+
+from hf_vanilla import (
+    VanillaAgentFormerConfig,
+    VanillaForJointTrajectoryPrediction,
+    VanillaForMultimodalTrajectoryPrediction,
+    VanillaTracksConfig,
+    demo_model,
+)
+from hf_vanilla.models.quantization_vanilla import quantize
+from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.vision.classifier import load_classifier
+from hf_vanilla.vision.detector import load_detector
+
+LOADERS = {
+    "text": load_translator,
+    "int8": load_translator,
+    "image": load_classifier,
+    "objects": load_detector,
+    "tracks": load_forecaster,
+    "joint": load_forecaster,
+    "scene": load_forecaster,
+}
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model folder of each family; read it only."""
+    root = tmp_path_factory.mktemp("models")
+    for name in LOADERS:
+        (root / name).mkdir()
+    model, tokenizer = load_translator(demo_model(), dtype="float32")
+    model.save_pretrained(root / "text")
+    quantize(model).save_pretrained(root / "int8")
+    for name in ("text", "int8"):
+        tokenizer.save_pretrained(root / name)
+    vit().save_pretrained(root / "image")
+    ViTImageProcessorPil(size={"height": 15, "width": 20}).save_pretrained(root / "image")
+    tiny_detector(root / "objects")
+    VanillaForMultimodalTrajectoryPrediction(VanillaTracksConfig(d_model=16)).save_pretrained(
+        root / "tracks"
+    )
+    joint = VanillaAgentFormerConfig(d_model=16, encoder_ffn_dim=20, decoder_ffn_dim=20)
+    VanillaForJointTrajectoryPrediction(joint).save_pretrained(root / "joint")
+    scene_model("gate").float().save_pretrained(root / "scene")
+    return root
+
+
+def refusal(family, folder):
+    """The one line that says why a folder is not loaded."""
+    with pytest.raises((ValueError, OSError)) as caught:
+        LOADERS[family](str(folder))
+    text = str(caught.value)
+    assert "\n" not in text
+    assert str(folder) in text
+    assert "weights_only" not in text
+    return text
+
+
+@pytest.mark.parametrize("family", LOADERS)
+def test_only_a_folder_with_every_weight_of_its_config_and_no_other_is_used(
+    family, folders, tmp_path
+):
+    LOADERS[family](str(folders / family))
+    folder = Path(shutil.copytree(folders / family, tmp_path / family))
+    whole = load_file(folder / WEIGHTS)
+    name = next(n for n, w in whole.items() if w.dim() == 2 and "layers.0" in n)
+    less = {n: weight for n, weight in whole.items() if n != name}
+    for fault, weights in {
+        f"missing: {name}": less,
+        "not in the model: stray": {**whole, "stray": torch.zeros(3)},
+        f"of another size: {name} (": {**less, name: whole[name][1:].clone()},
+    }.items():
+        save_file(weights, folder / WEIGHTS, {"format": "pt"})
+        assert f"{fault}" in refusal(family, folder)
+
+
+@pytest.mark.parametrize("family", LOADERS)
+def test_a_damaged_folder_is_refused_in_one_line_that_names_it(family, folders, tmp_path):
+    def changed(**changes):
+        settings = json.loads((folders / family / "config.json").read_text())
+        return json.dumps({**settings, **changes}).encode()
+
+    weights = (folders / family / WEIGHTS).read_bytes()
+    damages = [
+        (WEIGHTS, weights[: len(weights) // 2]),
+        (WEIGHTS, b"junk"),
+        (WEIGHTS, b""),
+        (WEIGHTS, None),
+        ("config.json", b"[]"),
+        ("config.json", b"{"),
+        ("config.json", b"\xff"),
+        ("config.json", changed(d_model=2**63)),
+        ("config.json", changed(d_model="x")),
+        ("config.json", changed(encoder_layers=10**6, decoder_layers=10**6)),
+        ("config.json", changed(id2label="x")),
+    ]
+    if family != "int8":  # which has no dtype
+        damages.append(("config.json", changed(dtype=True)))
+    if family == "text":
+        damages += [("tokenizer.json", text) for text in (b"{}", b"[]", b"{", b'{"model": 3}')]
+    for number, (name, content) in enumerate(damages):
+        folder = Path(shutil.copytree(folders / family, tmp_path / str(number)))
+        if content is None:
+            (folder / name).unlink()
+            torch.save({"a": Path()}, folder / "pytorch_model.bin")  # more than weights
+        else:
+            (folder / name).write_bytes(content)
+        refusal(family, folder)
+
+
+def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(tmp_path):
+    evil, mark = tmp_path / "evil", tmp_path / "ran"
+    evil.mkdir()
+    classes = {"AutoConfig": "nice.C", "AutoModelForSeq2SeqLM": "nice.M"}
+    (evil / "config.json").write_text(json.dumps({"model_type": "nice", "auto_map": classes}))
+    (evil / "nice.py").write_text(f"open({str(mark)!r}, 'w')")
+    done = subprocess.run(
+        [sys.executable, "-m", "hf_vanilla", "translate", "--model", str(evil)],
+        input="Hello.\n1\ny\nyes\n",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert "evil cannot be loaded: it needs code of its own" in done.stderr
+    assert not mark.exists()
