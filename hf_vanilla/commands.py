@@ -176,7 +176,7 @@ def overview() -> str:
             f"{PROGRAM} completion SHELL  prints completions for bash, zsh or fish",
             f"{PROGRAM} --version         prints the version",
             "",
-            "exit status: 0 done, 1 failed, 2 mistyped command, 130 interrupted, 143 terminated",
+            "exit status: 0 done, 1 failed, 2 mistyped command, 130 Ctrl-C, 143 SIGTERM",
         ]
     )
 
