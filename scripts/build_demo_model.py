@@ -15,14 +15,14 @@ import torch
 from hf_vanilla.commands import run
 from hf_vanilla.data.corpus import built_in_corpus
 from hf_vanilla.files import write_files, write_text
-from hf_vanilla.recipes.recipe import read_recipe, shipped_recipes
+from hf_vanilla.text.alignment_files import NUMBERS, validation_numbers
+from hf_vanilla.text.alignments import error_rates, save_head
+from hf_vanilla.text.demo_model import FACTS, FILES
+from hf_vanilla.text.evaluation import score_translations
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.translator import translate
+from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
-from hf_vanilla.translation.alignment_files import NUMBERS, validation_numbers
-from hf_vanilla.translation.alignments import error_rates, save_head
-from hf_vanilla.translation.demo_model import FACTS, FILES
-from hf_vanilla.translation.evaluation import score_translations
-from hf_vanilla.translation.loading import load_translator
-from hf_vanilla.translation.translator import translate
 
 RECIPE = "numbers"
 COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json", "generation_config.json")

@@ -2,7 +2,7 @@
 
 from hf_vanilla.commands import run
 from hf_vanilla.options import parse_options
-from hf_vanilla.recipes.parameter_table import ParameterTableOptions, parameter_table
+from hf_vanilla.training.parameter_table import ParameterTableOptions, parameter_table
 
 if __name__ == "__main__":
     print(run(parameter_table, lambda given: parse_options(ParameterTableOptions, given)))

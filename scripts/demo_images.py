@@ -2,12 +2,12 @@
 
 from hf_vanilla.commands import run
 from hf_vanilla.data.images import load_images
-from hf_vanilla.plots.patches import save_patch_attention
-from hf_vanilla.recipes.recipe import Recipe, read_recipe
+from hf_vanilla.images.attention import patch_attention
+from hf_vanilla.images.classifier import load_classifier
+from hf_vanilla.images.plot import save_patch_attention
+from hf_vanilla.images.scores import score_classifier
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
-from hf_vanilla.vision.attention import patch_attention
-from hf_vanilla.vision.classifier import load_classifier
-from hf_vanilla.vision.scores import score_classifier
 
 RECIPE = "digits_halves"
 DRAWN = 7  # of the unseen digits

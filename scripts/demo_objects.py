@@ -1,14 +1,14 @@
 """Train a detector on generated digit scenes, score unseen writers, draw: `make demo-objects`."""
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.digit_scenes import digit_scenes
-from hf_vanilla.plots.objects import save_query_attention
-from hf_vanilla.recipes.recipe import Recipe, read_recipe
+from hf_vanilla.objects.attention import object_attention
+from hf_vanilla.objects.coco_scores import score_detector
+from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.objects.digit_scenes import digit_scenes
+from hf_vanilla.objects.drawing import drawn_objects, gallery
+from hf_vanilla.objects.plot import save_query_attention
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
-from hf_vanilla.vision.coco_scores import score_detector
-from hf_vanilla.vision.detector import load_detector
-from hf_vanilla.vision.drawing import drawn_objects, gallery
-from hf_vanilla.vision.object_attention import object_attention
 
 RECIPE = "digit_scenes_halves"
 SEED, SCENES, DRAWN = 7, 200, 12  # scenes that neither training nor its validation saw

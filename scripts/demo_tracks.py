@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.built_in_tracks import FORK_ANGLES, FORK_ODDS, built_in_tracks
-from hf_vanilla.data.track_windows import cut_windows
-from hf_vanilla.plots.tracks import PlotTracksOptions, plot_tracks
-from hf_vanilla.recipes.recipe import Recipe, read_recipe
-from hf_vanilla.tasks.track_evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.tracks.built_in_tracks import FORK_ANGLES, FORK_ODDS, built_in_tracks
+from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.tracks.forecaster import predict
+from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.tracks.plot import PlotTracksOptions, plot_tracks
+from hf_vanilla.tracks.simple_models import SIMPLE_MODELS
+from hf_vanilla.tracks.windows import cut_windows
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
-from hf_vanilla.trajectories.forecaster import predict
-from hf_vanilla.trajectories.loading import load_forecaster
-from hf_vanilla.trajectories.simple_models import SIMPLE_MODELS
 
 RECIPE = "demo_tracks"
 FORK_AGENTS = 1000

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.eth_ucy import TEST_FILES
 from hf_vanilla.files import write_text
 from hf_vanilla.options import option
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks.track_evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.tracks.eth_ucy import TEST_FILES
+from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
 # published ADE / FDE on the same windows, beside ours; the protocol in the first column

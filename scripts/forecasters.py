@@ -23,20 +23,20 @@ from typing import Any
 import numpy as np
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.eth_ucy import TEST_FILES
-from hf_vanilla.data.track_windows import Windows
 from hf_vanilla.files import write_text
 from hf_vanilla.options import option, read_yaml
-from hf_vanilla.tasks.track_evaluation import (
+from hf_vanilla.tracks.eth_ucy import TEST_FILES
+from hf_vanilla.tracks.evaluation import (
     EvaluateTracksOptions,
     score_windows,
     scored_scenes,
     windows_to_score,
 )
-from hf_vanilla.trajectories.forecaster import predict
-from hf_vanilla.trajectories.loading import load_forecaster
-from hf_vanilla.trajectories.scene_layout import is_joint, scene_batches
-from hf_vanilla.trajectories.track_scores import Protocol
+from hf_vanilla.tracks.forecaster import predict
+from hf_vanilla.tracks.layout import is_joint, scene_batches
+from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.tracks.scores import Protocol
+from hf_vanilla.tracks.windows import Windows
 
 logger = logging.getLogger(__name__)
 

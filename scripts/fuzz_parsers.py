@@ -35,16 +35,16 @@ from hf_vanilla import (
 )
 from hf_vanilla.convert.agentformer import first_stage_fields, second_stage_fields
 from hf_vanilla.convert.marian_npz_files import decoder_settings
-from hf_vanilla.data.detection_sources import load_detection_images, read_coco
 from hf_vanilla.data.image_files import open_image
-from hf_vanilla.data.token_shards import read_prepared
-from hf_vanilla.data.track_formats import TrackSource, read_tracks
+from hf_vanilla.objects.sources import load_detection_images, read_coco
 from hf_vanilla.options import read_yaml
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks.sweep_file import read_sweep
-from hf_vanilla.trajectories.loading import load_forecaster
-from hf_vanilla.translation.alignments import saved_head
-from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.text.alignments import saved_head
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.token_shards import read_prepared
+from hf_vanilla.tracks.formats import TrackSource, read_tracks
+from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.training.recipe import read_recipe
+from hf_vanilla.training.sweep_file import read_sweep
 
 REFUSALS = (ValueError, OSError, ImportError, StrictDataclassError)
 ODD_BYTES = b'{}[]",:-&*09x\xff\0\n'

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.built_in_junctions import FREE, OBSERVED, Junctions, junctions
-from hf_vanilla.data.road_maps import RoadMap
 from hf_vanilla.files import write_text
 from hf_vanilla.options import option
-from hf_vanilla.tasks.sweep import SweepOptions, run_sweep
-from hf_vanilla.tasks.sweep_file import read_sweep
-from hf_vanilla.tasks.track_evaluation import EvaluateTracksOptions, evaluate_tracks
-from hf_vanilla.trajectories.forecaster import predict
-from hf_vanilla.trajectories.loading import load_forecaster
+from hf_vanilla.tracks.built_in_junctions import FREE, OBSERVED, Junctions, junctions
+from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.tracks.forecaster import predict
+from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.tracks.road_maps import RoadMap
+from hf_vanilla.training.sweep import SweepOptions, run_sweep
+from hf_vanilla.training.sweep_file import read_sweep
 
 SCORES = "junction_scores.json"
 TEST_SEED = 2  # that of `evaluate`

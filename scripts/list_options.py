@@ -11,9 +11,9 @@ from unittest.mock import patch
 from hf_vanilla import commands
 from hf_vanilla.command_help import OPTIONS_FILE, described
 from hf_vanilla.convert.formats import FORMATS
+from hf_vanilla.families import TASKS
 from hf_vanilla.options import parse_options
 from hf_vanilla.plots.plot import FIGURES
-from hf_vanilla.recipes.tasks import TASKS
 
 TRAINER_OPTION = "per_device_train_batch_size"
 

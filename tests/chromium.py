@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hf_vanilla.app.server import serve
+from hf_vanilla.serve import serve
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

@@ -18,8 +18,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
+from hf_vanilla.text.loading import load_translator
 from hf_vanilla.training.run import train
-from hf_vanilla.translation.loading import load_translator
 
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 torch.set_num_threads(1)

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 from hf_vanilla.options import parse_options
-from hf_vanilla.translation.corpus_translation import CorpusOptions, translate_corpus
-from hf_vanilla.translation.engines import TorchEngine
+from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
+from hf_vanilla.text.engines import TorchEngine
 
 DIES_AT = "--dies_at="
 

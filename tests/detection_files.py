@@ -6,9 +6,9 @@ import numpy as np
 from PIL import Image
 from transformers import ResNetConfig
 
-from hf_vanilla.data.detection import DetectionImages, detection_processor, objects_of
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+from hf_vanilla.objects.detection import DetectionImages, detection_processor, objects_of
 
 TINY_BACKBONE = {
     "model_type": "resnet",

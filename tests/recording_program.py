@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from hf_vanilla.recipes.recipe import read_recipe
 from hf_vanilla.training import run as training
+from hf_vanilla.training.recipe import read_recipe
 
 
 def main(recipe, folder):

@@ -10,8 +10,8 @@ from hf_vanilla.models.configuration_vanilla_scene import (
     FUSION_NAMES,
     VanillaSceneConfig,
 )
-from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
-from hf_vanilla.trajectories.loading import FORMS, SCENE_FORMS, STAGES
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.tracks.loading import FORMS, SCENE_FORMS, STAGES
 
 SIZES = {
     "observed_steps": 5,

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 from safetensors.torch import load_file
 
-from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
-from hf_vanilla.tasks.translation_options import TranslationDataOptions
+from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.training import run as training
+from hf_vanilla.training.recipe import Recipe, TrainRecipe
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]

@@ -21,8 +21,8 @@ from hf_vanilla.command_help import (
     print_completion,
 )
 from hf_vanilla.commands import COMMANDS, main
-from hf_vanilla.recipes.tasks import load_part
-from hf_vanilla.tasks.dispatch import COMMANDS_OF
+from hf_vanilla.families import load_part
+from hf_vanilla.training.evaluate import COMMANDS_OF
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = str(ROOT / "scripts" / "hf_vanilla_command.py")

@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub.errors import StrictDataclassDefinitionError
 
 from hf_vanilla.commands import run
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.translation.file_translation import TranslateOptions, translate_file
+from hf_vanilla.text.file_translation import TranslateOptions, translate_file
+from hf_vanilla.training.recipe import read_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,9 @@ def test_a_function_may_read_the_arguments(typed):
 
 def test_action_and_options_may_be_given_by_name(typed):
     typed("--max_steps", "7")
-    assert run("builtins:repr", "hf_vanilla.recipes.recipe:read_recipe").startswith("Recipe(train=")
+    assert run("builtins:repr", "hf_vanilla.training.recipe:read_recipe").startswith(
+        "Recipe(train="
+    )
 
 
 def test_dashes_in_options_mean_underscores(typed):

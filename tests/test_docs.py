@@ -33,8 +33,8 @@ from torch import nn
 from transformers import Seq2SeqTrainingArguments
 
 import hf_vanilla
-from hf_vanilla.data.image_batches import image_processor
-from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.images.batches import image_processor
+from hf_vanilla.training.recipe import read_recipe
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent

@@ -11,11 +11,11 @@ from hf_vanilla.models.generation_vanilla import length_penalty, paper_decoding
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.options import yaml_value
-from hf_vanilla.recipes.parameter_table import ParameterTableOptions, parameter_table
-from hf_vanilla.recipes.recipe import TrainRecipe
-from hf_vanilla.recipes.schedules import peak_learning_rate
-from hf_vanilla.tasks.translation_options import TranslationDataOptions
+from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
+from hf_vanilla.training.parameter_table import ParameterTableOptions, parameter_table
+from hf_vanilla.training.recipe import TrainRecipe
+from hf_vanilla.training.schedules import peak_learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE_3 = ROOT / "hf_vanilla" / "recipes" / "table3"

@@ -22,11 +22,11 @@ from hf_vanilla import (
     VanillaTracksConfig,
     demo_model,
 )
+from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.models.quantization_vanilla import quantize
-from hf_vanilla.trajectories.loading import load_forecaster
-from hf_vanilla.translation.loading import load_translator
-from hf_vanilla.vision.classifier import load_classifier
-from hf_vanilla.vision.detector import load_detector
+from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.tracks.loading import load_forecaster
 
 LOADERS = {
     "text": load_translator,

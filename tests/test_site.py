@@ -14,8 +14,8 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 import hf_vanilla
-from hf_vanilla.recipes.recipe import TrainRecipe
-from hf_vanilla.tasks.translation_options import TranslationDataOptions
+from hf_vanilla.text.options import TranslationDataOptions
+from hf_vanilla.training.recipe import TrainRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -48,9 +48,9 @@ from hf_vanilla.models.layers_vanilla import VanillaEncoderLayer
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.plots.architecture import save_architecture
-from hf_vanilla.plots.attention_html import attention_html
-from hf_vanilla.translation.attentions import attentions
-from hf_vanilla.translation.n_best import best_translations
+from hf_vanilla.text.attention_html import attention_html
+from hf_vanilla.text.attentions import attentions
+from hf_vanilla.text.n_best import best_translations
 
 disable_progress_bar()  # of loading
 torch.manual_seed(0)

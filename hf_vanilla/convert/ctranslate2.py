@@ -18,9 +18,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
-from hf_vanilla.translation.engines import CTRANSLATE2_DECODING, import_ctranslate2
-from hf_vanilla.translation.loading import load_translator
-from hf_vanilla.translation.precision import require_float
+from hf_vanilla.text.engines import CTRANSLATE2_DECODING, import_ctranslate2
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.precision import require_float
 
 logger = logging.getLogger(__name__)
 

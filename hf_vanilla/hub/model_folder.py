@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry, task_of_model
 from hf_vanilla.loading import load_model, load_saved
-from hf_vanilla.recipes.tasks import DEFAULT_TASK, load_part, task_entry, task_of_model
-from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.text.loading import load_translator
 
 
 def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from huggingface_hub import SpaceCardData
 from packaging.requirements import Requirement
 
+from hf_vanilla.families import DEFAULT_TASK
 from hf_vanilla.files import whole_folder
-from hf_vanilla.recipes.tasks import DEFAULT_TASK
 
 from .model_folder import load_folder
 
@@ -20,7 +20,7 @@ PORT = 7860  # the Hub's proxy looks for it there
 APP = '''\
 """The app of hf_vanilla as a Space."""
 
-from hf_vanilla.app.server import AppOptions, serve
+from hf_vanilla.serve import AppOptions, serve
 
 if __name__ == "__main__":
     serve(

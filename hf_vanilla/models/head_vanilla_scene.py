@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_trajectory import check_finite, known_future
+from .inputs_vanilla_tracks import check_finite, known_future
 from .kernels_vanilla import at_least_float32
-from .loss_vanilla_trajectory import distances
+from .loss_vanilla_tracks import distances
 from .rows_vanilla_scene import Rows
 
 SAME_PROBABILITY = 1e-5  # a smaller difference may come from rounding, and decides nothing

@@ -37,9 +37,9 @@ from .generation_vanilla import (
 from .loss_vanilla import training_loss
 from .quantization_vanilla import VanillaInt8Quantizer  # noqa: F401 - registers itself
 from .search_vanilla import beam_search, greedy_search
+from .search_vanilla_conditions import can_search
 from .search_vanilla_constraints import Constraints, constrained
 from .search_vanilla_ensemble import Ensemble
-from .search_vanilla_gate import can_search
 from .stacks_vanilla import (
     VanillaDecoder,
     VanillaEncoder,

@@ -14,13 +14,13 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_vanilla_agent import AgentAwareAttention
+from .attention_vanilla_agentformer import AgentAwareAttention
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_trajectory import check_finite, known_future
+from .inputs_vanilla_agentformer import Scene, read_scene
+from .inputs_vanilla_tracks import check_finite, known_future
 from .loss_vanilla_agentformer import Truth
 from .pretrained_vanilla import VanillaPreTrainedModel
-from .rollout_vanilla_trajectory import rollout_steps
-from .scene_vanilla_agentformer import Scene, read_scene
+from .rollout_vanilla_tracks import rollout_steps
 from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEncoder
 
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .frame_vanilla_trajectory import AgentFrame, agent_frame, last_velocity, observed_velocities
-from .inputs_vanilla_trajectory import agents_of, check_agents, check_finite, known_steps
+from .frame_vanilla_tracks import AgentFrame, agent_frame, last_velocity, observed_velocities
+from .inputs_vanilla_tracks import agents_of, check_agents, check_finite, known_steps
 from .kernels_vanilla import at_least_float32
 
 logger = logging.getLogger(__name__)

@@ -74,7 +74,7 @@ FAMILIES = {
         models={
             "AutoModelForTimeSeriesPrediction": (
                 "modeling_vanilla_agentformer.VanillaForJointTrajectoryPrediction",
-                "dlow_vanilla_agentformer.VanillaForDiverseTrajectoryPrediction",
+                "modeling_vanilla_agentformer_dlow.VanillaForDiverseTrajectoryPrediction",
             ),
         },
     ),
@@ -97,21 +97,21 @@ FAMILIES = {
         models={
             "AutoModelForTimeSeriesPrediction": (
                 "modeling_vanilla_scene.VanillaForSceneTrajectoryPrediction",
-                "proposals_vanilla_scene.VanillaForProposalTrajectoryPrediction",
-                "neighbors_vanilla_scene.VanillaForNeighborTrajectoryPrediction",
-                "gate_vanilla_scene.VanillaForGatedTrajectoryPrediction",
-                "vectors_vanilla_scene.VanillaForVectorTrajectoryPrediction",
+                "modeling_vanilla_scene_proposals.VanillaForProposalTrajectoryPrediction",
+                "modeling_vanilla_scene_neighbors.VanillaForNeighborTrajectoryPrediction",
+                "modeling_vanilla_scene_gated.VanillaForGatedTrajectoryPrediction",
+                "modeling_vanilla_scene_vectors.VanillaForVectorTrajectoryPrediction",
             ),
         },
     ),
     "vanilla_tracks": Family(
-        config="configuration_vanilla_trajectory.VanillaTracksConfig",
+        config="configuration_vanilla_tracks.VanillaTracksConfig",
         models={
             "AutoModelForTimeSeriesPrediction": (
-                "modeling_vanilla_modes.VanillaForMultimodalTrajectoryPrediction",
-                "modeling_vanilla_trajectory.VanillaForTrajectoryPrediction",
-                "modeling_vanilla_spread.VanillaForTrajectoryDensityPrediction",
-                "modeling_vanilla_quantized.VanillaForQuantizedTrajectoryPrediction",
+                "modeling_vanilla_tracks_modes.VanillaForMultimodalTrajectoryPrediction",
+                "modeling_vanilla_tracks.VanillaForTrajectoryPrediction",
+                "modeling_vanilla_tracks_spread.VanillaForTrajectoryDensityPrediction",
+                "modeling_vanilla_tracks_codes.VanillaForQuantizedTrajectoryPrediction",
             ),
         },
     ),

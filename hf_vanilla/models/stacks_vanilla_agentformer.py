@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
-from .attention_vanilla_agent import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
+from .attention_vanilla_agentformer import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .inputs_vanilla_agentformer import Scene, causal_steps, scene_mask
 from .kernels_vanilla import VanillaDropout, at_least_float32
 from .positions_vanilla import sinusoid
-from .scene_vanilla_agentformer import Scene, causal_steps, scene_mask
 
 HEAD_STD = 0.01  # of the initial values of output and latent heads, as in the authors' code
 SMALLEST_SPREAD = 1e-8  # added to the prior's standard deviation, as in the authors' code

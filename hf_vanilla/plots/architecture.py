@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.training.recipe import read_recipe
 
 from .figures import Theme, check_output, figure_style, new_figure, save_figure
 

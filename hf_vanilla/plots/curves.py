@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
+from hf_vanilla.families import DEFAULT_TASK, Measure, task_measures
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.loading import load_saved, read_settings
 from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
 from hf_vanilla.options import read_yaml
-from hf_vanilla.recipes.measures import Measure
-from hf_vanilla.recipes.tasks import DEFAULT_TASK, task_measures
 
 from .figures import Theme, check_output, figure_style, new_figure, save_figure, short_names
 
@@ -133,7 +132,7 @@ def save_curves(
     Args:
         runs: lines of `log.jsonl` by name of the run.
         path: file of the figure.
-        measures: meaning of the entries; see `hf_vanilla.recipes.tasks.task_measures`.
+        measures: meaning of the entries; see `hf_vanilla.families.task_measures`.
         floors: `smoothing_floor` of each run, drawn in the panel of its training loss.
         theme: `"light"` or `"dark"`.
     """

@@ -15,8 +15,8 @@ from transformers import AutoConfig
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.positions_vanilla import SinusoidalPositions
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.recipes.schedules import peak_learning_rate, share_of_peak
+from hf_vanilla.training.recipe import read_recipe
+from hf_vanilla.training.schedules import peak_learning_rate, share_of_peak
 
 from .figures import check_output, figure_style, new_figure, save_figure, signed_colours
 
@@ -203,7 +203,7 @@ class Schedule:
         peak: highest learning rate.
         warmup_steps: step of the peak.
         last_step: where training ends; None: not known.
-        kind: a name of `hf_vanilla.recipes.schedules.SCHEDULES`.
+        kind: a name of `hf_vanilla.training.schedules.SCHEDULES`.
     """
 
     name: str

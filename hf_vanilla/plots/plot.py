@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_vanilla.images.plot import PlotPatchesOptions, plot_patches
+from hf_vanilla.objects.plot import PlotObjectsOptions, plot_objects
 from hf_vanilla.options import UsageError, check_names, parse_options
+from hf_vanilla.text.animation import PlotAnimationOptions, plot_animation
+from hf_vanilla.text.length_bleu import PlotLengthBleuOptions, plot_length_bleu
+from hf_vanilla.text.plot import PlotAttentionOptions, plot_attention
+from hf_vanilla.tracks.plot import PlotTracksOptions, plot_tracks
 
-from .animation import PlotAnimationOptions, plot_animation
 from .architecture import PlotArchitectureOptions, plot_architecture
-from .attention import PlotAttentionOptions, plot_attention
 from .curves import PlotCurvesOptions, plot_curves
 from .formulas import (
     PlotPositionsOptions,
@@ -18,10 +22,6 @@ from .formulas import (
     plot_positions,
     plot_schedule,
 )
-from .length_bleu import PlotLengthBleuOptions, plot_length_bleu
-from .objects import PlotObjectsOptions, plot_objects
-from .patches import PlotPatchesOptions, plot_patches
-from .tracks import PlotTracksOptions, plot_tracks
 
 # the function that draws it, and its options
 FIGURES: dict[str, tuple[Callable[[Any], Path], type]] = {

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from hf_vanilla.families import Measure
 from hf_vanilla.files import PARTIAL, finish_folder, flush_to_disk
-from hf_vanilla.recipes.measures import Measure
 
 logger = logging.getLogger(__name__)
 

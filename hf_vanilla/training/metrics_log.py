@@ -17,13 +17,13 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from hf_vanilla.families import Measure
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.plots.curves import LOG_FILE
-from hf_vanilla.recipes.measures import Measure
-from hf_vanilla.recipes.recipe import Recipe
 
 from .preparation import PreparedRun
 from .processes import peak_flops
+from .recipe import Recipe
 from .task import Task, Validation, Work
 from .train_step import StepResult, unusable_step
 

@@ -7,8 +7,8 @@ from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from hf_vanilla.recipes.recipe import TrainRecipe
-from hf_vanilla.recipes.schedules import check_schedule, peak_learning_rate, share_of_peak
+from .recipe import TrainRecipe
+from .schedules import check_schedule, peak_learning_rate, share_of_peak
 
 OPTIMIZER_CLASSES: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
 

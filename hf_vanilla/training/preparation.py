@@ -15,16 +15,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
+from hf_vanilla.families import Measure, load_part
 from hf_vanilla.files import PARTIAL, write_files
 from hf_vanilla.options import noted
-from hf_vanilla.recipes.measures import Measure
-from hf_vanilla.recipes.recipe import Recipe, TrainRecipe, read_recipe
-from hf_vanilla.recipes.tasks import load_part
 
 from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
 from .processes import keep_freed_memory, make_accelerator
 from .products import use_faster_products
+from .recipe import Recipe, TrainRecipe, read_recipe
 from .task import Order, StreamOrder, Task
 
 logger = logging.getLogger(__name__)

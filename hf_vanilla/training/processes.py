@@ -23,7 +23,8 @@ from accelerate.utils import (
 from torch import nn
 
 from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
-from hf_vanilla.recipes.recipe import TrainRecipe
+
+from .recipe import TrainRecipe
 
 # the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)

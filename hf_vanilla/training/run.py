@@ -15,11 +15,10 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from hf_vanilla.families import validation_measures
 from hf_vanilla.files import read_json_lines, write_files
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.plots.curves import floor_of_run, save_curves
-from hf_vanilla.recipes.recipe import Recipe, TrainRecipe
-from hf_vanilla.recipes.tasks import validation_measures
 
 from .averaging import average_checkpoints
 from .checkpointing import (
@@ -37,6 +36,7 @@ from .folder_lock import locked
 from .metrics_log import MetricsLog, Progress, run_summary
 from .preparation import PreparedRun, prepare_run
 from .processes import TERMINATED_STATUS, average_running_statistics, precision_in_words
+from .recipe import Recipe, TrainRecipe
 from .task import RunFacts, StreamOrder, Validation
 from .train_step import (
     StepResult,

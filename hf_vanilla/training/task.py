@@ -2,7 +2,7 @@
 
 The engine keeps processes, micro-batches, seeds, resuming, averaging, logs and curves; it knows no
 data. A task is one module in `hf_vanilla.tasks` with a function `prepare` that returns a frozen
-object with the attributes and methods of `Task`. One row in `hf_vanilla.recipes.tasks.TASKS` adds
+object with the attributes and methods of `Task`. One row in `hf_vanilla.families.TASKS` adds
 it to the commands.
 
 **Micro-batch number i** means the same in every run of one recipe: step s (from 1) of n
@@ -23,7 +23,7 @@ from huggingface_hub import ModelCard
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_vanilla.recipes.measures import Measure
+from hf_vanilla.families import Measure
 
 Batch = dict[str, Tensor]
 

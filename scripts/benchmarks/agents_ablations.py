@@ -14,12 +14,12 @@ from typing import Any
 from unittest import mock
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.eth_ucy import TEST_FILES
-from hf_vanilla.models import attention_vanilla_agent
+from hf_vanilla.models import attention_vanilla_agentformer as attention_vanilla_agentformer
 from hf_vanilla.models.stacks_vanilla_agentformer import FutureDecoder
 from hf_vanilla.options import option
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks.track_evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.tracks.eth_ucy import TEST_FILES
+from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
 ROWS = ("first stage", "without agent-aware weights", "without latent")
@@ -48,7 +48,7 @@ def replaced(row: str) -> Iterator[None]:
     if row == "without agent-aware weights":
         # scores between steps of one agent stay those of the common pair
         with mock.patch.object(
-            attention_vanilla_agent, "with_own_scores", lambda scores, *_: scores
+            attention_vanilla_agentformer, "with_own_scores", lambda scores, *_: scores
         ):
             yield
     elif row == "without latent":

@@ -19,13 +19,13 @@ from transformers import DetrConfig, DetrForObjectDetection
 from hf_vanilla.commands import run
 from hf_vanilla.models import modeling_vanilla_detr
 from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
+from hf_vanilla.objects.coco_scores import score_detections
+from hf_vanilla.objects.detector import Detector, Found
+from hf_vanilla.objects.task import ObjectDetectionTask, prepare
 from hf_vanilla.plots.figures import figure_style, new_figure, save_figure
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks.object_detection import ObjectDetectionTask, prepare
 from hf_vanilla.training.optimization import make_optimizer, make_schedule
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.task import Batch
-from hf_vanilla.vision.coco_scores import score_detections
-from hf_vanilla.vision.detector import Detector, Found
 
 SHARED = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
 SHARED += ("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "num_queries", "dropout")

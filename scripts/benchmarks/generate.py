@@ -31,9 +31,9 @@ from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.commands import run
 from hf_vanilla.convert.to_marian import to_marian
 from hf_vanilla.data.corpus import read_lines
-from hf_vanilla.translation.evaluation import score_translations
-from hf_vanilla.translation.loading import load_engine, load_translator
-from hf_vanilla.translation.precision import DTYPES
+from hf_vanilla.text.evaluation import score_translations
+from hf_vanilla.text.loading import load_engine, load_translator
+from hf_vanilla.text.precision import DTYPES
 
 MARIAN, PLAIN = "MarianMTModel", "hf_vanilla, transformers' search"
 OURS = "hf_vanilla"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
-from hf_vanilla.recipes.recipe import Recipe, read_recipe
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 
 VOCABULARY, ROWS, SOURCE, TARGET = 97, 13, 11, 7

@@ -26,12 +26,12 @@ from train_engines import peak_megabytes
 
 from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.models.loss_vanilla import IGNORED_LABEL, label_smoothed_loss
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks.translation_work import training_flops
+from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.text.work import training_flops
 from hf_vanilla.training.optimization import paper_adam
 from hf_vanilla.training.processes import PEAK_FLOPS
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
-from hf_vanilla.translation.evaluation import EvaluateOptions, evaluate_files
 
 STEP_TOKENS, PAPER_STEPS = 25_000, 100_000  # of either side (5.1, 5.2)
 LONGEST = 128

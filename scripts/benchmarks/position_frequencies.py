@@ -15,9 +15,9 @@ import numpy as np
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.data.corpus import read_pairs
 from hf_vanilla.models.configuration_vanilla import POSITION_FREQUENCIES
-from hf_vanilla.plots.length_bleu import LengthBleu, length_bleu
-from hf_vanilla.translation.loading import load_translator
-from hf_vanilla.translation.translator import translate
+from hf_vanilla.text.length_bleu import LengthBleu, length_bleu
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.translator import translate
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from hf_vanilla.commands import run
-from hf_vanilla.data.tokenizer_training import train_tokenizer
+from hf_vanilla.text.tokenizer_training import train_tokenizer
 
 FEW, AT_ONCE = 10_000, 250_000
 FEW_IMAGES, CLASSES = 1_000, 100

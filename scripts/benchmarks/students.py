@@ -14,7 +14,7 @@ import time
 
 from hf_vanilla import Translator
 from hf_vanilla.data.corpus import read_pairs
-from hf_vanilla.translation.evaluation import score_translations
+from hf_vanilla.text.evaluation import score_translations
 
 
 def main() -> None:

@@ -29,13 +29,13 @@ from hf_vanilla import (
     VanillaTracksConfig,
 )
 from hf_vanilla.commands import run
-from hf_vanilla.data.built_in_tracks import built_in_tracks
-from hf_vanilla.data.eth_ucy import FIRST_VALIDATION_FRAME
-from hf_vanilla.data.track_formats import read_tracks
-from hf_vanilla.data.track_windows import Windows, cut_windows
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.options import option
-from hf_vanilla.trajectories.forecaster import predict
+from hf_vanilla.tracks.built_in_tracks import built_in_tracks
+from hf_vanilla.tracks.eth_ucy import FIRST_VALIDATION_FRAME
+from hf_vanilla.tracks.forecaster import predict
+from hf_vanilla.tracks.formats import read_tracks
+from hf_vanilla.tracks.windows import Windows, cut_windows
 
 BATCH = 256
 
@@ -138,7 +138,7 @@ import sys, time
 import numpy as np
 import pyarrow
 from pathlib import Path
-from hf_vanilla.data.track_formats import TrackSource, read_tracks
+from hf_vanilla.tracks.formats import TrackSource, read_tracks
 
 def peak_mib():
     lines = Path("/proc/self/status").read_text().splitlines()

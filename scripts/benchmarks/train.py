@@ -21,9 +21,9 @@ from train_engines import SIZES
 from hf_vanilla.commands import run
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import built_in_corpus, pairs_from_files
-from hf_vanilla.data.encoding import LengthLimits, encode_pairs
-from hf_vanilla.data.tokenizer_training import train_tokenizer
 from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
+from hf_vanilla.text.encoding import LengthLimits, encode_pairs
+from hf_vanilla.text.tokenizer_training import train_tokenizer
 
 REFERENCE, PLAIN = "MarianMT", "MarianMT, plain batches"
 # what is measured: engine, whether its batches are a plain collator's, whether it runs in bfloat16

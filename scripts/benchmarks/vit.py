@@ -30,7 +30,7 @@ from transformers import (
 from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
 from hf_vanilla.commands import run
 from hf_vanilla.data.images import BUILT_IN_DIGITS, LabelledImages, load_images
-from hf_vanilla.recipes.recipe import read_recipe
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
 # width, layers, heads, feed-forward width, pixels, patch, images of a batch

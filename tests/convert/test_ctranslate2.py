@@ -18,8 +18,8 @@ from hf_vanilla.convert.ctranslate2 import (
     to_ctranslate2,
 )
 from hf_vanilla.convert.marian import MarianOptions, convert_marian
-from hf_vanilla.translation.engines import CTranslate2Engine, TorchEngine
-from hf_vanilla.translation.loading import load_translator
+from hf_vanilla.text.engines import CTranslate2Engine, TorchEngine
+from hf_vanilla.text.loading import load_translator
 
 library = pytest.importorskip("ctranslate2")
 

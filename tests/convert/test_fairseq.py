@@ -15,7 +15,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.convert.fairseq import FairseqOptions, convert_fairseq
 from hf_vanilla.convert.torch_transformer import TorchOptions, convert_torch
-from hf_vanilla.translation.translator import translate
+from hf_vanilla.text.translator import translate
 
 PAIRS = [(theirs.ENGLISH, "en"), (theirs.GERMAN, "de")]
 TOKENIZED = [[theirs.moses(line, lang) for line in lines] for lines, lang in PAIRS]

@@ -19,8 +19,8 @@ from transformers import (
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.convert.marian import MarianOptions, compare, convert_marian, from_marian
 from hf_vanilla.models.positions_vanilla import sinusoid
-from hf_vanilla.translation.loading import load_translator
-from hf_vanilla.translation.translator import translate
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.translator import translate
 
 # float32 sums in another order: the output bias is added by one kernel here and by two there
 CLOSE = {"rtol": 0, "atol": 1e-5}

@@ -19,7 +19,7 @@ from hf_vanilla.data.batching import (
     batch_bounds,
     padded,
 )
-from hf_vanilla.data.encoding import LengthLimits, encode_pairs
+from hf_vanilla.text.encoding import LengthLimits, encode_pairs
 
 BUDGET = 37
 LENGTHS = st.lists(st.tuples(st.integers(1, BUDGET), st.integers(1, BUDGET)), min_size=1)

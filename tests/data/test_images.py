@@ -12,7 +12,6 @@ from image_files import colour_folder, coloured, damaged
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.data.image_batches import ImageReader, image_processor, normalised, pixel_statistics
 from hf_vanilla.data.image_files import ImageError, open_image
 from hf_vanilla.data.images import (
     changed_images,
@@ -22,6 +21,7 @@ from hf_vanilla.data.images import (
     read_digit_file,
     read_image_folder,
 )
+from hf_vanilla.images.batches import ImageReader, image_processor, normalised, pixel_statistics
 
 
 def test_a_folder_of_class_folders_is_read_in_a_fixed_order(tmp_path):

@@ -11,11 +11,11 @@ import pytest
 from huggingface_hub import SpaceCard
 from packaging.requirements import Requirement
 
-from hf_vanilla.app import server
+from hf_vanilla import serve as server
 from hf_vanilla.hub import space
 from hf_vanilla.hub.space import SpaceOptions, requirements, write_space
-from hf_vanilla.models.configuration_vanilla_trajectory import VanillaTracksConfig
-from hf_vanilla.models.modeling_vanilla_trajectory import VanillaForTrajectoryPrediction
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
 
 gradio = pytest.importorskip("gradio")
 
@@ -120,7 +120,7 @@ def test_a_folder_without_a_model_is_refused_and_nothing_written(tmp_path):
 RUN = """
 import dataclasses, runpy, sys, urllib.request
 sys.path.insert(0, "")
-import hf_vanilla.app.server as app
+import hf_vanilla.serve as app
 print(app.__file__)
 serve = app.serve
 def briefly(options):

@@ -7,11 +7,13 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.testing import assert_close
 
-from hf_vanilla.models.attention_vanilla_agent import AgentAwareAttention
+from hf_vanilla.models.attention_vanilla_agentformer import AgentAwareAttention
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.dlow_vanilla_agentformer import VanillaForDiverseTrajectoryPrediction
 from hf_vanilla.models.loss_vanilla_agentformer import Truth
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
+    VanillaForDiverseTrajectoryPrediction,
+)
 from hf_vanilla.models.positions_vanilla import sinusoid
 
 SIZES = {

@@ -10,10 +10,12 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.fusion_vanilla_scene import ENCODERS, LatentQueryEncoder
-from hf_vanilla.models.gate_vanilla_scene import ChannelGate
 from hf_vanilla.models.head_vanilla_scene import Mixture, Truth, closest_future_loss, thin
-from hf_vanilla.models.neighbors_vanilla_scene import neighbor_mask
-from hf_vanilla.models.proposals_vanilla_scene import VanillaForProposalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_scene_gated import ChannelGate
+from hf_vanilla.models.modeling_vanilla_scene_neighbors import neighbor_mask
+from hf_vanilla.models.modeling_vanilla_scene_proposals import (
+    VanillaForProposalTrajectoryPrediction,
+)
 from hf_vanilla.models.regions_vanilla_scene import fit_regions, proposals_of_regions
 from hf_vanilla.models.rows_vanilla_scene import read_rows
 from hf_vanilla.models.tokens_vanilla_scene import Grid

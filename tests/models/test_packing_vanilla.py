@@ -12,7 +12,7 @@ from hf_vanilla.models import int8_vanilla, packing_vanilla
 from hf_vanilla.models.int8_vanilla import QuantizedLinear
 from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, can_pack, pack
 from hf_vanilla.models.quantization_vanilla import is_quantized
-from hf_vanilla.models.search_vanilla_gate import is_as_built
+from hf_vanilla.models.search_vanilla_conditions import is_as_built
 
 DTYPES = (torch.float32, torch.bfloat16)
 

@@ -10,7 +10,7 @@ from detection_files import tiny_detector
 from image_files import coloured
 from image_models import vit
 
-from hf_vanilla.data.image_batches import image_processor
+from hf_vanilla.images.batches import image_processor
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 pytestmark = pytest.mark.slow

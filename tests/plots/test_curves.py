@@ -14,7 +14,7 @@ from hf_vanilla.plots.curves import (
     save_curves,
     smoothing_floor,
 )
-from hf_vanilla.tasks.translation_options import MEASURES
+from hf_vanilla.text.options import MEASURES
 
 ENTRIES = [
     {"step": 1, "loss": 5.0, "train_nll": 4.5, "learning_rate": 1e-4},

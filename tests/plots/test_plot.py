@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from hf_vanilla.plots.attention import PlotAttentionOptions
 from hf_vanilla.plots.plot import FIGURES, plot, read_plot
+from hf_vanilla.text.plot import PlotAttentionOptions
 
 OPTIONS = {
     "animation": "model sentence output seconds theme overwrite",

@@ -3,9 +3,9 @@
 import pytest
 from test_scene_scripts import script
 
-from hf_vanilla.data import track_options
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.trajectories.loading import FORMS, SCENE_FORMS
+from hf_vanilla.tracks import file_options as track_options
+from hf_vanilla.tracks.loading import FORMS, SCENE_FORMS
+from hf_vanilla.training.recipe import read_recipe
 
 
 @pytest.fixture

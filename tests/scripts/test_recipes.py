@@ -12,8 +12,8 @@ import yaml
 from datasets import Dataset, Features, Translation
 from huggingface_hub import ModelCard
 
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks.translation_data import load_corpus
+from hf_vanilla.text.data import load_corpus
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
 RECIPES = Path(__file__).resolve().parent.parent.parent / "hf_vanilla" / "recipes"

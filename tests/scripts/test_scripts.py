@@ -11,9 +11,9 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla.recipes.parameter_table import ParameterTableOptions, parameter_table
-from hf_vanilla.translation.evaluation import EvaluateOptions, evaluate_files
-from hf_vanilla.translation.translator import translate
+from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.text.translator import translate
+from hf_vanilla.training.parameter_table import ParameterTableOptions, parameter_table
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.files import write_files
-from hf_vanilla.tasks.translation_options import MEASURES
+from hf_vanilla.text.options import MEASURES
 from hf_vanilla.training import checkpointing
 from hf_vanilla.training.checkpointing import (
     Keeping,

@@ -10,8 +10,8 @@ import torch
 from accelerate import Accelerator
 
 from hf_vanilla.files import read_json_lines
-from hf_vanilla.tasks.translation import perplexity
-from hf_vanilla.tasks.translation_options import MEASURES
+from hf_vanilla.text.options import MEASURES
+from hf_vanilla.text.task import perplexity
 from hf_vanilla.training import metrics_log
 from hf_vanilla.training.metrics_log import (
     MetricsLog,

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.recipes.recipe import TrainRecipe, read_recipe
-from hf_vanilla.recipes.schedules import peak_learning_rate, share_of_peak
 from hf_vanilla.training.optimization import (
     inverse_sqrt_schedule,
     make_optimizer,
     make_schedule,
     paper_adam,
 )
+from hf_vanilla.training.recipe import TrainRecipe, read_recipe
+from hf_vanilla.training.schedules import peak_learning_rate, share_of_peak
 
 
 def rates(steps, *, d_model=512, warmup_steps=4000, peak=None):

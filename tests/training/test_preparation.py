@@ -10,7 +10,7 @@ import small_run
 import torch
 from safetensors.torch import load_file
 
-from hf_vanilla.tasks.translation import TranslationTask
+from hf_vanilla.text.task import TranslationTask
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.run import train

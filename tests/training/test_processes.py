@@ -9,7 +9,6 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 
 from hf_vanilla.models import modeling_vanilla
-from hf_vanilla.recipes.recipe import TrainRecipe
 from hf_vanilla.training import processes
 from hf_vanilla.training.processes import (
     PEAK_FLOPS,
@@ -21,6 +20,7 @@ from hf_vanilla.training.processes import (
     peak_flops,
     precision_in_words,
 )
+from hf_vanilla.training.recipe import TrainRecipe
 
 CONFIGS = Path(__file__).resolve().parents[2] / "scripts" / "accelerate"
 

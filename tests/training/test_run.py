@@ -11,12 +11,12 @@ import small_run
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from hf_vanilla.recipes.recipe import read_recipe
-from hf_vanilla.tasks import translation
+from hf_vanilla.text import task as translation
 from hf_vanilla.training import run as training
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.metrics_log import Progress
 from hf_vanilla.training.preparation import prepare_run
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import compare, train
 from hf_vanilla.training.task import Validation
 from hf_vanilla.training.train_step import MicroBatch, training_steps

@@ -1,0 +1,90 @@
+"""What the classifier and the detector share: loading by name, and files in batches."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from transformers import AutoImageProcessor
+
+from hf_vanilla.loading import load_model, load_saved, read_settings
+
+from .image_files import ImageError, open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Answer = TypeVar("Answer")
+
+
+def load_image_model(
+    name: str, auto_class: Any, *, model_type: str, remedy: str, device: str | None = None
+) -> tuple[Any, Any]:
+    """A model in evaluation mode, and its image processor.
+
+    Args:
+        name: folder or Hub id.
+        auto_class: transformers' class for the task.
+        model_type: of its config.
+        remedy: what to give instead of a model of another type.
+        device: such as `"cpu"`; None: a GPU if there is one.
+
+    Raises:
+        ValueError: it is another kind of model, damaged, or has no image processor.
+        OSError: nothing is found under that name.
+    """
+    if (kind := read_settings(name).get("model_type")) != model_type:
+        raise ValueError(f"{name} is a model of type {kind!r}: {remedy}")
+    processor = load_image_processor(name)
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(auto_class, name).to(chosen), processor
+
+
+def load_image_processor(name: str) -> Any:
+    """The image processor of a folder or Hub id.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    try:
+        return load_saved(AutoImageProcessor, name)
+    except OSError:
+        raise ValueError(
+            f"{name} has no image processor: put the preprocessor_config.json of its training "
+            "beside it"
+        ) from None
+
+
+def answers_for_files(
+    paths: Iterable[str],
+    answer: "Callable[[Iterator[Image]], list[Answer]]",
+    *,
+    batch_size: int,
+) -> Iterator[tuple[str, Answer | ImageError]]:
+    """Each path with the answer for its image, in their order; an unreadable file with its error.
+
+    Args:
+        paths: of image files.
+        answer: one result for each image of a batch. Its images are opened one after another, so
+            that only what `answer` keeps of them is held together.
+        batch_size: files at a time.
+    """
+    remaining = iter(paths)
+    while batch := list(islice(remaining, batch_size)):
+        errors: dict[str, ImageError] = {}
+        found = iter(answer(_opened(batch, errors)))
+        for path in batch:
+            yield path, errors[path] if path in errors else next(found)
+
+
+def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Image]":
+    """The readable images; of the others the errors, by path."""
+    for path in paths:
+        try:
+            image = open_image(path)
+        except FileNotFoundError:
+            errors[path] = ImageError(f"{path}: no such file")
+        except ImageError as error:
+            errors[path] = error
+        else:
+            yield image

@@ -1,0 +1,1 @@
+"""Image classification: data, task, classifier, evaluation, figures and page."""

@@ -1,0 +1,120 @@
+"""A trained image classifier: images to labels with probabilities.
+
+Shapes: B batch, C labels.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForImageClassification
+
+from hf_vanilla.data.image_files import ImageError
+from hf_vanilla.data.image_models import answers_for_files, load_image_model
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
+
+MODEL_TYPE = "vanilla_vit"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A label and its probability, 0 to 1."""
+
+    label: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Classified:
+    """Result for one image.
+
+    Attributes:
+        name: path of the image.
+        guesses: most probable first; empty where the image is unreadable.
+        error: why it is unreadable; None where it is not.
+    """
+
+    name: str
+    guesses: tuple[Guess, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model and its image processor.
+
+    Attributes:
+        model: in evaluation mode.
+        processor: makes `pixel_values` of images, as the model was trained.
+
+    Examples:
+        >>> from PIL import Image
+        >>> from hf_vanilla import VanillaForImageClassification, VanillaVitConfig
+        >>> from hf_vanilla.images.batches import image_processor
+        >>> config = VanillaVitConfig(image_size=8, patch_size=4, d_model=16, encoder_layers=1,
+        ...     encoder_attention_heads=2, encoder_ffn_dim=32, num_labels=3)
+        >>> processor = image_processor((8, 8), [0.5] * 3, [0.5] * 3)
+        >>> classifier = Classifier(VanillaForImageClassification(config).eval(), processor)
+        >>> len(classifier.guesses([Image.new("RGB", (9, 7))], top_k=2)[0])
+        2
+    """
+
+    model: "VanillaForImageClassification"
+    processor: Any
+
+    @torch.inference_mode()
+    def probabilities(self, images: Iterable["Image"]) -> Tensor:
+        """`(B, C)` float32 probabilities of RGB images; they sum to 1 over the labels."""
+        pixels = [self.processor(image, return_tensors="pt")["pixel_values"] for image in images]
+        if not pixels:
+            return torch.empty(0, self.model.config.num_labels)
+        logits = self.model(torch.cat(pixels).to(self.model.device)).logits
+        return logits.float().softmax(-1).cpu()
+
+    def guesses(self, images: Iterable["Image"], *, top_k: int = 5) -> list[tuple[Guess, ...]]:
+        """The `top_k` most probable labels of each RGB image, or all of a model with fewer."""
+        best = self.probabilities(images).topk(min(top_k, self.model.config.num_labels))
+        names = self.model.config.id2label
+        return [
+            tuple(Guess(names[index], value) for index, value in zip(indices, values, strict=True))
+            for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+    def classify(
+        self, paths: Iterable[str], *, top_k: int = 5, batch_size: int = 32
+    ) -> Iterator[Classified]:
+        """One result for each path, in their order; an unreadable file gets its error."""
+        answer = partial(self.guesses, top_k=top_k)
+        for path, found in answers_for_files(paths, answer, batch_size=batch_size):
+            if isinstance(found, ImageError):
+                yield Classified(path, error=str(found))
+            else:
+                yield Classified(path, found)
+
+
+def load_classifier(name: str, *, device: str | None = None) -> Classifier:
+    """The classifier of a model folder or Hub id, on a GPU if there is one.
+
+    Args:
+        name: folder or Hub id.
+        device: such as `"cpu"`; None: a GPU if there is one.
+
+    Raises:
+        ValueError: it is another kind of model, or has no image processor.
+        OSError: nothing is found under that name.
+    """
+    model, processor = load_image_model(
+        name,
+        AutoModelForImageClassification,
+        model_type=MODEL_TYPE,
+        remedy="give an image model of this package; hf-vanilla convert makes one of a ViT",
+        device=device,
+    )
+    return Classifier(model, processor)

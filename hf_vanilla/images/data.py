@@ -1,0 +1,169 @@
+"""Images of a training run: reading, validation part, statistics, and what a resume compares."""
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hf_vanilla.data.images import (
+    BUILT_IN_DIGITS,
+    VALIDATION_NAMES,
+    LabelledImages,
+    changed_images,
+    check_classes,
+    load_images,
+    read_image_folder,
+)
+from hf_vanilla.training.recipe import Recipe
+
+from .batches import ImageReader, pixel_statistics
+from .options import ImageDataOptions
+
+logger = logging.getLogger(__name__)
+
+FINGERPRINT_FILE = "image_fingerprints.npy"
+HELD_OUT_SEED = 5
+
+
+@dataclass(frozen=True)
+class Images:
+    """Everything a run of image classification reads.
+
+    Attributes:
+        train: reads training images.
+        validation: reads validation images; None where there are none.
+        mean: of each channel over the training images, in [0, 1].
+        deviation: standard deviation likewise.
+    """
+
+    train: ImageReader
+    validation: ImageReader | None
+    mean: list[float]
+    deviation: list[float]
+
+
+def prepare_images(recipe: Recipe) -> Images:
+    """Find training and validation images, check their classes, measure the training images.
+
+    Raises:
+        ValueError: the images do not match the recipe, or an earlier run in its folder.
+        OSError: nothing is found under a name.
+    """
+    options: ImageDataOptions = recipe.data
+    config = recipe.config()
+    if config.num_channels != 3:
+        raise ValueError(
+            f"model.num_channels={config.num_channels}: images are read in three channels, grey "
+            "ones in three equal channels; leave it out"
+        )
+    train, validation = training_and_validation(options)
+    check_classes(train)
+    check_unchanged(train, Path(recipe.train.output_dir))
+    size = config.image_height_width
+    stop = options.stop_at_unreadable
+    reader = ImageReader(train, size, stop_at_errors=stop)
+    mean, deviation = pixel_statistics(reader)
+    logger.info(
+        "%d training images of %d classes, %s for validation",
+        len(train),
+        len(train.label_names),
+        "none" if validation is None else len(validation),
+    )
+    return Images(
+        reader,
+        None if validation is None else ImageReader(validation, size, stop_at_errors=stop),
+        mean,
+        deviation,
+    )
+
+
+def training_and_validation(
+    options: ImageDataOptions,
+) -> tuple[LabelledImages, LabelledImages | None]:
+    """The two parts of the data.
+
+    Raises:
+        ValueError: the classes of the parts differ.
+        OSError: nothing is found under a name.
+    """
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    is_digits = options.dataset == BUILT_IN_DIGITS
+    split = options.train_split or ("first_half" if is_digits else "train")
+    train = load_images(options.dataset, split, **columns)
+    source, validation_split = options.validation or options.dataset, options.validation_split
+    if validation_split is None and options.validation is None:
+        validation_split = "second_half" if is_digits else _validation_folder(options.dataset)
+    if validation_split is None and options.validation is None:
+        return _with_held_out(train, options.validation_share)
+    path, split = Path(source), validation_split or "validation"
+    if path.is_dir():
+        inner = path / split
+        folder = inner if inner.is_dir() else path
+        return train, read_image_folder(folder, train.label_names)
+    validation = load_images(source, "train" if source == BUILT_IN_DIGITS else split, **columns)
+    if source == BUILT_IN_DIGITS and validation_split is not None:
+        validation = load_images(source, validation_split)
+    if validation.label_names != train.label_names:
+        raise ValueError(
+            f"{validation.origin} has other classes than {train.origin}: "
+            f"{', '.join(validation.label_names[:5])} and {', '.join(train.label_names[:5])}"
+        )
+    return train, validation
+
+
+def unreadable_images(readers: Iterable[ImageReader | None]) -> str:
+    """Warn of the images that were left out; returns the sentences for the model card."""
+    told = [message for reader in readers if reader and (message := reader.left_out())]
+    for message in told:
+        logger.warning("%s", message)
+    return "".join(f" {message}." for message in told)
+
+
+def check_unchanged(train: LabelledImages, output_dir: Path) -> None:
+    """Refuse to resume a run whose training images changed.
+
+    Raises:
+        ValueError: some differ; the message counts them.
+    """
+    path = output_dir / FINGERPRINT_FILE
+    if not path.is_file():
+        return
+    changed = changed_images(np.load(path, allow_pickle=False).tolist(), train.fingerprints)
+    if changed:
+        raise ValueError(
+            f"{changed:,} of {len(train):,} images of {train.origin} changed since the run in "
+            f"{output_dir} began: restore them, or choose another output_dir"
+        )
+
+
+def image_facts(images: Images) -> dict[str, str]:
+    """Fingerprints of the images, and the classes, for the message when a run is resumed."""
+    train, validation = images.train.images, images.validation
+    facts = {"training images": _digest(train), "classes": ", ".join(train.label_names[:1000])}
+    if validation is not None:
+        facts["validation images"] = _digest(validation.images)
+    return facts
+
+
+def _digest(images: LabelledImages) -> str:
+    digest = hashlib.sha256(images.fingerprints.tobytes() + images.labels.tobytes())
+    return f"{len(images)}:{digest.hexdigest()[:16]}"
+
+
+def _validation_folder(dataset: str) -> str | None:
+    folder = Path(dataset)
+    return next((name for name in VALIDATION_NAMES if (folder / name).is_dir()), None)
+
+
+def _with_held_out(
+    train: LabelledImages, share: float
+) -> tuple[LabelledImages, LabelledImages | None]:
+    """Training images with a random share of them kept for validation."""
+    count = round(len(train) * share)
+    if not count:
+        return train, None
+    rows = np.random.default_rng(HELD_OUT_SEED).permutation(len(train))
+    return train.subset(np.sort(rows[count:])), train.subset(np.sort(rows[:count]))

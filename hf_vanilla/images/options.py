@@ -1,0 +1,92 @@
+"""What a recipe can set for image classification: images, augmentation, the size of a step."""
+
+from dataclasses import dataclass
+
+from hf_vanilla.data.images import BUILT_IN_DIGITS
+from hf_vanilla.families import Measure
+from hf_vanilla.options import check_multiple, check_options, option
+from hf_vanilla.training.recipe import TrainRecipe
+
+from .augmentation import Augmentation
+
+NATS = "nats per image"
+MEASURES = {
+    "accuracy": Measure("validation accuracy", "% of images", better="higher", precision=2),
+    "nll": Measure("validation NLL", NATS, better="lower", log_name="validation_nll"),
+    "loss": Measure("training loss (smoothed targets)", NATS),
+    "train_accuracy": Measure("training accuracy", "% of images", precision=2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDataOptions:
+    """Images to train on, how they are changed at random, and how they become batches."""
+
+    _argument_group_name = "options of task image_classification"
+
+    dataset: str = option(
+        BUILT_IN_DIGITS,
+        "folder of class folders, file of optdigits, Hub id, or 'digits' (built in)",
+        of_data=True,
+        chooses_data=True,
+    )
+    train_split: str | None = option(
+        None,
+        "split to train on; default: train, of the built-in digits first_half",
+        of_data=True,
+    )
+    validation: str | None = option(
+        None, "images to validate on; default: another split of the dataset", of_data=True
+    )
+    validation_split: str | None = option(
+        None,
+        "split to validate on; default: validation, valid, val or test of a folder, second_half of "
+        "the built-in digits",
+        of_data=True,
+    )
+    validation_share: float = option(
+        0.0,
+        "share of the training images kept for validation where there is no split for it",
+        at_least=0,
+        below=1,
+    )
+    image_column: str = option("image", "column of images in a Hub dataset", of_data=True)
+    label_column: str = option("label", "column of labels in a Hub dataset", of_data=True)
+    stop_at_unreadable: bool = option(
+        default=False,
+        text="end at the first unreadable image instead of counting and leaving it out",
+        may_change=True,
+    )
+    images_per_step: int = option(64, "images of an optimizer step", at_least=1)
+    images_per_batch: int = option(64, "images of a process and micro-batch", at_least=1)
+    rotation: float = option(0.0, "largest random angle in degrees", at_least=0)
+    scale: float = option(0.0, "largest random relative change of size", at_least=0, below=1)
+    shift: float = option(0.0, "largest random shift, share of each side", at_least=0, below=1)
+    flip: float = option(0.0, "probability of a mirror image", at_least=0)
+    crop: float = option(0.0, "largest random share of the area cut away", at_least=0, below=1)
+    brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_multiple(self, "images_per_step", "images_per_batch")
+        self.augmentation  # noqa: B018 - checks its values
+        if self.validation is not None and self.validation_share:
+            raise ValueError(
+                f"validation={self.validation!r} and validation_share={self.validation_share}: "
+                "give one of them"
+            )
+
+    def check_with(self, train: TrainRecipe) -> None:
+        """Nothing here depends on the shared options."""
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """How training images are changed at random."""
+        return Augmentation(
+            rotation=self.rotation,
+            scale=self.scale,
+            shift=self.shift,
+            flip=self.flip,
+            crop=self.crop,
+            brightness=self.brightness,
+        )

@@ -1,0 +1,133 @@
+"""The web page for image classifiers: drop, choose or draw a picture.
+
+The page is one HTML component; `image_page.js` draws it and calls `ImagePage.look`. Shapes:
+L layers, H heads, R x K patches.
+"""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hf_vanilla.app.component import import_gradio, page_of_component
+from hf_vanilla.app.pictures import picture_url, received_picture
+from hf_vanilla.text.card import public_name
+
+from .attention import patch_attention
+from .classifier import Classifier, load_classifier
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TITLE = "What is in the picture? Labels and attention"
+DRAWN_SIDE = 512  # longest side of a drawing in pixels
+SCALE = 1000  # weights are sent as integers, which keeps the answer small
+
+
+class ImagePage:
+    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+
+    Args:
+        model: model folder or Hub id.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model cannot be used.
+        OSError: nothing is found under that name.
+    """
+
+    def __init__(self, model: str) -> None:
+        import_gradio()
+        self.name = public_name(model)
+        self.classifier: Classifier = load_classifier(model, device="cpu")
+        self._lock = threading.Lock()  # attention is computed by another implementation
+
+    def about(self) -> str:
+        """One line about the model: its size, labels, layers, heads and image size."""
+        model = self.classifier.model
+        config = model.config
+        height, width = config.image_height_width
+        return (
+            f"{self.name}: {model.num_parameters() / 1e6:.2f} million parameters, "
+            f"{config.num_labels:,} labels, {config.encoder_layers} layers, "
+            f"{config.encoder_attention_heads} heads, {height} x {width} pixels"
+        )
+
+    def look(self, picture: str, *, is_drawn: bool) -> dict[str, Any]:
+        """The best labels of a picture, and which patches the class token attends to.
+
+        Args:
+            picture: a `data:` URL with the bytes of an image file.
+            is_drawn: it was drawn on the page; its content is then moved to the middle and scaled,
+                as digits of data sets are.
+
+        Returns:
+            `labels`, names and probabilities, most probable first; `image`, a `data:` URL of what
+            the model sees; `grid`, rows and columns of patches; `weights` `(L, H, R * K)` and
+            `rollout` `(R * K)`, in thousandths. Or `error`, a text.
+        """
+        try:
+            image = received_picture(picture)
+            if is_drawn:
+                image = centred(image)
+        except ValueError as error:
+            return {"error": str(error)}
+        with self._lock:
+            attention = patch_attention(self.classifier, image)
+        guesses = [
+            {"label": guess.label, "probability": guess.probability} for guess in attention.guesses
+        ]
+        return {
+            "labels": guesses,
+            "image": self._seen(image),
+            "grid": list(attention.grid),
+            "weights": _thousandths(attention.of_class_token.flatten(2)),
+            "rollout": _thousandths(attention.rollout.flatten()),
+        }
+
+    def _seen(self, image: "Image") -> str:
+        """The image after resizing and cropping, as a `data:` URL of a PNG file."""
+        from PIL import Image
+
+        processor = self.classifier.processor
+        pixels = processor(image, return_tensors="pt")["pixel_values"][0]  # (3, H, W)
+        mean, deviation = (
+            torch.tensor(values).view(-1, 1, 1)
+            for values in (processor.image_mean, processor.image_std)
+        )
+        levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
+        return picture_url(Image.fromarray(levels.permute(1, 2, 0).numpy()))  # (H, W, 3)
+
+    def blocks(self) -> Any:
+        """The page as Gradio's `Blocks`."""
+
+        def look(asked: dict[str, Any]) -> dict[str, Any]:
+            return self.look(str(asked.get("picture")), is_drawn=bool(asked.get("isDrawn")))
+
+        return page_of_component(TITLE, "image_page", {"look": look}, about=self.about())
+
+
+def centred(drawing: "Image") -> "Image":
+    """A light drawing on black: its bounding box on a black square as high or wide as the box.
+
+    A box with a side above `DRAWN_SIDE` is scaled down to it.
+
+    Raises:
+        ValueError: nothing is drawn.
+    """
+    from PIL import Image
+
+    box = drawing.getbbox()
+    if box is None:
+        raise ValueError("Nothing is drawn: draw with the pressed mouse button, or with a finger.")
+    content = drawing.crop(box)
+    content.thumbnail((DRAWN_SIDE, DRAWN_SIDE))
+    side = max(content.size)
+    square = Image.new("RGB", (side, side))
+    square.paste(content, ((side - content.width) // 2, (side - content.height) // 2))
+    return square
+
+
+def _thousandths(weights: Tensor) -> list[Any]:
+    return (weights * SCALE).round().int().tolist()

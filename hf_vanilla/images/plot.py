@@ -1,0 +1,186 @@
+"""Figures of an image classifier: attention on an image, positions, patch filters, confusion."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from hf_vanilla.data.image_files import open_image
+from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
+
+from .attention import (
+    PatchAttention,
+    patch_attention,
+    patch_filters,
+    position_similarity,
+)
+from .classifier import load_classifier
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+KINDS = ("attention", "rollout", "positions", "filters")
+MOST_FILTERS = 64
+MOST_CLASSES = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotPatchesOptions:
+    """Draw which patches an image classifier attends to, its positions, or its patch filters."""
+
+    model: str = field(metadata={"help": "model folder or Hub id"})
+    image: str | None = field(
+        default=None, metadata={"help": "image file, for kind attention and rollout"}
+    )
+    kind: str = field(default="attention", metadata={"help": f"one of {', '.join(KINDS)}"})
+    layer: int | None = field(
+        default=None, metadata={"help": "layer from 0, -1: the last; default: all"}
+    )
+    output: str = field(default="patches.png", metadata={"help": "figure file, .png or .svg"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing figure"})
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        if self.kind in ("attention", "rollout") and self.image is None:
+            raise ValueError(f"kind={self.kind!r} needs an image: give --image FILE")
+
+
+def plot_patches(options: PlotPatchesOptions) -> Path:
+    """Draw one figure and save it; returns the file.
+
+    Raises:
+        ValueError: the model is another, the layer does not exist, or the image is unreadable.
+        OSError: the figure cannot be written, or it exists and `overwrite` is off.
+    """
+    path = check_output(options.output, overwrite=options.overwrite)
+    classifier = load_classifier(options.model, device="cpu")
+    embeddings = classifier.model.model.embeddings
+    if options.kind == "positions":
+        save_positions(position_similarity(embeddings.positions, embeddings.config.grid), path)
+    elif options.kind == "filters":
+        save_filters(patch_filters(embeddings.patch_projection.weight, MOST_FILTERS), path)
+    else:
+        image = open_image(str(options.image))
+        attention = patch_attention(classifier, image)
+        if options.kind == "rollout":
+            save_rollout(image, attention, path)
+        else:
+            save_patch_attention(image, attention, path, layer=options.layer)
+    return path
+
+
+@figure_style()
+def save_patch_attention(
+    image: "Image", attention: PatchAttention, path: Path, *, layer: int | None = None
+) -> None:
+    """Save the class token's attention on the image: a row for each layer, a column for each head.
+
+    Args:
+        image: RGB.
+        attention: of that image.
+        path: figure file.
+        layer: from 0, negative from the end; None: all.
+
+    Raises:
+        ValueError: there is no such layer.
+    """
+    weights = attention.of_class_token  # (L, H, R, K)
+    layers = range(len(weights))
+    if layer is not None:
+        if not -len(weights) <= layer < len(weights):
+            raise ValueError(f"layer={layer}: the model has layers 0 to {len(weights) - 1}")
+        layers = range(len(weights))[layer:][:1]
+    figure, panels = _panels(len(layers), weights.shape[1])
+    for row, number in enumerate(layers):
+        for head, panel in enumerate(panels[row]):
+            _overlay(panel, image, weights[number, head])
+            panel.set_title(f"layer {number}, head {head}", fontsize=7)
+    guess = attention.guesses[0]
+    figure.suptitle(f"attention of the class token; {guess.label}: {guess.probability:.2f}")
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_rollout(image: "Image", attention: PatchAttention, path: Path) -> None:
+    """Save the image beside its attention rollout through all layers."""
+    figure, panels = _panels(1, 2, inches=3.0)
+    _overlay(panels[0][0], image, None)
+    panels[0][0].set_title("image")
+    _overlay(panels[0][1], image, attention.rollout)
+    panels[0][1].set_title("attention rollout of the class token")
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_positions(similarity: Tensor, path: Path) -> None:
+    """Save the cosine of each position with all others: one panel for each patch."""
+    rows, columns = similarity.shape[:2]
+    figure, panels = _panels(rows, columns, inches=0.7)
+    for row in range(rows):
+        for column in range(columns):
+            panels[row][column].imshow(similarity[row, column].numpy(), vmin=-1, vmax=1)
+    figure.suptitle("cosine of a patch's position with all others")
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_filters(filters: Tensor, path: Path) -> None:
+    """Save the main directions of the patch projection as small images."""
+    columns = 8
+    figure, panels = _panels(-(-len(filters) // columns), columns, inches=0.7)
+    for number, values in enumerate(filters):
+        panels[number // columns][number % columns].imshow(values.permute(1, 2, 0).numpy())
+    figure.suptitle("main directions of the patch projection")
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) -> None:
+    """Save how often each class was taken for each other.
+
+    Args:
+        confusion: `(C, C)` counts; row: true class, column: most probable class.
+        label_names: C names.
+        path: figure file.
+
+    Raises:
+        ValueError: there are more classes than a figure can show.
+    """
+    count = len(label_names)
+    if count > MOST_CLASSES:
+        raise ValueError(f"{count} classes do not fit into a figure: at most {MOST_CLASSES}")
+    side = min(12.0, 2.5 + 0.35 * count)
+    figure, panels = _panels(1, 1, inches=side)
+    panel, shares = panels[0][0], confusion / confusion.sum(1, keepdim=True).clamp(min=1)
+    panel.set_axis_on()
+    panel.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
+    panel.set_xticks(range(count), label_names, rotation=90)
+    panel.set_yticks(range(count), label_names)
+    panel.set_xlabel("most probable class")
+    panel.set_ylabel("true class")
+    for row, column in confusion.nonzero().tolist():
+        color = "white" if shares[row, column] > 0.5 else "black"
+        text = str(int(confusion[row, column]))
+        panel.text(column, row, text, ha="center", va="center", color=color, fontsize=7)
+    save_figure(figure, path)
+
+
+def _panels(rows: int, columns: int, *, inches: float = 1.4) -> tuple[Any, Any]:
+    """A figure and its axes without ticks, `[row][column]`."""
+    figure = new_figure((columns * inches + 0.4, rows * (inches + 0.15) + 0.6))
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for panel in panels.flat:
+        panel.set_axis_off()
+    return figure, panels
+
+
+def _overlay(panel: Any, image: "Image", weights: Tensor | None) -> None:
+    """The image, and weights of its patches as a layer of colour over it."""
+    panel.imshow(np.asarray(image), extent=(0, 1, 1, 0), interpolation="nearest")
+    if weights is not None:
+        panel.imshow(
+            weights.numpy(), extent=(0, 1, 1, 0), alpha=0.55, cmap="inferno", vmin=0, aspect="auto"
+        )

@@ -1,0 +1,240 @@
+# Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
+"""TF_q (2003.08111): velocities as classes, several futures by sampling.
+
+Shapes: B agents, T observed steps, P predicted steps, L any length, M samples, C codes,
+D `d_model`.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig, GenerationMixin
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+from transformers.utils import can_return_tuple
+
+from .configuration_vanilla_tracks import VanillaTracksConfig
+from .layers_vanilla import VanillaDecoderLayer
+from .modeling_vanilla_tracks import (
+    VanillaTracksEncoder,
+    VanillaTracksPreTrainedModel,
+    VanillaTrajectoryOutput,
+    VelocityEmbedding,
+    check_future,
+    decode,
+    true_velocities,
+)
+from .regions_vanilla_scene import k_means
+from .rollout_vanilla_tracks import rollout_steps
+
+K_MEANS_ROUNDS = 10
+K_MEANS_POINTS = 50  # per code, of which the codebook is made
+
+
+class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
+    """Codes of velocities after codes of velocities: `generate()` continues them.
+
+    The codebook is a buffer: `(C, 2)` velocities in the frame of an agent.
+
+    Args:
+        config: read for `num_codes` and the sizes of the decoder's layers.
+    """
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.codebook: Tensor
+        self.register_buffer("codebook", torch.zeros(config.num_codes, 2))
+        self.embedding = VelocityEmbedding(config)
+        self.layers = nn.ModuleList(
+            VanillaDecoderLayer(config, index) for index in range(config.decoder_layers)
+        )
+        self.head = nn.Linear(config.d_model, config.num_codes)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def nearest_codes(self, velocities: Tensor) -> Tensor:
+        """Numbers `(...,)` of the codes closest to velocities `(..., 2)` in the frame."""
+        apart = torch.cdist(velocities.reshape(-1, 2), self.codebook.to(velocities.dtype))
+        return apart.argmin(dim=1).view(velocities.shape[:-1])
+
+    @can_return_tuple
+    def forward(
+        self,
+        decoder_input_ids: Tensor,
+        encoder_outputs: BaseModelOutput,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Logits `(B, L, C)` of the code after each of `decoder_input_ids`.
+
+        Args:
+            decoder_input_ids: `(B, L)` codes; the first is that of the last observed velocity.
+            encoder_outputs: with `last_hidden_state` `(B, T - 1, D)`.
+            attention_mask: `(B, T - 1)`, 1 = known velocity; None: all are.
+            past_key_values: the KV cache of earlier codes, which are then left out of the ids.
+            **kwargs: what `generate()` passes beside them.
+        """
+        encoded = encoder_outputs.last_hidden_state
+        first = 0 if past_key_values is None else past_key_values.get_seq_length()
+        hidden_states = self.embedding(self.codebook[decoder_input_ids], first)
+        hidden_states = decode(self, hidden_states, encoded, attention_mask, past_key_values)
+        return Seq2SeqLMOutput(logits=self.head(hidden_states), past_key_values=past_key_values)
+
+
+class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
+    """Futures drawn from a distribution over codes of velocities, each as probable as the others.
+
+    Call `fit_codebook` with training windows before training. Unlike the paper's table of classes,
+    a code enters the decoder as its velocity, by the same kind of embedding as an observed one.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+        >>> from hf_vanilla.models.modeling_vanilla_tracks_codes import (
+        ...     VanillaForQuantizedTrajectoryPrediction)
+        >>> config = VanillaTracksConfig(d_model=16, num_codes=9, num_modes=5)
+        >>> model = VanillaForQuantizedTrajectoryPrediction(config).eval()
+        >>> model.fit_codebook(torch.randn(30, 8, 2), torch.randn(30, 12, 2))
+        >>> model(past_values=torch.randn(3, 8, 2)).trajectories.shape
+        torch.Size([3, 5, 12, 2])
+    """
+
+    is_rollout: ClassVar[bool] = True  # `predicted_steps` may be larger than in training
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.encoder = VanillaTracksEncoder(config)
+        self.decoder = VanillaCodesDecoder(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @torch.no_grad()
+    def fit_codebook(
+        self,
+        past_values: Tensor,
+        future_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+    ) -> None:
+        """Set the codebook to the centres of k-means over the velocities of training windows.
+
+        The result depends on the windows alone; the random state is not touched.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            future_values: `(B, P, 2)`.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+
+        Raises:
+            ValueError: an input does not fit, or there are fewer velocities than codes.
+        """
+        _, _, frame, _ = self.encoder(past_values, past_observed_mask)
+        is_observed = check_future(self.config, future_values, future_observed_mask)
+        true, is_known = true_velocities(frame, future_values, is_observed)
+        points, count = true[is_known], self.config.num_codes
+        if len(points) < count:
+            raise ValueError(
+                f"num_codes={count}, but the windows have {len(points)} future velocities: lower "
+                "model.num_codes"
+            )
+        draw = torch.Generator().manual_seed(0)
+        rows = torch.randperm(len(points), generator=draw)[: K_MEANS_POINTS * count]
+        points = points[rows.to(points.device)]
+        self.decoder.codebook.copy_(k_means(points, points[:count], K_MEANS_ROUNDS))
+
+    @can_return_tuple
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        *,
+        return_loss: bool = True,
+        **kwargs: Any,
+    ) -> VanillaTrajectoryOutput:
+        """`num_modes` sampled futures of each agent; with `future_values` the loss.
+
+        In training mode with `future_values`, the one trajectory takes the most probable code
+        after each true velocity. The loss is in nats per observed future step.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            future_values: `(B, P, 2)` positions to predict.
+            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            return_loss: compute the loss where there are `future_values`.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
+                `predicted_steps`, another number of steps, without `future_values`.
+
+        Raises:
+            ValueError: an input does not fit, or `fit_codebook` was never called; the message says
+                which and how.
+        """
+        self._check_codebook()
+        hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
+        start = self.decoder.nearest_codes(last)
+        loss = codes = None
+        if future_values is not None and return_loss:
+            is_observed = check_future(self.config, future_values, future_observed_mask)
+            true, is_known = true_velocities(frame, future_values, is_observed)
+            wanted = self.decoder.nearest_codes(true)  # (B, P)
+            inputs = torch.cat((start.unsqueeze(1), wanted[:, :-1]), dim=1)
+            encoded = BaseModelOutput(last_hidden_state=hidden)
+            logits = self.decoder(inputs, encoded, mask).logits
+            wanted = wanted.masked_fill(~is_known, -100)
+            total = cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="sum")
+            count = kwargs.pop("num_items_in_batch", None)
+            count = is_observed.sum() if count is None else count
+            loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
+            codes = logits.argmax(dim=-1).unsqueeze(1)  # (B, 1, P)
+        if codes is None or not self.training:
+            steps = kwargs.get("predicted_steps") if future_values is None else None
+            codes = self.sample(hidden, mask, start, steps)
+        tracks = frame.positions(self.decoder.codebook[codes])
+        return VanillaTrajectoryOutput(
+            loss=loss, trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:2])
+        )
+
+    def _check_codebook(self) -> None:
+        if not torch.compiler.is_compiling() and not self.decoder.codebook.any():
+            raise ValueError(
+                "the codebook is empty, so every forecast would stand still: call fit_codebook() "
+                "with training windows first"
+            )
+
+    @torch.no_grad()
+    def sample(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor,
+        start: Tensor,
+        predicted_steps: int | None = None,
+    ) -> Tensor:
+        """`num_modes` sequences of codes of each agent, `(B, M, P)`, drawn by `generate()`.
+
+        Args:
+            hidden_states: `(B, T - 1, D)` of the encoder.
+            attention_mask: `(B, T - 1)`, 1 = known velocity.
+            start: `(B,)` code of the last observed velocity.
+            predicted_steps: P; None: as in training.
+        """
+        modes, steps = self.config.num_modes, rollout_steps(self.config, predicted_steps)
+        drawing = GenerationConfig(
+            do_sample=True,
+            top_k=0,
+            num_return_sequences=modes,
+            max_new_tokens=steps,
+            pad_token_id=0,
+            decoder_start_token_id=start.tolist(),
+        )
+        found = self.decoder.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden_states),
+            attention_mask=attention_mask,
+            generation_config=drawing,
+        )
+        return found[:, 1:].view(-1, modes, steps)

@@ -1,0 +1,1 @@
+"""Object detection: data, task, detector, evaluation, figures and page."""

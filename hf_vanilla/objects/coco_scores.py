@@ -1,0 +1,202 @@
+"""COCO's scores of a detector: average precision and recall, per class, duplicates, counts.
+
+The figures come from faster-coco-eval, whose results equal those of pycocotools.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from hf_vanilla.options import install_hint
+
+from .detection import DetectionImages
+from .detector import Detector, Found
+from .report import pairwise_iou
+from .sources import coco_content
+
+# in the order of COCO's own summary
+FIGURES = (
+    *("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large"),
+    *("AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large"),
+)
+SURE = 0.5  # score above which an object counts as found, for duplicates and counts
+DUPLICATE_IOU = 0.7
+IOU50 = 0  # index of IoU 0.5 among COCO's ten thresholds
+ALL_AREAS, HUNDRED = 0, -1
+
+
+@dataclass(frozen=True)
+class ObjectScores:
+    """Scores over a set of images.
+
+    Attributes:
+        figures: the twelve of `FIGURES`, 0 to 1; -1 where the data have no such object.
+        by_class: name, AP and AP50 of each class with objects.
+        precision: `(101,)` precision at IoU 0.5 for recalls 0 to 1, mean over classes.
+        duplicates: share of the sure objects that repeat a surer one of the same class, by IoU
+            above 0.7.
+        count_error: mean distance of the numbers of sure and of true objects of an image.
+        protocol: what was measured, in one line.
+    """
+
+    figures: dict[str, float]
+    by_class: tuple[tuple[str, float, float], ...]
+    precision: np.ndarray = field(repr=False)
+    duplicates: float
+    count_error: float
+    protocol: str
+
+    def __str__(self) -> str:
+        width = max((len(name) for name, _, _ in self.by_class), default=0)
+        told = [
+            f"  {name:10} {'none' if value < 0 else f'{value:.3f}'}"
+            for name, value in self.figures.items()
+        ]
+        return "\n".join(
+            [
+                self.protocol,
+                *told,
+                f"duplicates {100 * self.duplicates:.2f} % of objects with score > {SURE}; "
+                f"count error {self.count_error:.2f} objects an image",
+                *(
+                    f"  {name:{width}}  AP {ap:.3f}  AP50 {ap50:.3f}"
+                    for name, ap, ap50 in self.by_class
+                ),
+            ]
+        )
+
+
+def score_detections(found: Sequence[Found], images: DetectionImages) -> ObjectScores:
+    """Scores of the objects found in images.
+
+    Args:
+        found: of each image, boxes in its pixels; at most the 100 surest of an image count.
+        images: the truth, crowds included; labels of both index the same names.
+
+    Raises:
+        ValueError: the numbers of images differ, or there is no object to find.
+        ImportError: faster-coco-eval is not installed.
+    """
+    if len(found) != len(images):
+        raise ValueError(f"results of {len(found)} images, but the data have {len(images)}")
+    if not sum(len(entry.trained_on) for entry in images.objects):
+        raise ValueError(f"{images.origin} holds no object to score: check the annotations")
+    evaluation = coco_evaluation(found, images)
+    stats = [float(value) for value in evaluation.stats[: len(FIGURES)]]
+    precision = evaluation.eval["precision"][:, :, :, ALL_AREAS, HUNDRED]  # (T, 101, K)
+    return ObjectScores(
+        dict(zip(FIGURES, stats, strict=True)),
+        tuple(
+            (name, float(values.mean()), float(values[IOU50].mean()))
+            for name, values in zip(images.label_names, precision.transpose(2, 0, 1), strict=True)
+            if (values > -1).all()
+        ),
+        _mean_over_classes(precision[IOU50]),
+        duplicate_share(found),
+        count_error(found, images),
+        protocol_line(images),
+    )
+
+
+def protocol_line(images: DetectionImages) -> str:
+    """What is measured, for a reader who wants to compare."""
+    objects = sum(len(entry) for entry in images.objects)
+    return (
+        f"COCO AP (IoU 0.50:0.95, 101 recalls, 100 objects an image, no suppression) of "
+        f"{images.origin}: {len(images):,} images, {objects:,} objects, {len(images.label_names)} "
+        f"classes, faster-coco-eval {_version()}"
+    )
+
+
+def coco_evaluation(found: Sequence[Found], images: DetectionImages) -> Any:
+    """The evaluation of faster-coco-eval, accumulated and summarized; images have their row as id.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        from faster_coco_eval import COCO, COCOeval_faster
+    except ImportError:
+        raise ImportError(f"AP needs faster-coco-eval: {install_hint('vision')}") from None
+    truth = COCO(truth_content(images), print_function=_silent)
+    results = coco_results(found, images.category_ids, range(len(images)))
+    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", print_function=_silent)
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return evaluation
+
+
+def truth_content(images: DetectionImages) -> dict[str, Any]:
+    """The annotations as a COCO file has them, with rows as image ids: a name may be an id too."""
+    return coco_content(replace(images, image_ids=list(range(len(images)))))
+
+
+def coco_results(
+    found: Sequence[Found], category_ids: Sequence[int], image_ids: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Objects in the form of COCO's result files: left, top, width, height in pixels."""
+    results = []
+    for number, entry in zip(image_ids, found, strict=True):
+        for label, score, box in zip(entry.labels, entry.scores, entry.boxes, strict=True):
+            left, top, right, bottom = box.tolist()
+            results.append(
+                {
+                    "image_id": number,
+                    "category_id": category_ids[label],
+                    "bbox": [left, top, right - left, bottom - top],
+                    "score": float(score),
+                }
+            )
+    return results
+
+
+def score_detector(
+    detector: Detector, images: DetectionImages, *, batch_size: int = 8
+) -> ObjectScores:
+    """Scores of a detector on images whose labels index the model's names.
+
+    Raises:
+        ValueError: there is nothing to score.
+        ImageError: an image is unreadable.
+    """
+    found: list[Found] = []
+    for first in range(0, len(images), batch_size):
+        rows = range(first, min(first + batch_size, len(images)))
+        found += detector.detect(images.open(row) for row in rows)
+    return score_detections(found, images)
+
+
+def duplicate_share(found: Sequence[Found]) -> float:
+    """Share of sure objects that repeat a surer one of the same class in the same image."""
+    sure = repeated = 0
+    for entry in (entry.above(SURE) for entry in found):
+        same = entry.labels[:, None] == entry.labels[None]
+        overlaps = np.tril(same & (pairwise_iou(entry.boxes) > DUPLICATE_IOU), -1)
+        sure, repeated = sure + len(entry), repeated + int(overlaps.any(axis=1).sum())
+    return repeated / max(sure, 1)
+
+
+def count_error(found: Sequence[Found], images: DetectionImages) -> float:
+    """Mean distance of the numbers of sure and of true objects of an image."""
+    gaps = [
+        abs(len(entry.above(SURE)) - len(truth.trained_on))
+        for entry, truth in zip(found, images.objects, strict=True)
+    ]
+    return float(np.mean(gaps))
+
+
+def _mean_over_classes(precision: np.ndarray) -> np.ndarray:
+    """`(101,)` mean over the classes that have objects of `(101, K)`."""
+    return precision[:, (precision > -1).all(axis=0)].mean(axis=1)
+
+
+def _version() -> str:
+    return version("faster-coco-eval")
+
+
+def _silent(*_: Any) -> None:
+    pass

@@ -1,0 +1,166 @@
+"""Images of a detection run: reading, checks before training, and what a resume compares."""
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hf_vanilla.data.images import BUILT_IN_DIGITS
+from hf_vanilla.training.recipe import Recipe
+
+from .detection import DetectionImages, ImageObjects
+from .digit_scenes import DIGIT_SCENES, DigitScenes, digit_scenes
+from .options import DetectionData
+from .report import corner_form_hint
+from .sources import load_detection_images
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+logger = logging.getLogger(__name__)
+
+VALIDATION_SEED = 1_000_003  # scenes of a training seed are never those of the validation
+
+
+@dataclass(frozen=True)
+class EndlessOrder:
+    """Micro-batches of equal size of scenes that are never repeated.
+
+    Attributes:
+        size: images of a micro-batch.
+    """
+
+    size: int
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Numbers of the scenes of micro-batch `number` of the run."""
+        return list(range(number * self.size, (number + 1) * self.size))
+
+    def describe(self) -> str:
+        """The size in words."""
+        return f"{self.size:,} new images"
+
+
+@dataclass(frozen=True)
+class DetectionSets:
+    """Everything a run of object detection reads.
+
+    Attributes:
+        images: training images; None where scenes are generated.
+        scenes: generates training images; None where there are files.
+        validation: validation images; None where there are none.
+    """
+
+    images: DetectionImages | None
+    scenes: DigitScenes | None
+    validation: DetectionImages | None
+
+    @property
+    def train(self) -> DetectionImages:
+        """The training images of files."""
+        assert self.images is not None
+        return self.images
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The classes."""
+        return self.scenes.label_names if self.scenes is not None else self.train.label_names
+
+    @property
+    def origin(self) -> str:
+        """Where the training images come from."""
+        return DIGIT_SCENES if self.scenes is not None else self.train.origin
+
+    def read(self, row: int) -> "tuple[Image, ImageObjects]":
+        """Image and objects of a row, or of scene number `row`."""
+        if self.scenes is not None:
+            return self.scenes.scene(row)
+        return self.train.open(row), self.train.objects[row]
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints for the message when a run is resumed."""
+        first = self.scenes.images(1) if self.scenes is not None else self.train
+        facts = {
+            "training images": first.fingerprint,
+            "classes": ", ".join(self.label_names[:1000]),
+        }
+        if self.validation is not None:
+            facts["validation images"] = self.validation.fingerprint
+        return facts
+
+
+def prepare_detection(recipe: Recipe) -> DetectionSets:
+    """Read the boxes of a recipe, and refuse what no detector can be trained on.
+
+    Raises:
+        ValueError: the data do not match the recipe.
+        OSError: nothing is found under a name.
+    """
+    options: DetectionData = recipe.data
+    config = recipe.config()
+    if config.num_channels != 3:
+        raise ValueError(
+            f"model.num_channels={config.num_channels}: images are read in three channels, grey "
+            "ones in three equal channels; leave it out"
+        )
+    if config.backbone_is_pretrained != (options.backbone is not None):
+        raise ValueError(
+            f"model.backbone_is_pretrained={config.backbone_is_pretrained}, but backbone="
+            f"{options.backbone}: name a pretrained backbone, such as microsoft/resnet-50, or set "
+            "model.backbone_is_pretrained=false and train it from random weights"
+        )
+    if options.dataset == DIGIT_SCENES:
+        return _digit_scenes(options, recipe.train.seed)
+    train = load_detection_images(options.dataset, images=options.images, split=options.train_split)
+    check_trainable(train, config.num_queries)
+    validation = None
+    if options.validation is not None or options.validation_split is not None:
+        validation = load_detection_images(
+            options.validation or options.dataset,
+            images=options.validation_images,
+            split=options.validation_split or "validation",
+        ).relabelled(train.label_names)
+        validation.require_files()
+    logger.info(
+        "%d training images of %d classes, %s for validation",
+        len(train),
+        len(train.label_names),
+        "none" if validation is None else len(validation),
+    )
+    return DetectionSets(train, None, validation)
+
+
+def check_trainable(images: DetectionImages, num_queries: int) -> None:
+    """Refuse data that no detector can be trained on.
+
+    Raises:
+        ValueError: there is no object, an image has more objects than queries, or boxes are given
+            as corners where left, top, width, height are expected.
+        FileNotFoundError: images do not exist.
+    """
+    images.require_files()
+    counts = [len(entry.trained_on) for entry in images.objects]
+    if not sum(counts):
+        raise ValueError(
+            f"{images.origin} has no object to train on (crowds and boxes without area do not "
+            "count): check the annotations with hf-vanilla inspect-data"
+        )
+    if max(counts) > num_queries:
+        row = counts.index(max(counts))
+        raise ValueError(
+            f"{images.names[row]} has {counts[row]} objects, but the model has {num_queries} "
+            "queries: set model.num_queries well above, or leave such images out"
+        )
+    if hint := corner_form_hint(images):
+        raise ValueError(f"{images.origin}: {hint}")
+
+
+def _digit_scenes(options: DetectionData, seed: int) -> DetectionSets:
+    kept = options.digit_classes
+    is_built_in = options.digits == BUILT_IN_DIGITS
+    scenes = digit_scenes(
+        options.digits, "first_half" if is_built_in else "train", kept=kept, seed=seed
+    )
+    unseen = digit_scenes(
+        BUILT_IN_DIGITS, "second_half" if is_built_in else "train", kept=kept, seed=VALIDATION_SEED
+    )
+    return DetectionSets(None, scenes, unseen.images(options.validation_scenes))

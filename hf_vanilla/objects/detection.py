@@ -1,0 +1,270 @@
+"""Images with boxes: rows, targets of the model, and batches of images of several sizes.
+
+Boxes of a file are in corner form, pixels of the original image: left, top, right, bottom. Boxes
+of the model are in center form, shares of width and height. Shapes: N images, B batch, M objects of
+the fullest image, H x W pixels.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_vanilla.models.boxes_vanilla_detr import to_centers
+from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import DetrImageProcessorPil
+
+IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, which pretrained backbones were trained with
+IMAGE_DEVIATION = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class ImageObjects:
+    """The objects of one image.
+
+    Attributes:
+        labels: `(m,)` int64, indices into the label names.
+        boxes: `(m, 4)` float64, corner form in pixels.
+        is_crowd: `(m,)` bool: the box surrounds a group. Such boxes are not trained on; when
+            scored, detections inside them count neither as right nor as wrong.
+        areas: `(m,)` float64, pixels of the object as annotated, for AP by size; NaN: the box's.
+    """
+
+    labels: np.ndarray
+    boxes: np.ndarray
+    is_crowd: np.ndarray
+    areas: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def trained_on(self) -> "ImageObjects":
+        """The objects that are no crowd and whose box has an area."""
+        sides = self.boxes[:, 2:] - self.boxes[:, :2]
+        return self.where(~self.is_crowd & (sides > 0).all(axis=1))
+
+    def where(self, kept: np.ndarray) -> "ImageObjects":
+        """The objects at which `kept` `(m,)` bool is True."""
+        parts = (self.labels, self.boxes, self.is_crowd, self.areas)
+        return ImageObjects(*(part[kept] for part in parts))
+
+
+def objects_of(
+    labels: Sequence[int],
+    boxes: "Sequence[Sequence[float]] | np.ndarray",
+    is_crowd: Sequence[bool] | None = None,
+    areas: Sequence[float] | None = None,
+) -> ImageObjects:
+    """Objects from lists; boxes in corner form, pixels."""
+    crowds = [False] * len(labels) if is_crowd is None else is_crowd
+    return ImageObjects(
+        np.asarray(labels, dtype=np.int64),
+        np.asarray(boxes, dtype=np.float64).reshape(-1, 4),
+        np.asarray(crowds, dtype=bool),
+        np.asarray([np.nan] * len(labels) if areas is None else areas, dtype=np.float64),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectionImages:
+    """Images with their objects, and where they are read from.
+
+    Attributes:
+        objects: of each image.
+        sizes: `(N, 2)` int64, height and width in pixels.
+        label_names: the classes.
+        category_ids: the file's id of each class.
+        image_ids: the file's id of each image.
+        names: of the images, for messages and results.
+        open: from a row to the image in three channels; raises `ImageError`.
+        origin: where the data come from, for messages.
+        files: of the images; empty where they are no files.
+    """
+
+    objects: Sequence[ImageObjects]
+    sizes: np.ndarray
+    label_names: tuple[str, ...]
+    category_ids: tuple[int, ...]
+    image_ids: Sequence[Any]
+    names: Sequence[str]
+    open: Callable[[int], "Image"] = field(repr=False)
+    origin: str
+    files: Sequence[Path] = ()
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    def require_files(self) -> None:
+        """Refuse annotations of images that do not exist.
+
+        Raises:
+            FileNotFoundError: there are such; the message counts them.
+        """
+        missing = [path for path in self.files if not path.is_file()]
+        if missing:
+            raise FileNotFoundError(
+                f"{missing[0]}: no such file; {self.origin} names {len(missing):,} images that do "
+                "not exist: correct file_name, or give the folder of the images"
+            )
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with names, sizes, labels, boxes and classes."""
+        digest = hashlib.sha256(repr((self.label_names, list(self.names))).encode())
+        digest.update(np.ascontiguousarray(self.sizes).tobytes())
+        for entry in self.objects:
+            digest.update(entry.labels.tobytes() + entry.boxes.tobytes() + entry.is_crowd.tobytes())
+        return f"{len(self)}:{digest.hexdigest()[:16]}"
+
+    def relabelled(self, label_names: Sequence[str]) -> "DetectionImages":
+        """The same images with labels that index other names, which hold all of these.
+
+        Raises:
+            ValueError: a class is not among the names.
+        """
+        names = list(label_names)
+        used = {self.label_names[label] for entry in self.objects for label in entry.labels}
+        if unknown := sorted(used - set(names)):
+            raise ValueError(
+                f"{self.origin} has the class {unknown[0]!r}, which is not among the "
+                f"{len(names)} labels of the model ({', '.join(names[:10])})"
+            )
+        places = np.asarray(
+            [names.index(name) if name in names else -1 for name in self.label_names]
+        )
+        ids = dict(zip(self.label_names, self.category_ids, strict=True))
+        free = iter(set(range(len(names) + len(ids) + 1)) - set(self.category_ids))
+        return replace(
+            self,
+            objects=[replace(entry, labels=places[entry.labels]) for entry in self.objects],
+            label_names=tuple(names),
+            category_ids=tuple(ids[name] if name in ids else next(free) for name in names),
+        )
+
+
+# --- from an image to a row ----------------------------------------------------------------------
+
+
+def resized_size(size: tuple[int, int], shortest: int, longest: int) -> tuple[int, int]:
+    """Height and width after resizing as DETR does: the aspect is kept.
+
+    Args:
+        size: height and width in pixels.
+        shortest: the shorter side becomes this,
+        longest: unless the longer side would become more than this.
+    """
+    low, high = min(size), max(size)
+    wanted = shortest
+    exact = None
+    if high / low * shortest > longest:
+        exact = longest * low / high
+        wanted = round(exact)
+    other = exact if exact is not None else float(shortest)
+    height, width = size
+    if (low == height and height == wanted) or (low == width and width == wanted):
+        return size
+    if width < height:
+        return max(1, int(other * height / width)), max(1, wanted)
+    return max(1, wanted), max(1, int(other * width / height))
+
+
+def detection_processor(
+    shortest: int,
+    longest: int,
+    mean: Sequence[float] = IMAGE_MEAN,
+    deviation: Sequence[float] = IMAGE_DEVIATION,
+) -> "DetrImageProcessorPil":
+    """Transformers' image processor of DETR: resize, scale to [0, 1], normalize, pad, mask."""
+    from transformers import DetrImageProcessorPil
+
+    return DetrImageProcessorPil(
+        size={"shortest_edge": shortest, "longest_edge": longest},
+        image_mean=list(mean),
+        image_std=list(deviation),
+    )
+
+
+def detection_row(
+    image: "Image",
+    objects: ImageObjects,
+    size: tuple[int, int],
+    mean: Sequence[float] = IMAGE_MEAN,
+    deviation: Sequence[float] = IMAGE_DEVIATION,
+) -> dict[str, Tensor]:
+    """One row for `DetectionCollator`; pixels equal those of the image processor.
+
+    Args:
+        image: in three channels.
+        objects: of the image, boxes in its pixels; crowds and boxes without area are left out, and
+            boxes are cut at the image's border.
+        size: height and width to resize to.
+        mean: of each channel.
+        deviation: standard deviation of each channel.
+
+    Returns:
+        `pixel_values` `(3, H, W)`, `labels` `(m,)` int64, `boxes` `(m, 4)` in center form, in
+        shares of width and height.
+    """
+    from PIL import Image
+
+    width, height = image.size
+    if (height, width) != size:
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255  # (3, H, W)
+    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, deviation))
+    whole = np.asarray([width, height, width, height], dtype=np.float64)
+    inside = replace(objects, boxes=objects.boxes.clip(0, whole)).trained_on
+    return {
+        "pixel_values": (pixels - shift) / scale,
+        "labels": torch.from_numpy(inside.labels),
+        "boxes": to_centers(torch.from_numpy(inside.boxes / whole)).float(),
+    }
+
+
+class DetectionCollator:
+    """Rows of several sizes as one batch, padded right and below.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.objects.detection import DetectionCollator
+        >>> rows = [{"pixel_values": torch.zeros(3, 4, 6), "labels": torch.tensor([2]),
+        ...          "boxes": torch.tensor([[0.5, 0.5, 0.2, 0.4]])},
+        ...         {"pixel_values": torch.zeros(3, 5, 2), "labels": torch.tensor([]).long(),
+        ...          "boxes": torch.zeros(0, 4)}]
+        >>> batch = DetectionCollator()(rows)
+        >>> batch["pixel_values"].shape, batch["labels"].tolist(), batch["boxes"].shape
+        (torch.Size([2, 3, 5, 6]), [[2], [-100]], torch.Size([2, 1, 4]))
+    """
+
+    def __call__(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """A batch.
+
+        Args:
+            rows: of `detection_row`.
+
+        Returns:
+            `pixel_values` `(B, 3, H, W)`, 0 outside an image; `pixel_mask` `(B, H, W)` int64, 1 =
+            real pixel; `labels` `(B, M)` int64, -100 pads; `boxes` `(B, M, 4)`.
+        """
+        shapes = [row["pixel_values"].shape for row in rows]
+        height, width = (max(shape[axis] for shape in shapes) for axis in (1, 2))
+        most = max(len(row["labels"]) for row in rows)
+        pixels = torch.zeros(len(rows), shapes[0][0], height, width)
+        mask = torch.zeros(len(rows), height, width, dtype=torch.long)
+        labels = torch.full((len(rows), most), NO_LABEL)
+        boxes = torch.zeros(len(rows), most, 4)
+        for place, (row, (_, rows_high, columns)) in enumerate(zip(rows, shapes, strict=True)):
+            pixels[place, :, :rows_high, :columns] = row["pixel_values"]
+            mask[place, :rows_high, :columns] = 1
+            labels[place, : len(row["labels"])] = row["labels"]
+            boxes[place, : len(row["labels"])] = row["boxes"]
+        return {"pixel_values": pixels, "pixel_mask": mask, "labels": labels, "boxes": boxes}

@@ -1,0 +1,176 @@
+"""A trained object detector: images to boxes with labels and scores.
+
+Shapes: B batch, Q queries, K classes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModelForObjectDetection
+
+from hf_vanilla.data.image_files import ImageError
+from hf_vanilla.data.image_models import answers_for_files, load_image_model
+from hf_vanilla.models.boxes_vanilla_detr import to_corners
+
+from .detection import resized_size
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+
+MODEL_TYPE = "vanilla_detr"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The objects found in one image, the surest first.
+
+    Attributes:
+        labels: `(m,)` int64.
+        scores: `(m,)` float64 in [0, 1].
+        boxes: `(m, 4)` float64, corner form in pixels of the image.
+        queries: `(m,)` int64, the query that found it.
+    """
+
+    labels: np.ndarray
+    scores: np.ndarray
+    boxes: np.ndarray
+    queries: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def above(self, threshold: float) -> "Found":
+        """Those with a score of at least `threshold`."""
+        kept = self.scores >= threshold
+        return Found(self.labels[kept], self.scores[kept], self.boxes[kept], self.queries[kept])
+
+
+@dataclass(frozen=True)
+class Detected:
+    """Result for one image.
+
+    Attributes:
+        name: path of the image.
+        found: its objects; None where it is unreadable.
+        error: why it is unreadable; None where it is not.
+    """
+
+    name: str
+    found: Found | None = None
+    error: str | None = None
+
+
+def found_objects(
+    logits: Tensor, boxes: Tensor, sizes: Sequence[tuple[int, int]] | np.ndarray
+) -> list[Found]:
+    """The objects of each image: for every query its most probable class, as the authors score.
+
+    Args:
+        logits: `(B, Q, K + 1)`; the last class is "no object".
+        boxes: `(B, Q, 4)` center form, in shares of the image.
+        sizes: height and width of each image in pixels.
+    """
+    scores, labels = logits.detach().float().softmax(-1)[..., :-1].max(-1)  # (B, Q)
+    order = scores.argsort(dim=-1, descending=True, stable=True).cpu()
+    corners = to_corners(boxes.detach().double()).cpu()
+    found = []
+    for image, (height, width) in enumerate(np.asarray(sizes).tolist()):
+        queries = order[image]
+        whole = torch.tensor([width, height, width, height], dtype=torch.float64)
+        found.append(
+            Found(
+                labels[image].cpu()[queries].numpy(),
+                scores[image].cpu()[queries].double().numpy(),
+                (corners[image, queries] * whole).numpy(),
+                queries.numpy(),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Detector:
+    """A model and its image processor.
+
+    Attributes:
+        model: in evaluation mode.
+        processor: makes `pixel_values` and `pixel_mask` of images, as the model was trained.
+    """
+
+    model: "VanillaForObjectDetection"
+    processor: Any
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The model's classes."""
+        config = self.model.config
+        return tuple(config.id2label[index] for index in range(config.num_labels))
+
+    @torch.inference_mode()
+    def detect(self, images: Iterable["Image"]) -> list[Found]:
+        """All queries' objects of each RGB image, boxes in its own pixels.
+
+        Images of one size after resizing go through the model together. Padding would change the
+        feature map near the border of an image, so what is found would depend on the others.
+        """
+        pixels: list[Tensor] = []
+        sizes: list[tuple[int, int]] = []
+        for image in images:  # each is resized before the next one is opened
+            pixels.append(self._pixels(image))
+            sizes.append((image.height, image.width))
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for place, values in enumerate(pixels):
+            groups.setdefault(tuple(values.shape), []).append(place)
+        found: dict[int, Found] = {}
+        for places in groups.values():
+            batch = torch.cat([pixels[place] for place in places])  # (B, 3, H, W)
+            outputs = self.model(batch.to(self.model.device))
+            of_group = found_objects(
+                outputs.logits, outputs.pred_boxes, [sizes[place] for place in places]
+            )
+            found |= dict(zip(places, of_group, strict=True))
+        return [found[place] for place in range(len(pixels))]
+
+    def _pixels(self, image: "Image") -> Tensor:
+        """`(1, 3, H, W)`, as the processor makes them; no side of a thin image becomes 0."""
+        size = dict(self.processor.size)
+        if {"shortest_edge", "longest_edge"} <= set(size):
+            edges = size["shortest_edge"], size["longest_edge"]
+            height, width = resized_size((image.height, image.width), *edges)
+            size = {"height": height, "width": width}
+        return self.processor(image, size=size, return_tensors="pt")["pixel_values"]
+
+    def detect_files(self, paths: Iterable[str], *, batch_size: int = 8) -> Iterator[Detected]:
+        """One result for each path, in their order; an unreadable file gets its error."""
+        for path, found in answers_for_files(paths, self.detect, batch_size=batch_size):
+            if isinstance(found, ImageError):
+                yield Detected(path, error=str(found))
+            else:
+                yield Detected(path, found)
+
+
+def load_detector(name: str, *, device: str | None = None) -> Detector:
+    """The detector of a model folder or Hub id.
+
+    Args:
+        name: folder or Hub id.
+        device: such as `"cpu"`; None: a GPU if there is one.
+
+    Raises:
+        ValueError: it is another kind of model, or has no image processor.
+        OSError: nothing is found under that name.
+    """
+    model, processor = load_image_model(
+        name,
+        AutoModelForObjectDetection,
+        model_type=MODEL_TYPE,
+        remedy="give a detector of this package; hf-vanilla convert makes one of a DETR",
+        device=device,
+    )
+    return Detector(model, processor)

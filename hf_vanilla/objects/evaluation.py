@@ -1,0 +1,85 @@
+"""Score an object detector on annotated images, from the command line."""
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hf_vanilla.data.images import BUILT_IN_DIGITS
+from hf_vanilla.files import check_output_file, write_text
+from hf_vanilla.plots.figures import check_output
+
+from .coco_scores import ObjectScores, score_detector
+from .data import VALIDATION_SEED
+from .detection import DetectionImages
+from .detector import load_detector
+from .digit_scenes import DIGIT_SCENES, digit_scenes
+from .plot import save_precision
+from .sources import load_detection_images
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateObjectsOptions:
+    """Score an object detector: COCO's twelve figures, AP of each class, duplicates, counts."""
+
+    model: str = field(metadata={"help": "model folder or Hub id"})
+    dataset: str = field(
+        metadata={
+            "help": "COCO JSON file, folder with metadata.jsonl, YOLO folder, Hub id, or "
+            "digit_scenes (300 scenes of the second half of the built-in digits)"
+        }
+    )
+    images: str | None = field(
+        default=None, metadata={"help": "folder of a COCO file's images; default: its own"}
+    )
+    split: str = field(default="validation", metadata={"help": "split of a folder or dataset"})
+    figures: str | None = field(default=None, metadata={"help": "file for the figures as JSON"})
+    curve: str | None = field(
+        default=None, metadata={"help": "figure file of precision over recall, .png or .svg"}
+    )
+    batch_size: int = field(default=8, metadata={"help": "images at a time"})
+    device: str | None = field(
+        default=None, metadata={"help": "such as cpu; default: a GPU if there is one"}
+    )
+    overwrite: bool = field(default=False, metadata={"help": "replace existing files"})
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size}: give a positive number")
+
+
+def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
+    """Detect objects in all images and compare with their annotations.
+
+    Raises:
+        ValueError: a class of the images is unknown to the model, or there is no object.
+        OSError: nothing is found under a name, or a file exists and `overwrite` is off.
+        ImportError: faster-coco-eval is not installed.
+    """
+    curve = figures = None
+    if options.curve is not None:
+        curve = check_output(options.curve, overwrite=options.overwrite)
+    if options.figures is not None:
+        figures = check_output_file(options.figures, overwrite=options.overwrite)
+    detector = load_detector(options.model, device=options.device)
+    images = _images(options).relabelled(detector.label_names)
+    images.require_files()
+    scores = score_detector(detector, images, batch_size=options.batch_size)
+    if curve is not None:
+        save_precision(scores, curve)
+        logger.info("wrote %s", curve)
+    if figures is not None:
+        entry = {"protocol": scores.protocol, **scores.figures, "duplicates": scores.duplicates}
+        by_class = {name: {"AP": ap, "AP50": ap50} for name, ap, ap50 in scores.by_class}
+        entry |= {"count_error": scores.count_error, "by_class": by_class}
+        write_text(Path(figures), json.dumps(entry, indent=1) + "\n")
+    return scores
+
+
+def _images(options: EvaluateObjectsOptions) -> DetectionImages:
+    if options.dataset == DIGIT_SCENES:
+        scenes = digit_scenes(BUILT_IN_DIGITS, "second_half", seed=VALIDATION_SEED)
+        return scenes.images(300)
+    return load_detection_images(options.dataset, images=options.images, split=options.split)

@@ -1,0 +1,109 @@
+"""The web page for object detectors: boxes in a picture, and where queries and places look.
+
+The page is one HTML component; `objects_page.js` draws it and calls `ObjectsPage.look`. Shapes:
+m objects, S = h * w positions of the feature map.
+"""
+
+import base64
+import threading
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from hf_vanilla.app.component import import_gradio, page_of_component
+from hf_vanilla.app.pictures import picture_url, received_picture
+from hf_vanilla.text.card import public_name
+
+from .attention import object_attention
+from .detector import Detector, load_detector
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TITLE = "What is where? Objects and attention"
+SHOWN_PIXELS = 960  # longest side of the picture that is sent back
+MOST_POSITIONS = 2500  # of the feature map; the weights of the encoder are their square
+
+
+class ObjectsPage:
+    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+
+    Args:
+        model: model folder or Hub id.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model cannot be used.
+        OSError: nothing is found under that name.
+    """
+
+    def __init__(self, model: str) -> None:
+        import_gradio()
+        self.name = public_name(model)
+        self.detector: Detector = load_detector(model, device="cpu")
+        self._lock = threading.Lock()  # attention is computed by another implementation
+
+    def about(self) -> str:
+        """One line about the model: its size, classes, queries and layers."""
+        model = self.detector.model
+        config = model.config
+        return (
+            f"{self.name}: {model.num_parameters() / 1e6:.2f} million parameters, "
+            f"{config.num_labels:,} classes, {config.num_queries} queries, "
+            f"{config.encoder_layers} + {config.decoder_layers} layers"
+        )
+
+    def look(self, picture: str) -> dict[str, Any]:
+        """The objects of a picture, and the attention weights of the last layers.
+
+        Args:
+            picture: a `data:` URL with the bytes of an image file.
+
+        Returns:
+            `image`, a `data:` URL; `grid`, h and w; `objects`, the surest first, each with `label`,
+            `score` and `box` (left, top, right, bottom in shares of the image); `cross` `(m, S)`,
+            what each object's query gives to each position; `encoder` `(S, S)`, what each position
+            gives to each, empty for a very large picture. Weights are bytes in base64, in 255ths of
+            the largest weight of their row. Or `error`, a text.
+        """
+        try:
+            image = received_picture(picture)
+        except ValueError as error:
+            return {"error": str(error)}
+        with self._lock:
+            attention = object_attention(self.detector, image)
+        found, names = attention.found, self.detector.label_names
+        boxes = found.boxes / ([image.width, image.height] * 2)  # (m, 4) in shares of the image
+        entries = zip(found.labels, found.scores.tolist(), boxes.tolist(), strict=True)
+        encoder = attention.encoder.flatten(2).flatten(0, 1)  # (S, S)
+        return {
+            "image": picture_url(_shown(image)),
+            "grid": list(attention.cross.shape[1:]),
+            "objects": [
+                {"label": names[label], "score": score, "box": box} for label, score, box in entries
+            ],
+            "cross": _bytes(attention.cross.flatten(1)[found.queries.tolist()]),
+            "encoder": _bytes(encoder) if len(encoder) <= MOST_POSITIONS else "",
+        }
+
+    def blocks(self) -> Any:
+        """The page as Gradio's `Blocks`."""
+
+        def look(asked: dict[str, Any]) -> dict[str, Any]:
+            return self.look(str(asked.get("picture")))
+
+        return page_of_component(TITLE, "objects_page", {"look": look}, about=self.about())
+
+
+def _shown(image: "Image") -> "Image":
+    """A copy whose longest side has at most `SHOWN_PIXELS`."""
+    copy = image.copy()
+    copy.thumbnail((SHOWN_PIXELS, SHOWN_PIXELS))
+    return copy
+
+
+def _bytes(weights: Tensor) -> str:
+    """Rows `(n, S)` in 255ths of the largest of their row, in base64."""
+    largest = weights.amax(dim=-1, keepdim=True).clamp(min=1e-12)
+    levels = (255 * weights / largest).round().byte()
+    return base64.b64encode(levels.numpy().tobytes()).decode()

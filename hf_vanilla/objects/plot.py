@@ -1,0 +1,226 @@
+"""Figures of an object detector: boxes, where queries look, precision over recall."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from hf_vanilla.data.image_commands import image_paths
+from hf_vanilla.data.image_files import open_image
+from hf_vanilla.plots.figures import THEMES, check_output, figure_style, new_figure, save_figure
+
+from .attention import ObjectAttention, object_attention, query_places
+from .coco_scores import ObjectScores
+from .detector import Detector, load_detector
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+KINDS = ("boxes", "queries", "encoder", "places")
+MOST_PANELS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotObjectsOptions:
+    """Draw the objects of an image, where each object's query looks, or what a pixel attends to."""
+
+    model: str = field(metadata={"help": "model folder or Hub id"})
+    image: str = field(metadata={"help": "image file; for kind places a folder of images"})
+    kind: str = field(
+        default="boxes",
+        metadata={
+            "help": "boxes; queries: cross-attention of each object's query; encoder: attention "
+            "from and to the pixel --x --y; places: centers of each query's boxes over a folder"
+        },
+    )
+    threshold: float = field(default=0.5, metadata={"help": "lowest score of an object"})
+    x: int | None = field(default=None, metadata={"help": "pixel column for kind encoder"})
+    y: int | None = field(default=None, metadata={"help": "pixel row for kind encoder"})
+    output: str = field(default="objects.png", metadata={"help": "figure file, .png or .svg"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing figure"})
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        if self.kind == "encoder" and (self.x is None or self.y is None):
+            raise ValueError("kind='encoder' needs a pixel: give --x and --y")
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"threshold={self.threshold}: give a score from 0 to 1")
+
+
+def plot_objects(options: PlotObjectsOptions) -> Path:
+    """Draw one figure and save it; returns the file.
+
+    Raises:
+        ValueError: the model is another, the pixel lies outside, or the image is unreadable.
+        OSError: the figure cannot be written, or it exists and `overwrite` is off.
+    """
+    path = check_output(options.output, overwrite=options.overwrite)
+    detector = load_detector(options.model, device="cpu")
+    if options.kind == "places":
+        save_places(_places(detector, options.image), path)
+        return path
+    image = open_image(options.image)
+    attention = object_attention(detector, image)
+    if options.kind == "boxes":
+        save_boxes(image, attention, detector.label_names, path, threshold=options.threshold)
+    elif options.kind == "queries":
+        save_query_attention(
+            image, attention, detector.label_names, path, threshold=options.threshold
+        )
+    else:
+        save_encoder_attention(image, attention, (options.x or 0, options.y or 0), path)
+    return path
+
+
+@figure_style()
+def save_boxes(
+    image: "Image",
+    attention: ObjectAttention,
+    label_names: Sequence[str],
+    path: Path,
+    *,
+    threshold: float = 0.5,
+) -> None:
+    """Save an image with the boxes, labels and scores of its objects."""
+    figure, panels = _panels(1, 1, inches=4.0)
+    _show(panels[0][0], image)
+    found = attention.found.above(threshold)
+    for label, score, box in zip(found.labels, found.scores, found.boxes.tolist(), strict=True):
+        _draw_box(panels[0][0], box, f"{label_names[label]} {score:.2f}", int(label))
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_query_attention(
+    image: "Image",
+    attention: ObjectAttention,
+    label_names: Sequence[str],
+    path: Path,
+    *,
+    threshold: float = 0.5,
+) -> None:
+    """Save, for each object, the cross-attention of the query that found it on the image.
+
+    Raises:
+        ValueError: no object has such a score.
+    """
+    found = attention.found.above(threshold)
+    if not len(found):
+        raise ValueError(f"no object has a score of {threshold} or more: give a lower --threshold")
+    count = min(len(found), MOST_PANELS)
+    columns = min(count, 5)
+    figure, panels = _panels(-(-count // columns), columns, inches=2.0)
+    for place in range(count):
+        panel, label = panels[place // columns][place % columns], int(found.labels[place])
+        _show(panel, image, attention.cross[found.queries[place]])
+        _draw_box(panel, found.boxes[place].tolist(), "", label)
+        panel.set_title(
+            f"query {found.queries[place]}: {label_names[label]} {found.scores[place]:.2f}",
+            fontsize=8,
+        )
+    figure.suptitle("cross-attention of the last decoder layer, mean over heads")
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_encoder_attention(
+    image: "Image", attention: ObjectAttention, pixel: tuple[int, int], path: Path
+) -> None:
+    """Save what a pixel's position of the feature map attends to, and what attends to it.
+
+    Args:
+        image: RGB.
+        attention: of that image.
+        pixel: x and y.
+        path: figure file.
+
+    Raises:
+        ValueError: the pixel lies outside the image.
+    """
+    x, y = pixel
+    if not (0 <= x < image.width and 0 <= y < image.height):
+        raise ValueError(f"pixel x={x}, y={y} lies outside of {image.width} x {image.height}")
+    rows, columns = attention.encoder.shape[:2]
+    row, column = y * rows // image.height, x * columns // image.width
+    figure, panels = _panels(1, 2, inches=3.0)
+    weights = attention.from_position(row, column), attention.to_position(row, column)
+    for panel, shown, title in zip(
+        panels[0], weights, ("attention from the pixel", "attention to the pixel"), strict=True
+    ):
+        _show(panel, image, shown)
+        panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)
+        panel.set_title(title)
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_places(places: Sequence[Tensor], path: Path) -> None:
+    """Save the centers of each query's boxes over many images, a panel for each query."""
+    shown = places[:MOST_PANELS]
+    columns = min(len(shown), 5)
+    figure, panels = _panels(-(-len(shown) // columns), columns, inches=1.4)
+    for query, centers in enumerate(shown):
+        panel = panels[query // columns][query % columns]
+        panel.set_axis_on()
+        panel.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
+        panel.plot(centers[:, 0].numpy(), centers[:, 1].numpy(), ".", markersize=2)
+        panel.set_title(f"query {query}", fontsize=7)
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_precision(scores: ObjectScores, path: Path) -> None:
+    """Save precision at IoU 0.5 over recall, mean over classes."""
+    figure = new_figure((4.5, 3.5))
+    axes = figure.subplots()
+    axes.plot(np.linspace(0, 1, len(scores.precision)), scores.precision)
+    axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="recall", ylabel="precision (IoU 0.5)")
+    axes.set_title(f"AP50 {scores.figures['AP50']:.3f}, AP {scores.figures['AP']:.3f}")
+    axes.grid(visible=True)
+    save_figure(figure, path)
+
+
+def _places(detector: Detector, folder: str) -> list[Tensor]:
+    found, sizes = [], []
+    for path in image_paths([folder]):
+        image = open_image(path)
+        found += detector.detect([image])
+        sizes.append((image.height, image.width))
+    if not found:
+        raise ValueError(f"{folder} holds no image: give a folder of images")
+    return query_places(found, sizes, detector.model.config.num_queries)
+
+
+def _panels(rows: int, columns: int, *, inches: float) -> tuple[Any, Any]:
+    """A figure and its axes without ticks, `[row][column]`."""
+    figure = new_figure((columns * inches + 0.4, rows * (inches + 0.2) + 0.6))
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for panel in panels.flat:
+        panel.set_axis_off()
+    return figure, panels
+
+
+def _show(panel: Any, image: "Image", weights: Tensor | None = None) -> None:
+    """The image in its pixels, and weights of the feature map as colour over it."""
+    extent = (0, image.width, image.height, 0)
+    panel.imshow(np.asarray(image), extent=extent, interpolation="nearest")
+    if weights is not None:
+        panel.imshow(weights.numpy(), extent=extent, alpha=0.55, cmap="inferno", vmin=0)
+
+
+def _draw_box(panel: Any, box: Sequence[float], told: str, label: int) -> None:
+    from matplotlib.patches import Rectangle
+
+    left, top, right, bottom = box
+    colour = THEMES["dark"].lines[label % len(THEMES["dark"].lines)]
+    panel.add_patch(
+        Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, lw=1.8)
+    )
+    if told:
+        panel.text(
+            *(left, top), told, fontsize=8, va="bottom", color="black", bbox={"fc": colour, "lw": 0}
+        )

@@ -1,0 +1,216 @@
+"""What is in a detection data set, before training: most AP of 0 is visible here."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hf_vanilla.data.image_files import ImageError, header_size
+
+from .detection import DetectionImages
+from .sources import load_detection_images
+
+SMALL, MEDIUM = 32**2, 96**2  # pixels, COCO's borders of small, medium and large
+SHOWN = 5
+DUPLICATE_IOU = 0.9
+
+
+@dataclass(frozen=True)
+class DetectionReport:
+    """Counts over a data set.
+
+    Attributes:
+        origin: of the data.
+        images: how many.
+        objects: how many, crowds left out.
+        by_class: name and objects of each class.
+        most_objects: of one image.
+        sizes: share of small, medium and large boxes, by COCO's borders.
+        problems: what is wrong or doubtful, a line each, with an example and the remedy.
+    """
+
+    origin: str
+    images: int
+    objects: int
+    by_class: tuple[tuple[str, int], ...]
+    most_objects: int
+    sizes: tuple[float, float, float]
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        width = max((len(name) for name, _ in self.by_class), default=0)
+        small, medium, large = (100 * share for share in self.sizes)
+        lines = [
+            f"{self.origin}: {self.images:,} images, {self.objects:,} objects of "
+            f"{len(self.by_class)} classes, at most {self.most_objects} in one image",
+            f"sizes: {small:.0f} % small (under 32 x 32 pixels), {medium:.0f} % medium, "
+            f"{large:.0f} % large (over 96 x 96)",
+            *(f"  {name:{width}}  {count:,}" for name, count in self.by_class),
+        ]
+        told = self.problems or ("none found",)
+        return "\n".join([*lines, "problems:", *(f"  {problem}" for problem in told)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """Report what is in a detection data set: classes, boxes, sizes, and what is wrong."""
+
+    dataset: str = field(
+        metadata={"help": "COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id"}
+    )
+    images: str | None = field(
+        default=None, metadata={"help": "folder of a COCO file's images; default: its own"}
+    )
+    split: str = field(default="train", metadata={"help": "split of a folder or dataset"})
+    num_queries: int = field(default=100, metadata={"help": "queries of the model"})
+
+
+def inspect_dataset(options: InspectOptions) -> DetectionReport:
+    """Read a data set and report on it.
+
+    Raises:
+        ValueError: the annotations cannot be used.
+        OSError: nothing is found under that name.
+    """
+    images = load_detection_images(options.dataset, images=options.images, split=options.split)
+    return detection_report(images, num_queries=options.num_queries)
+
+
+def detection_report(images: DetectionImages, *, num_queries: int = 100) -> DetectionReport:
+    """Count classes, boxes and problems of a data set.
+
+    Args:
+        images: the data.
+        num_queries: of the model: an image may not have more objects.
+    """
+    kept = [entry.trained_on for entry in images.objects]
+    counts = [len(entry) for entry in kept]
+    labels = Counter(int(label) for entry in kept for label in entry.labels)
+    by_class = tuple((name, labels[place]) for place, name in enumerate(images.label_names))
+    sides = np.concatenate([entry.boxes[:, 2:] - entry.boxes[:, :2] for entry in kept] or [[]])
+    areas = sides.reshape(-1, 2).prod(axis=1)
+    shares = [
+        float(chosen.mean()) if len(areas) else 0.0
+        for chosen in (areas < SMALL, (areas >= SMALL) & (areas <= MEDIUM), areas > MEDIUM)
+    ]
+    return DetectionReport(
+        images.origin,
+        len(images),
+        sum(counts),
+        by_class,
+        max(counts, default=0),
+        (shares[0], shares[1], shares[2]),
+        tuple(_problems(images, counts, by_class, num_queries)),
+    )
+
+
+def _problems(
+    images: DetectionImages,
+    counts: Sequence[int],
+    by_class: Sequence[tuple[str, int]],
+    num_queries: int,
+) -> list[str]:
+    found = [
+        (_rows(images, lambda row: counts[row] > num_queries),
+         f"images have more than {num_queries} objects: raise num_queries"),
+        (_rows(images, lambda row: not counts[row]),
+         "images have no object to train on: right only if nothing is in them"),
+        (_rows(images, lambda row: bool(_outside(images, row).any())),
+         "images have boxes that reach more than a pixel outside: they are cut at the border"),
+        (_rows(images, lambda row: bool(_without_area(images, row).any())),
+         "images have boxes without area, which are not trained on: remove them"),
+        (_rows(images, lambda row: _has_duplicates(images, row)),
+         f"images have two boxes of one class with IoU over {DUPLICATE_IOU}: remove one"),
+    ]  # fmt: skip
+    told = [
+        f"{len(rows):,} {what} ({', '.join(str(images.names[row]) for row in rows[:SHOWN])})"
+        for rows, what in found
+        if rows
+    ]
+    if empty := [name for name, count in by_class if not count]:
+        told.append(
+            f"{len(empty)} classes have no object ({', '.join(empty[:SHOWN])}): remove them or "
+            "check the export"
+        )
+    if hint := corner_form_hint(images):
+        told.append(hint)
+    return _file_problems(images) + told
+
+
+def _file_problems(images: DetectionImages) -> list[str]:
+    """Files that are missing, unreadable, or of another size than the annotations say."""
+    missing, unreadable, different = [], [], []
+    for path, (height, width) in zip(images.files, images.sizes.tolist(), strict=False):
+        try:
+            found = header_size(path)
+        except FileNotFoundError:
+            missing.append(path.name)
+        except ImageError:
+            unreadable.append(path.name)
+        else:
+            if found != (height, width):
+                different.append(f"{path.name}: {found[1]} x {found[0]}, not {width} x {height}")
+    told = [
+        (missing, "images do not exist: correct file_name, or give their folder"),
+        (unreadable, "images are damaged or no images: replace or remove them"),
+        (different, "images have another size than their annotations: scale the boxes"),
+    ]
+    return [f"{len(names):,} {what} ({', '.join(names[:SHOWN])})" for names, what in told if names]
+
+
+def corner_form_hint(images: DetectionImages) -> str | None:
+    """Says so where boxes look like left, top, right, bottom given as left, top, width, height.
+
+    Then right and bottom, read as sides, are larger than left and top nearly everywhere, and boxes
+    reach out of the image where they would lie inside if read the other way.
+    """
+    boxes = np.concatenate([entry.boxes for entry in images.objects] or [np.zeros((0, 4))])
+    if not len(boxes):
+        return None
+    left_top, sides = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
+    owner = np.repeat(np.arange(len(images)), [len(entry) for entry in images.objects])
+    whole = images.sizes[owner][:, ::-1]  # width, height
+    is_outside = (left_top + sides > whole + 1).any(axis=1)
+    fits_otherwise = (sides > left_top).all(axis=1) & (sides <= whole + 1).all(axis=1)
+    if is_outside.mean() < 0.1 or fits_otherwise.mean() < 0.99:
+        return None
+    return (
+        f"{100 * is_outside.mean():.0f} % of the boxes reach outside, and all would fit as left, "
+        "top, right, bottom: the file has corners where COCO wants left, top, width, height"
+    )
+
+
+def _rows(images: DetectionImages, is_so: Callable[[int], bool]) -> list[int]:
+    return [row for row in range(len(images)) if is_so(row)]
+
+
+def _outside(images: DetectionImages, row: int) -> np.ndarray:
+    height, width = images.sizes[row]
+    boxes = images.objects[row].boxes
+    limits = np.asarray([width, height, width, height]) + 1
+    return np.any((boxes < -1) | (boxes > limits), axis=1)
+
+
+def _without_area(images: DetectionImages, row: int) -> np.ndarray:
+    boxes = images.objects[row].boxes
+    return ((boxes[:, 2:] - boxes[:, :2]) <= 0).any(axis=1)
+
+
+def _has_duplicates(images: DetectionImages, row: int) -> bool:
+    objects = images.objects[row].trained_on
+    for label in np.unique(objects.labels):
+        boxes = objects.boxes[objects.labels == label]
+        overlap = pairwise_iou(boxes)
+        if (np.triu(overlap, 1) > DUPLICATE_IOU).any():
+            return True
+    return False
+
+
+def pairwise_iou(boxes: np.ndarray) -> np.ndarray:
+    """IoU of all pairs of boxes `(m, 4)` in corner form with an area, `(m, m)`."""
+    low = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
+    shared = (high - low).clip(0).prod(axis=2)
+    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
+    return shared / np.maximum(areas[:, None] + areas[None] - shared, 1e-12)

@@ -1,0 +1,521 @@
+"""Images with boxes from files: COCO JSON, `metadata.jsonl`, YOLO text; or from the Hub."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hf_vanilla.data.image_files import (
+    IMAGE_SUFFIXES,
+    MOST_PIXELS,
+    ImageError,
+    header_size,
+    open_image,
+)
+from hf_vanilla.files import write_text
+from hf_vanilla.loading import load_rows
+from hf_vanilla.options import checked, shown, yaml_value
+
+from .detection import DetectionImages, ImageObjects, objects_of
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+METADATA = "metadata.jsonl"
+ID = (int, float, str)
+MOST_CATEGORIES = 1_000_000  # where the largest number tells how many there are
+# the types of what COCO's entries hold
+COCO_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
+    "images": {
+        "id": ID,
+        "file_name": (str,),
+        "height": (int, float, NoneType),
+        "width": (int, float, NoneType),
+    },
+    "categories": {"id": ID, "name": ID},
+    "annotations": {
+        "image_id": (*ID, NoneType),
+        "category_id": (*ID, NoneType),
+    },
+}
+
+
+def load_detection_images(
+    source: str, *, images: str | None = None, split: str = "train"
+) -> DetectionImages:
+    """Images with boxes from a COCO file, a folder or a dataset of the Hub.
+
+    Args:
+        source: a COCO JSON file; a folder with `metadata.jsonl`, or with YOLO's `images` and
+            `labels`, whose subfolder `split` is taken where it exists; or a Hub id.
+        images: folder of the images of a COCO file; None: the file's own folder.
+        split: of a folder or dataset.
+
+    Raises:
+        ValueError: the annotations cannot be used; the message names file, id and value.
+        OSError: nothing is found under that name.
+    """
+    path = Path(source)
+    if path.is_file():
+        return read_coco(path, Path(images) if images else None)
+    if not path.is_dir():
+        return _from_hub(source, split)
+    folder = path / split if (path / split).is_dir() else path
+    if (folder / METADATA).is_file():
+        return read_metadata_folder(folder)
+    if (path / "labels").is_dir() or (folder / "labels").is_dir():
+        return read_yolo_folder(path, split)
+    raise ValueError(
+        f"{source} has neither {METADATA} nor a folder 'labels': give a COCO JSON file, an "
+        "ImageFolder with metadata or a YOLO folder"
+    )
+
+
+# --- COCO ----------------------------------------------------------------------------------------
+
+
+def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
+    """A COCO JSON file; category ids become labels 0 to K - 1 in the order of the ids.
+
+    Args:
+        path: of the file.
+        folder: of the images; None: the file's folder.
+
+    Raises:
+        ValueError: the file is damaged, has no boxes, or an annotation cannot be used.
+        OSError: it cannot be read.
+    """
+    content = _coco_content(path)
+    categories = sorted(content["categories"], key=lambda e: (isinstance(e["id"], str), e["id"]))
+    ids = [entry["id"] for entry in categories]
+    _refuse_twice(ids, f"{path}: category id")
+    _refuse_twice([str(entry["name"]) for entry in categories], f"{path}: category name")
+    _refuse_twice([entry["id"] for entry in content["images"]], f"{path}: image id")
+    _refuse_twice([entry["file_name"] for entry in content["images"]], f"{path}: image")
+    label_of = {category: label for label, category in enumerate(ids)}
+    by_image: dict[Any, list[Mapping[str, Any]]] = {e["id"]: [] for e in content["images"]}
+    for entry in content["annotations"]:
+        told = f"{path}: annotation {entry.get('id')}"
+        if entry.get("image_id") not in by_image:
+            raise ValueError(
+                f"{told} is of image_id={entry.get('image_id')!r}, which is not among the "
+                f"{len(by_image)} images: add the image or remove the annotation"
+            )
+        if entry.get("category_id") not in label_of:
+            raise ValueError(
+                f"{told} has category_id={entry.get('category_id')!r}; the categories are "
+                f"{ids[:20]}: add it to the categories or correct the annotation"
+            )
+        if "bbox" not in entry:
+            raise ValueError(
+                f"{told} has no bbox: export boxes, not segmentation alone, from the labelling tool"
+            )
+        by_image[entry["image_id"]].append(entry)
+    root, files = folder or path.parent, [entry["file_name"] for entry in content["images"]]
+    sizes = [_size_of(entry, root) for entry in content["images"]]
+    return DetectionImages(
+        objects=[_coco_objects(path, by_image[e["id"]], label_of) for e in content["images"]],
+        sizes=np.asarray(sizes, dtype=np.int64),
+        label_names=tuple(str(entry["name"]) for entry in categories),
+        category_ids=tuple(ids),
+        image_ids=[entry["id"] for entry in content["images"]],
+        names=files,
+        open=_OpenFile(root, tuple(files), tuple(sizes)),
+        origin=str(path),
+        files=[root / file for file in files],
+    )
+
+
+def _coco_content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged or cut off, no JSON: {error}") from None
+    missing = [part for part in COCO_FIELDS if not isinstance(content, dict) or part not in content]
+    if missing:
+        raise ValueError(f"{path} is no COCO file, it has no {', '.join(missing)}")
+    for part, fields in COCO_FIELDS.items():
+        for number, entry in enumerate(checked(content[part], list, f"{path}: {part}")):
+            told = f"{path}: {part}[{number}]"
+            checked(entry, dict, told)
+            for field, kinds in fields.items():
+                checked(entry.get(field), kinds, f"{told}.{field}")
+    if not content["images"]:
+        raise ValueError(f"{path} holds no images")
+    if not content["categories"]:
+        raise ValueError(f"{path} holds no categories: export them with the annotations")
+    return content
+
+
+def _coco_objects(
+    path: Path, entries: Sequence[Mapping[str, Any]], label_of: Mapping[Any, int]
+) -> ImageObjects:
+    labels, boxes, crowds, areas = [], [], [], []
+    for entry in entries:
+        told = f"{path}: annotation {entry.get('id')}"
+        boxes.append(_corners_of(entry["bbox"], told))
+        labels.append(label_of[entry["category_id"]])
+        crowds.append(_number(entry, "iscrowd", 0, told) != 0)
+        areas.append(_number(entry, "area", np.nan, told))
+    return objects_of(labels, boxes, crowds, areas)
+
+
+def _number(entry: Mapping[str, Any], key: str, default: float, told: str) -> float:
+    """A number of an annotation, 0 or more; `default` where there is none."""
+    given = entry.get(key)
+    if given is None:
+        return default
+    try:
+        value = float(given)
+    except (TypeError, ValueError):
+        value = np.nan
+    if not 0 <= value < np.inf:
+        raise ValueError(f"{told} has {key} {given!r}: give a number from 0 on, or leave it out")
+    return value
+
+
+def _corners_of(box: Any, told: str) -> tuple[float, float, float, float]:
+    """Corner form of a box of left, top, width, height.
+
+    Raises:
+        ValueError: it is something else than four finite numbers, or a side is negative.
+    """
+    try:
+        left, top, width, height = (float(value) for value in box)
+        is_finite = bool(np.isfinite([left, top, width, height]).all())
+    except (TypeError, ValueError, OverflowError):
+        is_finite = False
+    if not is_finite:
+        raise ValueError(
+            f"{told} has bbox {shown(box)}: give four finite numbers, left, top, width, height"
+        )
+    if width < 0 or height < 0:
+        raise ValueError(
+            f"{told} has bbox {box!r} with a negative side: give left, top, width, height"
+        )
+    return left, top, left + width, top + height
+
+
+def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations.json") -> Path:
+    """Write images as PNG and their boxes as COCO JSON; returns the JSON file.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for row in range(len(images)):
+        file = f"{row:06d}.png"
+        images.open(row).save(folder / file)
+        height, width = images.sizes[row].tolist()
+        number = images.image_ids[row]
+        entries.append({"id": number, "file_name": file, "height": height, "width": width})
+    content = coco_content(images) | {"images": entries}
+    write_text(folder / name, json.dumps(content))
+    return folder / name
+
+
+def coco_content(images: DetectionImages) -> dict[str, Any]:
+    """The annotations in the form of a COCO file."""
+    annotations: list[dict[str, Any]] = []
+    for row, objects in enumerate(images.objects):
+        for label, box, crowd, area in zip(
+            objects.labels, objects.boxes, objects.is_crowd, objects.areas, strict=True
+        ):
+            left, top, right, bottom = box.tolist()
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,  # 0 means "no match" to COCO's evaluation
+                    "image_id": images.image_ids[row],
+                    "category_id": images.category_ids[label],
+                    "bbox": [left, top, right - left, bottom - top],
+                    "area": (right - left) * (bottom - top) if np.isnan(area) else float(area),
+                    "iscrowd": int(crowd),
+                }
+            )
+    sizes = zip(images.image_ids, images.names, images.sizes.tolist(), strict=True)
+    return {
+        "info": {},
+        "images": [
+            {"id": number, "file_name": name, "height": height, "width": width}
+            for number, name, (height, width) in sizes
+        ],
+        "annotations": annotations,
+        "categories": [
+            {"id": number, "name": name}
+            for number, name in zip(images.category_ids, images.label_names, strict=True)
+        ],
+    }
+
+
+# --- folders -------------------------------------------------------------------------------------
+
+
+def read_metadata_folder(folder: Path) -> DetectionImages:
+    """An ImageFolder of `datasets`: each line of `metadata.jsonl` names a file and its objects.
+
+    `{"file_name": "a.png", "objects": {"bbox": [[left, top, width, height]], "categories": [0]}}`;
+    `category` may stand for `categories`, names for numbers.
+
+    Raises:
+        ValueError: a line cannot be used.
+        OSError: it cannot be read.
+    """
+    path = folder / METADATA
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = checked(json.loads(line), dict, "the line")
+            file = checked(row["file_name"], str, "file_name")
+            rows.append((f"{path}, line {number}", file, row["objects"]))
+        except (ValueError, KeyError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {number}: {error}: give file_name and objects as JSON"
+            ) from None
+    files = [file for _, file, _ in rows]
+    _refuse_twice(files, f"{path}: image")
+    cells = [(told, objects) for told, _, objects in rows]
+    sizes = [_size_of({"file_name": file}, folder) for file in files]
+    opened = _OpenFile(folder, tuple(files), tuple(sizes))
+    return _from_cells(cells, sizes, files, opened, str(folder))
+
+
+def read_yolo_folder(root: Path, split: str = "train") -> DetectionImages:
+    """A folder as YOLO has it: `images` and `labels`, a text file per image, names in `data.yaml`.
+
+    Each line of a text file is `class center-x center-y width height` in shares of the image.
+
+    Raises:
+        ValueError: a line cannot be used, or there are no names.
+        OSError: it cannot be read.
+    """
+    pairs = [
+        (root / "images" / split, root / "labels" / split),
+        (root / split / "images", root / split / "labels"),
+        (root / "images", root / "labels"),
+    ]
+    found = next((pair for pair in pairs if pair[0].is_dir() and pair[1].is_dir()), None)
+    if found is None:
+        raise ValueError(f"{root} has no folders images and labels for the split {split!r}")
+    names = _yolo_names(root)
+    files = sorted(
+        path.name for path in found[0].iterdir() if path.suffix.lower() in IMAGE_SUFFIXES
+    )
+    if not files:
+        raise ValueError(f"{found[0]} holds no image")
+    sizes = [_size_of({"file_name": file}, found[0]) for file in files]
+    objects = [
+        _yolo_objects((found[1] / file).with_suffix(".txt"), size, len(names))
+        for file, size in zip(files, sizes, strict=True)
+    ]
+    return DetectionImages(
+        objects=objects,
+        sizes=np.asarray(sizes, dtype=np.int64),
+        label_names=names,
+        category_ids=tuple(range(len(names))),
+        image_ids=list(range(len(files))),
+        names=files,
+        open=_OpenFile(found[0], tuple(files), tuple(sizes)),
+        origin=str(root),
+    )
+
+
+def _yolo_names(root: Path) -> tuple[str, ...]:
+    for path in sorted(root.glob("*.y*ml")):
+        content = yaml_value(path.read_text(encoding="utf-8"), str(path)) or {}
+        names = checked(content, dict, str(path)).get("names")
+        if names:
+            checked(names, (list, dict), f"{path}: names")
+            if isinstance(names, dict):
+                if set(names) != set(range(len(names))):
+                    raise ValueError(
+                        f"{path}: the keys of names are {shown(list(names)[:20])}: number the "
+                        f"classes from 0 to {len(names) - 1}"
+                    )
+                names = [names[number] for number in range(len(names))]
+            return tuple(map(str, names))
+    path = root / "classes.txt"
+    if path.is_file():
+        return tuple(path.read_text(encoding="utf-8").split())
+    raise ValueError(f"{root} names no classes: add data.yaml with names, or classes.txt")
+
+
+def _yolo_objects(path: Path, size: tuple[int, int], classes: int) -> ImageObjects:
+    """The objects of one text file; no file: no objects."""
+    labels: list[int] = []
+    boxes: list[tuple[float, float, float, float]] = []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    height, width = size
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        told, fields = f"{path}, line {number}", line.split()
+        try:
+            label, (x, y, wide, high) = int(fields[0]), (float(field) for field in fields[1:])
+        except ValueError:
+            raise ValueError(
+                f"{told}: {line.strip()!r}: give class, center x, center y, width, height"
+            ) from None
+        if not 0 <= label < classes:
+            raise ValueError(f"{told} has class {label}, but there are {classes} names")
+        box = ((x - wide / 2) * width, (y - high / 2) * height, wide * width, high * height)
+        boxes.append(_corners_of(box, told))
+        labels.append(label)
+    return objects_of(labels, boxes)
+
+
+# --- Hub -----------------------------------------------------------------------------------------
+
+
+def _from_hub(name: str, split: str) -> DetectionImages:
+    from datasets import Image
+
+    rows = load_rows(name, split=split)
+    if missing := {"image", "objects"} - set(rows.column_names):
+        raise ValueError(
+            f"{name} has no column {', '.join(sorted(missing))}; it has "
+            f"{', '.join(rows.column_names)}: rename its columns to image and objects"
+        )
+    cells = [(f"{name}[{row}]", objects) for row, objects in enumerate(rows["objects"])]
+    pictures = rows.cast_column("image", Image(decode=False)).select_columns(["image"])
+    if {"height", "width"} <= set(rows.column_names):
+        sizes = list(zip(rows["height"], rows["width"], strict=True))
+    else:
+        sizes = [header_size(_cell_content(pictures, row)) for row in range(len(rows))]
+    files = [told for told, _ in cells]
+    opened = partial(_open_cell, pictures, name)
+    return _from_cells(
+        cells, sizes, files, opened, name, known=_hub_names(rows.features["objects"])
+    )
+
+
+def _hub_names(feature: Any) -> tuple[str, ...] | None:
+    """Names of the classes where the column says them."""
+    inner = getattr(feature, "feature", feature)  # a list of one record, or a record of lists
+    for key in ("category", "categories", "label"):
+        if isinstance(inner, Mapping) and key in inner:
+            part = inner[key]
+            return getattr(part, "names", None) or getattr(
+                getattr(part, "feature", None), "names", None
+            )
+    return None
+
+
+def _cell_content(rows: Any, row: int) -> Any:
+    import io
+
+    cell = rows[row]["image"]
+    return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
+
+
+def _open_cell(rows: Any, origin: str, row: int) -> "Image":
+    return open_image(_cell_content(rows, row), name=f"{origin}[{row}]")
+
+
+# --- inside --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    """Opens an image and compares its size with the one that its boxes were given for."""
+
+    folder: Path
+    names: tuple[str, ...]
+    sizes: tuple[tuple[int, int], ...]
+
+    def __call__(self, row: int) -> "Image":
+        path, (height, width) = self.folder / self.names[row], self.sizes[row]
+        image = open_image(path)
+        if image.size != (width, height):
+            raise ImageError(
+                f"{path} has {image.width} x {image.height} pixels, but the annotations are of "
+                f"{width} x {height}: scale the boxes, or annotate what its EXIF data shows"
+            )
+        return image
+
+
+def _from_cells(
+    cells: Sequence[tuple[str, Any]],
+    sizes: Sequence[tuple[int, int]],
+    names: Sequence[str],
+    opened: Any,
+    origin: str,
+    known: Sequence[str] | None = None,
+) -> DetectionImages:
+    """Images from records of `datasets`: boxes of left, top, width, height, and categories."""
+    read = [_record(told, objects) for told, objects in cells]
+    kinds = {kind for kinds, _ in read for kind in kinds}
+    if known is not None:
+        classes = tuple(known)
+    elif all(isinstance(kind, int) for kind in kinds):
+        if (largest := max(kinds, default=-1)) >= MOST_CATEGORIES:
+            raise ValueError(f"{origin} has the category {shown(largest)}: number them from 0")
+        classes = tuple(str(number) for number in range(largest + 1))
+    else:
+        classes = tuple(sorted(map(str, kinds)))
+    if not classes:
+        raise ValueError(f"{origin} has no object at all")
+    objects = []
+    for (told, _), (categories, boxes) in zip(cells, read, strict=True):
+        labels = [c if isinstance(c, int) else list(classes).index(str(c)) for c in categories]
+        if wrong := [label for label in labels if not 0 <= label < len(classes)]:
+            raise ValueError(f"{told} has category {wrong[0]}, but there are {len(classes)} names")
+        objects.append(objects_of(labels, boxes))
+    return DetectionImages(
+        objects=objects,
+        sizes=np.asarray(sizes, dtype=np.int64),
+        label_names=classes,
+        category_ids=tuple(range(len(classes))),
+        image_ids=list(range(len(cells))),
+        names=names,
+        open=opened,
+        origin=origin,
+    )
+
+
+def _record(told: str, objects: Any) -> tuple[list[Any], list[tuple[float, float, float, float]]]:
+    """Categories and boxes of one record: a dict of lists, or a list of dicts."""
+    if not isinstance(objects, dict):
+        for entry in checked(objects, list, f"{told}: objects"):
+            checked(entry, dict, f"{told}: an entry of objects")
+        fields = {key for entry in objects for key in entry}
+        objects = {key: [entry.get(key) for entry in objects] for key in fields}
+    boxes = checked(objects.get("bbox", []), list, f"{told}: bbox")
+    keys = [key for key in ("categories", "category", "label") if key in objects]
+    categories = checked(objects[keys[0]], list, f"{told}: {keys[0]}") if keys else []
+    for category in categories:
+        checked(category, (int, str), f"{told}: a category")
+    if len(categories) != len(boxes):
+        raise ValueError(
+            f"{told} has {len(boxes)} bbox and {len(categories)} categories: give one each"
+        )
+    return categories, [_corners_of(box, told) for box in boxes]
+
+
+def _refuse_twice(values: Iterable[Any], told: str) -> None:
+    twice = [value for value, count in Counter(values).items() if count > 1]
+    if twice:
+        raise ValueError(f"{told} {twice[0]!r} is there twice: remove one")
+
+
+def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:
+    """Height and width of an image: as the file says, else as the image is."""
+    path = folder / entry["file_name"]
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{entry['file_name']!r} is outside of {folder}, the folder of the images")
+    if entry.get("height") and entry.get("width"):
+        height, width = entry["height"], entry["width"]
+        if not (1 <= height < MOST_PIXELS and 1 <= width < MOST_PIXELS):
+            raise ValueError(f"{path}: a size of {shown(height)} x {shown(width)} is impossible")
+        return int(height), int(width)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; the annotations name it")
+    return header_size(path)

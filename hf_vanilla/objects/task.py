@@ -1,0 +1,192 @@
+"""Object detection as a task of the training engine.
+
+Shapes: B batch, H x W pixels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from huggingface_hub import ModelCard
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_vanilla.families import Measure
+from hf_vanilla.images.task import ImageOrder
+from hf_vanilla.models.backbone_vanilla_detr import load_backbone
+from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
+from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+from hf_vanilla.training.recipe import Recipe
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+
+from .augmentation import augmented
+from .card import detection_card
+from .coco_scores import score_detections
+from .data import DetectionSets, EndlessOrder, prepare_detection
+from .detection import (
+    DetectionCollator,
+    detection_processor,
+    detection_row,
+)
+from .detector import Detector, Found
+from .options import MEASURES, DetectionData
+
+LOGGED_FIGURES = ("AP", "AP50", "AP75", "AR_100")
+LOGGED_PARTS = ("loss_ce", "loss_bbox", "loss_giou")
+
+
+def prepare(recipe: Recipe) -> "ObjectDetectionTask":
+    """Read the boxes of a recipe's images and check them.
+
+    Raises:
+        ValueError: the data do not match the recipe.
+        OSError: nothing is found under a name.
+    """
+    return ObjectDetectionTask(recipe, prepare_detection(recipe))
+
+
+@dataclass(frozen=True)
+class ObjectDetectionTask:
+    """A prepared run of object detection; see `hf_vanilla.training.task.Task`.
+
+    Attributes:
+        recipe: data, model and training.
+        sets: training and validation images.
+    """
+
+    recipe: Recipe
+    sets: DetectionSets
+    items: ClassVar[str] = "images"
+    counted: ClassVar[tuple[str, ...]] = ("objects", "images")
+    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+
+    @property
+    def options(self) -> DetectionData:
+        """The recipe's data options."""
+        return self.recipe.data
+
+    @property
+    def processor(self) -> Any:
+        """Transformers' image processor of DETR."""
+        return detection_processor(self.options.shortest_edge, self.options.longest_edge)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are validation images."""
+        return self.sets.validation is not None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        return self.options.images_per_step // self.options.images_per_batch
+
+    def model(self) -> PreTrainedModel:
+        """A new model for the classes of the training images, with the backbone's weights.
+
+        Raises:
+            ValueError: the backbone is of another kind or size than the config says.
+            OSError: nothing is found under its name.
+        """
+        names = dict(enumerate(self.sets.label_names))
+        config = self.recipe.config(
+            id2label=names, label2id={name: index for index, name in names.items()}
+        )
+        model = VanillaForObjectDetection(config)
+        if self.options.backbone is not None:
+            load_backbone(model.model.backbone, self.options.backbone)
+        return model
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of images and boxes, and the classes."""
+        return self.sets.facts()
+
+    def order(self, per_step: int) -> "ImageOrder | EndlessOrder":
+        """Cut the images of a step into `per_step` equal micro-batches.
+
+        Raises:
+            ValueError: they cannot be cut so.
+        """
+        size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
+        if self.sets.scenes is not None:
+            return EndlessOrder(size)
+        return ImageOrder(len(self.sets.train), size, self.recipe.train.seed)
+
+    def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
+        """Read, augment and pad; see `DetectionCollator`."""
+        edges = self.options.shortest_edge, self.options.longest_edge
+        read = []
+        for row in rows:
+            image, objects = augmented(
+                *self.sets.read(row), edges, self.options.augmentation, generator
+            )
+            read.append(detection_row(image, objects, (image.height, image.width)))
+        return DetectionCollator()(read)
+
+    def counts(self, batch: Batch) -> Sequence[int]:
+        """Objects and images."""
+        return [int(batch["labels"].ne(NO_LABEL).sum()), len(batch["labels"])]
+
+    def losses(
+        self, model: nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
+    ) -> dict[str, Tensor]:
+        """The set loss; where it is logged, its parts for the last layer."""
+        outputs = model(**batch, num_items_in_batch=totals[0], num_images=totals[1])
+        if not is_logged:
+            return {"loss": outputs.loss}
+        return {"loss": outputs.loss, **{name: outputs.loss_dict[name] for name in LOGGED_PARTS}}
+
+    def derived(self, values: dict[str, float]) -> dict[str, float]:
+        """Nothing follows from the logged values."""
+        return {}
+
+    def work(self, config: VanillaDetrConfig, batch: Batch) -> Work:
+        """Images and pixels; operations are not counted, a backbone may be any network."""
+        mask = batch["pixel_mask"]
+        return Work(items=len(mask), real_positions=int(mask.sum()), padded_positions=mask.numel())
+
+    def validate(
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
+    ) -> Validation:
+        """COCO's figures over all validation images, joined by image."""
+        images = self.sets.validation
+        assert images is not None
+        rows = range(accelerator.process_index, len(images), accelerator.num_processes)
+        found: list[tuple[int, Found]] = []
+        detector = Detector(model, self.processor)
+        for first in range(0, len(rows), self.options.images_per_batch):
+            chosen = list(rows[first : first + self.options.images_per_batch])
+            detected = detector.detect(images.open(row) for row in chosen)
+            found += zip(chosen, detected, strict=True)
+        joined = dict(gather_object(found))
+        scores = score_detections([joined[row] for row in range(len(images))], images)
+        values = {name.lower(): scores.figures[name] for name in LOGGED_FIGURES}
+        return Validation(
+            {**values, "duplicates": scores.duplicates, "count_error": scores.count_error}, scores
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write the image processor."""
+        self.processor.save_pretrained(folder)
+
+    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+        """The model card with data, classes and AP."""
+        return detection_card(
+            name=facts.model_name,
+            license=self.recipe.train.model_license,
+            dataset=Path(self.sets.origin).name,
+            label_names=self.sets.label_names,
+            parameters=facts.parameters,
+            training=(
+                f"{facts.steps:,} steps, {facts.counts.get('images', 0):,} images, "
+                f"{facts.seconds / 60:.1f} minutes, {facts.processes} "
+                f"process{'es' * (facts.processes > 1)} on {facts.device}."
+            ),
+            scores=None if validation is None else str(validation.details),
+            ap=None if validation is None else validation.values["ap"],
+            recipe=facts.recipe,
+        )

@@ -1,1 +1,0 @@
-"""Recipes: YAML files, and the options they set."""

@@ -1,0 +1,263 @@
+"""The app: use a model in a browser, and see its attention weights.
+
+The task of the model decides which page is served. It loads nothing from other machines and sends
+no usage data.
+"""
+
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hf_vanilla.app.component import style, theme
+from hf_vanilla.families import DEFAULT_TASK, task_of_model
+from hf_vanilla.hub.space import SpaceOptions, write_space
+from hf_vanilla.images.page import ImagePage
+from hf_vanilla.objects.page import ObjectsPage
+from hf_vanilla.options import option
+from hf_vanilla.text.demo_model import demo_model
+from hf_vanilla.text.page import TextPage
+from hf_vanilla.text.page_models import PLUS
+from hf_vanilla.text.precision import check_dtype
+from hf_vanilla.tracks.page import TracksPage
+from hf_vanilla.tracks.simple_models import SIMPLE_MODELS
+
+logger = logging.getLogger(__name__)
+
+EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppOptions:
+    """Use a model in a browser: translate, classify images, forecast tracks; see its attention."""
+
+    model: str | None = field(
+        default=None,
+        metadata={"help": "model folder or Hub id; default: the package's model of number words"},
+    )
+    ensemble: list[str] = option(  # noqa: RUF009 - a field
+        (),
+        "further translators of one vocabulary that decode together with it; --model A --model B "
+        "is the same",
+        repeats_model=True,
+    )
+    fixed_model: bool | None = field(
+        default=None,
+        metadata={
+            "help": "visitors cannot choose another model; default: true with --share or a --host "
+            "that others can reach"
+        },
+    )
+    models_folder: str | None = field(
+        default=None,
+        metadata={
+            "help": "folder whose models visitors can choose beside those of the Hub; default: any "
+            "folder, but none with --share or a --host that others can reach"
+        },
+    )
+    dtype: str | None = field(
+        default=None,
+        metadata={"help": "of a translator: float32, bfloat16 or int8; default: as it was saved"},
+    )
+    sentence: str | None = field(default=None, metadata={"help": "initial text of the text box"})
+    max_tokens: int = field(default=256, metadata={"help": "maximum source tokens of a sentence"})
+    tracks: str = field(
+        default="walkers",
+        metadata={"help": "of a trajectory model: tracks to step through, a file or built-in ones"},
+    )
+    frame_seconds: float | None = field(
+        default=None,
+        metadata={"help": "of --tracks: time between two frame numbers that follow each other"},
+    )
+    host: str = field(
+        default="127.0.0.1",
+        metadata={"help": "address to listen on; 0.0.0.0: reachable from other machines"},
+    )
+    port: int | None = field(
+        default=None, metadata={"help": "port to listen on; default: the first free port from 7860"}
+    )
+    share: bool = field(
+        default=False, metadata={"help": "create a public address through Gradio's server"}
+    )
+    write_space: str | None = field(
+        default=None, metadata={"help": "write the files of a Space to this new folder, and exit"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.ensemble and self.model is None:
+            raise ValueError("ensemble needs a first model: give --model A --model B")
+        if self.ensemble and self.write_space is not None:
+            raise ValueError("a Space serves one model: give --model once")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: give a positive number")
+        check_dtype(self.dtype)
+        if self.dtype is not None and self.write_space is not None:
+            raise ValueError(
+                f"dtype={self.dtype!r}: a Space loads the model as it was saved: "
+                "leave it out, or quantize the model first"
+            )
+        if self.frame_seconds is not None and not self.frame_seconds > 0:
+            raise ValueError(f"frame_seconds={self.frame_seconds}: give a positive number")
+        if self.models_folder is not None and not Path(self.models_folder).is_dir():
+            raise ValueError(f"models_folder={self.models_folder!r}: no such folder")
+        if self.port is not None and not 0 < self.port < 65536:
+            raise ValueError(f"port={self.port}: give a number from 1 to 65535")
+
+    @property
+    def is_model_fixed(self) -> bool:
+        """Whether visitors can use the given model only."""
+        if self.fixed_model is not None:
+            return self.fixed_model
+        return self.is_public
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others than the users of this machine can reach the page."""
+        return self.share or not _is_loopback(self.host)
+
+
+def open_app(options: AppOptions) -> Path | None:
+    """Serve the app until Ctrl-C, or write it as a Space.
+
+    Args:
+        options: what to serve, and where.
+
+    Returns:
+        The folder of the Space; None after serving.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model cannot be used.
+        OSError: the port is taken, or the folder of the Space is not empty.
+    """
+    if options.model is None:
+        sentence = EXAMPLE if options.sentence is None else options.sentence
+        options = replace(options, model=demo_model(), sentence=sentence)
+    if options.write_space is not None:
+        return write_space(
+            SpaceOptions(
+                folder=options.write_space,
+                model=str(options.model),
+                sentence=options.sentence,
+                max_tokens=options.max_tokens,
+                task=_task_of(str(options.model)),
+            )
+        )
+    serve(options)
+    return None
+
+
+def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
+    """Serve the app with the model of `options`; returns Gradio's `Blocks`.
+
+    Args:
+        options: what to serve, and where.
+        is_blocking: return only when the server stops.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: no model is named, or it cannot be used.
+        OSError: the address or port cannot be used.
+    """
+    _check_address(options.host, options.port)
+    if options.model is None:
+        raise ValueError("no model is named: give a model folder or a Hub id")
+    blocks = page_of(options.model, options).blocks()
+    blocks.queue(api_open=False)
+    blocks.launch(
+        server_name=options.host,
+        server_port=options.port,
+        share=options.share,
+        quiet=not options.share,  # otherwise Gradio recommends share=True, which publishes the page
+        prevent_thread_lock=True,
+        theme=theme(),
+        css=style(),
+        footer_links=[],
+        run_history=False,  # do not store what visitors type
+        enable_monitoring=False,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+    )
+    logger.info("the page is at %s; Ctrl-C stops it", blocks.local_url)
+    if is_blocking:
+        blocks.block_thread()
+    return blocks
+
+
+def _text_page(model: str, options: AppOptions) -> Any:
+    return TextPage(
+        PLUS.join([model, *options.ensemble]),
+        sentence=options.sentence,
+        max_tokens=options.max_tokens,
+        fixed_model=options.is_model_fixed,
+        models_folder=options.models_folder or (None if options.is_public else "/"),
+        dtype=options.dtype,
+    )
+
+
+def _image_page(model: str, _options: AppOptions) -> Any:
+    return ImagePage(model)
+
+
+def _objects_page(model: str, _options: AppOptions) -> Any:
+    return ObjectsPage(model)
+
+
+def _track_page(model: str, options: AppOptions) -> Any:
+    return TracksPage(model, tracks=options.tracks, frame_seconds=options.frame_seconds)
+
+
+# by task; the page of text serves all others, and reports what it cannot load
+PAGES: dict[str, Callable[[str, AppOptions], Any]] = {
+    "image_classification": _image_page,
+    "object_detection": _objects_page,
+    "trajectories": _track_page,
+    "joint_trajectories": _track_page,
+    "scene_trajectories": _track_page,
+}
+
+
+def page_of(model: str, options: AppOptions) -> Any:
+    """The page for a model's task.
+
+    Raises:
+        ValueError: the model cannot be used, or is no translator but the first of an ensemble.
+        OSError: nothing is found under that name.
+    """
+    task = _task_of(model)
+    if options.ensemble and task in PAGES:
+        raise ValueError(f"{model} is a model of {task}: only translators can be an ensemble")
+    return PAGES.get(task, _text_page)(model, options)
+
+
+def _task_of(model: str) -> str:
+    if model in SIMPLE_MODELS:
+        return "trajectories"
+    try:
+        return task_of_model(model)
+    except (OSError, ValueError):
+        return DEFAULT_TASK
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _check_address(host: str, port: int | None) -> None:
+    """Try the address before a model is loaded; Gradio's own check is slow and says less."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port or 0), family=family).close()
+    except OSError as error:
+        where = host if port is None else f"{host}, port {port}"
+        raise OSError(
+            f"cannot listen on {where}: {error.strerror}; give another --host or --port"
+        ) from None

@@ -1,1 +1,0 @@
-"""One module for each task that the training engine can run."""

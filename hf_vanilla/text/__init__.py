@@ -1,0 +1,1 @@
+"""Translation: data, task, translator, evaluation, figures and page."""

@@ -1,0 +1,155 @@
+"""Align the lines of two files, or choose the attention that aligns best: `hf-vanilla align`."""
+
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from hf_vanilla.data.corpus import built_in_numbers, read_pairs
+from hf_vanilla.files import check_output_file
+
+from .alignment_links import alignment_line, word_spans
+from .alignments import Aligner, AlignmentHead, default_head, error_rates, save_head, saved_head
+from .file_translation import STANDARD_STREAM, open_output
+from .loading import load_translator
+from .number_alignments import AlignedPair, aligned_number
+
+WINDOW_PAIRS = 512
+FORMATS = ("pharaoh", "jsonl")
+NUMBERS = "numbers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignOptions:
+    """Align the words of given translations by cross-attention."""
+
+    model: str = field(metadata={"help": "model folder or Hub id"})
+    source: str | None = field(
+        default=None, metadata={"help": "file of source sentences, plain or .gz"}
+    )
+    target: str | None = field(
+        default=None, metadata={"help": "file of translations, one per source line"}
+    )
+    gold: str | None = field(
+        default=None,
+        metadata={
+            "help": "file of right alignments (0-0 1?2, ? for possible), or numbers for the "
+            "built-in corpus: measures every layer and head, saves the best in the model folder"
+        },
+    )
+    layer: int | None = field(
+        default=None,
+        metadata={"help": "layer from 0; default: the saved one, else the last but one"},
+    )
+    head: int | None = field(
+        default=None, metadata={"help": "head from 0; default: the mean of all"}
+    )
+    output: str = field(default="-", metadata={"help": "file for the alignments; -: stdout"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
+    format: str = field(
+        default="pharaoh", metadata={"help": "pharaoh: 0-0 1-2; jsonl: with the words"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"format={self.format!r}: choose one of {', '.join(FORMATS)}")
+        if self.gold == NUMBERS and (self.source or self.target):
+            raise ValueError("gold=numbers has its own texts: give no source and target")
+        if self.gold != NUMBERS and (self.source is None or self.target is None):
+            raise ValueError("give both --source and --target, or --gold numbers")
+        if self.head is not None and self.layer is None:
+            raise ValueError(f"head={self.head} needs a layer")
+        if self.gold is not None and self.layer is not None:
+            raise ValueError("gold measures every layer: give no layer")
+
+
+def align_files(options: AlignOptions) -> Path | str | None:
+    """Align two files, or measure all layers and heads on pairs with known alignments.
+
+    Returns:
+        The file written, None for stdout; a table of error rates with `gold`.
+
+    Raises:
+        ValueError: an option is wrong, the files have different numbers of lines, or the model's
+            attention is NaN.
+        OSError: a file cannot be read, or the output exists and `overwrite` is off.
+    """
+    if options.gold is not None:
+        return _choose(options)
+    assert options.source is not None
+    assert options.target is not None
+    if options.output != STANDARD_STREAM:
+        check_output_file(options.output, overwrite=options.overwrite)
+    pairs = ((row["source"], row["target"]) for row in read_pairs(options.source, options.target))
+    model, tokenizer = load_translator(options.model)
+    head = saved_head(options.model) or default_head(model.config.decoder_layers)
+    if options.layer is not None:
+        head = AlignmentHead(layer=options.layer, head=options.head)
+    aligner = Aligner(model, tokenizer, head)
+    with open_output(options.output) as file:
+        first_line = 1
+        while window := list(islice(pairs, WINDOW_PAIRS)):
+            found = aligner.align(window, first_line=first_line)
+            for texts, links in zip(window, found, strict=True):
+                file.write(alignment_line(texts, links, options.format))
+            first_line += len(window)
+    return None if options.output == STANDARD_STREAM else Path(options.output)
+
+
+def _choose(options: AlignOptions) -> str:
+    """Measure all layers and heads, save the best, and return the table of the layers."""
+    if not Path(options.model).is_dir():
+        raise ValueError(f"model={options.model!r}: gold writes into it, so give a folder")
+    gold = validation_numbers() if options.gold == NUMBERS else _gold_of_files(options)
+    rates = error_rates(*load_translator(options.model), gold)
+    best = save_head(options.model, rates, f"{options.gold}, {len(gold)} pairs")
+    lines = ["alignment error rate, the mean of all heads and the best head of each layer:"]
+    for layer in sorted({head.layer for head in rates}):
+        of_layer = {h: rate for h, rate in rates.items() if h.layer == layer}
+        mean = min(rate for head, rate in of_layer.items() if head.head is None)
+        one = min(of_layer, key=lambda head: of_layer[head])
+        lines.append(f"layer {layer}: {mean:.3f}; {_named(one)}: {of_layer[one]:.3f}")
+    return "\n".join([*lines, f"saved: layer {best.layer}, {_named(best)}"])
+
+
+def _named(head: AlignmentHead) -> str:
+    which = "mean of all heads" if head.head is None else f"head {head.head}"
+    return f"{which}, step that {'reads' if head.is_next else 'writes'} the token"
+
+
+def validation_numbers() -> list[AlignedPair]:
+    """The validation part of the built-in corpus with its alignments."""
+    return [aligned_number(number) for number in built_in_numbers()["validation"]]
+
+
+def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
+    assert options.source is not None
+    assert options.target is not None
+    assert options.gold is not None
+    rows = list(read_pairs(options.source, options.target))
+    lines = Path(options.gold).read_text(encoding="utf-8").splitlines()
+    if len(lines) != len(rows):
+        raise ValueError(f"{options.gold} has {len(lines)} lines, but there are {len(rows)} pairs")
+    pairs = []
+    for number, (row, line) in enumerate(zip(rows, lines, strict=True), start=1):
+        spans = word_spans(row["source"]), word_spans(row["target"])
+        try:
+            sure = {_link(part, "-") for part in line.split() if "-" in part}
+            possible = {_link(part, "?") for part in line.split() if "-" not in part}
+        except ValueError:
+            raise ValueError(
+                f"{options.gold}, line {number}: {line!r:.60} is no alignment: give 0-0 for sure "
+                "and 1?2 for possible links"
+            ) from None
+        for i, j in sure | possible:
+            if i >= len(spans[0]) or j >= len(spans[1]):
+                raise ValueError(f"{options.gold}, line {number}: there is no word {i}-{j}")
+        gold = frozenset(sure), frozenset(sure | possible)
+        pairs.append(
+            AlignedPair(row["source"], row["target"], tuple(spans[0]), tuple(spans[1]), *gold)
+        )
+    return pairs
+
+
+def _link(part: str, sign: str) -> tuple[int, int]:
+    source, target = part.split(sign)
+    return int(source), int(target)

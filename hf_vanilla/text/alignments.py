@@ -1,0 +1,303 @@
+"""Word alignments from cross-attention (3.2.3): which source words a target word translates.
+
+Shapes: S source tokens, T target tokens, H heads, U parts of the source, V parts of the target.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import NoneType
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_vanilla.data.batching import padded
+from hf_vanilla.files import write_text
+from hf_vanilla.options import checked
+
+from .alignment_links import Links, Spans, best_links, part_weights, token_shares, word_spans
+from .attentions import eager_copy, start_token_id
+from .number_alignments import AlignedPair
+
+logger = logging.getLogger(__name__)
+
+ALIGNMENT_FILE = "alignment.json"
+PAIRS_PER_BATCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentHead:
+    """Which cross-attention aligns.
+
+    Attributes:
+        layer: of the decoder, from 0.
+        head: from 0; None: the mean of all heads.
+        is_next: a target token has the weights of the step that reads it; otherwise of the step
+            that writes it.
+    """
+
+    layer: int
+    head: int | None = None
+    is_next: bool = False
+
+
+def default_head(layers: int) -> AlignmentHead:
+    """The mean of the last decoder layer but one, where nothing was chosen on data."""
+    return AlignmentHead(layer=max(layers - 2, 0))
+
+
+def saved_head(folder: str | Path) -> AlignmentHead | None:
+    """What `save_head` wrote beside a model; None where it wrote nothing.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = Path(folder) / ALIGNMENT_FILE
+    if not path.is_file():
+        return None
+    try:
+        best = AlignmentHead(**json.loads(path.read_text(encoding="utf-8"))["best"])
+        checked(best.is_next, bool, "is_next")
+        head = checked(best.head, (int, NoneType), "head")
+        if min(checked(best.layer, int, "layer"), head or 0) < 0:
+            raise ValueError("a number is negative")
+        return best
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise ValueError(
+            f"{path} names no layer: remove it, or write it again by hf-vanilla align --gold"
+        ) from None
+
+
+def save_head(folder: str | Path, rates: dict[AlignmentHead, float], data: str) -> AlignmentHead:
+    """Write the head of the lowest alignment error rate beside a model, and all rates; returns it.
+
+    Args:
+        folder: of the model.
+        rates: alignment error rates in [0, 1].
+        data: what they were measured on.
+    """
+    best = min(rates, key=lambda head: rates[head])
+    measured = [{**asdict(head), "error_rate": round(rate, 4)} for head, rate in rates.items()]
+    content = {"best": asdict(best), "data": data, "measured": measured}
+    write_text(Path(folder) / ALIGNMENT_FILE, json.dumps(content, indent=1) + "\n")
+    return best
+
+
+def read_head(text: str) -> AlignmentHead:
+    """A layer, or a layer and a head, written as LAYER or LAYER:HEAD.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    if match is None:
+        raise ValueError(f"alignment_head={text!r}: give LAYER or LAYER:HEAD, such as 3:0")
+    return AlignmentHead(layer=int(match[1]), head=None if match[2] is None else int(match[2]))
+
+
+class Aligner:
+    """Aligns sentences with their translations.
+
+    The model keeps its attention implementation; a copy that shares its weights computes with the
+    eager one, since fused kernels return no attention weights.
+
+    Args:
+        model: an encoder-decoder in evaluation mode.
+        tokenizer: its tokenizer, of one vocabulary for both languages.
+        head: which attention; None: the mean of the last layer but one.
+
+    Raises:
+        ValueError: the tokenizer has a vocabulary per language, or the model has no such layer or
+            head.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        head: AlignmentHead | None = None,
+    ) -> None:
+        if not has_one_vocabulary(tokenizer):
+            raise ValueError("alignments need a tokenizer with one vocabulary for both languages")
+        layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
+        self.head = default_head(layers) if head is None else head
+        check_head(self.head, layers, heads)
+        self._model, self._tokenizer = eager_copy(model), tokenizer
+
+    def align(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        parts_of: Callable[[str], Spans] | None = None,
+        first_line: int | None = None,
+    ) -> list[Links]:
+        """The source word of each target word, for each pair of texts.
+
+        A side that is longer than the tokenizer's limit is read up to there; words behind it have
+        no links.
+
+        Args:
+            pairs: sources and translations.
+            parts_of: what counts as a word; None: what white space separates.
+            first_line: line number of the first pair, to log which pairs are too long; None: they
+                are not logged.
+
+        Returns:
+            Pairs of word numbers from 0, source and target, sorted; none for a pair with a blank
+            side.
+
+        Raises:
+            ValueError: the model's attention is NaN.
+        """
+        found: list[Links] = [[] for _ in pairs]
+        filled = [i for i, texts in enumerate(pairs) if all(text.strip() for text in texts)]
+        for first in range(0, len(filled), PAIRS_PER_BATCH):
+            batch = filled[first : first + PAIRS_PER_BATCH]
+            texts = [pairs[i] for i in batch]
+            parts = word_spans if parts_of is None else parts_of
+            spans = [(parts(source), parts(target)) for source, target in texts]
+            lines = () if first_line is None else [first_line + i for i in batch]
+            found_weights = self.weights(texts, spans, [self.head], lines=lines)
+            for i, weights in zip(batch, found_weights, strict=True):
+                found[i] = best_links(weights[0])
+        return found
+
+    @torch.inference_mode()
+    def weights(
+        self,
+        pairs: Sequence[tuple[str, str]],
+        spans: Sequence[tuple[Spans, Spans]],
+        heads: Sequence[AlignmentHead],
+        *,
+        lines: Sequence[int] = (),
+    ) -> list[Tensor]:
+        """The attention of every part of a target to every part of its source.
+
+        Args:
+            pairs: sources and translations, not blank.
+            spans: the parts of both, as characters from and to.
+            heads: which attentions.
+            lines: numbers of the pairs, to log those that are too long; empty: they are not logged.
+
+        Returns:
+            `(len(heads), V, U)` for each pair.
+        """
+        sources = self._tokenizer([source for source, _ in pairs], verbose=False).input_ids
+        targets = self._tokenizer(
+            text_target=[target for _, target in pairs], verbose=False
+        ).input_ids
+        limit = self._tokenizer.model_max_length
+        for line, source, target in zip(lines, sources, targets, strict=False):
+            _report_long(line, {"source": source, "target": target}, limit)
+        sources, targets = ([ids[:limit] for ids in side] for side in (sources, targets))
+        attentions = _cross_attentions(self._model, sources, targets)
+        found = []
+        for row, (texts, parts) in enumerate(zip(pairs, spans, strict=True)):
+            shares = [
+                token_shares(self._tokenizer, ids[row], text, of)
+                for ids, text, of in zip((sources, targets), texts, parts, strict=True)
+            ]
+            chosen = [head_weights(attentions, head, row) for head in heads]  # each (T + 1, S)
+            found.append(
+                torch.stack(
+                    [
+                        part_weights(weights, *shares, is_next=head.is_next)
+                        for weights, head in zip(chosen, heads, strict=True)
+                    ]
+                )
+            )
+        return found
+
+
+def _report_long(line: int, sides: dict[str, list[int]], limit: int) -> None:
+    for name, ids in sides.items():
+        if len(ids) > limit:
+            message = "line %d: the %s has %d tokens; only the words of the first %d are aligned"
+            logger.warning(message, line, name, len(ids), limit)
+
+
+def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether source and target have the same token ids."""
+    is_double = tokenizer.init_kwargs.get("target_pieces") is not None
+    return not is_double and not getattr(tokenizer, "separate_vocabs", False)
+
+
+def check_head(head: AlignmentHead, layers: int, heads: int) -> None:
+    """Refuse a layer or head that a decoder of so many does not have.
+
+    Raises:
+        ValueError: there is none of that number.
+    """
+    if not 0 <= head.layer < layers:
+        raise ValueError(f"layer={head.layer}: the decoder has the layers 0 to {layers - 1}")
+    if head.head is not None and not 0 <= head.head < heads:
+        raise ValueError(f"head={head.head}: a layer has the heads 0 to {heads - 1}")
+
+
+def _cross_attentions(
+    model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]
+) -> tuple[Tensor, ...]:
+    """`(B, H, T + 1, S)` per layer: step t writes target token t and reads token t - 1."""
+    device = model.device
+    input_ids = padded(sources, model.config.pad_token_id)
+    lengths = torch.tensor([len(row) for row in sources])
+    attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
+    start = start_token_id(model)
+    read = padded([[start, *row] for row in targets], model.config.pad_token_id)
+    return model(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
+        decoder_input_ids=read.to(device),
+        output_attentions=True,
+        use_cache=False,
+    ).cross_attentions
+
+
+def head_weights(layers: Sequence[Tensor], head: AlignmentHead, row: int) -> Tensor:
+    """`(T, S)` weights of pair `row`, padding included, of the `(B, H, T, S)` of each layer."""
+    weights = layers[head.layer][row].float().cpu()  # (H, T, S)
+    return weights.mean(0) if head.head is None else weights[head.head]
+
+
+def error_rate(found: Sequence[Links], gold: Sequence[AlignedPair]) -> float:
+    """Alignment error rate of Och and Ney 2003, in [0, 1]: 0 where all links are right."""
+    right, counted = 0, 0
+    for links, pair in zip(found, gold, strict=True):
+        chosen = set(links)
+        right += len(chosen & pair.sure) + len(chosen & pair.possible)
+        counted += len(chosen) + len(pair.sure)
+    return 1 - right / max(counted, 1)
+
+
+def error_rates(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, gold: Sequence[AlignedPair]
+) -> dict[AlignmentHead, float]:
+    """The alignment error rate of every layer: each head, the mean of all, both steps.
+
+    Args:
+        model: an encoder-decoder in evaluation mode.
+        tokenizer: its tokenizer.
+        gold: pairs with known alignments.
+    """
+    config = model.config
+    heads = [
+        AlignmentHead(layer=layer, head=head, is_next=is_next)
+        for layer in range(config.decoder_layers)
+        for head in (None, *range(config.decoder_attention_heads))
+        for is_next in (False, True)
+    ]
+    aligner = Aligner(model, tokenizer)
+    links: dict[AlignmentHead, list[Links]] = {head: [] for head in heads}
+    for first in range(0, len(gold), PAIRS_PER_BATCH):
+        batch = gold[first : first + PAIRS_PER_BATCH]
+        texts = [(pair.source, pair.target) for pair in batch]
+        spans = [(pair.source_spans, pair.target_spans) for pair in batch]
+        for weights in aligner.weights(texts, spans, heads):
+            for head, of_head in zip(heads, weights, strict=True):
+                links[head].append(best_links(of_head))
+    return {head: error_rate(links[head], gold) for head in heads}

@@ -1,0 +1,77 @@
+"""The trained model from which a translation run starts."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.training.recipe import Recipe
+
+from .loading import load_translator
+from .options import changed_decoding
+
+# fields that act in training alone; a run may have its own
+OF_TRAINING = frozenset(
+    {
+        "dropout",
+        "attention_dropout",
+        "activation_dropout",
+        "label_smoothing",
+        "label_smoothing_type",
+    }
+)
+# `vocab_size` of a recipe is for a tokenizer that is still to be trained
+MAY_DIFFER = OF_TRAINING | {"vocab_size"}
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """A trained model with its tokenizer.
+
+    Attributes:
+        model: on the CPU, in float32.
+        tokenizer: of both languages.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def copy_for(self, recipe: Recipe) -> PreTrainedModel:
+        """The model with the recipe's dropout, label smoothing and decoding."""
+        config = copy.deepcopy(self.model.config)
+        config.update({name: recipe.model[name] for name in OF_TRAINING & recipe.model.keys()})
+        model = VanillaForConditionalGeneration(config)
+        model.load_state_dict(self.model.state_dict())
+        model.generation_config = changed_decoding(self.model.generation_config, recipe.decoding)
+        return model
+
+
+def load_initial_model(recipe: Recipe) -> InitialModel | None:
+    """Load `initial_model` of a recipe; None where it names none.
+
+    Raises:
+        ValueError: it is no float model of this package, or the recipe's section `model` describes
+            another one.
+        OSError: there is no such model.
+    """
+    name = recipe.data.initial_model
+    if name is None:
+        return None
+    model, tokenizer = load_translator(name, dtype="float32", device=torch.device("cpu"))
+    if not isinstance(model, VanillaForConditionalGeneration):
+        raise ValueError(
+            f"initial_model={name!r} holds {type(model).__name__}: convert it by hf-vanilla convert"
+        )
+    wrong = [
+        f"{field} is {getattr(model.config, field)} there and {value} here"
+        for field, value in recipe.model.items()
+        if field not in MAY_DIFFER and getattr(model.config, field) != value
+    ]
+    if wrong:
+        raise ValueError(
+            f"initial_model={name!r} has another config: {'; '.join(wrong)}: set the section model "
+            "to the values there, or leave them out"
+        )
+    return InitialModel(model, tokenizer)

@@ -1,0 +1,199 @@
+"""Figure of BLEU by the length of the source."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+from hf_vanilla.data.corpus import read_lines, read_pairs
+from hf_vanilla.plots.figures import (
+    check_output,
+    figure_style,
+    new_figure,
+    save_figure,
+    short_names,
+    theme_of,
+)
+
+from .evaluation import Scores, check_bleu_tokenizer, score_translations
+from .translator import Translator
+
+UNITS = ("words", "characters")
+MOST_BINS = 8
+ROUND_WIDTHS = (1, 2, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotLengthBleuOptions:
+    """Draw BLEU by the length of the source, for one system or several."""
+
+    source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
+    reference: str = field(metadata={"help": "file of reference translations, line by line"})
+    translations: list[str] = field(
+        default_factory=list, metadata={"help": "files of translations, one for each system"}
+    )
+    model: list[str] = field(
+        default_factory=list, metadata={"help": "model folders or Hub ids that translate first"}
+    )
+    unit: str = field(
+        default="words", metadata={"help": "of length: words between spaces, or characters"}
+    )
+    edges: list[int] = field(
+        default_factory=list,
+        metadata={"help": "longest length of each bin but the last; default: from the data"},
+    )
+    tokenize: str = field(
+        default="13a", metadata={"help": "sacreBLEU's tokenizer; none: text is tokenized already"}
+    )
+    lowercase: bool = field(default=False, metadata={"help": "ignore case"})
+    output: str = field(
+        default="length_bleu.png", metadata={"help": "file of the figure, .png or .svg"}
+    )
+    theme: str = field(default="light", metadata={"help": "light or dark background"})
+    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+
+    def __post_init__(self) -> None:
+        if not self.translations and not self.model:
+            raise ValueError("nothing to score: give --translations FILE or --model FOLDER")
+        if self.unit not in UNITS:
+            raise ValueError(f"unit={self.unit!r}: choose one of {', '.join(UNITS)}")
+        if any(low >= high for low, high in pairwise([0, *self.edges])):
+            raise ValueError(f"edges={self.edges}: give rising positive numbers, such as 10 20 30")
+
+
+@dataclass(frozen=True)
+class LengthBleu:
+    """Scores by length.
+
+    Attributes:
+        edges: longest length of each bin but the last, which is open.
+        counts: sentences in each bin.
+        scores: of each system, in each bin; None where it is empty.
+        whole: of each system, over all sentences.
+    """
+
+    edges: list[int]
+    counts: list[int]
+    scores: dict[str, list[Scores | None]]
+    whole: dict[str, Scores]
+
+    @property
+    def bins(self) -> list[str]:
+        """Names of the bins, such as `≤5`, `6-10`, `>10`."""
+        if not self.edges:
+            return ["all"]
+        between = [
+            f"{low + 1}-{high}" if low + 1 < high else f"{high}"
+            for low, high in pairwise(self.edges)
+        ]
+        return [f"≤{self.edges[0]}", *between, f">{self.edges[-1]}"]
+
+
+def plot_length_bleu(options: PlotLengthBleuOptions) -> Path:
+    """Score translations by the length of their sources and save a figure; returns the file.
+
+    Raises:
+        ValueError: the files do not correspond, or a name is unknown.
+        OSError: a file cannot be read, or the file exists and `overwrite` is off.
+    """
+    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
+    check_bleu_tokenizer(options.tokenize)
+    names = short_names([*options.translations, *options.model])
+    pairs = list(read_pairs(options.source, options.reference))
+    sources = [pair["source"] for pair in pairs]
+    systems = [_read_as_many(name, len(pairs)) for name in options.translations]
+    systems += [list(Translator(name).translate(sources, progress=True)) for name in options.model]
+    found = length_bleu(
+        [len(source.split() if options.unit == "words" else source) for source in sources],
+        [pair["target"] for pair in pairs],
+        dict(zip(names, systems, strict=True)),
+        edges=options.edges,
+        score=partial(score_translations, tokenize=options.tokenize, lowercase=options.lowercase),
+    )
+    save_length_bleu(found, path, unit=options.unit, theme=options.theme)
+    return path
+
+
+def _read_as_many(name: str, count: int) -> list[str]:
+    lines = list(read_lines(name))
+    if len(lines) != count:
+        raise ValueError(f"{name} has {len(lines):,} lines, and there are {count:,} sources")
+    return lines
+
+
+def length_bleu(
+    lengths: Sequence[int],
+    references: Sequence[str],
+    systems: Mapping[str, Sequence[str]],
+    *,
+    edges: Sequence[int] = (),
+    score: Callable[[Sequence[str], Sequence[str]], Scores] = score_translations,
+) -> LengthBleu:
+    """Corpus BLEU of each system within each bin of length.
+
+    Args:
+        lengths: of the sources, one for each sentence.
+        references: as many.
+        systems: as many translations, by name of the system.
+        edges: longest length of each bin but the last; none: `round_edges` of the lengths.
+        score: translations and references to scores.
+    """
+    edges = list(edges) or round_edges(lengths)
+    members: list[list[int]] = [[] for _ in range(len(edges) + 1)]
+    for index, length in enumerate(lengths):
+        members[bisect_left(edges, length)].append(index)
+    return LengthBleu(
+        edges=edges,
+        counts=[len(rows) for rows in members],
+        scores={
+            name: [
+                score([texts[i] for i in rows], [references[i] for i in rows]) if rows else None
+                for rows in members
+            ]
+            for name, texts in systems.items()
+        },
+        whole={name: score(texts, references) for name, texts in systems.items()},
+    )
+
+
+def round_edges(lengths: Sequence[int]) -> list[int]:
+    """Edges of equal round steps: at most 8 bins, the last with the longest twentieth at least."""
+    common = sorted(lengths)[int(0.95 * (len(lengths) - 1))]
+    widths = (step * 10**power for power in range(len(str(common)) + 1) for step in ROUND_WIDTHS)
+    width = next(width for width in widths if width * (MOST_BINS - 1) >= common)
+    return list(range(width, max(common, width + 1), width))
+
+
+def save_length_bleu(
+    found: LengthBleu, path: Path, *, unit: str = "words", theme: str = "light"
+) -> None:
+    """Save BLEU by bin, a curve for each system, above the number of sentences in each bin.
+
+    Args:
+        found: scores by length.
+        path: file of the figure.
+        unit: what a length counts.
+        theme: `"light"` or `"dark"`.
+    """
+    faint = theme_of(theme).faint
+    with figure_style(theme):
+        figure = new_figure((7.5, 5.2))
+        upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        bins = range(len(found.bins))
+        for name, scores in found.scores.items():
+            bleu = [float("nan") if score is None else score.bleu for score in scores]
+            upper.plot(bins, bleu, "o-", label=f"{name}: {found.whole[name].bleu:.1f} in all")
+        upper.set(ylabel="BLEU", ylim=(0, None))
+        upper.legend()
+        upper.grid(visible=True)
+        bars = lower.bar(bins, found.counts, color=faint)
+        lower.bar_label(bars, [f"{count:,}" for count in found.counts], fontsize=8)
+        lower.margins(y=0.25)
+        lower.set(ylabel="sentences", xlabel=f"{unit} of the source")
+        lower.set_xticks(bins, found.bins)
+        figure.suptitle("BLEU by length of the source; few sentences in a bin say little")
+        signature = next(iter(found.whole.values())).bleu_signature
+        figure.text(0.99, 0.005, signature, ha="right", va="bottom", fontsize=6)
+        save_figure(figure, path)

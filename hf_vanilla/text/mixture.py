@@ -1,0 +1,287 @@
+"""Several corpora in one run: weights, stages, and a tag in front of the source of each.
+
+Shapes: C corpora, N sentence pairs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+from datasets import Dataset, concatenate_datasets
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
+
+from hf_vanilla.data.batching import TokenBatchSampler
+from hf_vanilla.data.corpus import check_text_file, pairs_from_files
+from hf_vanilla.options import check_names, is_finite_number, yaml_value
+
+# the fractional parts of the multiples of the golden ratio are spread evenly over [0, 1)
+GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2^64
+NUMBERS_AT_ONCE = 1 << 16
+# corpora of one run shuffle differently
+SEED_OF_CORPUS = 104_729
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureCorpus:
+    """One corpus of a mixture.
+
+    Attributes:
+        source: file of source sentences, plain or `.gz`.
+        target: file of their translations.
+        weight: its share of the micro-batches of a step, relative to the other corpora.
+        first_step: optimizer step in which it is used first, from 1.
+        last_step: optimizer step in which it is used last; None: to the end.
+        tag: token in front of each source; None: none.
+        casing_noise: probability that the casing of a source is changed.
+        typo_noise: probability of a typing error per letter of a source.
+    """
+
+    source: str
+    target: str
+    weight: float = 1.0
+    first_step: int = 1
+    last_step: int | None = None
+    tag: str | None = None
+    casing_noise: float = 0.0
+    typo_noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "casing_noise", "typo_noise"):
+            if not is_finite_number(getattr(self, name)):
+                self._refuse(name, "give a finite number")
+        if self.weight <= 0:
+            self._refuse("weight", "give a positive number")
+        for name in ("casing_noise", "typo_noise"):
+            if not 0 <= getattr(self, name) < 1:
+                self._refuse(name, "give a number in [0, 1)")
+        tag = self.tag
+        if tag is not None and (not isinstance(tag, str) or tag.split() != [tag]):
+            self._refuse("tag", "give a word, such as <bt>")
+        self._check_stage()
+
+    def _check_stage(self) -> None:
+        if type(self.first_step) is not int or self.first_step < 1:
+            self._refuse("first_step", "give a step from 1")
+        last = self.last_step
+        if last is not None and (type(last) is not int or last < self.first_step):
+            self._refuse("last_step", f"give a step from first_step={self.first_step}")
+
+    def _refuse(self, name: str, remedy: str) -> None:
+        raise ValueError(f"mixture: {name}={getattr(self, name)!r} of {self.source}: {remedy}")
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether its sources are changed anew at each visit."""
+        return bool(self.casing_noise or self.typo_noise)
+
+    def tagged(self, source: str) -> str:
+        """A source with the tag in front; a blank one stays blank, so that its pair is dropped."""
+        return f"{self.tag} {source}" if self.tag and source.strip() else source
+
+    def untagged(self, source: str) -> str:
+        """A source without the tag."""
+        return source.removeprefix(f"{self.tag} ") if self.tag else source
+
+
+def read_mixture(text: str) -> tuple[MixtureCorpus, ...]:
+    """The corpora of a recipe's `mixture`.
+
+    Args:
+        text: a list in YAML or JSON; each entry has the attributes of `MixtureCorpus`.
+
+    Raises:
+        ValueError: a key is unknown or missing, or a value impossible.
+    """
+    entries = yaml_value(text)
+    if not isinstance(entries, list) or not entries:
+        raise ValueError("mixture: give a list of corpora, each with source and target")
+    found = []
+    for number, entry in enumerate(entries, start=1):
+        name = f"mixture, corpus {number}"
+        check_names(name, entry, [declared.name for declared in fields(MixtureCorpus)])
+        for side in ("source", "target"):
+            if not isinstance(entry.get(side), str):
+                raise ValueError(f"{name}: {side} is missing: give a file")
+        found.append(MixtureCorpus(**entry))
+    return tuple(found)
+
+
+def check_stages(corpora: Sequence[MixtureCorpus], max_steps: int) -> None:
+    """Check that each corpus is used, and that each step has one.
+
+    Raises:
+        ValueError: a corpus begins after the last step, or a step has no corpus.
+    """
+    if not corpora:
+        return
+    for corpus in corpora:
+        if corpus.first_step > max_steps:
+            raise ValueError(
+                f"mixture: first_step={corpus.first_step} of {corpus.source} is after the last "
+                f"step, max_steps={max_steps}: lower it, or leave the corpus out"
+            )
+    for first, _ in pairwise(_boundaries(corpora, max_steps)):
+        if not any(_is_used(corpus, first) for corpus in corpora):
+            raise ValueError(
+                f"mixture: no corpus is used in step {first}: change first_step or last_step"
+            )
+
+
+def _boundaries(corpora: Sequence[MixtureCorpus], max_steps: int) -> list[int]:
+    """First steps of the stages, and the step after the last."""
+    firsts = {1, *(corpus.first_step for corpus in corpora)}
+    firsts |= {corpus.last_step + 1 for corpus in corpora if corpus.last_step is not None}
+    return [*sorted(step for step in firsts if step <= max_steps), max_steps + 1]
+
+
+def _is_used(corpus: MixtureCorpus, step: int) -> bool:
+    return corpus.first_step <= step and (corpus.last_step is None or step <= corpus.last_step)
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+
+def mixture_pairs(corpora: Sequence[MixtureCorpus]) -> list[Dataset]:
+    """Rows of `source` and `target` of each corpus, without tags.
+
+    Raises:
+        ValueError: two files have different numbers of lines, or are not UTF-8.
+        OSError: a file is missing or cannot be read.
+    """
+    for corpus in corpora:  # all of them before the first is read
+        for file in (corpus.source, corpus.target):
+            check_text_file(file)
+    return [pairs_from_files(corpus.source, corpus.target) for corpus in corpora]
+
+
+def tagged_pairs(corpora: Sequence[MixtureCorpus], pairs: Sequence[Dataset]) -> Dataset:
+    """All rows in one dataset, corpus after corpus, with the tags in front of the sources."""
+    tagged = [
+        rows.map(_tag_sources, fn_kwargs={"tag": corpus.tag}, batched=True, desc="Tags")
+        if corpus.tag
+        else rows
+        for corpus, rows in zip(corpora, pairs, strict=True)
+    ]
+    return concatenate_datasets(tagged)
+
+
+def _tag_sources(rows: dict[str, list[str]], tag: str) -> dict[str, list[str]]:
+    return {"source": [f"{tag} {text}" if text.strip() else text for text in rows["source"]]}
+
+
+def add_tags(tokenizer: PreTrainedTokenizerBase, corpora: Sequence[MixtureCorpus]) -> None:
+    """Add the tags to a new vocabulary; a space behind a tag belongs to it."""
+    tags = dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag)
+    # not special: the package's tokenizers read special tokens in a text as plain characters
+    tokenizer.add_tokens([AddedToken(tag, rstrip=True, special=False) for tag in tags])
+
+
+def check_tags(tokenizer: PreTrainedTokenizerBase, corpora: Sequence[MixtureCorpus]) -> None:
+    """Check that each tag is one token, and not the unknown one.
+
+    Raises:
+        ValueError: it is not in the vocabulary.
+    """
+    for tag in dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag):
+        ids = tokenizer(tag, add_special_tokens=False).input_ids
+        if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+            raise ValueError(
+                f"mixture: tag={tag!r} is not in the vocabulary of the tokenizer: add it by "
+                "tokenizer.add_tokens, or leave tokenizer out to train a new one"
+            )
+
+
+def first_rows(sizes: Sequence[int], kept: np.ndarray | None) -> np.ndarray:
+    """Where each corpus begins among the rows that were kept.
+
+    Args:
+        sizes: rows of each corpus.
+        kept: `(N,)` number of each kept row in the whole text; None: all were kept.
+
+    Returns:
+        `(C + 1,)` rows of corpus c are `first[c]` to `first[c + 1] - 1`.
+    """
+    first = np.concatenate(([0], np.cumsum(sizes)))
+    return first if kept is None else np.searchsorted(kept, first)
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+class MixtureOrder:
+    """Micro-batches of several corpora; each micro-batch has rows of one corpus.
+
+    Of the micro-batches of a stage, each corpus has a share by its weight, spread evenly. A corpus
+    goes through its own epochs, without a gap, also where it pauses for a stage. Which rows form
+    micro-batch i is a function of seed and i.
+
+    Args:
+        corpora: their weights and stages.
+        samplers: batches of each.
+        firsts: `(C,)` row at which each corpus begins.
+        per_step: micro-batches of an optimizer step.
+        max_steps: of the run.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        corpora: Sequence[MixtureCorpus],
+        samplers: Sequence[TokenBatchSampler],
+        firsts: Sequence[int],
+        *,
+        per_step: int,
+        max_steps: int,
+        seed: int,
+    ) -> None:
+        self._corpora, self._samplers, self._firsts = corpora, samplers, list(firsts)
+        self._seed = seed
+        steps = _boundaries(corpora, max_steps)[:-1]
+        self._begins = (np.array(steps, dtype=np.int64) - 1) * per_step
+        weights = [[c.weight if _is_used(c, step) else 0.0 for c in corpora] for step in steps]
+        totals = np.cumsum(weights, axis=1)  # (stages, C)
+        self._ends = totals / totals[:, -1:]
+        self._counts = [np.zeros(len(corpora), dtype=np.int64)]
+        self._latest: tuple[int, np.ndarray] | None = None
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Row numbers of micro-batch `number` of the run."""
+        block, place = divmod(number, NUMBERS_AT_ONCE)
+        chosen = self._chosen(block)
+        corpus = int(chosen[place])
+        visit = int(self._before(block)[corpus]) + int((chosen[:place] == corpus).sum())
+        sampler, first = self._samplers[corpus], self._firsts[corpus]
+        return [first + row for row in sampler.batch(*divmod(visit, len(sampler)))]
+
+    def describe(self) -> str:
+        """The corpora in words."""
+        return f"of one of {len(self._corpora)} corpora"
+
+    def _chosen(self, block: int) -> np.ndarray:
+        """The corpus of each micro-batch of a block."""
+        if self._latest is None or self._latest[0] != block:
+            first = block * NUMBERS_AT_ONCE
+            self._latest = block, self.corpora_of(np.arange(first, first + NUMBERS_AT_ONCE))
+        return self._latest[1]
+
+    def _before(self, block: int) -> np.ndarray:
+        """Micro-batches of each corpus before a block."""
+        while len(self._counts) <= block:
+            chosen = self._chosen(len(self._counts) - 1)
+            counts = np.bincount(chosen, minlength=len(self._corpora))
+            self._counts.append(self._counts[-1] + counts)
+        return self._counts[block]
+
+    def corpora_of(self, numbers: np.ndarray) -> np.ndarray:
+        """The number of the corpus of each micro-batch.
+
+        Args:
+            numbers: of the micro-batches.
+        """
+        multiples = (numbers.astype(np.uint64) + np.uint64(self._seed)) * np.uint64(GOLDEN_RATIO)
+        # the upper 53 bits, which a float64 holds exactly
+        places = (multiples >> np.uint64(11)).astype(np.float64) / (1 << 53)
+        stages = np.searchsorted(self._begins, numbers, side="right") - 1
+        return (places[:, None] >= self._ends[stages]).sum(axis=1)

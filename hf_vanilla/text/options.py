@@ -1,0 +1,259 @@
+"""What a recipe can set for translation: the text, the size of a step, decoding, measures."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig
+
+from hf_vanilla.data.corpus import BUILT_IN_CORPUS
+from hf_vanilla.families import Measure
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.generation_vanilla import paper_decoding
+from hf_vanilla.options import check_options, option
+from hf_vanilla.training.recipe import TrainRecipe
+
+from .generation_fields import check_fields
+from .mixture import MixtureCorpus, check_stages, read_mixture
+
+NATS, SCORE = "nats per target token", "score, 0 to 100"
+MEASURES = {
+    "loss": Measure("training loss (smoothed targets)", NATS),
+    "train_nll": Measure("training NLL", NATS),
+    "nll": Measure("validation NLL", NATS, better="lower", log_name="validation_nll"),
+    "bleu": Measure("validation BLEU", SCORE, better="higher", precision=2),
+    "chrf": Measure("validation chrF", SCORE, better="higher", precision=2),
+    "comet": Measure("validation COMET x 100", SCORE, better="higher", precision=2),
+    "exact_match": Measure("validation exact match, %", SCORE, better="higher", precision=1),
+}
+PAIRED_OPTIONS = (
+    ("train_source", "train_target"),
+    ("validation_source", "validation_target"),
+    ("source_language", "target_language"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationDataOptions:
+    """Text to train on, and how it becomes batches. The default is the built-in corpus."""
+
+    _argument_group_name = "options of task translation"
+
+    dataset: str | None = option(
+        None,
+        f"'{BUILT_IN_CORPUS}' (built in), a Hub id, or a folder",
+        of_data=True,
+        chooses_data=True,
+    )
+    dataset_config: str | None = option(
+        None, "configuration of the Hub dataset, such as de-en", of_data=True
+    )
+    source_column: str = option("source", "column or language to translate from")
+    target_column: str = option("target", "column or language to translate to")
+    train_source: str | None = option(
+        None, "file of source sentences, plain or .gz", of_data=True, chooses_data=True
+    )
+    train_target: str | None = option(
+        None, "file of their translations, line by line", of_data=True, chooses_data=True
+    )
+    prepared: str | None = option(
+        None,
+        "folder of hf-vanilla prepare: its token ids are the training pairs",
+        of_data=True,
+        chooses_data=True,
+    )
+    mixture: str | None = option(
+        None,
+        "list of training corpora with weight, stage, tag and noise of each; in a file, a list",
+        of_data=True,
+        chooses_data=True,
+    )
+    validation_source: str | None = option(
+        None, "file of source sentences for validation", of_data=True
+    )
+    validation_target: str | None = option(None, "file of their translations", of_data=True)
+    source_language: str | None = option(None, "code for the model card, such as en", of_data=True)
+    target_language: str | None = option(None, "code for the model card, such as de", of_data=True)
+    tokenizer: str | None = option(None, "folder or Hub id of a tokenizer; default: train one")
+    initial_model: str | None = option(
+        None,
+        "folder or Hub id of a model whose weights and tokenizer the run starts with; default: "
+        "random weights",
+    )
+    max_length: int = option(256, "tokens per side of a pair; longer pairs are dropped", at_least=1)
+    max_length_ratio: float | None = option(
+        None,
+        "tokens of the longer side per token of the shorter; pairs beyond it are dropped; default: "
+        "none is",
+        at_least=1,
+    )
+    streaming: bool = option(
+        default=False, text="read and encode the text while training instead of before it"
+    )
+    window_pairs: int = option(
+        100_000, "pairs of a stream that are sorted by length and shuffled together", at_least=1
+    )
+    preprocessing_workers: int = option(
+        1, "processes that tokenize the corpus, once", at_least=1, may_change=True
+    )
+    tokens_per_step: int = option(
+        25_000, "tokens per side and optimizer step, padding included", at_least=1
+    )
+    # as on the paper's 8 GPUs. A batch holds sentences of similar length; a step of a single batch
+    # would see one length at a time, and learns far worse than a step of several
+    tokens_per_batch: int = option(
+        3_125, "tokens per side, process and micro-batch, padding included", at_least=1
+    )
+    rdrop_alpha: float = option(
+        0.0,
+        "R-Drop: weight of the divergence between two passes with different dropout, such as 5; 0: "
+        "one pass",
+        at_least=0,
+    )
+    bpe_dropout: float = option(
+        0.0,
+        "probability to leave out a merge of BPE in the training text, such as 0.1; 0: none is",
+        at_least=0,
+        below=1,
+    )
+    eval_sentences: int = option(
+        200,
+        "validation sentences translated for BLEU and the other scores; 0: none",
+        at_least=0,
+        may_change=True,
+    )
+    bleu_tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
+    comet: str | None = option(
+        None,
+        "COMET model of validation, for the command comet-score, such as Unbabel/wmt22-comet-da; "
+        "default: no COMET",
+        may_change=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self._check_prepared()
+        self._check_mixture()
+        self._check_data()
+        if self.initial_model is not None and self.tokenizer is not None:
+            raise ValueError(
+                f"initial_model={self.initial_model!r} and tokenizer={self.tokenizer!r}: the model "
+                "has its own tokenizer; leave tokenizer out"
+            )
+        if self.tokens_per_batch < self.max_length:
+            raise ValueError(
+                f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
+                f"{self.max_length}: a batch must hold one sentence"
+            )
+
+    def _check_prepared(self) -> None:
+        for name in ("dataset", "train_source", "tokenizer", "streaming"):
+            if self.prepared is not None and (value := getattr(self, name)):
+                raise ValueError(
+                    f"prepared={self.prepared!r} and {name}={value!r}: the prepared folder has "
+                    f"pairs and tokenizer; leave {name} out"
+                )
+
+    def _check_mixture(self) -> None:
+        _ = self.corpora  # checks its entries
+        for name in ("dataset", "train_source", "prepared", "streaming"):
+            if self.mixture is not None and (value := getattr(self, name)):
+                raise ValueError(f"mixture and {name}={value!r}: give one of them")
+
+    def _check_data(self) -> None:
+        for pair in PAIRED_OPTIONS:
+            given = [name for name in pair if getattr(self, name) is not None]
+            if len(given) == 1:
+                missing = (set(pair) - set(given)).pop()
+                raise ValueError(
+                    f"{given[0]} is given, but not {missing}: give both or neither; data on the "
+                    "command line replace all data of a recipe"
+                )
+        if self.dataset is not None and self.train_source is not None:
+            raise ValueError(
+                f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
+            )
+        if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
+            raise ValueError(
+                "streaming needs a dataset or train_source: it reads no built-in corpus"
+            )
+        if self.validation_source is not None and not self._trains_on_files:
+            raise ValueError(
+                "validation files need train_source and train_target, prepared or mixture"
+            )
+        if self.bpe_dropout and (self.streaming or self.prepared is not None):
+            raise ValueError(
+                f"bpe_dropout={self.bpe_dropout:g} reads the text again in each epoch: give files "
+                "or a dataset, without streaming and prepared"
+            )
+
+    def check_with(self, train: TrainRecipe) -> None:
+        """Compare with the shared options.
+
+        Raises:
+            ValueError: a shared option needs a validation set or translations, and there are none.
+        """
+        needs_validation = train.average_best or train.patience
+        of_text = train.best_by in ("bleu", "chrf", "comet", "exact_match")
+        if needs_validation and of_text and not self.eval_sentences:
+            raise ValueError(f"best_by={train.best_by!r} needs translations: set eval_sentences")
+        if train.best_by == "comet" and self.comet is None:
+            raise ValueError("best_by='comet' needs a COMET model: give comet")
+        if self.comet is not None and not self.eval_sentences:
+            raise ValueError(
+                f"comet={self.comet!r} needs translations: set eval_sentences, or leave comet out"
+            )
+        if needs_validation and self._trains_on_files and self.validation_source is None:
+            raise ValueError("average_best and patience need validation files")
+        if self.comet is not None and self._trains_on_files and self.validation_source is None:
+            raise ValueError(
+                f"comet={self.comet!r} needs validation files: give them, or leave comet out"
+            )
+        check_stages(self.corpora, train.max_steps)
+
+    @property
+    def _trains_on_files(self) -> bool:
+        given = self.train_source, self.prepared, self.mixture
+        return any(value is not None for value in given)
+
+    @property
+    def corpora(self) -> tuple[MixtureCorpus, ...]:
+        """The corpora in `mixture`; none without it.
+
+        Raises:
+            ValueError: an entry is impossible.
+        """
+        return () if self.mixture is None else read_mixture(self.mixture)
+
+    @property
+    def train_files(self) -> tuple[str, str] | None:
+        """The two files to train on, if the data are files."""
+        files = self.train_source, self.train_target
+        return None if files[0] is None or files[1] is None else (files[0], files[1])
+
+    @property
+    def validation_files(self) -> tuple[str, str] | None:
+        """The two validation files, if the data are files."""
+        files = self.validation_source, self.validation_target
+        return None if files[0] is None or files[1] is None else (files[0], files[1])
+
+
+def generation_config(config: VanillaConfig, decoding: dict[str, Any]) -> GenerationConfig:
+    """The paper's decoding with a recipe's changes.
+
+    Args:
+        config: of the model.
+        decoding: entries of the generation config that differ from the paper's decoding.
+
+    Raises:
+        ValueError: an entry is unknown or a value impossible.
+    """
+    check_fields("decoding", decoding)
+    return changed_decoding(paper_decoding(config), decoding)
+
+
+def changed_decoding(usual: GenerationConfig, decoding: dict[str, Any]) -> GenerationConfig:
+    """A copy of a generation config with the entries of `decoding`."""
+    kept = usual.to_diff_dict()
+    if decoding.get("num_beams") == 1:  # transformers refuses to save them without a beam
+        kept = {k: v for k, v in kept.items() if k not in ("early_stopping", "length_penalty")}
+    return GenerationConfig(**{**kept, **decoding})

@@ -1,0 +1,197 @@
+"""The page of translation: n-best list, attention, search, and the vectors of a layer.
+
+The page is one HTML component; its scripts draw it and call the functions of `TextPage`.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hf_vanilla.app.component import import_gradio, page_of_component
+
+from .card import languages_of, public_name
+from .demo_model import NOTE, demo_model
+from .page_answer import answer_of_attention, answer_of_layer, answer_of_result
+from .page_models import PLUS, names_in
+from .page_search import Search, lengths_of, phrases_of, sampling_of
+from .page_service import Result, Service
+
+TITLE = "Attention Is All You Need: watch it translate"
+MAX_BEAMS = 10
+SCRIPTS = (
+    "text_drawing.js",
+    "text_attention.js",
+    "text_words.js",
+    "text_search.js",
+    "text_layer.js",
+    "text_settings.js",
+)
+# of the package's own model
+EXAMPLES = (
+    "forty-two",
+    "one thousand nine",
+    "seven hundred forty-two thousand three hundred nineteen",
+)
+
+
+class TextPage:
+    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+
+    Args:
+        model: model folder or Hub id, or several as `names_in` reads them; loaded at once.
+        sentence: initial text of the text box, and the first example.
+        max_tokens: maximum number of source tokens of a sentence.
+        fixed_model: visitors cannot choose another model.
+        models_folder: folder whose models visitors can choose, at any depth; None: none.
+        dtype: numbers of the model, as for `Translator`.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        sentence: str | None = None,
+        max_tokens: int = 256,
+        fixed_model: bool = False,
+        models_folder: str | None = "/",
+        dtype: str | None = None,
+    ) -> None:
+        import_gradio()
+        self.model = model
+        self.sentence = sentence
+        self.fixed_model = fixed_model
+        self.models_folder = models_folder
+        self.shown = PLUS.join(map(public_name, names_in(model)))  # visitors never see its folder
+        self.service = Service(dtype=dtype, max_tokens=max_tokens)
+        self.language = _language(model)  # once: a card of the Hub is asked for over the network
+        self.beams = min(self.service.num_beams(model), MAX_BEAMS)
+
+    def settings(self) -> dict[str, Any]:
+        """What the script needs at the start."""
+        given = [] if self.sentence is None else [self.sentence]
+        examples = EXAMPLES if self.model == demo_model() else ()
+        return {
+            "model": self.shown,
+            # of a link, which serves on other machines too
+            "shortName": PLUS.join(Path(one).name for one in names_in(self.model)),
+            "about": self._about(self.model),
+            "language": self.language,
+            "isFixed": self.fixed_model,
+            "beams": self.beams,
+            "maxBeams": MAX_BEAMS,
+            "sentence": self.sentence or "",
+            "examples": list(dict.fromkeys([*given, *examples]))[:3],
+        }
+
+    def load(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """`about`, one line about the model that a visitor named, and `language`, its source."""
+        name = self._name(asked)
+        return {"about": self._about(name), "language": _language(name)}
+
+    def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Translate the `text` with so many `beams`; see `answer_of_result`.
+
+        `phrases` is one text of those that each translation contains, see `phrases_of`. `sampling`
+        has the texts of its fields by name; with it, so many translations are drawn. `lengths` has
+        those of the limits; `markup` is whether to keep it. With `split`, the language of the text,
+        the answer has a list of `sentences`, each with its answer. `doubt` of an answer says why
+        it is probably wrong.
+        """
+        name, beams = self._name(asked), int(asked["beams"])
+        if not 1 <= beams <= MAX_BEAMS:
+            raise ValueError(f"beams={beams}: give 1 to {MAX_BEAMS}")
+        sampling = asked.get("sampling")
+        search = Search(
+            beams,
+            **phrases_of(str(asked.get("phrases", ""))),
+            sampling=None if sampling is None else sampling_of(sampling),
+            lengths=lengths_of(asked.get("lengths", {})),
+            keep_markup=bool(asked.get("markup", False)),
+        )
+        text, language = str(asked["text"]), asked.get("split")
+        if language is None:
+            results = [self.service.translate(name, text, search)]
+        else:
+            results = self.service.translate_sentences(name, text, search, language=str(language))
+        answers = [self._answer(result) for result in results]
+        return answers[0] if language is None else {"sentences": answers}
+
+    def _answer(self, result: Result) -> dict[str, Any]:
+        words = self.service.align(result.model, result.sentence, result.attentions)
+        answer = answer_of_result(result, self.service.tokenizer(result.model), words)
+        shown = self.shown if result.model == self.model else result.model
+        return {**answer, "model": shown, "doubt": self.service.doubt(result)}
+
+    def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""
+        name, sentence = self._name(asked), str(asked["text"])
+        found = self.service.attend(name, sentence, asked["ids"])
+        words = self.service.align(name, sentence, found)
+        return answer_of_attention(found, self.service.tokenizer(name), words)
+
+    def inside(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """The vectors at a `kind`, `layer`, `head` and `token`; see `answer_of_layer`."""
+        steps = self.service.inside(
+            self._name(asked),
+            str(asked["text"]),
+            asked["ids"],
+            kind=str(asked["kind"]),
+            place=(int(asked["layer"]), int(asked["head"]), int(asked["token"])),
+        )
+        return answer_of_layer(steps)
+
+    def _about(self, name: str) -> str:
+        shown = PLUS.join(map(public_name, names_in(name)))
+        if name == demo_model():
+            return f"The model of the package: {self.service.describe(name)}; {NOTE}"
+        return f"{shown}: {self.service.describe(name)}"
+
+    def _name(self, asked: dict[str, Any]) -> str:
+        """The model of a request.
+
+        Raises:
+            ValueError: it is in a folder that visitors cannot read.
+        """
+        asked_name = str(asked.get("model") or "").strip()
+        name = self.model if self.fixed_model or asked_name == self.shown else asked_name
+        for one in names_in(name):
+            self._check_folder(one)
+        return name
+
+    def _check_folder(self, name: str) -> None:
+        """Refuse a folder that visitors cannot read."""
+        if name in names_in(self.model) or not os.path.lexists(name):
+            return
+        path = Path(name).resolve()
+        if not self.models_folder or not path.is_relative_to(Path(self.models_folder).resolve()):
+            raise ValueError(f"{name}: this page reads no such folder: give a Hub id.")
+
+    def functions(self) -> dict[str, Callable[[Any], Any]]:
+        """What the script calls; bad input is answered by `error`, a text."""
+        calls = (self.load, self.translate, self.attend, self.inside)
+        reported = {call.__name__: _reported(call) for call in calls}
+        return {"settings": lambda _: self.settings(), **reported}
+
+    def blocks(self) -> Any:
+        """The page as Gradio's `Blocks`."""
+        return page_of_component(TITLE, "text_page", self.functions(), scripts=SCRIPTS)
+
+
+def _language(model: str) -> str:
+    """The source language by the card of the first model; empty where it does not state it."""
+    return next(iter(languages_of(names_in(model)[0])), "")
+
+
+def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+    def reported(asked: Any) -> dict[str, Any]:
+        try:
+            return call(asked)
+        except ValueError as error:
+            return {"error": str(error)}
+
+    return reported

@@ -1,0 +1,174 @@
+"""What the page of translation gets: results of the service as plain values for JSON.
+
+Attention weights travel once, as bytes: 255ths of one, in base64. Shapes: H heads, Q queries,
+K keys, V vocabulary.
+"""
+
+import base64
+import math
+import unicodedata
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
+
+from .aligned_words import AlignedWords
+from .attentions import KINDS, Attentions, readable_tokens, word_starts
+from .head_patterns import head_patterns
+from .layer_steps import LayerSteps
+from .page_service import Result
+
+ALTERNATIVES = 5  # tokens listed beside each one that was chosen
+DIGITS = 4
+
+
+def answer_of_result(
+    result: Result, tokenizer: PreTrainedTokenizerBase, words: AlignedWords | None
+) -> dict[str, Any]:
+    """The n-best list, the search, and the attention of the best hypothesis.
+
+    Args:
+        result: of the service.
+        tokenizer: of its model.
+        words: of the best hypothesis.
+    """
+    settings = result.settings
+    form, alpha = penalty_form(settings), float(settings.length_penalty or 0.0)
+    hypotheses = []
+    for hypothesis in result.hypotheses:
+        penalty = length_penalty(len(hypothesis.ids), alpha, form)
+        hypotheses.append(
+            {
+                "text": hypothesis.text,
+                "ids": hypothesis.ids,
+                "score": _number(hypothesis.score),
+                "penalty": _number(penalty),
+                "logProb": _number(hypothesis.score * penalty),
+            }
+        )
+    return {
+        "model": result.model,
+        "text": result.text,
+        "sentence": result.sentence,
+        "separator": result.separator,
+        "hypotheses": hypotheses,
+        "penalty": {"form": form, "alpha": alpha},
+        "steps": [_step(step, alpha, form, tokenizer) for step in result.steps],
+        "hasLayers": result.has_layers,
+        "attention": answer_of_attention(result.attentions, tokenizer, words),
+    }
+
+
+def _step(
+    step: list[Any], alpha: float, form: str, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, Any]]:
+    """The candidates of one step of the search."""
+    tokens = readable_tokens(tokenizer, [candidate.ids[-1] for candidate in step])
+    answers = []
+    for candidate, token in zip(step, tokens, strict=True):
+        penalty = length_penalty(len(candidate.ids), alpha, form)
+        answers.append(
+            {
+                "token": token,
+                "parent": candidate.parent,
+                "logProb": _number(candidate.log_prob),
+                "penalty": _number(penalty),
+                "score": _number(candidate.log_prob / penalty),
+                "status": candidate.status,
+                "rank": candidate.rank,
+            }
+        )
+    return answers
+
+
+def answer_of_attention(
+    attentions: Attentions, tokenizer: PreTrainedTokenizerBase, words: AlignedWords | None
+) -> dict[str, Any]:
+    """All weights with the tokens of both axes, what each head does, probabilities, aligned words.
+
+    Args:
+        attentions: of a sentence and a translation.
+        tokenizer: of the model.
+        words: of both, aligned; None: the tokenizer has a vocabulary per language.
+    """
+    kinds = {}
+    for kind in KINDS:
+        weights = attentions.of(kind)
+        queries, keys = attentions.tokens(kind)
+        kinds[kind] = {
+            "queries": queries,
+            "keys": keys,
+            "words": [word_starts(queries), word_starts(keys)],
+            "shape": list(weights.shape),
+            "weights": bytes_of(weights),
+            "patterns": [
+                [{**vars(p), "share": _number(p.share), "entropy": _number(p.entropy)} for p in row]
+                for row in head_patterns(weights, kind)
+            ],
+        }
+    return {
+        "kinds": kinds,
+        "steps": _probabilities(attentions, tokenizer),
+        "words": None if words is None else {**vars(words), "head": vars(words.head)},
+        "directions": [direction(attentions.source), direction(attentions.target)],
+    }
+
+
+def _probabilities(
+    attentions: Attentions, tokenizer: PreTrainedTokenizerBase
+) -> list[dict[str, Any]]:
+    """Of each token of the translation: its probability, its rank, and the most probable tokens."""
+    log_probs = attentions.log_probs  # (T, V)
+    best, ids = log_probs.topk(min(ALTERNATIVES + 1, log_probs.shape[1]))
+    steps = []
+    for row, chosen in enumerate(attentions.target_ids):
+        own = log_probs[row, chosen]
+        others = [
+            (token, prob)
+            for token, prob in zip(ids[row].tolist(), best[row].exp().tolist(), strict=True)
+            if token != chosen
+        ][:ALTERNATIVES]
+        names = readable_tokens(tokenizer, [token for token, _ in others])
+        steps.append(
+            {
+                "token": attentions.target[row],
+                "probability": _number(own.exp().item()),
+                "rank": int((log_probs[row] > own).sum()),
+                "others": [
+                    {"token": name, "probability": _number(prob)}
+                    for name, (_, prob) in zip(names, others, strict=True)
+                ],
+            }
+        )
+    return steps
+
+
+def answer_of_layer(steps: LayerSteps) -> dict[str, Any]:
+    """The vectors of one token in one head, rounded."""
+    return {
+        name: [[_number(x) for x in row] for row in value.tolist()]
+        if value.dim() == 2
+        else [_number(x) for x in value.tolist()]
+        for name, value in vars(steps).items()
+    }
+
+
+def bytes_of(weights: Tensor) -> str:
+    """Weights `(layers, H, Q, K)` in 255ths, in base64."""
+    return base64.b64encode((weights * 255).round().byte().numpy().tobytes()).decode()
+
+
+def direction(tokens: list[str]) -> str:
+    """`"rtl"` if the first letter with a direction is written from right to left."""
+    for character in "".join(tokens):
+        side = unicodedata.bidirectional(character)
+        if side in ("L", "R", "AL"):
+            return "ltr" if side == "L" else "rtl"
+    return "ltr"
+
+
+def _number(value: float) -> float | None:
+    """Rounded; None where it is no number, which JSON does not know."""
+    return round(value, DIGITS) if math.isfinite(value) else None

@@ -1,0 +1,378 @@
+"""Translation as a task of the training engine.
+
+Shapes: B batch, S source, T target.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import torch
+from accelerate import Accelerator
+from datasets import Dataset
+from huggingface_hub import ModelCard
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
+from hf_vanilla.data.corpus import BUILT_IN_CORPUS
+from hf_vanilla.families import Measure
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.training.processes import MainProcessLogger
+from hf_vanilla.training.recipe import Recipe
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, weights_fingerprint
+
+from .card import CardFacts, hub_id, model_card, public_name
+from .comet import check_comet
+from .data import TextData, prepare_text, text_facts
+from .encoding import EncodedPairs, LengthLimits
+from .evaluation import check_bleu_tokenizer
+from .initial_model import InitialModel, load_initial_model
+from .mixture import SEED_OF_CORPUS, MixtureOrder
+from .options import MEASURES, TranslationDataOptions
+from .regularization import rdrop_outputs
+from .streaming import StreamedBatches
+from .subword_dropout import SubwordDropout
+from .text_noise import SourceNoise
+from .validation import (
+    plain_nll,
+    validation_nll,
+    validation_scores,
+    validation_translations,
+)
+from .work import training_flops
+
+logger = MainProcessLogger(logging.getLogger(__name__), {})
+
+SAMPLES, LONGEST_SAMPLE = 3, 200  # translations in the log of each validation, their characters
+
+
+def prepare(recipe: Recipe) -> "TranslationTask":
+    """Read the text of a recipe, learn or load its tokenizer, encode.
+
+    Raises:
+        ValueError: the data do not match the recipe.
+        OSError: data cannot be read.
+        ImportError: a score was asked for and COMET is not installed.
+    """
+    if recipe.data.eval_sentences:
+        check_bleu_tokenizer(recipe.data.bleu_tokenize)
+        if recipe.data.comet is not None:
+            check_comet()
+    initial = load_initial_model(recipe)
+    data = prepare_text(recipe, None if initial is None else initial.tokenizer)
+    rows = data.train.rows.with_format("arrow") if isinstance(data.train, EncodedPairs) else None
+    collate = PairCollator(data.tokenizer.pad_token_id)
+    dropout, noise = _subword_dropout(recipe, data), _source_noise(recipe, data)
+    return TranslationTask(recipe, data, rows, collate, dropout, noise, initial)
+
+
+def _subword_dropout(recipe: Recipe, data: TextData) -> SubwordDropout | None:
+    if not recipe.data.bpe_dropout:
+        return None
+    return SubwordDropout(
+        data.tokenizer,
+        rate=recipe.data.bpe_dropout,
+        seed=recipe.train.seed,
+        max_length=recipe.data.max_length,
+    )
+
+
+def _source_noise(recipe: Recipe, data: TextData) -> SourceNoise | None:
+    corpora = recipe.data.corpora
+    if data.firsts is None or not any(corpus.is_noisy for corpus in corpora):
+        return None
+    return SourceNoise(corpora, data.firsts, data.tokenizer, max_length=recipe.data.max_length)
+
+
+@dataclass(frozen=True)
+class TokenBatchOrder:
+    """Micro-batches of a token budget, epoch after epoch without a gap (5.1).
+
+    Attributes:
+        sampler: batches of every epoch.
+        tokens_per_batch: its budget.
+    """
+
+    sampler: TokenBatchSampler
+    tokens_per_batch: int
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Row numbers of micro-batch `number` of the run."""
+        return self.sampler.batch(*divmod(number, len(self.sampler)))
+
+    def describe(self) -> str:
+        """The budget in words."""
+        return f"up to {self.tokens_per_batch:,} tokens a side"
+
+
+@dataclass(frozen=True)
+class TranslationTask:
+    """A prepared translation run; see `hf_vanilla.training.task.Task`.
+
+    Attributes:
+        recipe: data, model, training and decoding.
+        data: tokenizer, training and validation pairs.
+        rows: encoded training pairs as Arrow tables; None for a stream.
+        collate: rows to padded tensors.
+        dropout: encodes the training text anew for each batch; None without BPE-dropout.
+        noise: changes the sources for each batch; None without noise.
+        initial: the model from which the run starts; None where its weights are random.
+    """
+
+    recipe: Recipe
+    data: TextData
+    rows: Dataset | None
+    collate: PairCollator
+    dropout: SubwordDropout | None = None
+    noise: SourceNoise | None = None
+    initial: InitialModel | None = None
+    items: ClassVar[str] = "tokens"
+    counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
+    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+
+    @property
+    def options(self) -> TranslationDataOptions:
+        """The recipe's data options."""
+        return self.recipe.data
+
+    @property
+    def processor(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of both languages."""
+        return self.data.tokenizer
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are validation pairs."""
+        return self.data.validation is not None
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        return math.ceil(self.options.tokens_per_step / self.options.tokens_per_batch)
+
+    def model(self) -> PreTrainedModel:
+        """The initial model or a new one, with the decoding of the recipe."""
+        if self.initial is not None:
+            return self.initial.copy_for(self.recipe)
+        tokenizer = self.data.tokenizer
+        config = self.recipe.config(
+            vocab_size=len(tokenizer),
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            decoder_start_token_id=tokenizer.pad_token_id,
+        )
+        model = VanillaForConditionalGeneration(config)
+        model.generation_config = self.recipe.generation_config(config)
+        return model
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of training data, validation data, tokenizer and initial model."""
+        facts = text_facts(self.data, self.options)
+        if self.initial is not None:
+            facts["initial model"] = weights_fingerprint(self.initial.model)
+        return facts
+
+    def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder | StreamedBatches:
+        """Cut the tokens of a step into `per_step` equal micro-batches.
+
+        Raises:
+            ValueError: a micro-batch would be smaller than the longest sentence.
+        """
+        options, train = self.options, self.data.train
+        longest = options.max_length
+        if isinstance(train, EncodedPairs):
+            longest = max(train.source_lengths.max(), train.target_lengths.max())
+        budget = options.tokens_per_step // per_step
+        if budget < longest:
+            raise ValueError(
+                f"tokens_per_step={options.tokens_per_step} in {per_step} micro-batch(es) leaves "
+                f"{budget} tokens each, but one sentence has {longest}: raise it, or lower "
+                "max_length"
+            )
+        seed = self.recipe.train.seed
+        if not isinstance(train, EncodedPairs):
+            return StreamedBatches(
+                train,
+                self.data.tokenizer,
+                LengthLimits(options.max_length, options.max_length_ratio),
+                tokens_per_batch=budget,
+                window_pairs=options.window_pairs,
+                seed=seed,
+            )
+        if self.data.firsts is not None:
+            return self._mixture_order(train, self.data.firsts, budget, per_step)
+        sampler = TokenBatchSampler(
+            train.source_lengths, train.target_lengths, tokens_per_batch=budget, seed=seed
+        )
+        logger.info("an epoch: %s", sampler.describe())
+        return TokenBatchOrder(sampler, budget)
+
+    def _mixture_order(
+        self, train: EncodedPairs, firsts: np.ndarray, budget: int, per_step: int
+    ) -> MixtureOrder:
+        seed, corpora, samplers = self.recipe.train.seed, self.options.corpora, []
+        for number, corpus in enumerate(corpora):
+            rows = slice(firsts[number], firsts[number + 1])
+            if rows.start == rows.stop:
+                raise ValueError(f"mixture: no sentence pair of {corpus.source} is left to use")
+            sampler = TokenBatchSampler(
+                train.source_lengths[rows],
+                train.target_lengths[rows],
+                tokens_per_batch=budget,
+                seed=seed + number * SEED_OF_CORPUS,
+            )
+            logger.info("an epoch of %s: %s", corpus.source, sampler.describe())
+            samplers.append(sampler)
+        run = {"per_step": per_step, "max_steps": self.recipe.train.max_steps, "seed": seed}
+        return MixtureOrder(corpora, samplers, firsts[:-1].tolist(), **run)
+
+    def batch(self, rows: list[int] | pa.Table, generator: torch.Generator) -> Batch:
+        """Pad the rows: `input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, int64."""
+        if isinstance(rows, pa.Table):
+            return self.collate(rows)
+        if self.data.train_text is not None:
+            return self._fresh_batch(rows, generator)
+        assert self.rows is not None
+        return self.collate(self.rows[rows])
+
+    def _fresh_batch(self, rows: list[int], generator: torch.Generator) -> Batch:
+        """The rows with noise in their sources, and with other segmentations of their words."""
+        assert self.rows is not None
+        assert self.data.train_text is not None
+        pairs = self.data.train_text[rows]
+        sources = pairs["source"]
+        if self.noise is not None:
+            sources = self.noise(sources, rows, generator)
+        if self.dropout is not None:
+            ids, labels = (self.dropout(side, generator) for side in (sources, pairs["target"]))
+        else:
+            options = {"verbose": False, "return_attention_mask": False}
+            ids = self.data.tokenizer(sources, **options).input_ids
+            labels = self.rows[rows].column("labels").to_pylist()
+        columns = zip(ids, labels, strict=True)
+        return self.collate([{"input_ids": row, "labels": label} for row, label in columns])
+
+    def counts(self, batch: Batch) -> Sequence[int]:
+        """Real target tokens."""
+        return [int((batch["labels"] >= 0).sum())]
+
+    def losses(
+        self, model: torch.nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
+    ) -> dict[str, Tensor]:
+        """Nats per target token of the step: smoothed, and plain where the step is logged."""
+        (tokens,) = totals
+        if self.options.rdrop_alpha:
+            outputs = rdrop_outputs(model, batch, tokens, alpha=self.options.rdrop_alpha)
+        else:
+            outputs = model(**batch, num_items_in_batch=tokens)
+        if not is_logged:
+            return {"loss": outputs.loss}
+        nll = plain_nll(outputs.logits.detach(), batch["labels"]) / tokens
+        return {"loss": outputs.loss, "train_nll": nll}
+
+    def derived(self, values: dict[str, float]) -> dict[str, float]:
+        """The perplexity of the training batch, where its NLL was measured."""
+        if "train_nll" not in values:
+            return {}
+        return {"train_perplexity": perplexity(values["train_nll"])}
+
+    def work(self, config: VanillaConfig, batch: Batch) -> Work:
+        """Target tokens, real and padded tokens of both sides, operations."""
+        sources, targets = batch["attention_mask"].sum(1), (batch["labels"] >= 0).sum(1)
+        target_tokens = int(targets.sum())
+        return Work(
+            items=target_tokens,
+            real_positions=int(sources.sum()) + target_tokens,
+            padded_positions=batch["attention_mask"].numel() + batch["labels"].numel(),
+            flops=training_flops(config, sources, targets) * (2 if self.options.rdrop_alpha else 1),
+        )
+
+    def validate(
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
+    ) -> Validation:
+        """NLL of all pairs; scores of the first `eval_sentences`, or of all for the final model."""
+        validation, options = self.data.validation, self.options
+        assert validation is not None
+        nll = validation_nll(
+            accelerator,
+            model,
+            validation.pairs,
+            self.collate,
+            tokens_per_batch=max(options.tokens_per_batch, options.max_length),
+        )
+        values = {"nll": nll, "perplexity": perplexity(nll)}
+        if not options.eval_sentences:
+            return Validation(values)
+        count = len(validation.text)
+        chosen = count if is_final else min(options.eval_sentences, count)
+        pairs = validation.text.select(range(chosen))
+        found = validation_translations(accelerator, model, self.data.tokenizer, pairs)
+        scores = validation_scores(
+            accelerator,
+            pairs,
+            found,
+            bleu_tokenize=options.bleu_tokenize,
+            comet=options.comet,
+        )
+        values |= {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
+        if scores.comet is not None:
+            values["comet"] = scores.comet
+        return Validation(values, scores, samples(pairs.select(range(min(SAMPLES, chosen))), found))
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer."""
+        self.data.tokenizer.save_pretrained(folder)
+
+    def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
+        """The model card with corpus, languages and scores."""
+        options = self.options
+        corpus = options.dataset or BUILT_IN_CORPUS
+        if options.train_files is not None:
+            corpus = " and ".join(Path(file).name for file in options.train_files)
+        if options.corpora:
+            corpus = ", ".join(Path(part.source).name for part in options.corpora)
+        source, target = options.source_language, options.target_language
+        start = options.initial_model
+        return model_card(
+            CardFacts(
+                model_name=facts.model_name,
+                corpus=corpus,
+                languages=() if source is None or target is None else (source, target),
+                license=self.recipe.train.model_license,
+                parameters=facts.parameters,
+                recipe=facts.recipe,
+                command="`hf-vanilla train --recipe FILE`",
+                training=(
+                    f"{'' if start is None else f'From {public_name(start)}: '}"
+                    f"{facts.steps:,} steps, {facts.counts.get('target_tokens', 0):,} target "
+                    f"tokens, {facts.seconds / 60:.1f} minutes, {facts.processes} "
+                    f"process{'es' * (facts.processes > 1)} on {facts.device}."
+                ),
+                scores=None if validation is None else validation.details,
+                validation_nll=None if validation is None else validation.values["nll"],
+                base_model=None if start is None else hub_id(start),
+                summary=facts.summary,
+            )
+        )
+
+
+def samples(pairs: Dataset, translations: Sequence[str]) -> list[dict[str, str]]:
+    """Source, reference and translation of the first pairs, for the metrics log."""
+    texts = zip(pairs["source"][:], pairs["target"][:], translations, strict=False)
+    names = ("source", "reference", "translation")
+    return [
+        {name: text[:LONGEST_SAMPLE] for name, text in zip(names, row, strict=True)}
+        for row in texts
+    ]
+
+
+def perplexity(nll: float) -> float:
+    """The exponential of nats per token, limited to the range of a float."""
+    return math.exp(min(nll, 700.0))

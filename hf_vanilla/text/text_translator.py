@@ -1,0 +1,187 @@
+"""Translate texts that are more than one plain sentence: paragraphs, markup, given terms."""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
+
+from .alignments import Aligner
+from .markup import Markup, parts, take_out
+from .markup_placement import put_back
+from .sentence_splitting import Piece, SentenceSplitter
+from .terminology import Term, Terminology
+from .translator import Sentence, Translator, check_sentences
+
+logger = logging.getLogger(__name__)
+
+
+class TextTranslator:
+    """A `Translator` around which texts are split, their markup kept, and terms obeyed.
+
+    Args:
+        translator: of sentences.
+        split_sentences: language of the texts, such as `"en"`: each is split into sentences, which
+            are translated and joined with the white space that was between them. None: a text is
+            one sentence.
+        keep_markup: tags, URLs, e-mail addresses, {variables} and numbers are carried over, as
+            `hf_vanilla.text.markup` says.
+        terminology: terms whose translations must appear.
+
+    Raises:
+        ImportError: sentencex is not installed.
+        ValueError: the language is no code, or the engine has no attention or no beams.
+
+    Examples:
+        >>> from hf_vanilla import Translator, demo_model
+        >>> texts = TextTranslator(Translator(demo_model()), keep_markup=True)
+        >>> list(texts.translate(["<b>forty-two</b>"]))
+        ['<b>zweiundvierzig</b>']
+    """
+
+    def __init__(
+        self,
+        translator: Translator,
+        *,
+        split_sentences: str | None = None,
+        keep_markup: bool = False,
+        terminology: Terminology | None = None,
+    ) -> None:
+        self.translator, self._terminology = translator, terminology
+        self._splitter = None if split_sentences is None else SentenceSplitter(split_sentences)
+        self._aligner = translator.aligner() if keep_markup else None
+        self._without_terms: list[int] = []  # lines
+        if terminology is not None:
+            translator.check_constraints()
+
+    @property
+    def failed(self) -> list[int]:
+        """As `Translator.failed`: the lines with a sentence that could not be translated."""
+        return sorted({*self.translator.failed, *self._without_terms})
+
+    def translate(
+        self, sentences: Iterable[str], *, progress: bool = False, first_line: int = 1
+    ) -> Iterator[str]:
+        """Yield one translation per text, in the same order; see `Translator.translate`.
+
+        Args:
+            sentences: the texts.
+            progress: show a progress bar of sentences, on the main process.
+            first_line: line number of the first text, for messages.
+
+        Raises:
+            ValueError: as `Translator.translate`.
+        """
+        check_sentences(sentences)
+        waiting: deque[list[Piece]] = deque()
+        read = map(Sentence, sentences, count(first_line))
+        found = self._with_markup(self._pieces(read, waiting), progress)
+        for first in found:
+            pieces = waiting.popleft()
+            translations = [first, *islice(found, len(pieces) - 1)]
+            yield _joined(pieces, translations)
+
+    def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:
+        """The sentences of all texts; `waiting` gets those of each."""
+        for text in texts:
+            # what is no text fails in the translator
+            is_split = self._splitter is not None and isinstance(text.text, str)
+            pieces = [Piece(text.text, "")]
+            if is_split and self._splitter is not None:
+                pieces = self._splitter.split(text.text)
+            waiting.append(pieces)
+            for piece in pieces:
+                yield Sentence(piece.text, text.line)
+
+    def _with_markup(self, sentences: Iterator[Sentence], progress: bool) -> Iterator[str]:
+        if self._aligner is None:
+            yield from self._plain(sentences, progress)
+            return
+        self._without_terms = []
+        waiting: deque[tuple[Markup, int]] = deque()
+        found = self._plain(_without_markup(sentences, waiting), progress)
+        while window := list(islice(found, self.translator.window)):
+            sources = [waiting.popleft() for _ in window]
+            yield from self._restored(self._aligner, sources, window)
+
+    def _restored(
+        self, aligner: Aligner, sources: Sequence[tuple[Markup, int]], translations: Sequence[str]
+    ) -> list[str]:
+        """Translations with the items of their sources, given with their lines; "" if failed."""
+        markups = [markup for markup, _ in sources]
+        terms = [self._terms(markup.plain) for markup in markups]
+        texts = with_markup(aligner, markups, translations, terms)
+        failed = set(self.translator.failed)
+        for number, (markup, line) in enumerate(sources):
+            lost = [term.target for term in terms[number] if not term.places(texts[number])]
+            if line in failed and markup.plain and not translations[number]:
+                texts[number] = ""
+            elif lost:
+                self._record_lost(line, lost)
+                texts[number] = ""
+        return texts
+
+    def _terms(self, plain: str) -> list[Term]:
+        return [] if self._terminology is None else self._terminology.find(plain)
+
+    def _record_lost(self, line: int, phrases: Sequence[str]) -> None:
+        self._without_terms.append(line)
+        processes = self.translator.processes
+        if processes is None or processes.is_main_process:
+            message = "line %d becomes empty: its translation lacks the terms %s"
+            logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(phrases))))
+
+    def _plain(self, sentences: Iterable[Sentence], progress: bool) -> Iterator[str]:
+        if self._terminology is not None:
+            sentences = map(self._with_terms, sentences)
+        return self.translator.translate_all(sentences, progress=progress)
+
+    def _with_terms(self, sentence: Sentence) -> Sentence:
+        assert self._terminology is not None
+        if not isinstance(sentence.text, str):
+            return sentence
+        return Sentence(sentence.text, sentence.line, self._terminology.targets(sentence.text))
+
+
+def with_markup(
+    aligner: Aligner,
+    sources: Sequence[Markup],
+    translations: Sequence[str],
+    terms: Sequence[Sequence[Term]],
+) -> list[str]:
+    """Translations with the items of their sources.
+
+    Args:
+        aligner: aligns those that need it.
+        sources: of `take_out`.
+        translations: of their `plain`.
+        terms: of each `plain`, as for `put_back`.
+    """
+    pairs = [
+        (markup.plain, text) if markup.needs_alignment else ("", "")
+        for markup, text in zip(sources, translations, strict=True)
+    ]
+    links = aligner.align(pairs, parts_of=parts)
+    return [
+        put_back(markup, text, found, of_one) if markup.needs_alignment else text
+        for markup, text, found, of_one in zip(sources, translations, links, terms, strict=True)
+    ]
+
+
+def _without_markup(
+    sentences: Iterable[Sentence], waiting: deque[tuple[Markup, int]]
+) -> Iterator[Sentence]:
+    """The sentences without items; `waiting` gets these and the line."""
+    for sentence in sentences:
+        markup = take_out(sentence.text if isinstance(sentence.text, str) else "")
+        waiting.append((markup, sentence.line))
+        yield Sentence(
+            markup.plain if isinstance(sentence.text, str) else sentence.text, sentence.line
+        )
+
+
+def _joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
+    last = len(pieces) - 1
+    return "".join(
+        translation + (piece.separator_behind(translation) if i < last else "")
+        for i, (piece, translation) in enumerate(zip(pieces, translations, strict=True))
+    )

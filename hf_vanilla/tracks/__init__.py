@@ -1,0 +1,1 @@
+"""Trajectory forecasting: data, tasks, forecaster, evaluation, figures and page."""

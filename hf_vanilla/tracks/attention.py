@@ -1,0 +1,133 @@
+"""Whom an agent looks at: attention weights of forecasters that read whole scenes.
+
+Shapes: A agents of one scene, T observed steps, L polylines, R rows (one per agent), N sequences,
+M tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_scene_proposals import (
+    VanillaForProposalTrajectoryPrediction,
+)
+from hf_vanilla.models.modeling_vanilla_scene_vectors import VanillaForVectorTrajectoryPrediction
+from hf_vanilla.models.rows_vanilla_scene import Rows
+
+from .forecaster import relative_outputs
+from .layout import is_joint, reads_maps
+from .road_maps import RoadMap
+
+FACTORISED = ("sequential", "interleaved")
+
+
+@dataclass(frozen=True, eq=False)
+class SceneAttention:
+    """How much each agent attends to what its scene has.
+
+    Attributes:
+        own: `(A, T)` to each of its own steps.
+        others: `(A, A)` to all steps of each agent, itself included.
+        lanes: `(A, L)` to all pieces of each polyline; L is 0 for a model that reads none.
+    """
+
+    own: np.ndarray
+    others: np.ndarray
+    lanes: np.ndarray
+
+
+def has_scene_attention(model: Any) -> bool:
+    """Whether `attention_in_scene` can say whom an agent looks at.
+
+    Latent queries mix all tokens before anything is predicted, and the form with vectors has one
+    vector per sequence: their weights belong to no step, agent or lane.
+    """
+    if not reads_maps(getattr(model, "config", None)):
+        return is_joint(getattr(model, "config", None))
+    if isinstance(model, VanillaForSceneTrajectoryPrediction):
+        return model.config.encoder != "latent"
+    return not isinstance(model, VanillaForVectorTrajectoryPrediction)
+
+
+@torch.inference_mode()
+def attention_in_scene(
+    model: Any,
+    past: np.ndarray,
+    is_observed: np.ndarray,
+    maps: Sequence[RoadMap | None] | None = None,
+) -> SceneAttention:
+    """Attention weights of the agents of one scene, mean of the heads.
+
+    Of a joint forecaster, from the last observed step, in the last layer of the context encoder. Of
+    a forecaster of agents and lanes, from its futures, in the last decoder layer, mean of all
+    futures; own steps, others and lanes sum to 1. Proposals are refined by three decoders in turn:
+    there own steps sum to 1, others sum to 1, and lanes do, each where there is one.
+
+    Args:
+        model: a forecaster for which `has_scene_attention` holds, in evaluation mode, with eager
+            attention.
+        past: `(A, T, 2)` float64, the agents of one scene; anything where not observed.
+        is_observed: `(A, T)` bool; last steps are observed.
+        maps: as of `predict`.
+    """
+    if is_joint(model.config):
+        return _of_joint(model, past, is_observed)
+    rows: list[Rows] = []
+    hook = model.tokens.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
+    try:
+        outputs = relative_outputs(model, past, is_observed, None, maps, output_attentions=True)
+    finally:
+        hook.remove()
+    weights = [layer.double().mean((1, 2)).cpu() for layer in outputs.cross_attentions]  # (R, M)
+    own, others, lanes = _by_sequence(model, rows[0], weights)
+    own_total = own.sum(-1)
+    of_agents = _by_number(others, rows[0].others.numbers, len(past))
+    of_agents += torch.diag(own_total[:, 0])
+    count = 0 if maps is None or maps[0] is None else len(maps[0])
+    of_lanes = _by_number(lanes, rows[0].lanes.numbers, max(count, 1))[:, :count]
+    return SceneAttention(own[:, 0].numpy(), of_agents.numpy(), of_lanes.numpy())
+
+
+def _of_joint(model: Any, past: np.ndarray, is_observed: np.ndarray) -> SceneAttention:
+    weights = relative_outputs(model, past, is_observed, output_attentions=True).attentions[-1]
+    agents, steps = past.shape[:2]
+    of_last = weights[0].double().mean(0)[-agents:].cpu()  # (A, T A), agents are the inner axis
+    found = of_last.view(agents, steps, agents).transpose(1, 2)  # (A, A, T)
+    own = found.diagonal(dim1=0, dim2=1).T  # (A, T)
+    return SceneAttention(own.numpy(), found.sum(2).numpy(), np.zeros((agents, 0)))
+
+
+def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights `(R, N, steps)` on own steps, others and lanes, from those of the decoder layers."""
+    families = [seen.is_real.shape for seen in (rows.own, rows.others, rows.lanes)]
+    if isinstance(model, VanillaForProposalTrajectoryPrediction):
+        last = model.config.decoder_layers
+        own, lanes, others = (weights[stage * last - 1] for stage in (1, 2, 3))
+        parts = [own, others, lanes]
+    elif _is_one_grid(model):  # shorter sequences are padded at their end
+        longest = max(shape[2] for shape in families)
+        grid = weights[-1].view(len(weights[-1]), -1, longest)
+        parts = list(grid.split([shape[1] for shape in families], dim=1))
+        parts = [part[..., : shape[2]] for part, shape in zip(parts, families, strict=True)]
+    else:
+        parts = list(weights[-1].split([shape[1] * shape[2] for shape in families], dim=1))
+    own, others, lanes = (part.reshape(shape) for part, shape in zip(parts, families, strict=True))
+    return own, others, lanes
+
+
+def _is_one_grid(model: Any) -> bool:
+    """Whether all families were in one factorised encoder."""
+    if not isinstance(model, VanillaForSceneTrajectoryPrediction):
+        return False
+    return model.config.encoder in FACTORISED and model.config.fusion != "late"
+
+
+def _by_number(weights: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Weights `(R, N, steps)` of sequences as `(R, count)` by their numbers in the scene."""
+    found = weights.new_zeros(len(weights), count)
+    return found.scatter_add(1, numbers.cpu(), weights.sum(-1))

@@ -1,0 +1,146 @@
+"""Windows of a training run: training and validation part, statistics, what a resume compares."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_vanilla.training.recipe import Recipe
+
+from .built_in_tracks import BUILT_IN
+from .eth_ucy import leave_one_out
+from .options import WindowOptions
+from .table import Scenes, resample
+from .windows import Windows, cut_windows
+
+logger = logging.getLogger(__name__)
+
+VALIDATION_SEED = 5
+
+
+@dataclass(frozen=True)
+class TrackData:
+    """Everything a run reads.
+
+    Attributes:
+        train: windows to train on.
+        validation: windows to validate on; None where there are none.
+        velocity_std: root of the mean square of a component of displacements, training windows.
+        largest_step: their farthest displacement.
+    """
+
+    train: Windows
+    validation: Windows | None
+    velocity_std: float
+    largest_step: float
+
+
+def prepare_tracks(recipe: Recipe) -> TrackData:
+    """Read training and validation tracks, cut windows, measure displacements.
+
+    Raises:
+        ValueError: the tracks do not match the recipe, or no window fits.
+        OSError: a file cannot be read.
+    """
+    options: WindowOptions = recipe.data
+    config = recipe.config()
+    tables = training_and_validation(options)
+
+    def cut(scenes: Scenes, *, stride: int) -> Windows:
+        return cut_windows(
+            scenes,
+            observed=config.observed_steps,
+            predicted=config.predicted_steps,
+            stride=stride,
+            allow_missing=options.allow_missing,
+        )
+
+    train = cut(tables[0], stride=options.stride)
+    if not len(train):
+        raise ValueError(
+            f"{options.dataset} has no agent with {config.observed_steps} + "
+            f"{config.predicted_steps} steps without a gap: lower model.observed_steps or "
+            "model.predicted_steps, or set allow_missing"
+        )
+    validation = None if tables[1] is None else cut(tables[1], stride=1)
+    if validation is not None and not len(validation):
+        raise ValueError(
+            "the validation tracks have no window: give other ones by --validation, or none by "
+            "--validation_share 0"
+        )
+    described = tables[0].describe() + options.left_out
+    logger.info("training: %s; %d windows", described, len(train))
+    logger.info("validation: %s windows", 0 if validation is None else len(validation))
+    lengths = tables[0].displacements
+    std = float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0
+    return TrackData(train, validation, std, float(lengths.max(initial=0)))
+
+
+def training_and_validation(options: WindowOptions) -> tuple[Scenes, Scenes | None]:
+    """The tables to train and to validate on.
+
+    Raises:
+        ValueError: a file does not match the options.
+        OSError: a file cannot be read.
+    """
+    if options.left_out:
+        split = leave_one_out(options.dataset, options.test_scene)
+        step = options.step_seconds or split.train.step_seconds
+        return resample(split.train, step), resample(split.validation, step)
+    train = options.read(options.dataset)
+    if options.validation is not None:
+        return train, options.read(options.validation)
+    if options.dataset in BUILT_IN:
+        return train, options.read(options.dataset, seed=1)
+    agents = np.unique(train.agent)
+    count = int(options.validation_share * len(agents))
+    if not count:
+        return train, None
+    kept = np.random.default_rng(VALIDATION_SEED).permutation(agents)[:count]
+    is_kept = np.isin(train.agent, kept)
+    return train.rows(~is_kept), train.rows(is_kept)
+
+
+def random_changes(options: WindowOptions, count: int, generator: torch.Generator) -> Tensor:
+    """Matrices `(count, 2, 2)` that mirror, scale and turn, each at random."""
+    mirror, speed, angle = torch.rand(3, count, generator=generator)
+    change = torch.eye(2).repeat(count, 1, 1)
+    change[:, 1, 1] = torch.where(mirror < options.mirror, -1.0, 1.0)
+    # as often by a factor as by its inverse
+    change *= ((1 + options.speed_change) ** (2 * speed - 1)).view(-1, 1, 1)
+    if options.rotate:
+        turn = 2 * torch.pi * angle
+        rows = torch.stack((turn.cos(), turn.sin(), -turn.sin(), turn.cos()), -1)
+        change = change @ rows.view(-1, 2, 2)
+    return change
+
+
+def position_errors(
+    options: WindowOptions, shape: Sequence[int], generator: torch.Generator
+) -> Tensor:
+    """Errors of observed positions `(B, T, 2)`, as large for all positions of a window.
+
+    Recordings differ in their noise; a model that has seen several averages over as many steps as
+    the noise of a track asks for.
+    """
+    share, level = torch.rand(2, shape[0], 1, 1, generator=generator)
+    level = level * options.position_noise * (share < options.noise_share)
+    return level * torch.randn(*shape, generator=generator)
+
+
+def track_facts(data: TrackData) -> dict[str, str]:
+    """Fingerprints of the windows, for the message when a run is resumed."""
+    facts = {"training tracks": _digest(data.train)}
+    if data.validation is not None:
+        facts["validation tracks"] = _digest(data.validation)
+    return facts
+
+
+def _digest(windows: Windows) -> str:
+    digest = hashlib.sha256(np.ascontiguousarray(windows.scenes.positions).tobytes())
+    digest.update(windows.grid[windows.first].tobytes())
+    return f"{len(windows)}:{digest.hexdigest()[:16]}"

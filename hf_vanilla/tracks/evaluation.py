@@ -1,0 +1,169 @@
+"""Score a trajectory forecaster on track files, from the command line."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.options import option
+
+from .eth_ucy import TEST_FILES, leave_one_out
+from .file_options import TrackFileOptions
+from .forecaster import check_rate
+from .joint_scores import JointSums
+from .layout import reads_scene, rollout_arguments, scene_batches
+from .loading import load_forecaster
+from .scores import (
+    COLLISION_DISTANCE,
+    MISS_DISTANCE,
+    Protocol,
+    TrackScores,
+    TrackSums,
+    collision_share,
+)
+from .simple_models import SIMPLE_MODELS
+from .single_task import add_scenes, model_inputs
+from .table import Scenes, resample
+from .windows import Windows, cut_windows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Score a forecaster: minADE, minFDE, misses, Brier, likelihood, collisions, with protocol."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    dataset: str = option(
+        text="file or folder of tracks, or built-in ones: walkers, forks, junctions"
+    )
+    test_scene: str | None = option(
+        None,
+        f"score the test windows of this scene of ETH and UCY: one of {', '.join(TEST_FILES)}",
+        choices=tuple(TEST_FILES),
+    )
+    stride: int = option(1, "steps from one window to the next", at_least=1)
+    with_company: bool = option(
+        default=False, text="only scenes with two or more agents in the window, as Social-GAN"
+    )
+    allow_missing: bool = option(
+        default=False, text="mask missing steps instead of leaving out windows that have some"
+    )
+    miss_distance: float = option(MISS_DISTANCE, "farther final positions are misses", above=0)
+    collision_distance: float = option(
+        COLLISION_DISTANCE, "tracks that come closer collide", above=0
+    )
+    observed_steps: int = option(8, "of a model without weights", at_least=2)
+    predicted_steps: int = option(12, "of a model without weights", at_least=1)
+    batch_size: int = option(1024, "windows at a time", at_least=1)
+    samples_at_once: int | None = option(
+        None,
+        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
+        at_least=1,
+    )
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+
+
+def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:
+    """Cut windows, predict and compare.
+
+    Raises:
+        ValueError: the tracks do not match the model, or no window fits.
+        OSError: nothing is found under a name.
+    """
+    scenes, data = scored_scenes(options)
+    simple = VanillaTracksConfig(
+        observed_steps=options.observed_steps,
+        predicted_steps=options.predicted_steps,
+        step_seconds=scenes.step_seconds,
+        unit=scenes.unit,
+    )
+    model = load_forecaster(options.model, device=options.device, config=simple)
+    config = model.config
+    check_rate(scenes, config, options.dataset)
+    windows, protocol = windows_to_score(scenes, options, data=data, config=config)
+    return score_windows(model, windows, protocol, options)
+
+
+def scored_scenes(options: EvaluateTracksOptions) -> tuple[Scenes, str]:
+    """The tracks of a command line, and their name for the protocol."""
+    if options.test_scene is None:
+        return options.read(options.dataset, seed=2), options.dataset
+    scenes = leave_one_out(options.dataset, options.test_scene).test
+    if options.step_seconds is not None:
+        scenes = resample(scenes, options.step_seconds)
+    return scenes, f"ETH/UCY leave-one-out, {options.test_scene}"
+
+
+def windows_to_score(
+    scenes: Scenes, options: EvaluateTracksOptions, *, data: str, config: Any
+) -> tuple[Windows, Protocol]:
+    """The windows of a command line and their protocol.
+
+    Args:
+        scenes: of `scored_scenes`.
+        options: how windows are cut.
+        data: name for the protocol.
+        config: of the model, with its steps.
+
+    Raises:
+        ValueError: no window fits.
+    """
+    windows = cut_windows(
+        scenes,
+        observed=config.observed_steps,
+        predicted=config.predicted_steps,
+        stride=options.stride,
+        allow_missing=options.allow_missing,
+    )
+    windows = windows.with_company() if options.with_company else windows
+    if not len(windows):
+        raise ValueError(
+            f"{options.dataset} has no window of {config.observed_steps} + "
+            f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
+        )
+    protocol = Protocol(
+        data=data,
+        observed=windows.observed,
+        predicted=windows.predicted,
+        step_seconds=scenes.step_seconds,
+        unit=scenes.unit,
+        windows=len(windows),
+        stride=options.stride,
+        with_company=options.with_company,
+    )
+    return windows, protocol
+
+
+def score_windows(
+    model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
+) -> TrackScores:
+    """All scores of a model on windows."""
+    modes, has_spreads = _modes(model, windows)
+    sums = TrackSums(
+        modes,
+        miss_distance=options.miss_distance,
+        largest_step=model.config.largest_step,
+        has_spreads=has_spreads,
+    )
+    together = JointSums(modes, collision_distance=options.collision_distance)
+    groups = windows.groups
+    arguments = rollout_arguments(model, samples_at_once=options.samples_at_once)
+    best = np.empty((len(windows), windows.predicted, 2))
+    for rows in scene_batches(groups, options.batch_size):
+        best[rows] = add_scenes(sums, together, model, windows, rows, **arguments).numpy()
+    collided = collision_share(best, groups, distance=options.collision_distance)
+    values = {**sums.means(), **together.means(), "collision_share": collided}
+    return TrackScores(values, protocol)
+
+
+@torch.no_grad()
+def _modes(model: Any, windows: Windows) -> tuple[int, bool]:
+    """How many modes a model has, and whether each has spreads."""
+    if reads_scene(model.config):
+        return model.config.num_modes, False
+    device = next(model.parameters(), torch.empty(0)).device
+    inputs = model_inputs(windows, np.array([0]))
+    past, mask = (inputs[name].to(device) for name in ("past_values", "past_observed_mask"))
+    outputs = model(past, past_observed_mask=mask)
+    return outputs.trajectories.shape[1], outputs.spreads is not None

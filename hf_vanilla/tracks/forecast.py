@@ -1,0 +1,212 @@
+"""Forecast the agents of a track file, from the command line."""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+
+from hf_vanilla.files import check_output_file, whole_file
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.options import option
+
+from .file_options import TrackFileOptions
+from .forecaster import check_rate, predict
+from .layout import reads_scene, rollout_arguments
+from .loading import load_forecaster
+from .simple_models import SIMPLE_MODELS
+from .table import Scenes
+from .windows import groups_of_rows, pasts_of_rows
+
+logger = logging.getLogger(__name__)
+
+ENDINGS = (".csv", ".parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Forecast every agent of a track file: rows of agent, step, mode, x, y, probability."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    input: str = option(text="file or folder of tracks")
+    output: str | None = option(None, "file to write, .csv or .parquet; default: stdout as CSV")
+    at: str = option(
+        "last",
+        "last: from each agent's last row; all: from every row",
+        choices=("last", "all"),
+    )
+    predicted_steps: int | None = option(
+        None,
+        "steps to write; more than in training: only with a rollout; default: as in training",
+        at_least=1,
+    )
+    least_observed: int = option(
+        2, "agents with fewer observed steps are left out; others have theirs masked", at_least=1
+    )
+    batch_size: int = option(1024, "agents at a time", at_least=1)
+    samples_at_once: int | None = option(
+        None,
+        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
+        at_least=1,
+    )
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    overwrite: bool = option(default=False, text="replace an existing output")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.output is not None and Path(self.output).suffix.lower() not in ENDINGS:
+            raise ValueError(f"output={self.output!r}: end it with {' or '.join(ENDINGS)}")
+
+
+def forecast_file(options: ForecastOptions) -> None:
+    """Forecast the agents of a file and write a table.
+
+    Raises:
+        ValueError: the tracks do not match the model or the options.
+        OSError: a file is missing, or the output exists and `overwrite` is off.
+    """
+    if options.output is not None:
+        check_output_file(options.output, overwrite=options.overwrite)
+    scenes = options.read(options.input)
+    simple = VanillaTracksConfig(
+        step_seconds=scenes.step_seconds,
+        unit=scenes.unit,
+        predicted_steps=options.predicted_steps or 12,
+    )
+    model = load_forecaster(options.model, device=options.device, config=simple)
+    check_rate(scenes, model.config, options.input)
+    steps = options.predicted_steps or model.config.predicted_steps
+    longer = steps if steps > model.config.predicted_steps else None
+    tables = forecasts(
+        model,
+        scenes,
+        at=options.at,
+        least_observed=options.least_observed,
+        batch_size=options.batch_size,
+        arguments=rollout_arguments(
+            model, samples_at_once=options.samples_at_once, predicted_steps=longer
+        ),
+    )
+    cut = (table.filter(pyarrow.compute.less_equal(table["step"], steps)) for table in tables)
+    _write(cut, options)
+
+
+def forecasts(
+    model: Any,
+    scenes: Scenes,
+    *,
+    at: str = "last",
+    least_observed: int = 2,
+    batch_size: int = 1024,
+    arguments: Mapping[str, int] | None = None,
+) -> Iterator[pyarrow.Table]:
+    """Futures as tables with columns scene, frame, agent, step, mode, x, y, probability.
+
+    Agents come in the order of their first appearance, frames in theirs; a joint forecaster's
+    tables are sorted by scene and frame. Step 1 is the first after `frame`; mode 0 is the most
+    probable. A joint forecaster also reads all other agents of a frame; mode k of all agents of a
+    frame belongs together.
+
+    Args:
+        model: a forecaster in evaluation mode.
+        scenes: the observed tracks; no future is needed.
+        at: "last": from each agent's last row; "all": from every row.
+        least_observed: agents with fewer of the last T steps are left out.
+        batch_size: agents at a time.
+        arguments: of the model's calls, such as `samples_at_once`.
+    """
+    is_last = np.append(np.diff(scenes.agent) != 0, True)
+    rows = np.flatnonzero(is_last) if at == "last" else np.arange(len(scenes))
+    if at == "all":
+        rows = rows[np.lexsort((scenes.agent, scenes.frame, scenes.scene))]
+    left_out = 0
+    for chosen, company in _row_batches(scenes, rows, batch_size, joint=reads_scene(model.config)):
+        together = np.concatenate((chosen, company))
+        past, mask = pasts_of_rows(scenes, together, model.config.observed_steps)
+        is_enough = mask.sum(1) >= least_observed
+        is_chosen = np.arange(len(together)) < len(chosen)
+        left_out += int((~is_enough & is_chosen).sum())
+        if (is_enough & is_chosen).any():
+            read = together[is_enough]
+            groups, maps = groups_of_rows(scenes, read), scenes.maps_of(read)
+            seen, known = past[is_enough], mask[is_enough]
+            found = predict(model, seen, known, groups, maps, **(arguments or {}))
+            shown = is_chosen[is_enough]
+            tracks, probabilities = (part[shown] for part in found)
+            yield _table(scenes, chosen[is_enough[: len(chosen)]], tracks, probabilities)
+    if left_out:
+        logger.warning(
+            "%d of %d rows have fewer than %d observed steps and no forecast",
+            *(left_out, len(rows), least_observed),
+        )
+
+
+def _row_batches(
+    scenes: Scenes, rows: np.ndarray, size: int, *, joint: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows to forecast and, for a joint forecaster, the others of their scenes and frames."""
+    if not joint:
+        for first in range(0, len(rows), size):
+            yield rows[first : first + size], rows[:0]
+        return
+    every = groups_of_rows(scenes, np.arange(len(scenes)))
+    by_group = np.argsort(every, kind="stable")
+    starts = np.searchsorted(every[by_group], np.arange(every.max(initial=-1) + 2))
+    wanted = np.unique(every[rows])
+    is_wanted = np.zeros(len(scenes), bool)
+    is_wanted[rows] = True
+    sizes = np.cumsum(np.diff(starts)[wanted])
+    for part in np.split(wanted, np.flatnonzero(np.diff((sizes - 1) // size)) + 1):
+        found = np.concatenate([by_group[starts[g] : starts[g + 1]] for g in part])
+        yield found[is_wanted[found]], found[~is_wanted[found]]
+
+
+def _table(
+    scenes: Scenes, rows: np.ndarray, tracks: np.ndarray, probabilities: np.ndarray
+) -> pyarrow.Table:
+    agents, modes, steps, _ = tracks.shape
+    per_agent = modes * steps
+
+    def repeated(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values, per_agent)
+
+    names = scenes.agent_names[scenes.agent[rows]]
+    return pyarrow.table(
+        {
+            "scene": repeated(np.array(scenes.scene_names, dtype=object)[scenes.scene[rows]]),
+            "frame": repeated(scenes.frame[rows]),
+            "agent": pyarrow.array(repeated(names).tolist()),
+            "step": np.tile(np.arange(1, steps + 1), agents * modes),
+            "mode": np.tile(np.repeat(np.arange(modes), steps), agents),
+            "x": tracks[..., 0].reshape(-1),
+            "y": tracks[..., 1].reshape(-1),
+            "probability": np.repeat(probabilities.reshape(-1), steps),
+        }
+    )
+
+
+def _write(tables: Iterator[pyarrow.Table], options: ForecastOptions) -> None:
+    first = next(tables, None)
+    if first is None:
+        raise ValueError(
+            f"{options.input}: no agent has {options.least_observed} observed steps: lower "
+            "--least_observed"
+        )
+    is_parquet = options.output is not None and options.output.lower().endswith(".parquet")
+    target = nullcontext(None) if options.output is None else whole_file(Path(options.output))
+    with target as path:
+        sink: Any = pyarrow.PythonFile(sys.stdout.buffer, mode="w") if path is None else str(path)
+        kind = pyarrow.parquet.ParquetWriter if is_parquet else pyarrow.csv.CSVWriter
+        with kind(sink, first.schema) as writer:
+            writer.write(first) if not is_parquet else writer.write_table(first)
+            for table in tables:
+                same = table.cast(first.schema)
+                writer.write(same) if not is_parquet else writer.write_table(same)

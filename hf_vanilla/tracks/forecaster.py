@@ -1,0 +1,236 @@
+"""Forecasts while frames arrive, and of rows of a table.
+
+Shapes: A agents, T observed steps, M modes, P predicted steps.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from .layout import joint_forecast, reads_scene
+from .road_maps import RoadMap
+from .table import Scenes
+
+STEP_TOLERANCE = 1e-3  # relative
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Futures of the agents of one frame, the most probable mode first.
+
+    Attributes:
+        frame: number of the last observed frame.
+        agents: names, in the order of their first appearance.
+        trajectories: `(A, M, P, 2)` float64 positions in the world.
+        probabilities: `(A, M)`, falling.
+    """
+
+    frame: int
+    agents: tuple[Hashable, ...]
+    trajectories: np.ndarray
+    probabilities: np.ndarray
+
+
+class Forecaster:
+    """Stateful: pass the rows of each frame; it keeps each agent's last T steps.
+
+    A frame that arrives late is put in its place, and the forecast is made anew for the newest
+    frame. An agent has a future where the newest frame has a row of it, and `least_observed` of its
+    last T steps are there; missing steps are masked. What is older than T steps is dropped.
+
+    Args:
+        model: a forecaster in evaluation mode.
+        frames_per_step: how far frame numbers advance in one step of the model.
+        least_observed: fewest observed steps of an agent.
+
+    Raises:
+        ValueError: a number is too small.
+
+    Examples:
+        >>> from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+        >>> from hf_vanilla.tracks.forecaster import Forecaster
+        >>> from hf_vanilla.tracks.simple_models import SimpleForecaster
+        >>> config = VanillaTracksConfig(observed_steps=2, predicted_steps=1)
+        >>> live = Forecaster(SimpleForecaster("constant_velocity", config))
+        >>> live.observe(0, [("ada", 0.0, 0.0)]).agents
+        ()
+        >>> live.observe(1, [("ada", 1.0, 0.5)]).trajectories
+        array([[[[2., 1.]]]])
+    """
+
+    def __init__(self, model: Any, *, frames_per_step: int = 1, least_observed: int = 2) -> None:
+        for name, value in {
+            "frames_per_step": frames_per_step,
+            "least_observed": least_observed,
+        }.items():
+            if value < 1:
+                raise ValueError(f"{name}={value}: give a positive number")
+        self.model = model
+        self.frames_per_step = frames_per_step
+        self.least_observed = least_observed
+        self.newest: int | None = None
+        self._history: dict[Hashable, dict[int, tuple[float, float]]] = {}
+
+    def observe(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> Forecast:
+        """Take the rows of a frame and forecast from the newest frame.
+
+        Args:
+            frame: number of the frame.
+            rows: agent, x and y each.
+
+        Raises:
+            ValueError: a frame lies between two steps, a position is not finite, or an agent is
+                twice in the frame; then nothing of the frame is kept.
+        """
+        rows = list(rows)
+        self._check(frame, rows)
+        self.newest = frame if self.newest is None else max(frame, self.newest)
+        for agent, x, y in rows:
+            self._history.setdefault(agent, {})[frame] = (float(x), float(y))
+        oldest = self.newest - (self.model.config.observed_steps - 1) * self.frames_per_step
+        for agent, steps in list(self._history.items()):
+            for old in [number for number in steps if number < oldest]:
+                del steps[old]
+            if not steps:
+                del self._history[agent]
+        return self._forecast(self.newest)
+
+    def _check(self, frame: int, rows: list[tuple[Hashable, float, float]]) -> None:
+        if self.newest is not None and (frame - self.newest) % self.frames_per_step:
+            raise ValueError(
+                f"frame {frame} lies between two steps of {self.frames_per_step} frames: pass "
+                "every step's frame, or give another frames_per_step"
+            )
+        agents = set()
+        for agent, x, y in rows:
+            if not np.isfinite([x, y]).all():
+                raise ValueError(
+                    f"frame {frame}: position ({x}, {y}) of agent {agent} is not finite: leave "
+                    "it out"
+                )
+            if agent in agents or frame in self._history.get(agent, {}):
+                raise ValueError(f"frame {frame}: agent {agent} is there twice: keep one row")
+            agents.add(agent)
+
+    def _forecast(self, frame: int) -> Forecast:
+        observed = self.model.config.observed_steps
+        frames = [frame + self.frames_per_step * step for step in range(1 - observed, 1)]
+        agents = tuple(
+            agent
+            for agent, steps in self._history.items()
+            if frame in steps and len(steps) >= self.least_observed
+        )
+        past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
+        for row, agent in enumerate(agents):
+            for place, number in enumerate(frames):
+                if number in self._history[agent]:
+                    past[row, place] = self._history[agent][number]
+                    mask[row, place] = True
+        return Forecast(frame, agents, *predict(self.model, past, mask))
+
+
+@torch.inference_mode()
+def predict(
+    model: Any,
+    past: np.ndarray,
+    is_observed: np.ndarray,
+    groups: np.ndarray | None = None,
+    maps: Sequence[RoadMap | None] | None = None,
+    **kwargs: Any,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Futures of agents in one batch, the most probable mode first.
+
+    The model computes in single precision relative to each last position, so large coordinates,
+    such as those of maps, lose nothing.
+
+    Args:
+        model: a forecaster in evaluation mode.
+        past: `(A, T, 2)` float64; anything where not observed.
+        is_observed: `(A, T)` bool; last steps are observed.
+        groups: `(A,)` equal numbers for agents of one scene at one frame, which a joint forecaster
+            forecasts together; None: all are in one scene.
+        maps: map of each agent's scene, for a model that reads maps; None: there are none.
+        **kwargs: passed to the model, such as `samples_at_once` of a joint forecaster.
+
+    Returns:
+        `(A, M, P, 2)` float64 and probabilities `(A, M)` float64.
+    """
+    config = model.config
+    if not len(past):
+        return np.zeros((0, 1, config.predicted_steps, 2)), np.zeros((0, 1))
+    outputs = relative_outputs(model, past, is_observed, groups, maps, **kwargs)
+    probabilities, order = _sorted_modes(outputs)
+    tracks = outputs.trajectories.double().cpu()
+    tracks = tracks.gather(1, order[..., None, None].expand_as(tracks)).numpy()
+    return tracks + past[:, None, -1:], probabilities.numpy()
+
+
+@torch.inference_mode()
+def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) -> np.ndarray | None:
+    """Where each mode looks: weights of the last cross-attention, mean of its heads.
+
+    Args:
+        model: a forecaster in evaluation mode with eager attention.
+        past: `(A, T, 2)` float64; anything where not observed.
+        is_observed: `(A, T)` bool; last steps are observed.
+
+    Returns:
+        `(A, M, T - 1)`, modes in the order of `predict`; weight t belongs to the displacement from
+        step t to step t + 1. None where the model records none.
+    """
+    if reads_scene(model.config):
+        return None
+    outputs = relative_outputs(model, past, is_observed, output_attentions=True)
+    if not outputs.cross_attentions:
+        return None
+    weights = outputs.cross_attentions[-1].double().mean(1).cpu()  # (A, M, T - 1)
+    _, order = _sorted_modes(outputs)
+    return weights.gather(1, order.unsqueeze(-1).expand_as(weights)).numpy()
+
+
+def relative_outputs(
+    model: Any,
+    past: np.ndarray,
+    is_observed: np.ndarray,
+    groups: np.ndarray | None = None,
+    maps: Sequence[RoadMap | None] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Outputs for positions relative to each agent's last one."""
+    relative = np.where(is_observed[..., None], past - past[:, -1:], 0)
+    values = torch.as_tensor(relative, dtype=torch.float32)
+    mask = torch.as_tensor(is_observed)
+    if reads_scene(model.config):
+        groups = np.zeros(len(past), np.int64) if groups is None else groups
+        return joint_forecast(model, values, mask, past[:, -1], groups, maps, **kwargs)
+    device = next(model.parameters(), torch.empty(0)).device
+    return model(values.to(device), past_observed_mask=mask.to(device), **kwargs)
+
+
+def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities `(A, M)`, falling, and the numbers of the modes in that order."""
+    probabilities = outputs.mode_logits.double().softmax(-1).cpu()
+    order = probabilities.argsort(dim=1, descending=True, stable=True)
+    return probabilities.gather(1, order), order
+
+
+def check_rate(scenes: Scenes, config: Any, source: str) -> None:
+    """Refuse tracks whose steps are not those of a model.
+
+    Raises:
+        ValueError: they take another time, or positions have another unit.
+    """
+    theirs, ours = scenes.step_seconds, config.step_seconds
+    if abs(theirs - ours) > STEP_TOLERANCE * ours:
+        raise ValueError(
+            f"{source} has steps of {theirs:g} s, but the model has {ours:g} s: resample by "
+            f"--step_seconds {ours:g}"
+        )
+    if scenes.unit != config.unit:
+        raise ValueError(
+            f"{source} has positions in {scenes.unit}, but the model in {config.unit}: convert "
+            f"them, or give --unit {config.unit} if they are"
+        )

@@ -1,0 +1,382 @@
+"""Readers of track files: each is a function of a path that returns its rows in their order."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.csv
+import pyarrow.parquet
+
+from .argoverse import with_map
+from .table import Rows, Scenes, join_scenes, resample, scenes_of_rows
+
+ETH_UCY_FRAME_SECONDS = 0.04
+AGENTFORMER_COLUMNS = 17
+ARGOVERSE_COLUMNS = {
+    "frame": "timestep",
+    "agent": "track_id",
+    "x": "position_x",
+    "y": "position_y",
+    "scene": "scenario_id",
+    "kind": "object_type",
+    "heading": "heading",
+}
+ARGOVERSE_STEP_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of the columns of a CSV or Parquet file; the last four may be missing.
+
+    Attributes:
+        frame: whole numbers.
+        agent: text or numbers.
+        x: in the unit of the data.
+        y: likewise.
+        scene: where a file holds several scenes.
+        kind: such as pedestrian.
+        heading: radians.
+    """
+
+    frame: str = "frame"
+    agent: str = "agent"
+    x: str = "x"
+    y: str = "y"
+    scene: str | None = None
+    kind: str | None = None
+    heading: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackSource:
+    """How to read track files.
+
+    Attributes:
+        format: a name of `FORMATS`; None: by the file.
+        columns: names of the columns of a CSV or Parquet file.
+        frame_seconds: time between two frame numbers that follow each other; None where the format
+            or the file states it.
+        step_seconds: wanted time of a step; None: as in the file.
+        homography: `(3, 3)` from pixels to the plane, applied to (x, y, 1); None: x and y are in
+            the plane.
+        unit: of the positions.
+    """
+
+    format: str | None = None
+    columns: Columns = field(default_factory=Columns)
+    frame_seconds: float | None = None
+    step_seconds: float | None = None
+    homography: np.ndarray | None = None
+    unit: str = "m"
+
+
+def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes:
+    """All scenes of a file, or of the files in a folder sorted by name.
+
+    Raises:
+        ValueError: a file is not of the format, or a value is impossible; the message names file,
+            line, value and remedy.
+        OSError: a file cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        known = (".txt", ".csv", ".parquet", ".ndjson")
+        files = sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
+        if not files:
+            raise FileNotFoundError(f"{path} has no file that ends with {', '.join(known)}")
+        return join_scenes([read_tracks(file, source) for file in files])
+    if source.format is not None and source.format not in FORMATS:
+        raise ValueError(f"format={source.format!r}: choose one of {', '.join(FORMATS)}")
+    try:
+        name = source.format or format_of(path)
+        scenes = _scenes_of_file(path, name, source)
+    except (ValueError, TypeError, KeyError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if isinstance(error, ValueError) and str(path) in reason:
+            raise
+        raise ValueError(f"{path} cannot be read as tracks: {reason}") from None
+    if name == "argoverse2":
+        scenes = with_map(scenes, path)
+    return scenes if source.step_seconds is None else resample(scenes, source.step_seconds)
+
+
+def _scenes_of_file(path: Path, name: str, source: TrackSource) -> Scenes:
+    rows = FORMATS[name](path, source.columns)
+    if source.homography is not None:
+        rows = replace(rows, positions=on_plane(rows.positions, source.homography))
+    frame_seconds = source.frame_seconds
+    if frame_seconds is None and name == "eth_ucy":
+        frame_seconds = ETH_UCY_FRAME_SECONDS
+    return scenes_of_rows(rows, name=path.stem, frame_seconds=frame_seconds, unit=source.unit)
+
+
+def format_of(path: Path) -> str:
+    """The format of a file by its ending, its first line or its columns.
+
+    Raises:
+        ValueError: it is none of `FORMATS`.
+        OSError: the file cannot be read.
+    """
+    ending = path.suffix.lower()
+    if ending == ".parquet":
+        names = pyarrow.parquet.read_schema(path).names
+        return "argoverse2" if {"track_id", "position_x", "timestep"} <= set(names) else "table"
+    if ending == ".csv":
+        return "table"
+    if ending == ".ndjson":
+        return "trajnet"
+    if ending == ".txt":
+        with path.open(encoding="utf-8", errors="replace") as file:
+            is_wide = len(file.readline().split()) == AGENTFORMER_COLUMNS
+        return "agentformer" if is_wide else "eth_ucy"
+    raise ValueError(f"{path}: give --format, one of {', '.join(FORMATS)}")
+
+
+# --- formats -------------------------------------------------------------------------------------
+
+
+def read_eth_ucy(path: Path, columns: Columns) -> Rows:
+    """Text of ETH and UCY: frame, person, x, y in metres; frames are 0.04 s apart."""
+    del columns  # the format has its own
+    frame, agent, x, y = _numbers(path, _text_rows(path, 4), (0, 1, 2, 3))
+    return Rows(source=str(path), frame=frame, agent=_whole(agent), positions=np.stack((x, y), 1))
+
+
+def read_agentformer(path: Path, columns: Columns) -> Rows:
+    """AgentFormer's 17 columns: frame, id, kind; from the 12th width, length, x, z, y, heading."""
+    del columns
+    rows = _text_rows(path, AGENTFORMER_COLUMNS)
+    numbers = _numbers(path, rows, (0, 1, 11, 12, 13, 15, 16))
+    frame, agent, width, length, x, y, heading = numbers
+    return Rows(
+        source=str(path),
+        frame=frame,
+        agent=_whole(agent),
+        positions=np.stack((x, y), 1),
+        columns={
+            "kind": np.array([row[2] for row in rows], dtype=object),
+            "size": np.stack((length, width), 1),
+            "heading": heading,
+        },
+    )
+
+
+def read_trajnet(path: Path, columns: Columns) -> Rows:
+    """TrajNet++ `.ndjson`: objects `track` with f, p, x, y; `scene` states the steps per second.
+
+    Predictions that stand in the same file are left out.
+    """
+    del columns
+    found: list[tuple[Any, Any, Any, Any]] = []
+    rate, line = 0.0, 0
+    with path.open(encoding="utf-8") as file:
+        for line, text in enumerate(filter(str.strip, file), start=1):
+            try:
+                entry = json.loads(text)
+                rate = float(entry.get("scene", {}).get("fps") or rate or 0)
+                if not 0 <= rate < math.inf:
+                    raise ValueError(f"fps={rate:g}")
+                track = entry.get("track")
+                if track is not None and track.get("prediction_number") is None:
+                    point = float(track["x"]), float(track["y"])
+                    found.append((float(track["f"]), track["p"], *point))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
+                    f"({type(error).__name__}: {error}): give 'track' with f, p, x, y, and a "
+                    "positive fps"
+                ) from None
+    frame, agent, x, y = (
+        np.array(column) for column in (zip(*found, strict=True) if found else ([], [], [], []))
+    )
+    return Rows(
+        source=str(path),
+        frame=frame,
+        agent=agent,
+        positions=np.stack((x, y), 1),
+        step_seconds=1 / rate if rate else None,
+    )
+
+
+def read_table(path: Path, columns: Columns) -> Rows:
+    """CSV with a header, or Parquet: columns named by `columns`."""
+    wanted = {key: name for key, name in vars(columns).items() if name is not None}
+    table = _columns(path, wanted)
+    first_line = 2 if path.suffix.lower() == ".csv" else 1
+    return _rows_of_table(path, table, wanted, first_line=first_line)
+
+
+def read_argoverse2(path: Path, columns: Columns) -> Rows:
+    """A scenario of Argoverse 2, Parquet, by pyarrow: 10 steps per second, in metres.
+
+    `read_tracks` adds the map beside it.
+    """
+    del columns
+    table = _columns(path, ARGOVERSE_COLUMNS)
+    rows = _rows_of_table(path, table, ARGOVERSE_COLUMNS, first_line=1)
+    return replace(rows, step_seconds=ARGOVERSE_STEP_SECONDS)
+
+
+FORMATS: dict[str, Callable[[Path, Columns], Rows]] = {
+    "eth_ucy": read_eth_ucy,
+    "table": read_table,
+    "trajnet": read_trajnet,
+    "agentformer": read_agentformer,
+    "argoverse2": read_argoverse2,
+}
+
+
+# --- pixels --------------------------------------------------------------------------------------
+
+
+def read_homography(path: str | Path) -> np.ndarray:
+    """The nine numbers of a text file as `(3, 3)`.
+
+    Raises:
+        ValueError: they are not nine numbers, or the matrix cannot be inverted.
+        OSError: the file cannot be read.
+    """
+    text = Path(path).read_text(encoding="utf-8").replace(",", " ")
+    try:
+        values = np.array([float(part) for part in text.split()])
+        matrix = values.reshape(3, 3)
+    except ValueError:
+        raise ValueError(f"{path} is no homography: give three rows of three numbers") from None
+    if not np.isfinite(matrix).all() or np.linalg.cond(matrix) > 1e12:
+        raise ValueError(f"{path}: the homography cannot be inverted: give another matrix")
+    return matrix
+
+
+def on_plane(positions: np.ndarray, homography: np.ndarray) -> np.ndarray:
+    """Positions `(..., 2)` after a homography `(3, 3)`, applied to (x, y, 1)."""
+    ones = np.ones((*positions.shape[:-1], 1))
+    mapped = np.concatenate((positions, ones), -1) @ homography.T
+    return mapped[..., :2] / mapped[..., 2:]
+
+
+# --- parts ---------------------------------------------------------------------------------------
+
+
+def _text_rows(path: Path, count: int) -> list[list[str]]:
+    rows = []
+    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        parts = text.split()
+        if len(parts) != count:
+            raise ValueError(
+                f"{path}, line {line}: {len(parts)} columns instead of {count}: give the file's "
+                "format by --format"
+            )
+        rows.append(parts)
+    return rows
+
+
+def _numbers(path: Path, rows: Sequence[Sequence[str]], indices: Sequence[int]) -> list[np.ndarray]:
+    columns = []
+    for index in indices:
+        texts = [row[index] for row in rows]
+        try:
+            columns.append(np.array(texts, dtype=np.float64))
+        except ValueError:
+            row = _first_text(texts)
+            raise ValueError(
+                f"{path}, line {row + 1}: {texts[row]!r} is not a number: correct the file"
+            ) from None
+    return columns
+
+
+def _first_text(values: Iterable[Any]) -> int:
+    """Index of the first value that is no number."""
+    for row, value in enumerate(values):
+        try:
+            float(value)
+        except (TypeError, ValueError):
+            return row
+    return 0
+
+
+def _whole(numbers: np.ndarray) -> np.ndarray:
+    """As int64 where all of them are whole numbers."""
+    is_whole = np.isfinite(numbers).all() and (numbers == np.round(numbers)).all()
+    return numbers.astype(np.int64) if is_whole else numbers
+
+
+def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.ChunkedArray]:
+    """A function that reads one column; of Parquet only that one is then in memory."""
+    try:
+        if path.suffix.lower() == ".parquet":
+            file = pyarrow.parquet.ParquetFile(path, pre_buffer=False)
+            _check_columns(path, file.schema_arrow.names, wanted)
+            for field in file.schema_arrow:
+                if field.name in wanted.values() and pyarrow.types.is_nested(field.type):
+                    raise ValueError(
+                        f"{path}: the column {field.name} holds {field.type}: give one number or "
+                        "name in each row"
+                    )
+            return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
+        table = pyarrow.csv.read_csv(path)
+    except pyarrow.ArrowInvalid as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path} is not a table with a header: {reason}") from None
+    _check_columns(path, table.column_names, wanted)
+    if any(pyarrow.types.is_binary(table.column(name).type) for name in wanted.values()):
+        raise ValueError(f"{path} has names that are not UTF-8: save the file in UTF-8")
+    return lambda key: table.column(wanted[key])
+
+
+def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> None:
+    for key, name in wanted.items():
+        if name not in names:
+            raise ValueError(
+                f"{path} has no column {name!r}, only {', '.join(names)}: name it by --{key}_column"
+            )
+
+
+def _check_column(path: Path, name: str, values: np.ndarray, first_line: int) -> None:
+    if len(values) and values.dtype.kind not in "iuf":
+        row = _first_text(values)
+        raise ValueError(
+            f"{path}, line {row + first_line}: {name} is {values[row]!r}, not a number: correct "
+            "the file"
+        )
+
+
+def _rows_of_table(
+    path: Path,
+    read: Callable[[str], pyarrow.ChunkedArray],
+    wanted: dict[str, str],
+    *,
+    first_line: int,
+) -> Rows:
+    def number(key: str) -> np.ndarray:
+        values = read(key).to_numpy()
+        _check_column(path, wanted[key], values, first_line)
+        return values if len(values) else np.zeros(0)  # the column has no type then
+
+    agent = read("agent")
+    if agent.null_count:
+        row = int(np.flatnonzero(agent.is_null().to_numpy())[0])
+        raise ValueError(f"{path}, line {row + first_line}: the agent is missing: name it")
+    names = agent.to_numpy()
+    del agent  # a column of a large file
+    extra = {}
+    if "kind" in wanted:
+        extra["kind"] = read("kind").to_numpy()
+    if "heading" in wanted:
+        extra["heading"] = number("heading")
+    positions = np.empty((len(names), 2))
+    for place, key in enumerate(("x", "y")):
+        positions[:, place] = number(key)
+    return Rows(
+        source=str(path),
+        frame=number("frame"),
+        agent=names,
+        positions=positions,
+        first_line=first_line,
+        scene=read("scene").to_numpy() if "scene" in wanted else None,
+        columns=extra,
+    )

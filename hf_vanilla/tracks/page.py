@@ -1,0 +1,209 @@
+"""The web page for trajectory forecasters: draw a path, or step through a scene.
+
+The page is one HTML component; `tracks_page.js` draws it and calls the two functions below.
+Shapes: T observed steps, M modes, P predicted steps.
+"""
+
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+
+from hf_vanilla.app.component import import_gradio, page_of_component
+from hf_vanilla.text.card import public_name
+
+from .attention import (
+    SceneAttention,
+    attention_in_scene,
+    has_scene_attention,
+)
+from .built_in_tracks import BUILT_IN
+from .file_options import TrackFileOptions
+from .forecaster import attention_of_modes, check_rate, predict
+from .layout import is_joint
+from .loading import load_forecaster
+from .plot import Drawn, drawn_agents
+from .road_maps import RoadMap
+from .simple_models import SIMPLE_MODELS, constant_velocity
+from .table import Scenes
+
+TITLE = "Where will they walk? Observed tracks and predicted futures"
+STEPS_ACROSS = 40  # of usual length, over the width of the plane to draw on
+MOST_POINTS = 2000  # of a drawn path
+DIGITS = 3
+
+
+class TracksPage:
+    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+
+    Args:
+        model: folder, Hub id, or name of a model without weights.
+        tracks: file or folder to step through, or the name of built-in tracks; they are resampled
+            to the model's rate.
+        frame_seconds: time between two frame numbers of a file that does not state its rate.
+
+    Raises:
+        ImportError: Gradio is not installed.
+        ValueError: the model or the tracks cannot be used.
+        OSError: a file cannot be read.
+    """
+
+    def __init__(
+        self, model: str, *, tracks: str = BUILT_IN[0], frame_seconds: float | None = None
+    ) -> None:
+        import_gradio()
+        self.model = load_forecaster(model, device="cpu")
+        if model not in SIMPLE_MODELS and not is_joint(self.model.config):
+            self.model.set_attn_implementation("eager")  # the only one that returns weights
+        self.name = public_name(model)
+        config = self.model.config
+        options = TrackFileOptions(
+            step_seconds=config.step_seconds, unit=config.unit, frame_seconds=frame_seconds
+        )
+        self.scenes: Scenes = options.read(tracks, seed=2)
+        check_rate(self.scenes, config, tracks)
+        self._lock = threading.Lock()
+
+    def settings(self) -> dict[str, Any]:
+        """What the script needs at the start: sizes, unit, and the scenes with their frames."""
+        config, scenes = self.model.config, self.scenes
+        frames = [scenes.frame[scenes.scene == n] for n in range(len(scenes.scene_names))]
+        usual = float(np.sqrt(np.mean(scenes.displacements**2)))
+        if not is_joint(config):
+            usual = config.velocity_std * 2**0.5
+        width = STEPS_ACROSS * usual
+        return {
+            "model": self.name,
+            "isJoint": is_joint(config),
+            "observed": config.observed_steps,
+            "predicted": config.predicted_steps,
+            "stepSeconds": config.step_seconds,
+            "unit": config.unit,
+            "width": round(float(width), DIGITS),
+            "scenes": [
+                {
+                    "number": number,
+                    "name": str(name),
+                    "first": int(of_scene.min()),
+                    "last": int(of_scene.max()),
+                    "step": int(scenes.frames_per_step[number]),
+                }
+                for number, (name, of_scene) in enumerate(
+                    zip(scenes.scene_names, frames, strict=True)
+                )
+                if len(of_scene)
+            ],
+        }
+
+    def draw(self, points: list[list[float]]) -> dict[str, Any]:
+        """Futures of one agent that walks along a drawn path at constant speed.
+
+        Args:
+            points: the path, in units of the world.
+
+        Returns:
+            `agents`, a list of one; or `error`, a text.
+        """
+        try:
+            past = path_in_steps(points, self.model.config.observed_steps)
+        except ValueError as error:
+            return {"error": str(error)}
+        with self._lock:
+            tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
+        drawn = Drawn("drawn", past, np.zeros((0, 2)), tracks[0], probabilities[0])
+        return {"agents": self._shown([drawn])}
+
+    def frame(self, scene: int, frame: int) -> dict[str, Any]:
+        """Agents of a frame with their futures, and what really came.
+
+        Args:
+            scene: number of the scene.
+            frame: number of the last observed frame.
+
+        Returns:
+            `agents`, none where nobody has two observed steps; `lanes` of a scene with a map.
+        """
+        with self._lock:
+            agents = drawn_agents(self.model, self.scenes.rows(self.scenes.scene == scene), frame)
+        road = None if self.scenes.maps is None else self.scenes.maps[scene]
+        found: dict[str, Any] = {"agents": self._shown(agents, road) if agents else []}
+        if road is not None:
+            lines = zip(road.points, road.is_point, strict=True)
+            found["lanes"] = [_rounded(points[is_point]) for points, is_point in lines]
+        return found
+
+    def _shown(self, agents: list[Drawn], road: RoadMap | None = None) -> list[dict[str, Any]]:
+        """Agents as the script draws them, with constant velocity and the attention weights."""
+        past = np.stack([agent.past for agent in agents])
+        mask = np.isfinite(past).all(-1)
+        looks = self._looks(past, mask, road)
+        straight = constant_velocity(
+            torch.from_numpy(np.nan_to_num(past)), torch.from_numpy(mask), agents[0].tracks.shape[1]
+        ).numpy()
+        return [
+            {
+                "name": str(agent.name),
+                "past": _rounded(agent.past[mask[row]]),
+                "truth": _rounded(agent.future),
+                "tracks": _rounded(agent.tracks),
+                "probabilities": _rounded(agent.probabilities),
+                "straight": _rounded(straight[row]),
+                "looks": _rounded(looks.own[row][:, mask[row]]),
+                "others": _rounded(looks.others[row]),
+                "lanes": _rounded(looks.lanes[row]),
+            }
+            for row, agent in enumerate(agents)
+        ]
+
+    def _looks(self, past: np.ndarray, mask: np.ndarray, road: RoadMap | None) -> SceneAttention:
+        """Weights of each agent; `own` is `(A, M, T)`, and M = 0 where the model records none."""
+        count, steps = mask.shape
+        modes = getattr(self.model.config, "num_modes", 0)
+        none = np.zeros((count, 0))
+        with self._lock:
+            if has_scene_attention(self.model):
+                found = attention_in_scene(self.model, past, mask, [road] * count)
+                own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
+                return SceneAttention(own, found.others, found.lanes)
+            looks = attention_of_modes(self.model, past, mask)
+        if looks is None:
+            return SceneAttention(np.zeros((count, 0, steps)), none, none)
+        return SceneAttention(_of_steps(looks), none, none)
+
+    def blocks(self) -> Any:
+        """The page as Gradio's `Blocks`."""
+        functions = {
+            "settings": lambda _: self.settings(),
+            "draw": self.draw,
+            "frame": lambda asked: self.frame(asked["scene"], asked["frame"]),
+        }
+        return page_of_component(TITLE, "tracks_page", functions)
+
+
+def _of_steps(looks: np.ndarray) -> np.ndarray:
+    """Weights `(A, M, T)` of the steps at which the displacements `(A, M, T - 1)` end."""
+    return np.pad(looks, ((0, 0), (0, 0), (1, 0)))
+
+
+def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:
+    """`(steps, 2)` points at equal distances along a path.
+
+    Raises:
+        ValueError: the path is no list of finite points, or has no length.
+    """
+    try:
+        path = np.array(points, np.float64)
+    except (TypeError, ValueError):
+        path = np.zeros(0)
+    if path.ndim != 2 or path.shape[1] != 2 or not 2 <= len(path) <= MOST_POINTS:
+        raise ValueError("Draw a path with the pressed mouse button.")
+    along = np.concatenate(([0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))))
+    if not np.isfinite(along).all() or not along[-1] > 0:
+        raise ValueError("The path has no length: draw a longer one.")
+    wanted = np.linspace(0, along[-1], steps)
+    return np.stack([np.interp(wanted, along, column) for column in path.T], 1)
+
+
+def _rounded(values: np.ndarray) -> list[Any]:
+    return np.round(values, DIGITS).tolist()

@@ -1,0 +1,350 @@
+"""Figures of forecasts: past, truth, and futures by their probability."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hf_vanilla.files import whole_file
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.options import option
+from hf_vanilla.plots.figures import (
+    SUFFIXES,
+    check_output,
+    figure_style,
+    new_figure,
+    save_figure,
+    theme_of,
+)
+
+from .attention import attention_in_scene, has_scene_attention
+from .file_options import TrackFileOptions
+from .forecaster import check_rate, predict
+from .formats import on_plane, read_homography
+from .layout import is_joint
+from .loading import load_forecaster
+from .road_maps import LANE_KINDS, RoadMap
+from .simple_models import SIMPLE_MODELS
+from .table import Scenes
+from .windows import pasts_of_rows
+
+MOST_AGENTS = 50
+SIZE = (6.4, 6.0)  # inches
+GIF = ".gif"
+GIF_SECONDS = 0.4  # a frame is shown
+GLANCE_WIDTH = 16  # points, of a line with attention weight 1
+LANE_STYLES = {"lane": "-", "crossing": ":", "boundary": "--"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlotTracksOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """Past, truth and predicted futures of the agents of one frame, on a plane or a picture."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    input: str = option(text="file of tracks, walkers, forks or junctions (built in)")
+    output: str = option("tracks.png", "figure file, .png or .svg; .gif: the scene walks")
+    scene: str | None = option(None, "name of the scene; default: the first")
+    frame: int | None = option(
+        None, "last observed frame; default: the one with most agents that have a future"
+    )
+    frames: int = option(
+        20, "pictures of a .gif, one per step from the chosen frame on", at_least=1
+    )
+    picture: str | None = option(
+        None, "picture of the place, with the homography from its pixels to the plane"
+    )
+    picture_homography: str | None = option(
+        None, "file of it, where the tracks are on the plane already; default: --homography"
+    )
+    attention_of: str | None = option(
+        None,
+        "agent whose attention is drawn, of a model of scenes: lines to other agents, and lanes, "
+        "are as wide as their weight",
+    )
+    theme: str = option("light", "light or dark")
+    overwrite: bool = option(default=False, text="replace an existing figure")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.attention_of is not None and self.output.lower().endswith(GIF):
+            raise ValueError(f"attention_of={self.attention_of!r} is for one frame: no .gif")
+        if self.picture_homography is not None and self.picture is None:
+            raise ValueError(
+                f"picture_homography={self.picture_homography!r} needs a picture: give --picture"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What a figure shows of one agent.
+
+    Attributes:
+        name: of the agent.
+        past: `(T, 2)` observed positions, NaN where missing.
+        future: `(F, 2)` true positions after it, as far as there are any.
+        tracks: `(M, P, 2)` futures, the most probable first.
+        probabilities: `(M,)`.
+    """
+
+    name: Any
+    past: np.ndarray
+    future: np.ndarray
+    tracks: np.ndarray
+    probabilities: np.ndarray
+
+
+def plot_tracks(options: PlotTracksOptions) -> Path:
+    """Draw the agents of one frame and save the figure; returns the file.
+
+    Raises:
+        ValueError: the frame or the scene has no agent, or the tracks do not match the model.
+        OSError: a file is missing, or the figure exists and `overwrite` is off.
+    """
+    path = check_output(
+        options.output,
+        overwrite=options.overwrite,
+        theme=options.theme,
+        suffixes=(*SUFFIXES, GIF),
+    )
+    scenes = options.read(options.input, seed=2)
+    simple = VanillaTracksConfig(step_seconds=scenes.step_seconds, unit=scenes.unit)
+    model = load_forecaster(options.model, device="cpu", config=simple)
+    check_rate(scenes, model.config, options.input)
+    _check_attention(model, options)
+    number = 0 if options.scene is None else _scene_number(scenes, options.scene)
+    scenes = scenes.rows(scenes.scene == number)
+    frame = _fullest_frame(scenes, model.config) if options.frame is None else options.frame
+    name = scenes.scene_names[number]
+    road = None if scenes.maps is None else scenes.maps[number]
+    if path.suffix.lower() == GIF:
+        per_step = int(scenes.frames_per_step[number])
+        frames = range(frame, frame + per_step * options.frames, per_step)
+        walk = [(f, drawn_agents(model, scenes, f)) for f in frames]
+        save_walk(walk, path, options, name, road=road)
+    else:
+        agents = drawn_agents(model, scenes, frame)
+        if not agents:
+            raise ValueError(f"frame={frame}: no agent has two observed steps there")
+        glances = _glances(model, agents, road, options)
+        title = f"{name}, frame {frame}"
+        save_tracks(agents, path, options, title=title, road=road, glances=glances)
+    return path
+
+
+def _check_attention(model: Any, options: PlotTracksOptions) -> None:
+    if options.attention_of is None:
+        return
+    if not has_scene_attention(model):
+        raise ValueError(
+            f"attention_of={options.attention_of!r}: {type(model).__name__} does not say whom an "
+            "agent looks at; models of scenes do, but for latent encoders and the form with "
+            "vectors: leave it out"
+        )
+    if not is_joint(model.config):
+        model.set_attn_implementation("eager")  # the only one that returns weights
+
+
+def _glances(
+    model: Any, agents: list[Drawn], road: RoadMap | None, options: PlotTracksOptions
+) -> list[tuple[np.ndarray, float]]:
+    """Lines `(L, 2)` from an agent to others, and lanes, each with its attention weight."""
+    if options.attention_of is None:
+        return []
+    names = [str(agent.name) for agent in agents]
+    if options.attention_of not in names:
+        raise ValueError(
+            f"attention_of={options.attention_of!r}: the frame has {', '.join(names[:10])}"
+        )
+    row = names.index(options.attention_of)
+    past = np.stack([agent.past for agent in agents])
+    found = attention_in_scene(model, past, np.isfinite(past).all(-1), [road] * len(agents))
+    lines = [
+        (np.stack((past[row, -1], past[other, -1])), float(found.others[row, other]))
+        for other in range(len(agents))
+        if other != row
+    ]
+    for number, weight in enumerate(found.lanes[row]):
+        assert road is not None
+        lines.append((road.points[number][road.is_point[number]], float(weight)))
+    return lines
+
+
+def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
+    """Futures of the agents of a frame that have two observed steps, with what really came."""
+    config = model.config
+    rows = np.flatnonzero(scenes.frame == frame)
+    past, mask = pasts_of_rows(scenes, rows, config.observed_steps)
+    is_enough = mask.sum(1) >= 2
+    rows, past, mask = rows[is_enough], past[is_enough], mask[is_enough]
+    if not len(rows):
+        return []
+    tracks, probabilities = predict(model, past, mask, maps=scenes.maps_of(rows))
+    found = []
+    for number, row in enumerate(rows[:MOST_AGENTS]):
+        per_step = scenes.frames_per_step[scenes.scene[row]]
+        last = frame + config.predicted_steps * per_step
+        is_next = (scenes.agent == scenes.agent[row]) & (scenes.frame >= frame)
+        future = scenes.positions[is_next & (scenes.frame <= last)]
+        seen = np.where(mask[number][:, None], past[number], np.nan)
+        name = scenes.agent_names[scenes.agent[row]]
+        found.append(Drawn(name, seen, future, tracks[number], probabilities[number]))
+    return found
+
+
+def save_tracks(
+    agents: list[Drawn],
+    path: Path,
+    options: PlotTracksOptions,
+    *,
+    title: str,
+    road: RoadMap | None = None,
+    glances: list[tuple[np.ndarray, float]] | None = None,
+) -> None:
+    """Save a figure: a future is the more opaque, the more probable it is.
+
+    Args:
+        agents: what to draw.
+        path: figure file.
+        options: theme, picture and homography.
+        title: above the figure.
+        road: lanes of the scene, drawn below everything else.
+        glances: lines `(L, 2)`, each as wide as its attention weight.
+    """
+    with figure_style(options.theme):
+        figure = new_figure(SIZE)
+        panel = figure.subplots()
+        _paint(panel, agents, options, title, road)
+        color, to_pixels = theme_of(options.theme).lines[0], _to_pixels(options)
+        for points, weight in glances or ():
+            across, up = on_plane(points, to_pixels).T
+            panel.plot(across, up, color=color, alpha=0.35, linewidth=GLANCE_WIDTH * weight)
+        save_figure(figure, path)
+
+
+def save_walk(
+    frames: list[tuple[int, list[Drawn]]],
+    path: Path,
+    options: PlotTracksOptions,
+    name: str,
+    *,
+    road: RoadMap | None = None,
+) -> None:
+    """Save a GIF in which a scene walks, one step per picture.
+
+    Args:
+        frames: number of each frame, and its agents.
+        path: .gif file.
+        options: theme, picture and homography.
+        name: of the scene.
+        road: its lanes.
+
+    Raises:
+        ValueError: no frame has an agent.
+    """
+    from PIL import Image
+
+    shown = [points for _, agents in frames for agent in agents for points in _shown(agent)]
+    if not shown:
+        raise ValueError(f"no agent has two observed steps from frame {frames[0][0]} on")
+    points = on_plane(np.concatenate(shown), _to_pixels(options))
+    low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
+    images = []
+    with figure_style(options.theme):
+        figure = new_figure(SIZE)
+        for frame, agents in frames:
+            figure.clear()
+            panel = figure.subplots()
+            _paint(panel, agents, options, f"{name}, frame {frame}", road)
+            if options.picture is None:
+                panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+            figure.canvas.draw()
+            images.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
+    with whole_file(path) as unfinished:
+        images[0].save(
+            unfinished,
+            format="GIF",
+            save_all=True,
+            append_images=images[1:],
+            duration=round(1000 * GIF_SECONDS),
+            loop=0,
+        )
+
+
+def _shown(agent: Drawn) -> list[np.ndarray]:
+    return [agent.past, agent.future, *agent.tracks]
+
+
+def _to_pixels(options: PlotTracksOptions) -> np.ndarray:
+    """The homography `(3, 3)` from the plane to the picture; the identity where there is none."""
+    name = options.picture_homography or options.homography
+    if options.picture is None or name is None:
+        return np.eye(3)
+    return np.linalg.inv(read_homography(name))
+
+
+def _paint(
+    panel: Any,
+    agents: list[Drawn],
+    options: PlotTracksOptions,
+    title: str,
+    road: RoadMap | None = None,
+) -> None:
+    colors, to_pixels = theme_of(options.theme), _to_pixels(options)
+    if options.picture is not None:
+        panel.imshow(_picture(options.picture))
+
+    def line(points: np.ndarray, **style: Any) -> None:
+        panel.plot(*on_plane(points, to_pixels).T, **style)
+
+    for number in range(0 if road is None else len(road)):
+        assert road is not None
+        points = road.points[number][road.is_point[number]]
+        style = LANE_STYLES[LANE_KINDS[road.kinds[number]]]
+        line(points, color=colors.text, alpha=0.35, linewidth=1, linestyle=style, zorder=0)
+    for number, agent in enumerate(agents):
+        # names in the legend once
+        past, truth, modes = ("observed", "truth", "predicted") if not number else [None] * 3
+        start = agent.past[-1:]
+        strongest = agent.probabilities.max()
+        for mode in range(len(agent.tracks))[::-1]:
+            shade = 0.08 + 0.82 * agent.probabilities[mode] / strongest
+            points = np.concatenate((start, agent.tracks[mode]))
+            label = modes if mode == 0 else None
+            line(points, color=colors.lines[1], alpha=shade, linewidth=1, label=label)
+        line(agent.future, color=colors.lines[2], linewidth=1.6, label=truth, linestyle="--")
+        line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label=past)
+    if options.picture is None:
+        panel.set_aspect("equal", adjustable="datalim")
+        panel.set_xlabel(f"x ({options.unit})")
+        panel.set_ylabel(f"y ({options.unit})")
+    panel.set_title(title)
+    if agents:
+        panel.legend()
+
+
+def _picture(path: str) -> np.ndarray:
+    from matplotlib.image import imread
+
+    try:
+        return imread(path)
+    except (SyntaxError, ValueError):
+        raise ValueError(f"picture={path!r} is not a picture") from None
+
+
+def _scene_number(scenes: Scenes, name: str) -> int:
+    if name not in scenes.scene_names:
+        some = ", ".join(scenes.scene_names[:10])
+        raise ValueError(f"scene={name!r}: there are {some}")
+    return scenes.scene_names.index(name)
+
+
+def _fullest_frame(scenes: Scenes, config: VanillaTracksConfig) -> int:
+    """The frame with most agents, among those with enough frames before and after it."""
+    frames, counts = np.unique(scenes.frame, return_counts=True)
+    inner = slice(min(config.observed_steps, len(frames)) - 1, None)
+    frames, counts = frames[inner], counts[inner]
+    has_future = frames <= frames[-1] - config.predicted_steps * scenes.frames_per_step.min()
+    if has_future.any():
+        frames, counts = frames[has_future], counts[has_future]
+    return int(frames[counts.argmax()])

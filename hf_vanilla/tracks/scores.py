@@ -1,0 +1,274 @@
+"""Scores of forecasts, in units of the world, each with the protocol it was measured by.
+
+Shapes: B windows, M modes, P predicted steps.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_vanilla.models.loss_vanilla_tracks import distances, mixture_nats
+
+MODE_COUNTS = (1, 5, 6, 10, 20)
+MISS_DISTANCE = 2.0
+COLLISION_DISTANCE = 0.2
+LEAST_LOG_DENSITY = -20.0  # of one step, as in published figures of this kind
+SMALLEST_VARIANCE = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How windows were cut and compared; `str` gives the line that stands beside every figure.
+
+    Attributes:
+        data: name of the data and of its split.
+        observed: steps T.
+        predicted: steps P.
+        step_seconds: time of a step.
+        unit: of distances.
+        windows: number of windows.
+        stride: steps from one window to the next.
+        with_company: only scenes with two or more agents (Social-GAN's rule).
+        seed: of the training run, where known.
+    """
+
+    data: str
+    observed: int
+    predicted: int
+    step_seconds: float
+    unit: str
+    windows: int
+    stride: int = 1
+    with_company: bool = False
+    seed: str = ""
+
+    def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
+        """The protocol of a score over so many modes; `single` says which one, if it is one."""
+        cut = "per scene of two or more" if self.with_company else "per person"
+        parts = [
+            self.data,
+            f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
+            f"{cut}, stride {self.stride}, {self.windows:,} windows",
+            f"best of {modes} per person, ADE and FDE apart" if modes > 1 else single,
+        ]
+        return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
+
+    def __str__(self) -> str:
+        return self.line()
+
+
+class TrackSums:
+    """Sums of scores over windows, which add up over batches and processes.
+
+    Best of k means the k most probable modes, each window by itself, ADE and FDE apart.
+
+    Args:
+        modes: of the model.
+        miss_distance: a final position farther away than this is a miss.
+        largest_step: a longer displacement in a step is off-speed; 0: unknown.
+        has_spreads: the model states a spread per step, whose likelihood is a score.
+    """
+
+    def __init__(
+        self,
+        modes: int,
+        *,
+        miss_distance: float = MISS_DISTANCE,
+        largest_step: float = 0.0,
+        has_spreads: bool = False,
+    ) -> None:
+        self.counts = tuple(k for k in MODE_COUNTS if k <= modes)
+        if modes not in self.counts:
+            self.counts = (*self.counts, modes)
+        self.miss_distance, self.largest_step = miss_distance, largest_step
+        self.names = [f"{kind}{k}" for k in self.counts for kind in ("minADE", "minFDE")]
+        self.names += ["miss_rate", "brier_minFDE"]
+        self.names += ["single_ADE", "single_FDE", "kde_nll"] if modes > 1 else []
+        self.names += ["density_nll"] if has_spreads else []
+        self.names += ["off_speed_share"] if largest_step else []
+        self.sums = torch.zeros(2, len(self.names), dtype=torch.float64)  # values, windows
+
+    def add(
+        self,
+        trajectories: Tensor,
+        mode_logits: Tensor,
+        future: Tensor,
+        known: Tensor,
+        *,
+        spreads: Tensor | None = None,
+    ) -> None:
+        """Add windows to the sums; those without any known future step count nothing.
+
+        Args:
+            trajectories: `(B, M, P, 2)`.
+            mode_logits: `(B, M)`.
+            future: `(B, P, 2)`; anything where it is not known.
+            known: `(B, P)` bool; final errors are measured where the last step is known.
+            spreads: `(B, M, P)` standard deviations, where the model states them.
+        """
+        probabilities = mode_logits.double().softmax(-1)
+        order = mode_logits.argsort(dim=1, descending=True, stable=True)
+        apart = distances(trajectories.double(), future.double().unsqueeze(1))  # (B, M, P)
+        apart = apart * known.unsqueeze(1)
+        steps = known.sum(1, keepdim=True)
+        mean = (apart.sum(-1) / steps.clamp(min=1)).gather(1, order)
+        final = apart[..., -1].gather(1, order)
+        has_any, has_last = steps.squeeze(1) > 0, known[:, -1]
+        values: dict[str, tuple[Tensor, Tensor]] = {}
+        for k in self.counts:
+            values[f"minADE{k}"] = mean[:, :k].amin(1), has_any
+            values[f"minFDE{k}"] = final[:, :k].amin(1), has_last
+        nearest, index = final.min(1)
+        unsure = (1 - probabilities.gather(1, order).gather(1, index.unsqueeze(1)).squeeze(1)) ** 2
+        values["miss_rate"] = nearest.gt(self.miss_distance).double(), has_last
+        values["brier_minFDE"] = nearest + unsure, has_last
+        if "kde_nll" in self.names:
+            one = expected_distances(trajectories, probabilities).argmin(1)  # (B,)
+            all_means, all_finals = apart.sum(-1) / steps.clamp(min=1), apart[..., -1]
+            index = torch.arange(len(one), device=one.device)
+            values["single_ADE"] = all_means[index, one], has_any
+            values["single_FDE"] = all_finals[index, one], has_last
+            nats = kernel_density_nats(trajectories.double(), probabilities, future.double())
+            values["kde_nll"] = (nats * known).sum(1) / steps.squeeze(1).clamp(min=1), has_any
+        if spreads is not None:
+            means, logits = trajectories.double(), mode_logits.double()
+            nats = mixture_nats(means, logits, spreads.double(), torch.nan_to_num(future.double()))
+            values["density_nll"] = (nats * known).sum(1) / steps.squeeze(1).clamp(min=1), has_any
+        if self.largest_step:
+            lengths = trajectories.double().diff(dim=2).norm(dim=-1)
+            values["off_speed_share"] = (
+                lengths.gt(self.largest_step).double().mean((1, 2)),
+                torch.ones_like(has_any),
+            )
+        for column, name in enumerate(self.names):
+            value, counts = values[name]
+            self.sums[0, column] += torch.where(counts, value, 0).sum().cpu()
+            self.sums[1, column] += counts.sum().cpu()
+
+    def means(self, sums: Tensor | None = None) -> dict[str, float]:
+        """The mean of each score; of the sums of all processes where these are given."""
+        total = (self.sums if sums is None else sums).double().cpu()
+        means = total[0] / total[1].clamp(min=1)
+        return dict(zip(self.names, means.tolist(), strict=True))
+
+
+def expected_distances(trajectories: Tensor, probabilities: Tensor) -> Tensor:
+    """How far each mode is expected to be from the truth if the modes' probabilities hold.
+
+    The mode with the smallest value is the single track to choose where the mean distance counts;
+    the most probable one may be far from all others.
+
+    Args:
+        trajectories: `(B, M, P, 2)`.
+        probabilities: `(B, M)`.
+
+    Returns:
+        `(B, M)`, per step.
+    """
+    steps = trajectories.unbind(dim=2)
+    apart = torch.stack([torch.cdist(step, step) for step in steps]).mean(dim=0)  # (B, M, M)
+    return (apart * probabilities.to(apart.dtype).unsqueeze(1)).sum(-1)
+
+
+def kernel_density_nats(trajectories: Tensor, probabilities: Tensor, future: Tensor) -> Tensor:
+    """Negative log-likelihood of each step under a Gaussian kernel density of the modes, `(B, P)`.
+
+    The kernel is the weighted covariance of the modes times Scott's factor; a step costs at most 20
+    nats.
+
+    Args:
+        trajectories: `(B, M, P, 2)`.
+        probabilities: `(B, M)`.
+        future: `(B, P, 2)`.
+    """
+    weights = probabilities.unsqueeze(-1)  # (B, M, 1)
+    centre = (weights.unsqueeze(-1) * trajectories).sum(1, keepdim=True)
+    apart = trajectories - centre  # (B, M, P, 2)
+    squares = weights.square().sum(1)  # (B, 1): 1 / effective number of modes
+    products = apart.unsqueeze(-1) * apart.unsqueeze(-2)  # (B, M, P, 2, 2)
+    covariance = (weights[..., None, None] * products).sum(1)
+    covariance = covariance / (1 - squares).clamp(min=1e-9)[..., None, None]
+    bandwidth = squares ** (1 / 3)  # Scott's factor n ** (-1 / 6), squared
+    covariance = covariance * bandwidth[..., None, None]
+    covariance = covariance + SMALLEST_VARIANCE * torch.eye(2, dtype=covariance.dtype)
+    a, b, d = covariance[..., 0, 0], covariance[..., 0, 1], covariance[..., 1, 1]  # (B, P)
+    determinant = (a * d - b * b).clamp(min=SMALLEST_VARIANCE**2)
+    x, y = (future.unsqueeze(1) - trajectories).unbind(-1)  # (B, M, P)
+    a, b, d = (part.unsqueeze(1) for part in (a, b, d))
+    form = (d * x * x - 2 * b * x * y + a * y * y) / determinant.unsqueeze(1)
+    logs = torch.logsumexp(weights.clamp(min=1e-30).log() - form / 2, dim=1)
+    density = logs - math.log(2 * math.pi) - determinant.log() / 2
+    return -density.clamp(min=LEAST_LOG_DENSITY)
+
+
+def collision_share(
+    tracks: np.ndarray, groups: np.ndarray, *, distance: float = COLLISION_DISTANCE
+) -> float:
+    """Share of pairs of agents in one scene whose predicted tracks come closer than `distance`.
+
+    Args:
+        tracks: `(W, P, 2)` one track of each window in the world.
+        groups: `(W,)` windows of one scene at one frame have equal numbers.
+        distance: in units of the world.
+
+    Returns:
+        0 where there is no pair.
+    """
+    order = np.argsort(groups, kind="stable")
+    bounds = np.flatnonzero(np.diff(groups[order])) + 1
+    pairs = collided = 0
+    for members in np.split(order, bounds):
+        count = len(members)
+        if count < 2:
+            continue
+        first, second = np.triu_indices(count, 1)
+        group = tracks[members]
+        gap = np.linalg.norm(group[first] - group[second], axis=-1).min(1)
+        pairs += len(first)
+        collided += int((gap < distance).sum())
+    return collided / pairs if pairs else 0.0
+
+
+@dataclass(frozen=True)
+class TrackScores:
+    """Scores with their protocol.
+
+    Attributes:
+        values: by name, such as `minADE20`.
+        protocol: how they were measured.
+    """
+
+    values: Mapping[str, float]
+    protocol: Protocol
+
+    def __str__(self) -> str:
+        return "\n".join(self._line(name, value) for name, value in self.values.items())
+
+    def _line(self, name: str, value: float) -> str:
+        digits = "".join(filter(str.isdigit, name))
+        modes = int(digits) if digits else self._modes if name in _OVER_ALL else 1
+        if name in _SHARES:
+            shown = f"{100 * value:.2f} %"
+        else:
+            shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
+        if name.startswith("single_"):
+            return f"{name} {shown} | {self.protocol.line(single=_SINGLE)}"
+        if name.startswith(("minJ", "joint_")):
+            best = f"best of {modes}" if name.startswith("minJ") else "all"
+            return f"{name} {shown} | {self.protocol.line(single=f'{best} {_TOGETHER}')}"
+        return f"{name} {shown} | {self.protocol.line(modes)}"
+
+    @property
+    def _modes(self) -> int:
+        return max(int(name[6:]) for name in self.values if name.startswith("minADE"))
+
+
+_SINGLE = "track of the smallest expected distance"
+_SHARES = ("miss_rate", "off_speed_share", "collision_share", "joint_collision_share")
+_NATS = ("kde_nll", "density_nll")
+_OVER_ALL = ("miss_rate", "brier_minFDE", *_NATS)
+_TOGETHER = "of futures of scenes of two or more people"

@@ -1,0 +1,154 @@
+"""Windows of observed and future steps, cut from tables of positions.
+
+Shapes: W windows, B some of them, T observed steps, P predicted steps.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from .table import Scenes
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """Windows of observed and future steps of one agent each, as row numbers into a table.
+
+    Attributes:
+        scenes: the table.
+        observed: steps T.
+        predicted: steps P.
+        grid: rows of the table at equal steps, agent after agent; -1 where a step is missing.
+        first: `(W,)` place of each window's first step in `grid`.
+    """
+
+    scenes: Scenes
+    observed: int
+    predicted: int
+    grid: np.ndarray
+    first: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    def __getitem__(self, chosen: np.ndarray) -> "Windows":
+        return replace(self, first=self.first[chosen])
+
+    @property
+    def length(self) -> int:
+        """Steps of a window, T + P."""
+        return self.observed + self.predicted
+
+    @property
+    def last_rows(self) -> np.ndarray:
+        """`(W,)` row of each window's last observed step, which is never missing."""
+        return self.grid[self.first + self.observed - 1]
+
+    @property
+    def groups(self) -> np.ndarray:
+        """`(W,)` equal numbers for windows of one scene at one frame, from 0."""
+        return groups_of_rows(self.scenes, self.last_rows)
+
+    def with_company(self, at_least: int = 2) -> "Windows":
+        """Only windows of scenes with so many agents in the window (Social-GAN's rule)."""
+        groups = self.groups
+        return self[np.bincount(groups)[groups] >= at_least] if len(self) else self
+
+    def positions(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Positions of some windows, relative to each one's last observed position.
+
+        Args:
+            chosen: numbers of windows.
+
+        Returns:
+            `(B, T + P, 2)` float32, 0 where missing; `(B, T + P)` bool, True where observed;
+            `(B, 2)` float64 last observed positions.
+        """
+        places = self.first[chosen, None] + np.arange(self.observed + self.predicted)
+        rows = self.grid[places]
+        is_known = rows >= 0
+        origin = self.scenes.positions[rows[:, self.observed - 1]]
+        relative = self.scenes.positions[rows] - origin[:, None]
+        return np.where(is_known[..., None], relative, 0).astype(np.float32), is_known, origin
+
+
+def cut_windows(
+    scenes: Scenes,
+    *,
+    observed: int,
+    predicted: int,
+    stride: int = 1,
+    allow_missing: bool = False,
+) -> Windows:
+    """All windows of each agent.
+
+    Args:
+        scenes: the table.
+        observed: steps T.
+        predicted: steps P.
+        stride: steps from one window to the next.
+        allow_missing: mask missing steps, where the last observed step and a later one are there;
+            otherwise no window crosses a gap.
+
+    Raises:
+        ValueError: a number is too small.
+    """
+    for name, value in {"observed": observed, "predicted": predicted, "stride": stride}.items():
+        if value < 1:
+            raise ValueError(f"{name}={value}: give a positive number")
+    length = observed + predicted
+    grid, segment = _grid(scenes, most_steps=length if allow_missing else 1)
+    first = np.arange(max(0, len(grid) - length + 1))
+    first = first[segment[first] == segment[first + length - 1]]
+    if stride > 1:
+        starts = np.flatnonzero(np.diff(segment, prepend=-1))
+        first = first[(first - starts[segment[first]]) % stride == 0]
+    if allow_missing:
+        known = np.concatenate(([0], np.cumsum(grid >= 0)))
+        has_future = known[first + length] > known[first + observed]
+        first = first[(grid[first + observed - 1] >= 0) & has_future]
+    return Windows(scenes, observed, predicted, grid, first)
+
+
+def groups_of_rows(scenes: Scenes, rows: np.ndarray) -> np.ndarray:
+    """`(B,)` equal numbers, from 0, for rows `(B,)` of one scene at one frame."""
+    keys = np.stack((scenes.scene[rows], scenes.frame[rows]), 1)
+    return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def pasts_of_rows(scenes: Scenes, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The observed steps that end at some rows.
+
+    Args:
+        scenes: the table.
+        rows: `(B,)` row numbers.
+        observed: steps T.
+
+    Returns:
+        `(B, T, 2)` float64 positions, 0 where missing; `(B, T)` bool, True where observed.
+    """
+    grid, segment = _grid(scenes, most_steps=observed)
+    place_of_row = np.flatnonzero(grid >= 0)
+    ends = place_of_row[rows]
+    places = ends[:, None] + np.arange(1 - observed, 1)
+    inside = np.maximum(places, 0)
+    is_known = (places >= 0) & (segment[inside] == segment[ends][:, None]) & (grid[inside] >= 0)
+    positions = scenes.positions[grid[inside]]
+    return np.where(is_known[..., None], positions, 0), is_known
+
+
+def _grid(scenes: Scenes, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows at equal steps, -1 where missing, and the segment of each place.
+
+    A segment ends with its agent, and before a gap of more than `most_steps` steps.
+    """
+    if not len(scenes):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    steps = scenes.steps
+    is_new = (steps < 1) | (steps > most_steps)
+    places = np.concatenate(([0], np.cumsum(np.where(is_new, 1, steps))))
+    grid = np.full(places[-1] + 1, -1, np.int64)
+    grid[places] = np.arange(len(scenes))
+    is_start = np.zeros(len(grid), np.int64)
+    is_start[places[1:][is_new]] = 1
+    return grid, np.cumsum(is_start)

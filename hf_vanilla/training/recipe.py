@@ -1,0 +1,454 @@
+"""A recipe: task, data, model, training and decoding of one run, in one YAML file.
+
+Numbers of three kinds go to three places: what shapes the model to its config, how to decode to
+`GenerationConfig`, and how to train to `TrainRecipe` (options of every task) and to the data
+options of the task.
+"""
+
+import difflib
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from accelerate.utils import LoggerType
+from transformers import GenerationConfig
+
+from hf_vanilla.families import (
+    DEFAULT_TASK,
+    TASKS,
+    TaskEntry,
+    load_part,
+    task_entry,
+    task_of_option,
+    validation_measures,
+)
+from hf_vanilla.options import (
+    UsageError,
+    check_names,
+    check_options,
+    given_options,
+    noted,
+    option,
+    parse_options,
+    pop_option,
+    read_yaml,
+    yaml_value,
+)
+
+from .recipe_arguments import SECTIONS, option_arguments
+from .schedules import SCHEDULES, check_schedule
+
+logger = logging.getLogger(__name__)
+
+RECIPE_HELP = (
+    "The other options override those of the recipe. Its sections are set by --model.KEY VALUE "
+    "(fields of the model's config) and --decoding.KEY VALUE (generation config). This help shows "
+    "the options of the chosen task."
+)
+EXAMPLES = (
+    "hf-vanilla train --recipe numbers",
+    "hf-vanilla train --recipe multi30k_tiny --train_source train.en --train_target train.de",
+    "hf-vanilla train --task image_classification --dataset photos",
+)
+OPTIMIZERS = ("adam", "adamw")
+PRECISIONS = ("no", "bf16", "fp16")
+TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeChoice:
+    """Train a model by a recipe, or resume a run. The defaults train the paper's way."""
+
+    _argument_group_name = "recipe"
+
+    recipe: str | None = option(
+        None, "YAML file of options, or the name of a shipped recipe, such as numbers"
+    )
+    task: str | None = option(
+        None, f"one of {', '.join(TASKS)}; default: the recipe's, else {DEFAULT_TASK}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe:
+    """How to train: the options that every task has. The defaults train the paper's way."""
+
+    _argument_group_name = "options of every task"
+
+    output_dir: str = option(
+        "runs/train", "folder of the run: checkpoints, then the model", may_change=True
+    )
+    model_license: str | None = option(
+        None, "licence of the weights, for the model card", may_change=True, of_data=True
+    )
+
+    max_steps: int = option(100_000, "optimizer steps", at_least=1, may_change=True)
+    learning_rate: float | None = option(
+        None,
+        "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper",
+        above=0,
+    )
+    learning_rate_of: str | None = option(
+        None,
+        "other peaks by the beginning of a weight's name: PREFIX=RATE, several by commas, such as "
+        "backbone=1e-5; in a file, keys and values",
+    )
+    schedule: str = option(
+        "inverse_sqrt",
+        f"learning rate over the steps: {', '.join(SCHEDULES)}",
+        choices=tuple(SCHEDULES),
+    )
+    warmup_steps: int = option(4000, "optimizer steps to the peak", at_least=1)
+    optimizer: str = option("adam", f"one of {', '.join(OPTIMIZERS)}", choices=OPTIMIZERS)
+    weight_decay: float = option(
+        0.0,
+        "decay of weight matrices per unit of learning rate; norms, biases, positions: none",
+        at_least=0,
+    )
+    adam_beta1: float = option(0.9, "decay of the first moment", at_least=0, below=1)
+    adam_beta2: float = option(0.98, "decay of the second moment", at_least=0, below=1)
+    adam_epsilon: float = option(1e-9, "added to the root of the second moment", above=0)
+    max_grad_norm: float = option(
+        0.0, "gradients are scaled down to this norm; 0: never", at_least=0
+    )
+    average_checkpoints: int = option(
+        5,
+        "last checkpoints to average; the finished model is the best by validation of this mean, "
+        "the best checkpoint and the last one",
+        at_least=1,
+        may_change=True,
+    )
+    average_best: bool = option(
+        default=False,
+        text="average the best checkpoints, by validation, instead of the last",
+        may_change=True,
+    )
+    best_by: str | None = option(
+        None, "measure that compares validations, such as nll or bleu; default: the task's first"
+    )
+    patience: int = option(
+        0,
+        "end after so many validations without a better one; 0: never",
+        at_least=0,
+        may_change=True,
+    )
+    seed: int = option(0, "of weights, order and dropout")
+    mixed_precision: str | None = option(
+        None,
+        "no, bf16 or fp16; default: as accelerate is set, else bf16 on GPUs that have it",
+        choices=PRECISIONS,
+    )
+    compile: bool = option(
+        default=False, text="compile the model by torch.compile", may_change=True
+    )
+    gradient_checkpointing: bool = option(
+        default=False,
+        text="compute the forward pass again for the backward pass: slower, less memory",
+        may_change=True,
+    )
+    use_cpu: bool = option(
+        default=False, text="train on the CPU even where there is a GPU", may_change=True
+    )
+    dataloader_workers: int = option(
+        0,
+        "processes that prepare batches beside each training process; 0: none",
+        at_least=0,
+        may_change=True,
+    )
+
+    eval_steps: int = option(
+        1000, "optimizer steps between validations", at_least=1, may_change=True
+    )
+    save_steps: int = option(
+        1000, "optimizer steps between checkpoints", at_least=1, may_change=True
+    )
+    save_total_limit: int = option(
+        5, "checkpoints kept; at least average_checkpoints", at_least=1, may_change=True
+    )
+    logging_steps: int = option(
+        50, "optimizer steps between lines of the log", at_least=1, may_change=True
+    )
+    trackers: str | None = option(
+        None,
+        "accelerate's trackers, by commas, or none; default: tensorboard where installed",
+        may_change=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for prefix, rate in self.rate_of.items():
+            if not 0 < rate < math.inf:
+                raise ValueError(f"learning_rate_of {prefix}={rate}: give a positive number")
+        check_schedule(self.schedule, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
+        for name in self.tracker_names:
+            if name not in TRACKERS:
+                raise ValueError(f"trackers={name!r}: choose one of {', '.join(TRACKERS)}")
+        if self.save_total_limit < self.average_checkpoints:
+            raise ValueError(
+                f"save_total_limit={self.save_total_limit} is smaller than average_checkpoints="
+                f"{self.average_checkpoints}: keep as many as are averaged"
+            )
+        if self.average_best and self.save_steps % self.eval_steps:
+            raise ValueError(
+                f"average_best needs each checkpoint validated: save_steps={self.save_steps} must "
+                f"be a multiple of eval_steps={self.eval_steps}"
+            )
+
+    @property
+    def tracker_names(self) -> tuple[str, ...]:
+        """The names in `trackers`."""
+        names = [name.strip() for name in (self.trackers or "none").split(",")]
+        return () if names == ["none"] else tuple(names)
+
+    @property
+    def rate_of(self) -> dict[str, float]:
+        """The peaks in `learning_rate_of`, by prefix.
+
+        Raises:
+            ValueError: it is not of the form PREFIX=RATE.
+        """
+        rates = {}
+        for part in filter(None, (self.learning_rate_of or "").split(",")):
+            prefix, _, rate = part.partition("=")
+            try:
+                rates[prefix.strip()] = float(rate)
+            except ValueError:
+                raise ValueError(
+                    f"learning_rate_of={part!r}: give PREFIX=RATE, such as backbone=1e-5"
+                ) from None
+        return rates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole recipe.
+
+    Attributes:
+        train: how to train.
+        data: data options of the task, of the dataclass that its row in `TASKS` names.
+        model: fields of the model's config that differ from its defaults.
+        decoding: entries of the generation config that differ from the task's decoding.
+        task: a name of `TASKS`.
+    """
+
+    train: TrainRecipe
+    data: Any
+    model: dict[str, Any]
+    decoding: dict[str, Any]
+    task: str = DEFAULT_TASK
+
+    def __post_init__(self) -> None:
+        entry = task_entry(self.task)
+        check_names("model", self.model, load_part(entry.config)().to_dict())
+        _check_finite({"model": self.model, "decoding": self.decoding})
+        for name in entry.set_by_data:
+            if name in self.model:
+                raise ValueError(
+                    f"model.{name}={self.model[name]!r}: it follows from the data; leave it out"
+                )
+        if self.decoding and not entry.decoding:
+            raise ValueError(f"decoding: task {self.task} does not decode; leave the section out")
+        choices = list(validation_measures(self.task))
+        if self.train.best_by is not None and self.train.best_by not in choices:
+            raise ValueError(f"best_by={self.train.best_by!r}: choose one of {', '.join(choices)}")
+        self.data.check_with(self.train)
+        self.generation_config(self.config())
+
+    @property
+    def entry(self) -> TaskEntry:
+        """The row of the recipe's task."""
+        return task_entry(self.task)
+
+    @property
+    def best_by(self) -> str:
+        """The measure that compares validations: the recipe's, else the task's first."""
+        return self.train.best_by or next(iter(validation_measures(self.task)))
+
+    def config(self, **changes: Any) -> Any:
+        """The model's config.
+
+        Args:
+            **changes: fields that follow from the data, such as the size of the vocabulary.
+
+        Raises:
+            huggingface_hub.errors.StrictDataclassError: a value cannot be built.
+        """
+        return load_part(self.entry.config)(**{**self.model, **changes})
+
+    def generation_config(self, config: Any) -> GenerationConfig | None:
+        """The task's decoding with this recipe's changes; None where the task does not decode.
+
+        Raises:
+            ValueError: an entry of `decoding` is unknown or a value impossible.
+        """
+        decoding = self.entry.decoding
+        return load_part(decoding)(config, self.decoding) if decoding else None
+
+    def changes_from(self, earlier: "Recipe") -> dict[str, tuple[Any, Any]]:
+        """Options that differ from an earlier recipe: its value and this one's, by name."""
+        before, now = earlier._values(), self._values()
+        return {n: (before.get(n), now[n]) for n in now if before.get(n) != now[n]}
+
+    def _values(self) -> dict[str, Any]:
+        """All options by name; a mixture as a list, since its text can be written in many ways."""
+        values = {"task": self.task, **asdict(self.train), **asdict(self.data)}
+        if values.get("mixture"):
+            values["mixture"] = yaml_value(values["mixture"])
+        return {**values, "model": self.model, "decoding": self.decoding}
+
+    def to_yaml(self) -> str:
+        """This recipe as a file that `read_recipe` reads; defaults are left out."""
+        changed: dict[str, Any] = {} if self.task == DEFAULT_TASK else {"task": self.task}
+        for part in (self.train, self.data):
+            defaults = asdict(type(part)())
+            changed |= {k: v for k, v in asdict(part).items() if v != defaults[k]}
+        if "mixture" in changed:  # a list, in which a card cuts the folders
+            changed["mixture"] = yaml_value(changed["mixture"])
+        sections = {"model": self.model, "decoding": self.decoding}
+        return yaml.safe_dump(
+            {**changed, **{k: v for k, v in sections.items() if v}}, sort_keys=False
+        )
+
+
+def _check_finite(sections: dict[str, dict[str, Any]]) -> None:
+    for section, values in sections.items():
+        for name, value in values.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{section}.{name}={value}: give a finite number")
+
+
+def read_recipe(arguments: Sequence[str]) -> Recipe:
+    """A recipe from `--recipe FILE`, or the name of a shipped one, and options that override it.
+
+    `--max_steps 500` overrides a field of `TrainRecipe` or of the task's data options,
+    `--model.d_model 256` one of the model, `--decoding.num_beams 5` one of decoding. Relative data
+    paths are relative to the working directory.
+
+    Raises:
+        ValueError: a key is unknown or a value impossible; the message names the key.
+        OSError: the recipe cannot be read.
+    """
+    arguments = list(arguments)
+    path = pop_option(arguments, "--recipe")
+    values = {} if path is None else read_yaml(_recipe_file(path))
+    task = pop_option(arguments, "--task") or values.pop("task", None) or DEFAULT_TASK
+    values.pop("task", None)
+    entry = task_entry(task)
+    data_class = load_part(entry.data)
+    sections = _read_sections(values, arguments)
+    names = [declared.name for kind in (TrainRecipe, data_class) for declared in fields(kind)]
+    for name in [*values, *given_options(arguments)]:
+        _check_task(name, names, task)
+    check_names("recipe", values, names)
+    _drop_replaced_data(values, arguments, data_class)
+    _lower_rate(values, arguments)
+    # file and command line are read by one parser, and the later value wins
+    written = option_arguments(values)
+    _, train, data = parse_options(
+        (RecipeChoice, TrainRecipe, data_class),
+        [*written, *arguments],
+        epilog=RECIPE_HELP,
+        elsewhere=_section_options(entry),
+    )
+    return Recipe(train=train, data=data, task=task, **sections)
+
+
+def read_training(arguments: Sequence[str]) -> Recipe:
+    """`read_recipe` for the command `train`, which must name a recipe or data.
+
+    Raises:
+        UsageError: it names neither: the defaults would train the paper's base model for days.
+        ValueError: as `read_recipe`.
+        OSError: the recipe cannot be read.
+    """
+    recipe = read_recipe(arguments)
+    if not given_options(arguments) & {"recipe", *noted(recipe.data, "chooses_data")}:
+        raise UsageError("name a recipe or data, for example", EXAMPLES)
+    return recipe
+
+
+def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:
+    """Lower a file's peak rate where the command line shortens its warmup.
+
+    The peak is multiplied by the same factor as the warmup, so the rate rises as steeply as in the
+    file, and no step has a higher rate than there. Fewer steps alone need no change: they follow
+    the first part of the same curve.
+    """
+    options = [argument.replace("--warmup-steps", "--warmup_steps") for argument in arguments]
+    warmup_steps = pop_option(options, "--warmup_steps") or ""
+    rate, before = values.get("learning_rate"), values.get("warmup_steps")
+    if rate is None or before is None or not warmup_steps.isdecimal():
+        return
+    share = int(warmup_steps) / before
+    if 0 < share < 1 and "learning_rate" not in given_options(arguments):
+        values["learning_rate"] = rate * share
+        _warn_once(
+            f"learning_rate is {values['learning_rate']:.3g} instead of the recipe's {rate:.3g}, "
+            f"since warmup_steps is {warmup_steps} instead of {before}; --learning_rate chooses "
+            "another"
+        )
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Log a message once in this process: a sweep reads the recipe of each run several times."""
+    logger.warning(message)
+
+
+def _read_sections(values: dict[str, Any], arguments: list[str]) -> dict[str, dict[str, Any]]:
+    """Remove the sections from a file's values and a command line, and join them."""
+    sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
+    for name, section in sections.items():
+        check_names(name, section, section)  # that it holds keys and values
+        for key in dict.fromkeys(a.split("=")[0] for a in arguments if a.startswith(f"--{name}.")):
+            text = pop_option(arguments, key) or ""
+            try:
+                section[key.removeprefix(f"--{name}.")] = yaml_value(text)
+            except ValueError:
+                raise ValueError(f"{key}={text!r} is not a YAML value") from None
+    return sections
+
+
+def _section_options(entry: TaskEntry) -> list[str]:
+    """Options of the sections, for suggestions."""
+    model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
+    decoding = GenerationConfig().to_dict() if entry.decoding else ()
+    return [*model, *(f"decoding.{name}" for name in decoding)]
+
+
+def _check_task(name: str, known: Sequence[str], task: str) -> None:
+    """Refuse an option of another task by naming that task."""
+    other = None if name in known else task_of_option(name)
+    if other is not None:
+        raise UsageError(f"{name} is an option of task {other}, and this recipe's task is {task}")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes in the package by name: `numbers`, or `table3/base` in a subfolder."""
+    folder = Path(__file__).resolve().parent
+    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def _recipe_file(name: str) -> Path:
+    shipped = shipped_recipes()
+    if Path(name).is_file():
+        return Path(name)
+    if name not in shipped:
+        close = difflib.get_close_matches(name, shipped, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(shipped)}"
+        raise FileNotFoundError(f"{name}: no such file, and no recipe of that name; {hint}")
+    return shipped[name]
+
+
+def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str], data_class: type) -> None:
+    """Data chosen on the command line replaces all options of the file that describe data."""
+    given = given_options(arguments)
+    if given & noted(data_class, "chooses_data"):
+        for name in (noted(data_class, "of_data") | noted(TrainRecipe, "of_data")) - given:
+            values.pop(name, None)

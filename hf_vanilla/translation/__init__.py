@@ -1,1 +1,0 @@
-"""Use of a trained translation model."""

@@ -1,1 +1,0 @@
-"""Use of a trained image model: labels, scores, attention."""

@@ -1,0 +1,167 @@
+"""Classifying files: order and count, formats, damaged files, the pipeline's labels."""
+
+import csv
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from detection_files import tiny_detector
+from image_files import coloured, damaged
+from image_models import vit
+from PIL import Image
+from torch.testing import assert_close
+from transformers import ViTConfig, ViTForImageClassification, pipeline
+
+from hf_vanilla.data import image_models
+from hf_vanilla.data.image_commands import image_paths
+from hf_vanilla.images.batches import image_processor
+from hf_vanilla.images.classifier import load_classifier
+from hf_vanilla.images.classify import classify_files, read_classification
+from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.options import UsageError
+
+NAMES = {index: f"kind {index}" for index in range(7)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model folder with an image processor."""
+    model = vit(id2label=NAMES)
+    model.save_pretrained(tmp_path / "model")
+    image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1]).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Five images in two folders."""
+    for number in range(5):
+        coloured(tmp_path / "images" / ("b" if number % 2 else "a") / f"{number}.png", (50, 9, 9))
+    return tmp_path / "images"
+
+
+def run(capsys, *arguments):
+    classify_files(read_classification([str(argument) for argument in arguments]))
+    return capsys.readouterr().out
+
+
+def test_labels_equal_those_of_transformers_pipeline(folder, images):
+    paths = list(image_paths([str(images)]))
+    found = list(load_classifier(str(folder)).classify(paths, top_k=3, batch_size=2))
+    expected = pipeline("image-classification", model=str(folder))(paths, top_k=3)
+    for result, guesses in zip(found, expected, strict=True):
+        assert [guess.label for guess in result.guesses] == [guess["label"] for guess in guesses]
+        scores = [guess["score"] for guess in guesses]
+        # the pipeline takes one image at a time, which sums in another order
+        assert [guess.probability for guess in result.guesses] == pytest.approx(scores, abs=1e-5)
+
+
+def test_every_path_gets_one_line_in_its_order(capsys, folder, images, tmp_path):
+    bad = damaged(tmp_path / "bad")
+    paths = [str(bad[0]), str(images), str(bad[1]), str(images / "b" / "1.png")]
+    rows = list(csv.reader(io.StringIO(run(capsys, "--model", folder, *paths, "--top_k", 2))))
+    assert rows[0] == ["path", "label_1", "p_1", "label_2", "p_2", "error"]
+    inner = [str(images / name) for name in ("a/0.png", "a/2.png", "a/4.png", "b/1.png", "b/3.png")]
+    assert [row[0] for row in rows[1:]] == [paths[0], *inner, paths[2], paths[3]]
+    assert all(len(row) == 6 for row in rows)
+    assert [bool(row[5]) for row in rows[1:]] == [True, *[False] * 5, True, False]
+    assert rows[5][1:] == rows[8][1:]
+
+
+def test_json_lines_hold_labels_and_errors(capsys, folder, images, tmp_path):
+    (tmp_path / "empty.png").write_bytes(b"")
+    out = run(
+        *(capsys, "--format=jsonl", "--model", folder, images / "a", tmp_path / "empty.png"),
+    )
+    entries = [json.loads(line) for line in out.splitlines()]
+    assert len(entries) == 4
+    probabilities = [guess["probability"] for guess in entries[0]["labels"]]
+    assert len(probabilities) == 5
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert entries[3]["labels"] == []
+    assert "is empty" in entries[3]["error"]
+
+
+def test_a_model_with_fewer_labels_than_asked_gives_all(capsys, folder, images):
+    out = run(capsys, "--model", folder, images / "b", "--top_k", 100)
+    assert len(out.splitlines()[1].split(",")) == 1 + 2 * 7 + 1
+
+
+def test_paths_come_from_stdin_and_lines_go_to_a_file(
+    capsys, folder, images, tmp_path, monkeypatch
+):
+    paths = [str(images / "b" / "3.png"), str(images / "a" / "0.png")]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(paths) + "\n"))
+    assert run(capsys, "-", "--model", folder, "--output", tmp_path / "out.csv") == ""
+    rows = list(csv.reader((tmp_path / "out.csv").open()))
+    assert [row[0] for row in rows[1:]] == paths
+
+
+@pytest.mark.parametrize("command", ["classify", "detect"])
+def test_each_image_is_resized_before_the_next_one_is_opened(
+    command, folder, images, tmp_path, monkeypatch
+):
+    """A batch of large images would fill the memory."""
+    events = []
+    opened, files = image_models.open_image, sorted(map(str, images.rglob("*.png")))
+    monkeypatch.setattr(
+        image_models, "open_image", lambda path: events.append("open") or opened(path)
+    )
+    tiny_detector(tmp_path)
+    is_classifier = command == "classify"
+    model = load_classifier(str(folder)) if is_classifier else load_detector(str(tmp_path))
+    resize = model.processor
+
+    def recorded(*images, **options):
+        events.append("resize")
+        return resize(*images, **options)
+
+    recorded.size = resize.size
+    model = dataclasses.replace(model, processor=recorded)
+    answers = model.classify if is_classifier else model.detect_files
+    found = list(answers([*files, "gone.png", files[0]], batch_size=9))
+    assert [result.error is None for result in found] == [True] * len(files) + [False, True]
+    assert events == ["open", "resize"] * len(files) + ["open", "open", "resize"]
+
+
+def test_an_unreadable_image_ends_it_where_asked(folder, tmp_path):
+    (tmp_path / "empty.png").write_bytes(b"")
+    asked = ["--model", str(folder), str(tmp_path / "empty.png"), "--stop_at_unreadable", "true"]
+    with pytest.raises(ValueError, match=r"empty\.png is empty: replace or remove it"):
+        classify_files(read_classification(asked))
+
+
+def test_what_cannot_be_classified_is_named(folder, tmp_path):
+    with pytest.raises(UsageError, match="missing: paths of images or folders"):
+        read_classification(["--model", "m"])
+    with pytest.raises(FileNotFoundError, match="gone: no such file or folder"):
+        classify_files(read_classification(["--model", str(folder), "gone"]))
+    with pytest.raises(ValueError, match="format='xml': choose one of csv, jsonl"):
+        read_classification(["--model", "m", "--format", "xml", "x"])
+    with pytest.raises(ValueError, match="top_k=0: give a positive number"):
+        read_classification(["--model", "m", "--top_k", "0", "x"])
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(ValueError, match="has no image processor"):
+        load_classifier(str(folder))
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = ViTConfig(**tiny, intermediate_size=8, image_size=8, patch_size=4)
+    ViTForImageClassification(config).save_pretrained(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="type 'vit': give an image model of this package"):
+        load_classifier(str(tmp_path / "theirs"))
+    with pytest.raises(OSError, match="no such folder"):
+        load_classifier(str(tmp_path / "nothing"))
+
+
+def test_probabilities_sum_to_one_and_ignore_batch_mates(folder):
+    classifier = load_classifier(str(folder), device="cpu")
+    random = np.random.default_rng(3)
+    images = [
+        Image.fromarray(random.integers(0, 255, (9, 8 + number, 3), dtype=np.uint8))
+        for number in range(3)
+    ]
+    found = classifier.probabilities(images)
+    assert_close(found.sum(-1), torch.ones(3))
+    assert_close(classifier.probabilities(images[1:2])[0], found[1])

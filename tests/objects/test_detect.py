@@ -1,0 +1,145 @@
+"""The command detect, and what a detector returns."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from detection_files import tiny_detector, write_coco
+from PIL import Image
+
+from hf_vanilla.objects.attention import object_attention
+from hf_vanilla.objects.detect import detect_files, read_detection
+from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.options import UsageError
+from hf_vanilla.plots.plot import plot, read_plot
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_detector(tmp_path / "model")
+    generator = np.random.default_rng(0)
+    (tmp_path / "in").mkdir()
+    for name, size in (("b", (40, 64, 3)), ("a", (64, 50, 3)), ("c", (30, 90, 3))):
+        pixels = generator.integers(0, 256, size, dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "in" / f"{name}.png")
+    return tmp_path
+
+
+def detect(folder, capsys, *arguments):
+    detect_files(read_detection(["--model", str(folder / "model"), *map(str, arguments)]))
+    return capsys.readouterr().out
+
+
+def test_lines_keep_the_order_of_paths_and_boxes_equal_the_pipelines(folder, capsys):
+    from transformers import pipeline
+
+    paths = [folder / "in" / f"{name}.png" for name in "cab"]
+    out = detect(folder, capsys, *paths, "--threshold", "0.05", "--batch_size", "2")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [line["path"] for line in lines] == list(map(str, paths))
+    theirs = pipeline("object-detection", model=str(folder / "model"))
+    for line in lines:
+        expected = theirs(line["path"], threshold=0.05)
+        assert len(line["objects"]) == len(expected) > 0
+        for found, wanted in zip(line["objects"], sorted(expected, key=by_score), strict=True):
+            box = [wanted["box"][side] for side in ("xmin", "ymin", "xmax", "ymax")]
+            assert found["label"] == wanted["label"]
+            assert np.abs(np.asarray(found["box"]) - box).max() <= 1  # it cuts fractions off
+
+
+def by_score(entry):
+    return -entry["score"]
+
+
+def test_batch_mates_do_not_change_boxes(folder):
+    detector = load_detector(str(folder / "model"))
+    images = [Image.open(path).convert("RGB") for path in sorted((folder / "in").iterdir())]
+    images += [image.rotate(180) for image in images] + images[:2]  # eight of three sizes
+    together = detector.detect(images)
+    for image, entry in zip(images, together, strict=True):
+        alone = detector.detect([image])[0]
+        order, own = np.argsort(entry.queries), np.argsort(alone.queries)
+        assert np.abs(entry.boxes[order] - alone.boxes[own]).max() < 1e-4  # pixels
+
+
+def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
+    for name, size in (("aa", (1, 4000)), ("bb", (4000, 1))):
+        Image.new("RGB", size, "white").save(folder / "in" / f"{name}.png")
+    lines = detect(folder, capsys, folder / "in", "--threshold", "0").splitlines()
+    assert [len(json.loads(line)["objects"]) for line in lines] == [7] * 5
+    images = [Image.new("RGB", size) for size in ((1, 4000), (50, 64), (97, 41))]
+    detector = load_detector(str(folder / "model"), device="cpu")
+    for image in images[1:]:
+        theirs = detector.processor(image, return_tensors="pt")["pixel_values"]
+        assert torch.equal(detector._pixels(image), theirs)
+    assert detector._pixels(images[0]).shape == (1, 3, 96, 1)
+
+
+def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path):
+    tiny_detector(folder / "model", names=("car", "dog"))
+    annotations = write_coco(tmp_path / "coco")
+    image = tmp_path / "coco" / "a.png"
+    out = detect(folder, capsys, image, "--format", "coco", "--annotations", annotations)
+    results = json.loads(out)
+    assert len(results) == 7  # every query
+    assert {entry["image_id"] for entry in results} == {7}
+    assert {entry["category_id"] for entry in results} <= {3, 18}
+
+
+def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monkeypatch):
+    (folder / "in" / "bad.png").write_bytes(b"nothing")
+    listed = "".join(f"{folder / 'in' / name}.png\n" for name in ("bad", "a"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(listed))
+    out = detect(folder, capsys, "-", "--draw", folder / "drawn", "--threshold", "0")
+    bad, good = map(json.loads, out.splitlines())
+    assert "is damaged or no image" in bad["error"]
+    assert len(good["objects"]) == 7
+    assert [path.name for path in (folder / "drawn").iterdir()] == ["a.png"]
+    with Image.open(folder / "drawn" / "a.png") as drawn, Image.open(folder / "in/a.png") as plain:
+        assert drawn.width % plain.width == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO(listed))
+    with pytest.raises(ValueError, match="damaged"):
+        detect(folder, capsys, "-", "--stop_at_unreadable", "True")
+
+
+def test_wrong_uses_are_refused(folder, tmp_path):
+    with pytest.raises(UsageError, match="missing: paths"):
+        read_detection(["--model", "m"])
+    with pytest.raises(ValueError, match="threshold=2"):
+        read_detection(["--model", "m", "--threshold", "2", "a.png"])
+    with pytest.raises(ValueError, match="only the format coco"):
+        read_detection(["--model", "m", "--annotations", "x.json", "a.png"])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "deformable_detr"}')
+    with pytest.raises(ValueError, match="'deformable_detr': give a detector"):
+        load_detector(str(tmp_path / "other"))
+
+
+def test_attention_sums_to_one_and_keeps_its_two_directions(folder):
+    detector = load_detector(str(folder / "model"))
+    image = Image.open(folder / "in" / "c.png").convert("RGB")
+    attention = object_attention(detector, image)
+    queries, rows, columns = attention.cross.shape
+    assert (queries, attention.encoder.shape) == (7, (rows, columns, rows, columns))
+    assert torch.allclose(attention.cross.sum((1, 2)), torch.ones(7), atol=1e-5)
+    assert attention.from_position(1, 2).sum() == pytest.approx(1, abs=1e-5)
+    assert attention.to_position(1, 2)[0, 3] == attention.from_position(0, 3)[1, 2]
+    assert detector.model.config._attn_implementation != "eager"  # as before
+
+
+@pytest.mark.parametrize("kind", ["boxes", "queries", "encoder", "places"])
+def test_every_figure_of_objects_is_drawn(folder, kind):
+    image = folder / "in" if kind == "places" else folder / "in" / "a.png"
+    asked = ["objects", "--model", str(folder / "model"), "--image", str(image), "--kind", kind]
+    asked += ["--threshold", "0", "--x", "3", "--y", "5", "--output", str(folder / "f.png")]
+    with Image.open(plot(read_plot(asked))) as figure:
+        assert figure.width > 200
+
+
+def test_a_pixel_outside_is_refused(folder):
+    asked = ["objects", "--model", str(folder / "model"), "--image", str(folder / "in" / "a.png")]
+    asked += ["--kind", "encoder", "--x", "50", "--y", "5", "--output", str(folder / "f.png")]
+    with pytest.raises(ValueError, match="x=50, y=5 lies outside of 50 x 64"):
+        plot(read_plot(asked))

@@ -1,0 +1,213 @@
+"""The page for object detectors: what its function returns, and the page in headless Chromium."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from chromium import PHONE, choose_by_key, needs_chromium, violations, visits
+from detection_files import tiny_detector
+from PIL import Image
+
+from hf_vanilla.objects import page as objects_page
+from hf_vanilla.objects.attention import object_attention
+from hf_vanilla.objects.page import ObjectsPage
+from hf_vanilla.serve import AppOptions, page_of
+
+pytest.importorskip("gradio")
+
+HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model of random weights whose objects have scores of about a fifth."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("model")
+    tiny_detector(folder, names=("a", f"b {HOSTILE}", "c", "d"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return ObjectsPage(str(folder))
+
+
+def picture(width=96, height=64):
+    values = np.random.default_rng(3).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(values)
+
+
+def sent(image):
+    """The `data:` URL by which a browser sends an image."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def rows(text, width):
+    return np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, width).astype(int)
+
+
+def in_255ths(weights):
+    """Rows `(n, S)` as shares of the largest of their row."""
+    return (255 * weights / weights.amax(-1, keepdim=True)).numpy()
+
+
+def test_the_page_is_chosen_by_the_kind_of_the_model(folder):
+    assert isinstance(page_of(str(folder), AppOptions()), ObjectsPage)
+
+
+def test_objects_and_attention_are_those_of_the_detector(page):
+    found = page.look(sent(picture()))
+    expected = object_attention(page.detector, picture())
+    names = page.detector.label_names
+    assert found["grid"] == list(expected.cross.shape[1:])
+    assert [o["label"] for o in found["objects"]] == [names[i] for i in expected.found.labels]
+    assert [o["score"] for o in found["objects"]] == expected.found.scores.tolist()
+    boxes = np.asarray([entry["box"] for entry in found["objects"]]) * [96, 64, 96, 64]
+    np.testing.assert_allclose(boxes, expected.found.boxes, atol=1e-9)
+    places = found["grid"][0] * found["grid"][1]
+    of_objects = expected.cross.flatten(1)[expected.found.queries.tolist()]
+    assert abs(rows(found["cross"], places) - in_255ths(of_objects)).max() <= 0.51
+    encoder = expected.encoder.flatten(2).flatten(0, 1)
+    assert abs(rows(found["encoder"], places) - in_255ths(encoder)).max() <= 0.51
+
+
+def test_a_large_picture_is_shown_smaller_and_its_encoder_weights_may_stay_out(page, monkeypatch):
+    monkeypatch.setattr(objects_page, "SHOWN_PIXELS", 48)
+    monkeypatch.setattr(objects_page, "MOST_POSITIONS", 10)
+    found = page.look(sent(picture()))
+    shown = Image.open(io.BytesIO(base64.b64decode(found["image"].partition(",")[2])))
+    assert shown.size == (48, 32)
+    assert found["encoder"] == ""
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1/a.png", "data:image/png;base64,aGVsbG8="])
+def test_what_is_no_picture_is_one_line(page, url):
+    found = page.look(url)
+    assert list(found) == ["error"]
+    assert "\n" not in found["error"]
+
+
+def test_the_line_about_the_model(page):
+    assert "4 classes, 7 queries, 1 + 2 layers" in page.about()
+
+
+# --- in a browser ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def visit(folder):
+    options = AppOptions(model=str(folder))
+    with visits(options, lambda tab: tab.locator(".objects").wait_for()) as visit:
+        yield visit
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    files = tmp_path_factory.mktemp("files")
+    picture().save(files / "picture.png")
+    picture(40, 80).save(files / "high.png")
+    (files / "text.png").write_text("no image")
+    return files
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_mouse(visit, page, files):
+    with visit() as tab:
+        by_mouse(tab, page, files)
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_keyboard(visit, page, files):
+    found = page.look(sent(picture()))
+    height, width = found["grid"]
+    with visit() as tab:
+        choose_by_key(tab, files / "picture.png")
+        tab.locator("canvas.picture").wait_for()
+        tab.locator("input.score").focus()
+        tab.keyboard.press("Home")
+        assert tab.locator(".percent").inner_text() == "0 %"
+        assert violations(tab, ".objects") == []
+
+        tab.keyboard.press("Tab")
+        tab.keyboard.press("Tab")  # after the picture, its boxes
+        tab.keyboard.press("Enter")
+        assert shown_weights(tab) == rows(found["cross"], height * width)[0].tolist()
+        tab.locator("canvas.picture").focus()
+        tab.keyboard.press("ArrowDown")
+        tab.keyboard.press("ArrowRight")
+        place = height // 2 * width + width // 2 + 1
+        assert shown_weights(tab) == rows(found["encoder"], height * width)[place].tolist()
+        tab.get_by_role("radio", name="what it attends to").focus()
+        tab.keyboard.press("ArrowRight")
+        assert tab.get_by_role("radio", name="what attends to it").is_checked()
+        tab.locator("canvas.picture").press("Escape")
+        assert shown_weights(tab) == []
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, page, files):
+    found = page.look(sent(picture()))
+    height, width = found["grid"]
+    with visit(is_slow=True, **PHONE) as tab:
+        tab.locator("input.file").set_input_files(files / "high.png")
+        tab.locator("canvas.picture").wait_for()
+        tab.locator("input.file").set_input_files(files / "picture.png")
+        tab.wait_for_function("document.querySelector('canvas.picture').width > 300")
+        tab.locator("input.score").fill("1")  # no box lies over the place
+        box = tab.locator("canvas.picture").bounding_box()
+        assert max(box["width"], box["height"]) == pytest.approx(358, abs=1)  # all of its room
+        at = {"x": box["width"] * 0.5 / width, "y": box["height"] * 1.5 / height}
+        tab.locator("canvas.picture").tap(position=at)
+        assert shown_weights(tab) == rows(found["encoder"], height * width)[width].tolist()
+        tab.get_by_role("radio", name="what attends to it").tap()
+        assert "gets most attention from" in tab.locator(".said").inner_text()
+        assert violations(tab, ".objects") == []
+        tab.locator("input.score").fill("0")
+        tab.locator(".boxes button").last.tap(force=True)
+        last = rows(found["cross"], height * width)[-1]
+        assert shown_weights(tab) == last.tolist()
+
+
+def by_mouse(tab, page, files):
+    """Choose a picture, lower the threshold, click a box, walk through places by keys."""
+    tab.locator("input.file").set_input_files(files / "picture.png")
+    tab.locator("canvas.picture").wait_for()
+    found = page.look(sent(picture()))
+    tab.locator("input.score").fill("0.99")
+    assert tab.locator(".boxes button").count() == 0
+    tab.locator("input.score").fill("0")
+    assert tab.locator(".boxes button").count() == len(found["objects"])
+    names = tab.locator(".boxes button").evaluate_all("all => all.map(b => b.title)")
+    assert [name.rpartition(",")[0] for name in names] == [o["label"] for o in found["objects"]]
+
+    height, width = found["grid"]
+    cross = rows(found["cross"], height * width)
+    tab.locator(".boxes button").nth(1).evaluate("button => button.click()")
+    assert shown_weights(tab) == cross[1].tolist()
+    tab.locator(".boxes button").nth(1).evaluate("button => button.click()")  # off again
+    assert shown_weights(tab) == []
+
+    encoder = rows(found["encoder"], height * width)
+    middle = height // 2 * width + width // 2
+    tab.locator("canvas.picture").press("ArrowUp")  # the first key starts in the middle
+    tab.locator("canvas.picture").press("ArrowLeft")
+    assert shown_weights(tab) == encoder[middle - 1].tolist()
+    tab.get_by_role("radio", name="what attends to it").check()
+    column = encoder[:, middle - 1]
+    np.testing.assert_allclose(shown_weights(tab), 255 * column / column.max(), atol=0.51)
+
+    tab.locator("input.file").set_input_files(files / "text.png")
+    tab.get_by_role("alert").filter(has_text="The picture is damaged or no image").wait_for()
+    assert not tab.locator("canvas.picture").is_visible()
+
+
+def shown_weights(tab):
+    text = tab.locator("canvas.picture").get_attribute("data-weights")
+    return [int(number) for number in text.split()]

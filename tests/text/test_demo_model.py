@@ -1,0 +1,67 @@
+"""The model in the package translates numbers, and is that of its recipe."""
+
+import hashlib
+import io
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from hf_vanilla.data.corpus import built_in_corpus, built_in_numbers
+from hf_vanilla.text.alignments import error_rates, saved_head
+from hf_vanilla.text.demo_model import demo_model, demo_model_facts
+from hf_vanilla.text.file_translation import TranslateOptions, translate_file
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.number_alignments import aligned_number
+from hf_vanilla.text.translator import translate
+from hf_vanilla.training.recipe import read_recipe, shipped_recipes
+from hf_vanilla.training.run import train
+
+
+def test_it_is_small_and_rounded_and_made_by_the_recipe_as_it_is():
+    path = Path(demo_model()) / "model.safetensors"
+    assert path.stat().st_size <= 2_500_000
+    with safe_open(path, "pt") as weights:
+        names = list(weights.keys())
+        assert {weights.get_slice(name).get_dtype() for name in names} == {"BF16"}
+    # after a change of the recipe: scripts/build_demo_model.py
+    recipe = shipped_recipes()["numbers"].read_bytes()
+    assert demo_model_facts()["recipe_sha256"] == hashlib.sha256(recipe).hexdigest()
+
+
+def test_it_computes_in_float32_and_translates_unseen_numbers():
+    model, tokenizer = load_translator(demo_model())
+    assert {str(weight.dtype) for weight in model.parameters()} == {"torch.float32"}
+    unseen = built_in_corpus()["test"].select(range(50))
+    found = translate(model, tokenizer, unseen["source"][:])
+    right = sum(a == b for a, b in zip(found, unseen["target"][:], strict=True))
+    assert right >= 49
+
+
+def test_it_comes_with_the_attention_that_aligns_numbers_best():
+    gold = [aligned_number(number) for number in built_in_numbers()["validation"][:50]]
+    rates = error_rates(*load_translator(demo_model()), gold)
+    best = saved_head(demo_model())
+    assert rates[best] < 0.35
+    assert rates[best] < min(rate for head, rate in rates.items() if head.layer != best.layer)
+
+
+def test_translate_uses_it_where_no_model_is_named(monkeypatch, capsysbinary, caplog):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"twenty-one\n")))
+    with caplog.at_level("INFO"):
+        translate_file(TranslateOptions())
+    assert capsysbinary.readouterr().out == b"einundzwanzig\n"
+    assert "--model names another one" in caplog.text
+
+
+@pytest.mark.release
+def test_a_model_trained_anew_reaches_its_score(tmp_path):
+    recipe = read_recipe(["--recipe", "numbers", "--output_dir", str(tmp_path / "run"),
+                          "--eval_steps", "600", "--save_steps", "50"])  # fmt: skip
+    model, tokenizer = load_translator(str(train(recipe)))
+    unseen = built_in_corpus()["test"]
+    found = translate(model, tokenizer, unseen["source"][:])
+    right = sum(a == b for a, b in zip(found, unseen["target"][:], strict=True))
+    # rounding depends on threads and processor: a few of 1,000 may differ
+    assert right / 10 >= demo_model_facts()["exact_match"] - 0.5

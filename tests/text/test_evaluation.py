@@ -1,0 +1,157 @@
+"""Scores equal those of sacreBLEU and carry its signatures."""
+
+import pytest
+import sacrebleu
+import small_run
+
+from hf_vanilla.text.engines import TorchEngine
+from hf_vanilla.text.evaluation import (
+    EvaluateOptions,
+    Scores,
+    evaluate_files,
+    score_translations,
+)
+from hf_vanilla.text.translator import translate
+
+REFERENCES = [
+    "Das kleine Haus steht am großen See .",
+    "Ein Hund läuft über die Wiese , und niemand ruft ihn .",
+    "Zwei Männer reparieren ein altes Fahrrad .",
+]
+TRANSLATIONS = [
+    "Das kleine Haus steht an einem großen See .",
+    "ein Hund läuft über die Wiese , und keiner ruft ihn .",
+    "Zwei Männer reparieren ein altes Fahrrad .",
+]
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "none", "char", "intl"])
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_bleu_and_signature_equal_those_of_sacrebleu(tokenize, lowercase):
+    metric = sacrebleu.BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
+    expected = metric.corpus_score(TRANSLATIONS, [REFERENCES]).score
+    scores = score_translations(TRANSLATIONS, REFERENCES, tokenize=tokenize, lowercase=lowercase)
+    assert scores.bleu == expected
+    assert 0 < scores.bleu < 100
+    assert scores.bleu_signature == str(metric.get_signature())
+    assert f"tok:{tokenize}" in scores.bleu_signature
+    assert ("case:lc" if lowercase else "case:mixed") in scores.bleu_signature
+
+
+def test_chrf_and_signature_equal_those_of_sacrebleu():
+    metric = sacrebleu.CHRF()
+    expected = metric.corpus_score(TRANSLATIONS, [REFERENCES]).score
+    scores = score_translations(TRANSLATIONS, REFERENCES)
+    assert (scores.chrf, scores.chrf_signature) == (expected, str(metric.get_signature()))
+
+
+def test_exact_match_of_one_in_three_is_a_third():
+    scores = score_translations(TRANSLATIONS, REFERENCES)
+    assert scores.exact_match == pytest.approx(100 / 3)
+    assert scores.sentences == 3
+
+
+def test_references_as_translations_score_100():
+    scores = score_translations(REFERENCES, REFERENCES)
+    # a mean of logarithms, back through the exponential function
+    assert scores.bleu == pytest.approx(100)
+    assert scores.chrf == pytest.approx(100)
+    assert scores.exact_match == 100
+
+
+def test_empty_translations_score_0():
+    scores = score_translations(["", "", ""], REFERENCES)
+    assert (scores.bleu, scores.chrf, scores.exact_match) == (0, 0, 0)
+
+
+def test_scores_as_text_show_each_signature():
+    scores = score_translations(TRANSLATIONS, REFERENCES)
+    first, second, third = str(scores).splitlines()
+    assert first == f"BLEU {scores.bleu:.2f}  {scores.bleu_signature}"
+    assert second == f"chrF {scores.chrf:.2f}  {scores.chrf_signature}"
+    assert third == "exact match 33.3 % of 3 sentences"
+
+
+def test_unequal_counts_are_refused_and_named():
+    with pytest.raises(ValueError, match="2 translations, but 3 references"):
+        score_translations(TRANSLATIONS[:2], REFERENCES)
+
+
+def test_no_sentences_are_refused():
+    with pytest.raises(ValueError, match="no sentences to score"):
+        score_translations([], [])
+
+
+def test_an_unknown_tokenizer_is_refused_and_the_known_ones_are_listed():
+    with pytest.raises(ValueError, match=r"tokenize='moses': choose one of .*13a, char"):
+        score_translations(TRANSLATIONS, REFERENCES, tokenize="moses")
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def options(trained_run, corpus_files):
+    return {
+        "model": str(trained_run),
+        "source": corpus_files["train_source"],
+        "reference": corpus_files["train_target"],
+    }
+
+
+def test_a_file_is_translated_and_scored(trained, options):
+    pairs = small_run.digit_pairs()[: small_run.TRAIN]
+    sources, targets = zip(*pairs, strict=True)
+    expected = score_translations(translate(*trained, sources), targets)
+    scores = evaluate_files(EvaluateOptions(**options))
+    assert scores == expected
+    assert isinstance(scores, Scores)
+    assert scores.exact_match > 50  # the training pairs
+
+
+def test_tokenize_lowercase_and_num_beams_change_the_score(trained, options):
+    pairs = small_run.digit_pairs()[: small_run.TRAIN]
+    sources, targets = zip(*pairs, strict=True)
+    settings = {"tokenize": "char", "lowercase": True}
+    expected = score_translations(translate(*trained, sources, num_beams=1), targets, **settings)
+    assert evaluate_files(EvaluateOptions(**options, **settings, num_beams=1)) == expected
+
+
+def test_failed_sentences_are_an_error_unless_accepted(options, monkeypatch):
+    original = TorchEngine.translate_rows
+
+    def fails_for_long_rows(self, rows):
+        if max(map(len, rows)) > 10:
+            raise RuntimeError("too long")
+        return original(self, rows)
+
+    monkeypatch.setattr(TorchEngine, "translate_rows", fails_for_long_rows)
+    expected = r"of the lines could not be translated and are empty: \d+, .*--accept_failures True"
+    with pytest.raises(ValueError, match=expected):
+        evaluate_files(EvaluateOptions(**options))
+    scores = evaluate_files(EvaluateOptions(**options, accept_failures=True))
+    assert scores.sentences == small_run.TRAIN
+
+
+def test_one_text_instead_of_a_list_is_refused():
+    with pytest.raises(ValueError, match="'abc' is one text: give a list of sentences"):
+        score_translations("abc", ["a", "b", "c"])
+
+
+def test_files_of_unequal_length_are_refused_before_translating(options, corpus_files):
+    options["reference"] = corpus_files["validation_target"]
+    options["model"] = "nowhere"
+    with pytest.raises(ValueError, match="has no translation"):
+        evaluate_files(EvaluateOptions(**options))
+
+
+@pytest.mark.parametrize("name", ["num_beams", "tokens_per_batch"])
+def test_an_option_below_1_is_refused(options, name):
+    with pytest.raises(ValueError, match=f"{name}=0: give a positive number"):
+        evaluate_files(EvaluateOptions(**options, **{name: 0}))
+
+
+def test_an_unknown_tokenizer_is_refused_before_translating(options, monkeypatch):
+    monkeypatch.setattr(EvaluateOptions, "open_translator", None)  # a call would fail
+    with pytest.raises(ValueError, match="tokenize='moses'"):
+        evaluate_files(EvaluateOptions(**options, tokenize="moses"))

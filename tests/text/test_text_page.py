@@ -1,0 +1,292 @@
+"""What the script of the page of translation gets from its functions."""
+
+import base64
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from chromium import HOSTILE
+
+from hf_vanilla import demo_model
+from hf_vanilla.text.alignments import Aligner
+from hf_vanilla.text.attentions import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    KINDS,
+    attentions,
+    word_starts,
+)
+from hf_vanilla.text.n_best import best_translations
+from hf_vanilla.text.page import EXAMPLES, TextPage
+from hf_vanilla.text.page_answer import direction
+
+pytest.importorskip("gradio")
+
+SENTENCE = "three one four"
+
+
+@pytest.fixture(scope="module")
+def page(trained_run):
+    return TextPage(str(trained_run), max_tokens=40)
+
+
+@pytest.fixture
+def ask(page):
+    def ask(function="translate", **changes):
+        asked = {"model": page.model, "text": SENTENCE, "beams": 3, **changes}
+        found = page.functions()[function](asked)
+        json.dumps(found, allow_nan=False)
+        return found
+
+    return ask
+
+
+def test_the_answer_has_the_n_best_list_with_penalties(ask, trained):
+    found = ask()
+    expected = best_translations(*trained, SENTENCE, num_beams=3)
+    for shown, hypothesis in zip(found["hypotheses"], expected, strict=True):
+        assert (shown["text"], shown["ids"]) == (hypothesis.text, hypothesis.ids)
+        assert shown["score"] == pytest.approx(hypothesis.score, abs=1e-4)
+        assert shown["penalty"] == pytest.approx(((5 + len(hypothesis.ids)) / 6) ** 0.6, abs=1e-4)
+        assert shown["logProb"] == pytest.approx(shown["score"] * shown["penalty"], abs=1e-3)
+    assert found["penalty"] == {"form": "gnmt", "alpha": 0.6}
+
+
+def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
+    asked = {"temperature": "4", "top_k": "", "top_p": "", "seed": "5"}
+    found = ask(sampling=asked)
+    assert len(found["hypotheses"]) == 3
+    assert found["steps"] == []
+    assert ask(sampling=asked) == found
+    assert ask(sampling={**asked, "seed": "6"}) != found
+
+
+def test_visitors_see_the_models_name_and_never_its_folder_on_the_server(page, ask):
+    told = [page.settings(), ask(), ask("load"), ask(model=page.shown), ask("attend", ids=[5])]
+    assert page.settings()["model"] == ask()["model"] == page.shown == "trained"
+    assert all(str(page.model) not in json.dumps(one) for one in told)
+
+
+def test_terms_are_written_among_the_phrases(ask):
+    found = ask(phrases="neun; three => acht; two => sieben")
+    texts = [one["text"] for one in found["hypotheses"]]
+    assert all("neun" in text and "acht" in text for text in texts)
+    assert not any("sieben" in text for text in texts)
+
+
+def test_an_ensemble_is_named_in_the_answer_which_has_the_weights_of_its_first_model(page, ask):
+    name = f"{page.model} + {page.model}"
+    found = ask(model=name)
+    assert found["model"] == name
+    assert {**found, "model": page.shown} == ask()  # twice the same model is that model
+    ids = found["hypotheses"][1]["ids"]
+    assert ask("attend", model=name, ids=ids) == ask("attend", ids=ids)
+
+
+def test_the_answer_has_the_text_with_markup_and_the_sentence_without(ask):
+    found = ask(text="<i>two</i>", markup=True)
+    assert (found["text"], found["sentence"]) == ("<i>two</i>", "two")
+    assert [one["ids"] for one in found["hypotheses"]] == [
+        one["ids"] for one in ask(text="two")["hypotheses"]
+    ]
+    assert all("<i>" in one["text"] and "</i>" in one["text"] for one in found["hypotheses"])
+
+
+def test_a_text_that_is_split_has_an_answer_for_each_sentence(ask):
+    text = "Two.  Five six."
+    found = ask(text=text, split="en")["sentences"]
+    assert "".join(one["sentence"] + one["separator"] for one in found) == text
+    assert found[1] == ask(text="Five six.")
+
+
+def test_the_language_of_a_text_is_that_of_the_models_card(trained_run, page, tmp_path):
+    assert TextPage(demo_model()).settings()["language"] == "en"
+    model = shutil.copytree(trained_run, tmp_path / "model")
+    (model / "README.md").write_text("- Translates: fr to de\n")
+    assert page.functions()["load"]({"model": str(model)})["language"] == "fr"
+    (model / "README.md").unlink()
+    assert page.functions()["load"]({"model": str(model)})["language"] == ""
+
+
+def test_each_result_is_a_finished_node_of_the_tree_and_its_path_is_its_text(ask, trained):
+    found = ask()
+    steps = found["steps"]
+    for rank, hypothesis in enumerate(found["hypotheses"]):
+        ((step, node),) = [
+            (t, n) for t, nodes in enumerate(steps) for n in nodes if n["rank"] == rank
+        ]
+        assert node["status"] == "finished"
+        assert node["score"] == pytest.approx(hypothesis["score"], abs=2e-4)
+        path = []
+        for t in range(step, -1, -1):
+            path.insert(0, node["token"])
+            node = steps[t - 1][node["parent"]] if t else None
+        seen = attentions(*trained, SENTENCE, translation=hypothesis["ids"])
+        assert path == seen.target
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_travel_as_bytes_with_the_tokens_of_both_axes(ask, trained, kind):
+    found = ask()
+    seen = attentions(*trained, SENTENCE, translation=found["hypotheses"][0]["ids"])
+    sent = found["attention"]["kinds"][kind]
+    weights = np.frombuffer(base64.b64decode(sent["weights"]), np.uint8) / 255
+    expected = seen.of(kind)
+    assert sent["shape"] == list(expected.shape)
+    np.testing.assert_allclose(weights, expected.flatten(), atol=0.5 / 255 + 1e-6)
+    sides = {
+        CROSS: (seen.target, seen.source),
+        ENCODER: (seen.source, seen.source),
+        DECODER: (seen.target, ["<start>", *seen.target[:-1]]),
+    }
+    assert (sent["queries"], sent["keys"]) == sides[kind]
+    assert sent["words"] == [word_starts(side) for side in sides[kind]]
+    assert np.array(sent["patterns"]).shape == expected.shape[:2]
+
+
+def test_each_token_has_its_probability_and_the_best_others(ask, trained):
+    second = ask()["hypotheses"][1]["ids"]
+    found = ask("attend", ids=second)
+    seen = attentions(*trained, SENTENCE, translation=second)
+    probabilities = seen.log_probs.exp()
+    for row, (step, chosen) in enumerate(zip(found["steps"], second, strict=True)):
+        assert step["token"] == seen.target[row]
+        assert step["probability"] == pytest.approx(probabilities[row, chosen].item(), abs=1e-4)
+        others = probabilities[row].clone()
+        others[chosen] = -1
+        expected = others.topk(5).values
+        shown = torch.tensor([other["probability"] for other in step["others"]])
+        torch.testing.assert_close(shown, expected, rtol=0, atol=1e-4)
+        assert step["rank"] == int((probabilities[row] > probabilities[row, chosen]).sum())
+
+
+def test_the_words_of_each_translation_are_aligned_as_by_the_command(ask, trained):
+    found = ask()
+    for hypothesis, seen in zip(
+        found["hypotheses"],
+        (found["attention"], ask("attend", ids=found["hypotheses"][1]["ids"])),
+        strict=False,
+    ):
+        words = seen["words"]
+        assert words["source"] == SENTENCE.split()
+        assert words["target"] == hypothesis["text"].split()
+        (links,) = Aligner(*trained).align([(SENTENCE, hypothesis["text"])])
+        assert words["links"] == links
+        assert words["head"] == {"layer": 0, "head": None, "is_next": False}
+
+
+def test_the_words_are_aligned_by_the_head_that_is_saved_with_the_model(trained_run, tmp_path):
+    model = shutil.copytree(trained_run, tmp_path / "model")
+    best = {"layer": 0, "head": 1, "is_next": True}
+    (model / "alignment.json").write_text(json.dumps({"best": best}))
+    own = TextPage(str(model), max_tokens=40)
+    asked = {"model": str(model), "text": "<b>two</b> six", "beams": 2, "markup": True}
+    found = own.translate(asked)
+    assert found["attention"]["words"]["head"] == best
+    assert found["attention"]["words"]["source"] == ["two", "six"]
+    (model / "alignment.json").write_text("{")
+    assert "names no layer: remove it" in own.functions()["translate"](asked)["error"]
+
+
+def test_the_vectors_of_a_layer_are_sent(ask):
+    ids = ask()["hypotheses"][0]["ids"]
+    found = ask("inside", ids=ids, kind=CROSS, layer=0, head=1, token=2)
+    assert np.sum(found["weights"]) == pytest.approx(1, abs=1e-2)
+    assert len(found["keys"]) == len(found["values"]) == len(found["weights"])
+
+
+@pytest.mark.parametrize(
+    ("function", "changes", "problem"),
+    [
+        ("translate", {"text": " "}, "There is no text"),
+        ("translate", {"text": "x " * 100}, "the limit is 40"),
+        ("translate", {"text": "x" * 10**6}, "1,000,000 characters"),
+        ("translate", {"beams": 11}, "beams=11: give 1 to 10"),
+        ("translate", {"beams": None}, "not one of this page"),
+        ("translate", {"sampling": {"temperature": "0"}}, "The temperature is '0': give a number"),
+        ("translate", {"lengths": {"max_new_tokens": "x"}}, "The maximum length is 'x': give"),
+        ("translate", {"lengths": "long"}, "not one of this page"),
+        ("translate", {"split": "english"}, "split_sentences='english': give a language"),
+        ("translate", {"sampling": "much"}, "not one of this page"),
+        ("translate", {"sampling": {}, "phrases": "neun"}, "Sampling takes no phrases"),
+        ("translate", {"phrases": "neun; => acht"}, "'=> acht' is no term: write it as in dog =>"),
+        ("translate", {"model": "nobody/nothing"}, "This model cannot be used"),
+        ("translate", {"model": ""}, "No model is named"),
+        ("load", {"model": HOSTILE}, "This model cannot be used"),
+        ("attend", {"ids": [10**9]}, "This translation is none of the model"),
+        ("inside", {"ids": [1], "kind": "x", "layer": 0, "head": 0, "token": 0}, "kind='x'"),
+        ("inside", {"ids": [1], "kind": CROSS, "layer": 9, "head": 0, "token": 0}, "layer=9"),
+        ("inside", {"ids": [1]}, "not one of this page"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_cannot_be_answered_is_one_line(page, function, changes, problem):
+    from hf_vanilla.app.component import _called
+
+    asked = {"model": page.model, "text": SENTENCE, "beams": 3, **changes}
+    found = _called(function, page.functions()[function])(asked)
+    assert list(found) == ["error"]
+    assert problem in found["error"]
+    assert "\n" not in found["error"]
+
+
+def test_a_fixed_model_cannot_be_replaced(trained_run, ask):
+    fixed = TextPage(str(trained_run), fixed_model=True, max_tokens=40)
+    asked = {"model": "nobody/nothing", "text": SENTENCE, "beams": 3}
+    assert fixed.translate(asked) == ask()
+    assert fixed.settings()["isFixed"]
+
+
+def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, monkeypatch):
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "copy").symlink_to(trained_run)  # it leads out
+    shutil.copytree(trained_run, models / "own")
+    none, one = (TextPage(str(trained_run), models_folder=folder) for folder in (None, str(models)))
+    monkeypatch.chdir(models)
+    for page, name in (
+        (none, str(models / "own")),
+        (one, "copy"),
+        (one, str(tmp_path)),
+        (one, ".."),
+    ):
+        found = page.functions()["load"]({"model": name})
+        assert found == {"error": f"{name}: this page reads no such folder: give a Hub id."}
+    own = str(models / "own")
+    for name in (f"{trained_run} + {tmp_path}", f"own + {tmp_path}"):
+        found = one.functions()["load"]({"model": name})
+        assert found == {"error": f"{tmp_path}: this page reads no such folder: give a Hub id."}
+    for page, name in ((none, str(trained_run)), (one, "own"), (one, own), (one, f"{own} + own")):
+        assert "1 + 1 layers" in page.functions()["load"]({"model": name})["about"]
+
+
+def test_examples_are_those_of_the_packages_model_and_the_given_sentence(trained_run):
+    assert TextPage(demo_model(), sentence="two").settings()["examples"] == ["two", *EXAMPLES[:2]]
+    own = TextPage(str(trained_run)).settings()
+    assert own["examples"] == []
+    assert own["about"].startswith("trained: ")  # no path of the server
+    assert "1 + 1 layers, 2 + 2 heads" in own["about"]
+
+
+def test_no_event_is_offered_as_an_api(page):
+    blocks = page.blocks()
+    assert blocks.analytics_enabled is False
+    assert {fn.api_visibility for fn in blocks.fns.values()} <= {"private"}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (["⟨D7⟩", "שלום"], "ltr"),  # hexadecimal is written from left to right
+        (["␣", "שלום", "abc"], "rtl"),
+        (["12", "مرحبا"], "rtl"),
+        (["12", "abc", "مرحبا"], "ltr"),
+        (["1", "!"], "ltr"),
+        ([], "ltr"),
+    ],
+)
+def test_direction_is_that_of_the_first_letter(tokens, expected):
+    assert direction(tokens) == expected

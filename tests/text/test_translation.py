@@ -1,0 +1,49 @@
+"""Translation as a task: work of a batch by hand, operations as torch counts them."""
+
+import pytest
+import small_run
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from hf_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.text.task import TranslationTask, perplexity
+from hf_vanilla.text.work import training_flops
+from hf_vanilla.training.task import Work
+
+# --- operations --------------------------------------------------------------------------------
+
+
+def test_the_operations_are_those_that_torch_counts(tiny_config):
+    tiny_config.head_dim, tiny_config.v_head_dim = 5, 3
+    model = VanillaForConditionalGeneration(tiny_config)
+    model.set_attn_implementation("eager")
+    sentences, source, target = 2, 7, 10
+    with FlopCounterMode(display=False) as counter:
+        ids = torch.randint(3, 40, (sentences, source))
+        model(input_ids=ids, labels=torch.randint(3, 40, (sentences, target))).loss.backward()
+    lengths = torch.tensor([source] * sentences), torch.tensor([target] * sentences)
+    # torch counts the masked half of causal attention too, which ours leaves out
+    width = tiny_config.decoder_attention_heads * (5 + 3)
+    pairs = sentences * (target**2) - (sentences * target**2) // 2
+    masked = 6 * tiny_config.decoder_layers * width * pairs
+    assert training_flops(tiny_config, *lengths) + masked == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("rdrop_alpha", "passes"), [(0.0, 1), (5.0, 2)])
+def test_the_work_of_a_micro_batch_by_hand(tiny_config, tmp_path, rdrop_alpha, passes):
+    batch = {
+        "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
+        "labels": torch.tensor([[5, 6, 7, 8, 1], [5, 1, -100, -100, -100]]),
+    }
+    flops = passes * training_flops(tiny_config, torch.tensor([3, 1]), torch.tensor([5, 2]))
+    recipe = small_run.recipe(tmp_path, {}, rdrop_alpha=rdrop_alpha)
+    task = TranslationTask(recipe=recipe, data=None, rows=None, collate=None)
+    assert task.work(tiny_config, batch) == Work(7, 11, 16, flops)
+
+
+# --- perplexity ----------------------------------------------------------------------------------
+
+
+def test_a_perplexity_beyond_all_floats_is_limited():
+    assert perplexity(1e6) == perplexity(700.0)
+    assert perplexity(2.0) == pytest.approx(7.389056)

@@ -1,0 +1,98 @@
+"""Generated junctions: known odds, right of way, lanes; maps that travel with tables."""
+
+import numpy as np
+import pytest
+
+from hf_vanilla.tracks.built_in_junctions import (
+    FREE,
+    LEADER,
+    OBSERVED,
+    TURN_ODDS,
+    YIELD,
+    junctions,
+)
+from hf_vanilla.tracks.built_in_tracks import built_in_tracks
+from hf_vanilla.tracks.road_maps import LANE_KINDS, maps_side_by_side, resampled, road_map
+from hf_vanilla.tracks.table import join_scenes, resample
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return junctions(scenes=3000, seed=4)
+
+
+def speeds(tracks):
+    return np.linalg.norm(np.diff(tracks, axis=-2), axis=-1) / 0.4
+
+
+def test_turns_come_with_their_odds_and_nothing_observed_says_which(drawn):
+    four = (drawn.situation == FREE) & (drawn.odds > 0).all(1)
+    shares = np.bincount(drawn.branch[four], minlength=3) / four.sum()
+    assert np.abs(shares - TURN_ODDS).max() < 0.05
+    assert drawn.odds.sum(1) == pytest.approx(1.0)
+    assert (drawn.odds[np.arange(3000), drawn.branch] > 0).all()
+    # without noise, the observed steps of all turns are one
+    past = drawn.branches[:, :, :OBSERVED]
+    assert np.abs(past - past[:, :1]).max() < 1e-9
+    ends = drawn.branches[:, :, -1]
+    assert np.linalg.norm(ends[:, 0] - ends[:, 2], axis=-1).min() > 4
+    free = drawn.situation == FREE
+    own = drawn.branches[np.arange(3000), drawn.branch]
+    assert np.abs(drawn.tracks[:, 0] - own)[free].max() < 0.2
+
+
+def test_a_driver_stops_behind_a_car_that_brakes_and_for_one_from_the_right(drawn):
+    own, second = speeds(drawn.tracks[:, 0]), speeds(drawn.tracks[:, 1])
+    brakes, behind = drawn.brakes, drawn.situation == LEADER
+    assert own[brakes, -1].max() < 1.0
+    assert own[~brakes, -1].min() > 3.0
+    # the car ahead brakes in the observed steps, the driver behind it after them
+    assert (second[behind & brakes, OBSERVED - 2] < 0.9 * second[behind & brakes, 0]).all()
+    assert np.abs(own[:, OBSERVED - 2] - own[:, 0]).max() < 0.7
+    assert drawn.brakes[drawn.situation == YIELD].all()
+    assert not drawn.brakes[drawn.situation == FREE].any()
+    apart = np.linalg.norm(drawn.tracks[:, 0] - drawn.tracks[:, 1], axis=-1).min(1)
+    assert apart[drawn.situation != FREE].min() > 3
+
+
+def test_lanes_are_where_cars_drive_and_a_closed_side_has_a_boundary(drawn):
+    closed = drawn.odds.min(1) == 0
+    for scene in (*np.flatnonzero(closed)[:3], *np.flatnonzero(~closed)[:3]):
+        road = drawn.maps[scene]
+        kinds = [LANE_KINDS[kind] for kind in road.kinds]
+        assert kinds.count("lane") == (6 if closed[scene] else 8)
+        assert kinds.count("boundary") == int(closed[scene])
+        start = drawn.tracks[scene, 0, OBSERVED - 1]
+        lines = [resampled(line, 200) for line in road.points]
+        assert min(np.linalg.norm(line - start, axis=1).min() for line in lines) < 0.5
+
+
+def test_tables_keep_the_maps_of_their_scenes():
+    first = built_in_tracks("junctions", agents=12, seed=0)
+    assert len(first.maps) == len(first.scene_names) == 4
+    walkers = built_in_tracks("walkers", agents=6, seed=0)
+    both = join_scenes([walkers, first])
+    assert both.maps == (None, *first.maps)
+    assert both.maps_of(np.array([len(both) - 1])) == [first.maps[-1]]
+    assert join_scenes([walkers, walkers]).maps is None
+    assert walkers.maps_of(np.arange(2)) == [None, None]
+    assert resample(first, 0.8).maps == first.maps
+    assert first.rows(first.scene == 2).maps_of(np.array([0])) == [first.maps[2]]
+    again, other = (built_in_tracks("junctions", agents=12, seed=s) for s in (0, 1))
+    assert np.array_equal(first.positions, again.positions)
+    assert not np.array_equal(first.positions, other.positions)
+
+
+def test_maps_of_different_size_stand_side_by_side():
+    line = np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 2.0]])
+    roads = [road_map([line, line[:2] + 9], [0, 2], source="a"), None]
+    points, is_point, kinds = maps_side_by_side(roads, np.array([[1.0, 0.0], [0.0, 0.0]]))
+    assert points.shape == (2, 2, 3, 2)
+    assert points[0, 0].tolist() == [[-1, 0], [1, 0], [1, 2]]
+    assert is_point.tolist() == [[[1, 1, 1], [1, 1, 0]], [[0, 0, 0]] * 2]
+    assert kinds.tolist() == [[0, 2], [0, 0]]
+    assert resampled(line, 5).tolist() == [[0, 0], [1, 0], [2, 0], [2, 1], [2, 2]]
+    with pytest.raises(ValueError, match="b: polyline 1 has 1 point, and a direction needs two"):
+        road_map([line, line[:1]], [0, 0], source="b")
+    with pytest.raises(ValueError, match="polyline 0 has a point that is not finite"):
+        road_map([line * np.nan], [0], source="b")

@@ -1,0 +1,84 @@
+"""Fine-tuning a forecaster by Trainer, from the command line."""
+
+import pytest
+import torch
+from transformers import AutoModelForTimeSeriesPrediction
+
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.tracks.built_in_tracks import built_in_tracks
+from hf_vanilla.training.evaluate import finetune_model, read_finetuning
+
+SIZES = {"observed_steps": 5, "predicted_steps": 4, "num_modes": 3, "d_model": 12}
+HEADS = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
+LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 20, "decoder_ffn_dim": 20}
+
+
+@pytest.fixture
+def start(tmp_path):
+    config = VanillaTracksConfig(**SIZES, **HEADS, **LAYERS, velocity_std=0.3)
+    VanillaForMultimodalTrajectoryPrediction(config).save_pretrained(tmp_path / "start")
+    return str(tmp_path / "start")
+
+
+@pytest.fixture
+def tracks(tmp_path):
+    scenes = built_in_tracks("walkers", agents=30, seed=7)
+    rows = zip(scenes.frame, scenes.agent, scenes.positions.tolist(), strict=True)
+    lines = [f"{frame},{agent},{x},{y}" for frame, agent, (x, y) in rows]
+    path = tmp_path / "tracks.csv"
+    path.write_text("\n".join(["frame,agent,x,y", *lines]), encoding="utf-8")
+    return str(path)
+
+
+def finetuned(model, tracks, folder, *more):
+    arguments = ["--model", model, "--dataset", tracks, "--validation", tracks]
+    arguments += ["--output_dir", str(folder), "--max_steps", "20", "--learning_rate", "0.01"]
+    arguments += ["--per_device_train_batch_size", "16", "--use_cpu", "--report_to", "none"]
+    return finetune_model(read_finetuning([*arguments, "--disable_tqdm", "true", *more]))
+
+
+def test_a_finetuned_model_has_a_smaller_error_and_keeps_rate_and_scale(start, tracks, tmp_path):
+    narrow = AutoModelForTimeSeriesPrediction.from_pretrained(start).bfloat16()
+    narrow.save_pretrained(tmp_path / "narrow")
+    narrow = str(tmp_path / "narrow")
+    folder = finetuned(narrow, tracks, tmp_path / "tuned", "--frame_seconds", "0.4")
+    model = AutoModelForTimeSeriesPrediction.from_pretrained(folder)
+    assert model.dtype == torch.float32  # small steps would be lost in bfloat16
+    assert (model.config.step_seconds, model.config.velocity_std) == (0.4, 0.3)
+    assert model.config.largest_step > 0.3
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "minADE3" in card
+    assert "tracks.csv | 5 -> 4 steps of 0.4 s | per person" in card
+    from hf_vanilla.training.evaluate import evaluate, read_evaluation
+
+    asked = ["--dataset", tracks, "--frame_seconds", "0.4", "--device", "cpu"]
+    errors = [
+        evaluate(read_evaluation(["--model", name, *asked])).values["minADE3"]
+        for name in (start, str(folder))
+    ]
+    assert errors[1] < 0.7 * errors[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--frame_seconds", "0.2"), "steps of 0.2 s, but the model has 0.4 s.*--step_seconds 0.4"),
+        (("--frame_seconds", "0.4", "--unit", "km"), "positions in km, but the model in m"),
+    ],
+)
+def test_tracks_that_do_not_fit_the_model_are_refused(start, tracks, tmp_path, more, message):
+    with pytest.raises(ValueError, match=message):
+        finetuned(start, tracks, tmp_path / "tuned", *more)
+
+
+def test_tracks_that_are_too_short_are_refused(start, tmp_path):
+    path = tmp_path / "short.csv"
+    path.write_text("frame,agent,x,y\n0,1,0,0\n1,1,1,0\n2,1,2,0\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"short.csv has no agent with 5 \+ 4 steps"):
+        finetuned(start, str(path), tmp_path / "tuned", "--frame_seconds", "0.4")
+
+
+def test_a_model_without_weights_is_refused(tracks, tmp_path):
+    with pytest.raises(ValueError, match="constant_turn has no weights"):
+        finetuned("constant_turn", tracks, tmp_path / "tuned", "--frame_seconds", "0.4")

@@ -1,0 +1,259 @@
+"""Tables of positions, their windows, readers of six formats, and what is refused."""
+
+import json
+import logging
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from numpy.testing import assert_allclose
+
+from hf_vanilla.tracks.built_in_tracks import FORK_ODDS, built_in_tracks, fork_branches
+from hf_vanilla.tracks.formats import Columns, TrackSource, read_homography, read_tracks
+from hf_vanilla.tracks.table import Rows, join_scenes, resample, scenes_of_rows
+from hf_vanilla.tracks.windows import cut_windows, pasts_of_rows
+
+
+def table(*rows, **options):
+    frame, agent, x, y = (np.array(column) for column in zip(*rows, strict=True))
+    rows = Rows(source="here", frame=frame, agent=agent, positions=np.stack((x, y), 1) * 1.0)
+    return scenes_of_rows(rows, name="s", **{"frame_seconds": 0.1, **options})
+
+
+def walk(agent, frames, y=0):
+    return [(frame, agent, frame, y) for frame in frames]
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- windows -----------------------------------------------------------------------------------
+
+
+def test_windows_never_cross_a_gap_or_an_agent():
+    scenes = table(*walk("a", [0, 2, 4, 6, 10, 12, 14]), *walk("b", [0, 2, 4]))
+    windows = cut_windows(scenes, observed=2, predicted=1)
+    positions, known, origin = windows.positions(np.arange(len(windows)))
+    assert scenes.gaps == 1
+    assert scenes.step_seconds == pytest.approx(0.2)
+    assert origin[:, 0].tolist() == [2, 4, 12, 2]
+    assert known.all()
+    assert_allclose(positions[..., 0], np.tile([-2, 0, 2], (4, 1)))
+
+
+def test_missing_steps_are_masked_on_request():
+    scenes = table(*walk("a", [0, 1, 3, 4]))
+    windows = cut_windows(scenes, observed=2, predicted=2, allow_missing=True)
+    _, known, origin = windows.positions(np.arange(len(windows)))
+    assert origin[:, 0].tolist() == [1]  # frame 2, where the other window would end, is missing
+    assert known.tolist() == [[True, True, False, True]]
+
+
+def test_stride_counts_from_the_start_of_each_agent():
+    scenes = table(*walk("a", range(7)), *walk("b", range(1, 6)))
+    windows = cut_windows(scenes, observed=2, predicted=1, stride=2)
+    assert scenes.frame[windows.last_rows].tolist() == [1, 3, 5, 2, 4]
+
+
+def test_company_is_two_agents_in_one_window():
+    scenes = table(*walk("a", range(4)), *walk("b", range(1, 4), y=1))
+    windows = cut_windows(scenes, observed=2, predicted=1).with_company()
+    assert scenes.frame[windows.last_rows].tolist() == [2, 2]
+    assert windows.groups.tolist() == [0, 0]
+
+
+def test_pasts_mask_what_is_before_the_agent_and_in_gaps():
+    scenes = table(*walk("a", [0, 1]), *walk("b", [5, 6, 8]))
+    positions, known = pasts_of_rows(scenes, np.array([1, 4]), 4)
+    assert known.tolist() == [[False, False, True, True], [True, True, False, True]]
+    assert positions[1, :, 0].tolist() == [5, 6, 0, 8]
+
+
+def test_large_coordinates_lose_nothing_in_a_window():
+    scenes = table(*[(f, "a", 6e5 + 0.01 * f, 5e6) for f in range(3)])
+    positions, _, _ = cut_windows(scenes, observed=2, predicted=1).positions(np.array([0]))
+    assert_allclose(positions[0, :, 0], [-0.01, 0, 0.01], atol=1e-6)
+
+
+def test_resampling_interpolates_and_keeps_gaps():
+    scenes = table(*walk("a", [0, 1, 2, 3, 8, 9]), frame_seconds=0.4)
+    finer = resample(scenes, 0.2)
+    assert finer.frame.tolist() == [0, 1, 2, 3, 4, 5, 6, 16, 17, 18]
+    assert_allclose(finer.positions[:, 0], finer.frame / 2)
+    coarser = resample(scenes, 0.8)
+    assert coarser.positions[:, 0].tolist() == [0, 2, 8]
+    assert coarser.gaps == 1
+
+
+def test_scenes_of_two_rates_cannot_be_joined():
+    parts = [table(*walk("a", range(3)), frame_seconds=seconds) for seconds in (0.1, 0.4)]
+    with pytest.raises(ValueError, match="--step_seconds"):
+        join_scenes(parts)
+
+
+# --- built-in tracks ---------------------------------------------------------------------------
+
+
+def test_forks_have_their_odds_and_a_past_that_says_nothing():
+    scenes = built_in_tracks("forks", agents=3000, seed=3)
+    windows = cut_windows(scenes, observed=8, predicted=12)
+    assert len(windows) == 3000
+    shares = np.bincount(fork_branches(agents=3000, seed=3)) / 3000
+    assert_allclose(shares, FORK_ODDS, atol=0.03)
+    positions, _, _ = windows.positions(np.arange(3000))
+    ahead = positions[:, 6] / np.linalg.norm(positions[:, 6], axis=1, keepdims=True)
+    side = positions[:, -1, 0] * -ahead[:, 1] + positions[:, -1, 1] * ahead[:, 0]
+    assert (np.sign(-side[fork_branches(agents=3000, seed=3) == 0]) == 1).mean() > 0.99
+
+
+def test_walkers_are_the_same_for_one_seed_only():
+    first, again, other = (built_in_tracks("walkers", agents=12, seed=s) for s in (0, 0, 1))
+    assert_allclose(first.positions, again.positions, rtol=0)
+    assert abs(first.positions - other.positions).max() > 1
+
+
+# --- formats -----------------------------------------------------------------------------------
+
+
+def test_text_of_eth_and_ucy(tmp_path):
+    path = write(tmp_path / "eth.txt", "10\t2.0\t1.5\t-1\n0\t2.0\t1.0\t-1\n10\t1\t3\t4\n")
+    scenes = read_tracks(path)
+    assert scenes.agent_names.tolist() == [2, 1]
+    assert scenes.frame.tolist() == [0, 10, 10]
+    assert scenes.step_seconds == pytest.approx(0.4)
+
+
+def test_csv_and_parquet_with_other_names_give_equal_tables(tmp_path):
+    columns = {"t": [0, 1, 0], "who": ["b", "b", "a"], "px": [0.0, 1.0, 2.0], "py": [3.0, 4.0, 5.0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    lines = [",".join(map(str, row)) for row in zip(*columns.values(), strict=True)]
+    write(tmp_path / "t.csv", "\n".join(["t,who,px,py", *lines]))
+    names = Columns(frame="t", agent="who", x="px", y="py")
+    source = TrackSource(columns=names, frame_seconds=0.5)
+    found = [read_tracks(tmp_path / name, source) for name in ("t.csv", "t.parquet")]
+    for scenes in found:
+        assert scenes.agent_names.tolist() == ["b", "a"]
+        assert_allclose(scenes.positions, [[0, 3], [1, 4], [2, 5]])
+
+
+def test_trajnet_leaves_predictions_out_and_knows_its_rate(tmp_path):
+    entries = [{"scene": {"id": 0, "p": 1, "s": 0, "e": 10, "fps": 2.5}}]
+    entries += [{"track": {"f": f, "p": 1, "x": f / 10, "y": 0.0}} for f in (0, 10)]
+    entries += [{"track": {"f": 20, "p": 1, "x": 9, "y": 9, "prediction_number": 0}}]
+    path = write(tmp_path / "a.ndjson", "\n".join(map(json.dumps, entries)))
+    scenes = read_tracks(path)
+    assert len(scenes) == 2
+    assert scenes.step_seconds == pytest.approx(0.4)
+
+
+def test_the_17_columns_of_agentformer(tmp_path):
+    rest = "-1 " * 8 + "0.5 0.8 1.7"
+    text = "\n".join(f"{f} 7 Pedestrian {rest.strip()[:-4]} {f}.5 0 2.5 0.1" for f in (0, 1))
+    wide = "\n".join(line + " 0" * (17 - len(line.split())) for line in text.splitlines())
+    scenes = read_tracks(write(tmp_path / "a.txt", wide), TrackSource(frame_seconds=0.4))
+    assert scenes.kind.tolist() == ["Pedestrian"] * 2
+    assert scenes.size.shape == (2, 2)
+
+
+def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
+    for name in ("one", "two"):
+        columns = {
+            "timestep": [0, 1],
+            "track_id": ["AV", "AV"],
+            "position_x": [1e5, 1e5 + 1],
+            "position_y": [0.0, 0.0],
+            "scenario_id": [name] * 2,
+            "object_type": ["vehicle"] * 2,
+            "heading": [0.0, 0.0],
+        }
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{name}.parquet")
+    scenes = read_tracks(tmp_path)
+    assert scenes.scene_names == ("one", "two")
+    assert len(scenes.agent_names) == 2
+    assert scenes.step_seconds == 0.1
+
+
+def test_columns_of_lists_are_refused_by_name(tmp_path):
+    columns = {"frame": [0], "agent": [["a", "b"]], "x": [0.0], "y": [0.0]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t\.parquet: the column agent holds list"):
+        read_tracks(tmp_path / "t.parquet")
+
+
+def test_pixels_become_metres_by_a_homography(tmp_path):
+    matrix = read_homography(write(tmp_path / "h.txt", "0.5 0 1\n0 2 0\n0 0 2\n"))
+    path = write(tmp_path / "a.csv", "frame,agent,x,y\n0,1,2,4\n1,1,4,4\n")
+    scenes = read_tracks(path, TrackSource(frame_seconds=1.0, homography=matrix))
+    assert_allclose(scenes.positions, [[1, 4], [1.5, 4]])
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("frame,agent,x\n0,1,2\n", r"no column 'y', only frame, agent, x: name it by --y_column"),
+        ("frame,agent,x,y\n0,1,2,3\n1,1,two,3\n", r"line 3: x is 'two', not a number"),
+        ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),
+        ("frame,agent,x,y\n0,1,2,3\n0,1,2,4\n", r"line 3: agent 1 is twice in frame 0"),
+        ("frame,agent,x,y\n0.5,1,2,3\n", r"line 2: frame 0.5 is not a whole number"),
+        ("frame,agent,x,y\n0,1,0,0\n2,1,0,0\n4,1,0,0\n5,1,0,0\n", r"line 5: .* but mostly by 2"),
+        ("frame,agent,x,y\n", "has no rows"),
+        ("", "is not a table with a header"),
+    ],
+)
+def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, message):
+    path = write(tmp_path / "a.csv", text)
+    with pytest.raises(ValueError, match=message):
+        read_tracks(path, TrackSource(frame_seconds=0.4))
+
+
+def test_a_rate_that_nobody_states_is_asked_for(tmp_path):
+    path = write(tmp_path / "a.csv", "frame,agent,x,y\n0,1,2,3\n")
+    with pytest.raises(ValueError, match="--frame_seconds"):
+        read_tracks(path)
+
+
+def test_unsorted_frames_are_sorted(tmp_path):
+    path = write(tmp_path / "a.csv", "frame,agent,x,y\n2,1,2,0\n0,1,0,0\n1,1,1,0\n")
+    scenes = read_tracks(path, TrackSource(frame_seconds=0.4))
+    assert scenes.positions[:, 0].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["1 0 0\n0 0 0\n0 0 1", "1 2 3"])
+def test_a_homography_that_cannot_be_inverted_is_refused(tmp_path, text):
+    with pytest.raises(ValueError, match=r"inverted|nine|three rows"):
+        read_homography(write(tmp_path / "h.txt", text))
+
+
+@pytest.mark.parametrize(
+    ("step", "message"), [(60.0, "1 displacements of more than 50"), (1e-5, "degrees")]
+)
+def test_jumps_and_degrees_are_kept_and_reported(caplog, step, message):
+    with caplog.at_level(logging.WARNING, logger="hf_vanilla"):
+        scenes = table((0, "a", 0, 0), (1, "a", step, 0))
+    assert message in caplog.text
+    assert len(scenes) == 2
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    table = pyarrow.table({"frame": [0], "agent": [["a"]], "x": [0.0], "y": [0.0]})
+    pyarrow.parquet.write_table(table, tmp_path / "lists.parquet")
+    whole = (tmp_path / "lists.parquet").read_bytes()
+    row = '{"track": {"f": %s, "p": 1, "x": 0, "y": 0}}'
+    contents = {
+        "junk.parquet": b"no table",
+        "cut.parquet": whole[: len(whole) // 2],
+        "lists.parquet": whole,
+        "latin1.csv": "frame,agent,x,y\n0,Zoë,1,2\n1,Zoë,1,2\n".encode("latin-1"),
+        "frame.ndjson": (row % '"late"').encode(),
+        "fps.ndjson": b'{"scene": {"fps": -2.5}}\n' + (row % 0).encode(),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^[^\n]*{name}[^\n]*$"):
+            read_tracks(tmp_path / name, TrackSource(frame_seconds=0.4))

@@ -1,0 +1,270 @@
+"""Trajectory forecasting by the engine: runs, resumes, evaluation, and what is refused."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small_run
+import torch
+from process_runs import assert_processes_agree
+from torch.testing import assert_close
+from transformers import AutoModelForTimeSeriesPrediction
+
+from hf_vanilla.tracks import eth_ucy
+from hf_vanilla.tracks.built_in_tracks import built_in_tracks
+from hf_vanilla.tracks.options import TrackDataOptions
+from hf_vanilla.tracks.single_task import WindowOrder, prepare
+from hf_vanilla.training.evaluate import evaluate, read_evaluation
+from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.training.run import train
+from hf_vanilla.training.task import RunFacts
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = {
+    "observed_steps": 5,
+    "predicted_steps": 4,
+    "num_modes": 3,
+    "num_codes": 20,
+    "d_model": 12,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 3,
+    "encoder_ffn_dim": 20,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 20,
+}
+SHARED = {
+    "max_steps": 6,
+    "learning_rate": 0.01,
+    "warmup_steps": 2,
+    "eval_steps": 3,
+    "save_steps": 2,
+    "logging_steps": 2,
+    "average_checkpoints": 1,
+    "use_cpu": True,
+    "trackers": "none",
+}
+
+
+@pytest.fixture
+def tracks(tmp_path):
+    """A CSV of 40 agents who miss some steps."""
+    scenes = built_in_tracks("walkers", agents=40, seed=7)
+    rows = [
+        f"{frame},{agent},{x},{y}"
+        for frame, agent, (x, y) in zip(
+            scenes.frame, scenes.agent, scenes.positions.tolist(), strict=True
+        )
+        if (frame + agent) % 11
+    ]
+    path = tmp_path / "tracks.csv"
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    return path
+
+
+def recipe(folder, tracks, *, data=None, **shared):
+    options = {"windows_per_step": 16, "windows_per_batch": 8, "frame_seconds": 0.4}
+    options |= {"dataset": str(tracks), "allow_missing": True, "speed_change": 0.1, "rotate": True}
+    return Recipe(
+        task="trajectories",
+        train=TrainRecipe(**{**SHARED, "output_dir": str(folder), **shared}),
+        data=TrackDataOptions(**{**options, **(data or {})}),
+        model=MODEL,
+        decoding={},
+    )
+
+
+@pytest.mark.parametrize("form", ["modes", "one", "density", "quantized"])
+def test_a_run_learns_and_leaves_a_folder_with_rate_and_scores(tracks, tmp_path, form):
+    folder = train(recipe(tmp_path / "run", tracks, data={"form": form}, max_steps=60))
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    key = "loss" if form == "quantized" else "min_ade"  # codes are near from the start
+    scored = [line[key] for line in lines if key in line]
+    assert scored[-1] < (0.85 if form == "quantized" else 0.7) * scored[0]
+    model = AutoModelForTimeSeriesPrediction.from_pretrained(folder)
+    assert model.config.step_seconds == 0.4
+    assert 0.2 < model.config.velocity_std < 0.5
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert "validation part | 5 -> 4 steps of 0.4 s | per person" in card
+
+
+def test_an_interrupted_run_ends_in_the_same_weights(tracks, tmp_path, monkeypatch):
+    whole = small_run.weights(train(recipe(tmp_path / "whole", tracks)))
+    with monkeypatch.context() as patch:
+        small_run.interrupt(patch, after=3)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe(tmp_path / "cut", tracks))
+    found = small_run.weights(train(recipe(tmp_path / "cut", tracks)))
+    for name, weight in whole.items():
+        assert_close(found[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_processes_and_micro_batches_give_the_same_weights(tracks, tmp_path):
+    data = {"windows_per_batch": 4, "winner_temperature": 0.3}
+    assert_processes_agree(
+        lambda folder: recipe(folder, tracks, data=data), tmp_path, ignored="score_head.bias"
+    )
+
+
+KILLED = """
+import os, signal, sys
+from hf_vanilla.training.recipe import read_recipe
+from hf_vanilla.training import run as training
+counting = training.sum_counts
+def killed(run, micro_batches):
+    if micro_batches[0].number // run.per_step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return counting(run, micro_batches)
+training.sum_counts = killed
+training.train(read_recipe(["--recipe", sys.argv[1]]))
+"""
+
+
+def test_a_killed_run_ends_in_the_same_weights(tracks, tmp_path):
+    data = {"winner_temperature": 0.3}
+    whole = small_run.weights(train(recipe(tmp_path / "whole", tracks, data=data)))
+    asked, path = recipe(tmp_path / "cut", tracks, data=data), tmp_path / "cut.yaml"
+    path.write_text(asked.to_yaml(), encoding="utf-8")
+    command = [sys.executable, "-c", KILLED, str(path)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    assert (tmp_path / "cut" / "checkpoint-4").is_dir()
+    found = small_run.weights(train(asked))
+    for name, weight in whole.items():
+        assert_close(found[name], weight, rtol=0, atol=0)
+
+
+def test_counts_are_observed_future_steps(tracks, tmp_path):
+    task = prepare(recipe(tmp_path / "run", tracks))
+    rows = WindowOrder(len(task.tracks.train), 40, 0)[0]
+    windows = task.tracks.train
+    _, known, _ = windows.positions(rows.rows)
+    batch = task.batch(rows, torch.Generator().manual_seed(0))
+    assert task.counts(batch) == [int(known[:, 5:].sum())]
+    assert task.counts(batch)[0] < 40 * 4
+
+
+def test_noise_changes_observed_positions_of_its_share_of_windows_only(tracks, tmp_path):
+    still = {"speed_change": 0.0, "rotate": False, "mirror": 0.0}
+    noisy = still | {"position_noise": 0.3, "noise_share": 0.4}
+    tasks = [prepare(recipe(tmp_path, tracks, data=data)) for data in (still, noisy)]
+    rows = WindowOrder(len(tasks[0].tracks.train), 600, seed=0)[0]
+    plain, changed = (task.batch(rows, torch.Generator().manual_seed(5)) for task in tasks)
+    assert_close(changed["future_values"], plain["future_values"], rtol=0, atol=0)
+    apart = (changed["past_values"] - plain["past_values"]).square().mean((1, 2)).sqrt()  # (B,)
+    is_noisy = apart > 0
+    assert is_noisy.float().mean().item() == pytest.approx(0.4, abs=0.08)  # 4 deviations
+    # a window's own deviation is uniform from 0 to 0.3; its estimate has 10 numbers
+    assert apart[is_noisy].mean().item() == pytest.approx(0.15, abs=0.03)
+    assert 0.25 < apart.max() < 0.6
+
+
+def test_an_epoch_has_each_window_once_whatever_the_size():
+    order = WindowOrder(10, 4, 3)
+    rows = [row for number in range(5) for row in order[number].rows.tolist()]
+    assert sorted(rows[:10]) == sorted(rows[10:]) == list(range(10))
+    assert rows[:10] != rows[10:]
+
+
+def test_the_temperature_falls_with_the_optimizer_step_not_with_the_micro_batch(tracks, tmp_path):
+    data = {"winner_temperature": 0.3}
+    task = prepare(recipe(tmp_path / "run", tracks, data=data, max_steps=30))
+
+    def temperatures(per_step, numbers):
+        order = task.order(per_step)
+        batches = [task.batch(order[number], torch.Generator()) for number in numbers]
+        return [round(batch["winner_temperature"].item(), 4) for batch in batches]
+
+    assert temperatures(1, (0, 10, 20, 29)) == [0.3, 0.15, 0, 0]
+    assert temperatures(2, (0, 1, 20, 21)) == [0.3, 0.3, 0.15, 0.15]
+
+
+def test_evaluation_equals_the_validation_of_the_run(tracks, tmp_path):
+    asked = recipe(tmp_path / "run", tracks, data={"validation": str(tracks)})
+    folder = train(asked)
+    last = json.loads((folder / "log.jsonl").read_text().splitlines()[-1])
+    arguments = ["--model", str(folder), "--dataset", str(tracks), "--frame_seconds", "0.4"]
+    arguments += ["--allow_missing", "True", "--device", "cpu"]
+    scores = evaluate(read_evaluation(arguments))
+    assert scores.values["minADE3"] == pytest.approx(last["min_ade"], rel=1e-4)
+    assert "minADE3" in str(scores)
+    assert "windows" in str(scores).splitlines()[0]
+
+
+def test_a_scene_with_one_person_has_scores_alone_and_none_in_company(tmp_path):
+    path = tmp_path / "one.csv"
+    rows = [f"{frame},1,{0.5 * frame},0" for frame in range(22)]
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    arguments = ["--model", "constant_velocity", "--dataset", str(path), "--frame_seconds", "0.4"]
+    scores = evaluate(read_evaluation(arguments)).values
+    assert scores["minADE1"] == pytest.approx(0, abs=1e-6)
+    assert scores["collision_share"] == 0
+    with pytest.raises(ValueError, match=r"one\.csv has no window"):
+        evaluate(read_evaluation([*arguments, "--with_company", "True"]))
+
+
+def test_a_model_of_another_rate_is_not_scored_on_the_tracks(tracks, tmp_path):
+    folder = train(recipe(tmp_path / "run", tracks))
+    arguments = ["--model", str(folder), "--dataset", str(tracks), "--frame_seconds", "0.1"]
+    with pytest.raises(
+        ValueError, match=r"steps of 0.1 s, but the model has 0.4 s.*--step_seconds"
+    ):
+        evaluate(read_evaluation(arguments))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"windows_per_batch": 5}, "windows_per_step=16 is not a multiple"),
+        ({"mirror": 1.5}, "mirror=1.5"),
+        ({"form": "two"}, "form='two'"),
+        ({"test_scene": "zara9"}, "test_scene='zara9'"),
+    ],
+)
+def test_options_that_cannot_be_met_are_refused(tracks, tmp_path, data, message):
+    with pytest.raises(ValueError, match=message):
+        recipe(tmp_path / "run", tracks, data=data)
+
+
+def test_tracks_that_are_too_short_are_named(tmp_path):
+    path = tmp_path / "short.csv"
+    path.write_text("frame,agent,x,y\n0,1,0,0\n1,1,1,0\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"no agent with 5 \+ 4 steps"):
+        prepare(recipe(tmp_path / "run", path))
+
+
+@pytest.fixture
+def eth_ucy_folder(tmp_path, monkeypatch):
+    """The eight files of ETH and UCY, each with two walkers of 25 steps, one to validate on."""
+    for number, (name, first) in enumerate(eth_ucy.FIRST_VALIDATION_FRAME.items()):
+        rows = [
+            f"{start + 10 * step}\t{agent}\t{number + 0.4 * step}\t{number}"
+            for agent, start in ((1, first - 250), (2, first))
+            for step in range(25)
+        ]
+        (tmp_path / f"{name}.txt").write_text("\n".join(rows), encoding="utf-8")
+    monkeypatch.setitem(eth_ucy.TEST_WINDOWS, "zara1", 12)
+    return tmp_path
+
+
+def test_a_recipe_keeps_its_test_scene_wherever_the_data_lies(eth_ucy_folder, caplog):
+    arguments = ["--recipe", "tracks_zara1", "--dataset", str(eth_ucy_folder)]
+    with caplog.at_level(logging.INFO):
+        task = prepare(read_recipe(arguments))
+    test_file = list(eth_ucy.FIRST_VALIDATION_FRAME).index("crowds_zara01")
+    files = task.tracks.train.scenes.positions[:, 1]  # y is the number of the file
+    assert sorted(set(files.tolist())) == [number for number in range(8) if number != test_file]
+    facts = dict.fromkeys(("model_name", "recipe", "device"), "x")
+    facts |= dict.fromkeys(("parameters", "steps", "seconds", "processes"), 1)
+    card = task.card(RunFacts(**facts, counts={}), None).content
+    assert all("without scene zara1" in text for text in (caplog.text, card))
+    everything = prepare(read_recipe([*arguments, "--test_scene", "none"]))
+    assert test_file in everything.tracks.train.scenes.positions[:, 1]
+
+
+def test_other_tracks_with_such_a_recipe_are_told_how(tracks):
+    with pytest.raises(FileNotFoundError, match=r"no biwi_eth.txt.*--test_scene none"):
+        prepare(read_recipe(["--recipe", "tracks_zara1", "--dataset", str(tracks)]))
