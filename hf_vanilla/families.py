@@ -1,18 +1,39 @@
-"""The table of tasks: options, measures, model and engine part of each by import string.
+"""The table of tasks: one row per task, whose parts are named by import strings.
 
-This package is imported by the tasks, so it names their modules as text and imports them when a
-task is used. To add a task, add a row here and a module to `hf_vanilla/tasks/`.
+Everything above this module that needs a part of a task finds it here, and imports it when it is
+used. To add a task, add a row here and a folder with its modules.
 """
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
-
-from hf_vanilla.families import Measure
-from hf_vanilla.loading import read_settings
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 DEFAULT_TASK = "translation"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number of the metrics log: what it means for log, curves and card.
+
+    Attributes:
+        label: what it is, for legends and tables: `"validation NLL"`.
+        unit: for the axis; numbers of one unit share a panel: `"nats per target token"`.
+        better: direction of improvement for numbers of a validation; None for numbers that choose
+            no checkpoint, such as the training loss.
+        log_name: its key in the metrics log; empty where that is its name in the table.
+        precision: digits after the decimal point in tables and messages.
+    """
+
+    label: str
+    unit: str
+    better: Literal["lower", "higher"] | None = None
+    log_name: str = ""
+    precision: int = 4
+
+    def rank(self, value: float) -> float:
+        """A number that is lower for a better value."""
+        return -value if self.better == "higher" else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +52,16 @@ class TaskEntry:
         processor: class with `from_pretrained` for tokenizer or image processor; empty: none.
         decoding: function from config and section `decoding` to a generation config; empty: the
             task has no such section.
+        load: function of a folder that returns model and processor; empty: by `auto_class` and
+            `processor`.
         set_by_data: fields of the config that follow from the data; a recipe may not set them.
+        evaluate: function of the command `evaluate`, and
+        evaluate_options: its options.
+        finetune: function of the command `finetune`, and
+        finetune_options: its options, beside those of Trainer.
+        page: function of a model's name and the options of `hf-vanilla app` that makes its page.
+        figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
+        built_in: names of models without weights, which need no folder.
     """
 
     model_types: tuple[str, ...]
@@ -43,7 +73,15 @@ class TaskEntry:
     auto_class: str
     processor: str = ""
     decoding: str = ""
+    load: str = ""
     set_by_data: tuple[str, ...] = ()
+    evaluate: str
+    evaluate_options: str
+    finetune: str
+    finetune_options: str
+    page: str
+    figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    built_in: tuple[str, ...] = ()
 
 
 TASKS = {
@@ -57,7 +95,27 @@ TASKS = {
         auto_class="transformers:AutoModelForSeq2SeqLM",
         processor="transformers:AutoTokenizer",
         decoding="hf_vanilla.text.options:generation_config",
+        load="hf_vanilla.text.loading:load_translator",
         set_by_data=("pad_token_id", "eos_token_id", "decoder_start_token_id"),
+        evaluate="hf_vanilla.text.evaluation:evaluate_files",
+        evaluate_options="hf_vanilla.text.evaluation:EvaluateOptions",
+        finetune="hf_vanilla.text.finetuning:finetune",
+        finetune_options="hf_vanilla.text.finetuning:FinetuneOptions",
+        page="hf_vanilla.text.page:open_page",
+        figures={
+            "attention": (
+                "hf_vanilla.text.plot:plot_attention",
+                "hf_vanilla.text.plot:PlotAttentionOptions",
+            ),
+            "length_bleu": (
+                "hf_vanilla.text.length_bleu:plot_length_bleu",
+                "hf_vanilla.text.length_bleu:PlotLengthBleuOptions",
+            ),
+            "animation": (
+                "hf_vanilla.text.animation:plot_animation",
+                "hf_vanilla.text.animation:PlotAnimationOptions",
+            ),
+        },
     ),
     "image_classification": TaskEntry(
         model_types=("vanilla_vit",),
@@ -69,6 +127,17 @@ TASKS = {
         auto_class="transformers:AutoModelForImageClassification",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
+        evaluate="hf_vanilla.images.evaluation:evaluate_images",
+        evaluate_options="hf_vanilla.images.evaluation:EvaluateImagesOptions",
+        finetune="hf_vanilla.images.finetuning:finetune_images",
+        finetune_options="hf_vanilla.images.finetuning:FinetuneImagesOptions",
+        page="hf_vanilla.images.page:open_page",
+        figures={
+            "patches": (
+                "hf_vanilla.images.plot:plot_patches",
+                "hf_vanilla.images.plot:PlotPatchesOptions",
+            ),
+        },
     ),
     "object_detection": TaskEntry(
         model_types=("vanilla_detr",),
@@ -80,6 +149,17 @@ TASKS = {
         auto_class="transformers:AutoModelForObjectDetection",
         processor="transformers:AutoImageProcessor",
         set_by_data=("id2label", "label2id"),
+        evaluate="hf_vanilla.objects.evaluation:evaluate_objects",
+        evaluate_options="hf_vanilla.objects.evaluation:EvaluateObjectsOptions",
+        finetune="hf_vanilla.objects.finetuning:finetune_objects",
+        finetune_options="hf_vanilla.objects.finetuning:FinetuneObjectsOptions",
+        page="hf_vanilla.objects.page:open_page",
+        figures={
+            "objects": (
+                "hf_vanilla.objects.plot:plot_objects",
+                "hf_vanilla.objects.plot:PlotObjectsOptions",
+            ),
+        },
     ),
     "trajectories": TaskEntry(
         model_types=("vanilla_tracks",),
@@ -90,6 +170,18 @@ TASKS = {
         model="hf_vanilla.tracks.loading:new_forecaster",
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
+        evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
+        evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
+        finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
+        finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
+        page="hf_vanilla.tracks.page:open_page",
+        figures={
+            "tracks": (
+                "hf_vanilla.tracks.plot:plot_tracks",
+                "hf_vanilla.tracks.plot:PlotTracksOptions",
+            ),
+        },
+        built_in=("constant_velocity", "constant_turn", "linear_fit"),
     ),
     "joint_trajectories": TaskEntry(
         model_types=("vanilla_agentformer",),
@@ -100,6 +192,11 @@ TASKS = {
         model="hf_vanilla.tracks.loading:new_joint_forecaster",
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "largest_step"),
+        evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
+        evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
+        finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
+        finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
+        page="hf_vanilla.tracks.page:open_page",
     ),
     "scene_trajectories": TaskEntry(
         model_types=("vanilla_scene",),
@@ -110,6 +207,11 @@ TASKS = {
         model="hf_vanilla.tracks.loading:new_scene_forecaster",
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
+        evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
+        evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
+        finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
+        finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
+        page="hf_vanilla.tracks.page:open_page",
     ),
 }
 
@@ -129,24 +231,6 @@ def task_entry(task: str) -> TaskEntry:
     if task not in TASKS:
         raise ValueError(f"task={task!r}: choose one of {', '.join(TASKS)}")
     return TASKS[task]
-
-
-def task_of_model(name: str) -> str:
-    """The task of a saved model, from the `model_type` in its config.
-
-    Args:
-        name: model folder or Hub id.
-
-    Raises:
-        ValueError: the model belongs to no task of this package.
-        OSError: there is no config.
-    """
-    model_type = read_settings(name).get("model_type")
-    for task, entry in TASKS.items():
-        if model_type in entry.model_types:
-            return task
-    known = ", ".join(kind for entry in TASKS.values() for kind in entry.model_types)
-    raise ValueError(f"{name} has model_type={model_type!r}; this package has tasks for {known}")
 
 
 def task_measures(task: str) -> Mapping[str, Measure]:

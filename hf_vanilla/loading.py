@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_vanilla.families import DEFAULT_TASK, TASKS, load_part, task_entry
 
 LARGEST_SIZE, MOST_LAYERS = 10**9, 10**4  # in a config
 SHOWN_NAMES, SHOWN_CHARACTERS = 3, 300  # in a message
@@ -139,6 +141,42 @@ def load_rows(name: str, *config: str | None, **options: Any) -> Any:
 
     with _one_line(name, "dataset"):
         return load_dataset(name, *config, **options)
+
+
+def task_of_model(name: str) -> str:
+    """The task of a saved model, from the `model_type` in its config.
+
+    Args:
+        name: model folder or Hub id.
+
+    Raises:
+        ValueError: the model belongs to no task of this package.
+        OSError: there is no config.
+    """
+    model_type = read_settings(name).get("model_type")
+    for task, entry in TASKS.items():
+        if model_type in entry.model_types:
+            return task
+    known = ", ".join(kind for entry in TASKS.values() for kind in entry.model_types)
+    raise ValueError(f"{name} has model_type={model_type!r}; this package has tasks for {known}")
+
+
+def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:
+    """The model of a folder, and its tokenizer or image processor; None where it has none.
+
+    Raises:
+        ValueError: the folder holds no model.
+        OSError: a file is missing or damaged.
+    """
+    try:
+        task = task_of_model(str(folder))
+    except (OSError, ValueError):
+        task = DEFAULT_TASK  # a translation model that transformers knows, or none at all
+    entry = task_entry(task)
+    if entry.load:
+        return load_part(entry.load)(str(folder))
+    processor = load_saved(load_part(entry.processor), folder) if entry.processor else None
+    return load_model(load_part(entry.auto_class), folder), processor
 
 
 @contextmanager

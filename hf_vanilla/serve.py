@@ -7,24 +7,17 @@ no usage data.
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hf_vanilla.app.component import style, theme
-from hf_vanilla.families import DEFAULT_TASK, task_of_model
-from hf_vanilla.hub.space import SpaceOptions, write_space
-from hf_vanilla.images.page import ImagePage
-from hf_vanilla.objects.page import ObjectsPage
+from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry
+from hf_vanilla.loading import task_of_model
 from hf_vanilla.options import option
 from hf_vanilla.text.demo_model import demo_model
-from hf_vanilla.text.page import TextPage
-from hf_vanilla.text.page_models import PLUS
 from hf_vanilla.text.precision import check_dtype
-from hf_vanilla.tracks.page import TracksPage
-from hf_vanilla.tracks.simple_models import SIMPLE_MODELS
 
 logger = logging.getLogger(__name__)
 
@@ -83,23 +76,13 @@ class AppOptions:
     share: bool = field(
         default=False, metadata={"help": "create a public address through Gradio's server"}
     )
-    write_space: str | None = field(
-        default=None, metadata={"help": "write the files of a Space to this new folder, and exit"}
-    )
 
     def __post_init__(self) -> None:
         if self.ensemble and self.model is None:
             raise ValueError("ensemble needs a first model: give --model A --model B")
-        if self.ensemble and self.write_space is not None:
-            raise ValueError("a Space serves one model: give --model once")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: give a positive number")
         check_dtype(self.dtype)
-        if self.dtype is not None and self.write_space is not None:
-            raise ValueError(
-                f"dtype={self.dtype!r}: a Space loads the model as it was saved: "
-                "leave it out, or quantize the model first"
-            )
         if self.frame_seconds is not None and not self.frame_seconds > 0:
             raise ValueError(f"frame_seconds={self.frame_seconds}: give a positive number")
         if self.models_folder is not None and not Path(self.models_folder).is_dir():
@@ -120,35 +103,21 @@ class AppOptions:
         return self.share or not _is_loopback(self.host)
 
 
-def open_app(options: AppOptions) -> Path | None:
-    """Serve the app until Ctrl-C, or write it as a Space.
+def open_app(options: AppOptions) -> None:
+    """Serve the app until Ctrl-C.
 
     Args:
         options: what to serve, and where.
 
-    Returns:
-        The folder of the Space; None after serving.
-
     Raises:
         ImportError: Gradio is not installed.
         ValueError: the model cannot be used.
-        OSError: the port is taken, or the folder of the Space is not empty.
+        OSError: the port is taken.
     """
     if options.model is None:
         sentence = EXAMPLE if options.sentence is None else options.sentence
         options = replace(options, model=demo_model(), sentence=sentence)
-    if options.write_space is not None:
-        return write_space(
-            SpaceOptions(
-                folder=options.write_space,
-                model=str(options.model),
-                sentence=options.sentence,
-                max_tokens=options.max_tokens,
-                task=_task_of(str(options.model)),
-            )
-        )
     serve(options)
-    return None
 
 
 def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
@@ -189,39 +158,6 @@ def serve(options: AppOptions, *, is_blocking: bool = True) -> Any:
     return blocks
 
 
-def _text_page(model: str, options: AppOptions) -> Any:
-    return TextPage(
-        PLUS.join([model, *options.ensemble]),
-        sentence=options.sentence,
-        max_tokens=options.max_tokens,
-        fixed_model=options.is_model_fixed,
-        models_folder=options.models_folder or (None if options.is_public else "/"),
-        dtype=options.dtype,
-    )
-
-
-def _image_page(model: str, _options: AppOptions) -> Any:
-    return ImagePage(model)
-
-
-def _objects_page(model: str, _options: AppOptions) -> Any:
-    return ObjectsPage(model)
-
-
-def _track_page(model: str, options: AppOptions) -> Any:
-    return TracksPage(model, tracks=options.tracks, frame_seconds=options.frame_seconds)
-
-
-# by task; the page of text serves all others, and reports what it cannot load
-PAGES: dict[str, Callable[[str, AppOptions], Any]] = {
-    "image_classification": _image_page,
-    "object_detection": _objects_page,
-    "trajectories": _track_page,
-    "joint_trajectories": _track_page,
-    "scene_trajectories": _track_page,
-}
-
-
 def page_of(model: str, options: AppOptions) -> Any:
     """The page for a model's task.
 
@@ -230,14 +166,12 @@ def page_of(model: str, options: AppOptions) -> Any:
         OSError: nothing is found under that name.
     """
     task = _task_of(model)
-    if options.ensemble and task in PAGES:
+    if options.ensemble and task != DEFAULT_TASK:
         raise ValueError(f"{model} is a model of {task}: only translators can be an ensemble")
-    return PAGES.get(task, _text_page)(model, options)
+    return load_part(task_entry(task).page)(model, options)
 
 
 def _task_of(model: str) -> str:
-    if model in SIMPLE_MODELS:
-        return "trajectories"
     try:
         return task_of_model(model)
     except (OSError, ValueError):

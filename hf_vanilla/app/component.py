@@ -45,13 +45,13 @@ def message(text: str) -> str:
 def style() -> str:
     """The style sheet of all pages."""
     return "\n".join(
-        file.read_text(encoding="utf-8") for file in (HERE / "app.css", HERE / "text_page.css")
+        file.read_text(encoding="utf-8") for file in (HERE / "app.css", HERE / "views.css")
     )
 
 
 def page_of_component(
     title: str,
-    name: str,
+    folder: Path,
     functions: dict[str, Callable[[Any], Any]],
     *,
     scripts: tuple[str, ...] = (),
@@ -59,25 +59,25 @@ def page_of_component(
 ) -> Any:
     """A page of one HTML component, as Gradio's `Blocks`.
 
-    The component is `NAME.html`. Its script is `component.js`, then `scripts`, then `NAME.js`, as
-    one function body: a script can use what an earlier one defines.
+    The component is `page.html` of the family's folder. Its script is `component.js`, then
+    `scripts`, then `page.js`, as one function body: a script can use what an earlier one defines.
 
     Args:
         title: of the page.
-        name: of the files.
+        folder: of the family.
         functions: what the script can call, by name; each takes one value.
         scripts: names of more files of the script.
         about: a line below the title; None: the component has its own title.
     """
     gradio = import_gradio()
-    files = [SHARED_SCRIPT, *scripts, f"{name}.js"]
+    files = [HERE / SHARED_SCRIPT, *(folder / name for name in (*scripts, "page.js"))]
     with gradio.Blocks(title=title, analytics_enabled=False) as blocks:
         if about is not None:
             gradio.HTML(f"<h1>{html.escape(title)}</h1>{message(about)}")
         gradio.HTML(
-            (HERE / f"{name}.html").read_text(encoding="utf-8"),
-            elem_id=name.removesuffix("_page"),
-            js_on_load="\n".join((HERE / file).read_text(encoding="utf-8") for file in files),
+            (folder / "page.html").read_text(encoding="utf-8"),
+            elem_id=folder.name,
+            js_on_load="\n".join(file.read_text(encoding="utf-8") for file in files),
             server_functions=[_called(name, call) for name, call in functions.items()],
         )
     return blocks

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import CARD_FILE, public_name
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
@@ -16,7 +17,6 @@ from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
 )
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import checked, read_yaml, shown
-from hf_vanilla.text.card import CARD_FILE, public_name
 from hf_vanilla.tracks.card import converted_track_card
 
 from .checkpoint_files import read_checkpoint

@@ -14,11 +14,11 @@ from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorP
 
 from hf_vanilla.data.image_models import load_image_model
 from hf_vanilla.files import whole_file, whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.text.card import carry_over
 
 from .checkpoint_files import read_checkpoint
 from .detr_names import (

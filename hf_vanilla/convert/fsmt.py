@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
-from hf_vanilla.text.card import carry_over
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
 from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of

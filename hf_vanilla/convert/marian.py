@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.text.card import carry_over
 
 from .marian_npz import read_npz, read_npz_tokenizer
 from .marian_npz_files import npz_of

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.text.card import carry_over, public_name
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
 

@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_model, load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.text.card import carry_over
 
 from .same_outputs import require_same_outputs
 from .weight_names import Names, Renamed, load_renamed, rename_to_ours, rename_to_theirs

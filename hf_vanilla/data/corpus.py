@@ -313,3 +313,13 @@ def built_in_corpus(seed: int = 0) -> DatasetDict:
     return DatasetDict(
         {split: Dataset.from_list([number_words(n) for n in part]) for split, part in splits}
     )
+
+
+def check_sentences(sentences: Any) -> None:
+    """Refuse one text where a sequence of texts is needed; it would be read letter by letter.
+
+    Raises:
+        ValueError: it is one text.
+    """
+    if isinstance(sentences, str | bytes):
+        raise ValueError(f"{sentences!r:.60} is one text: give a list of sentences, [text]")

@@ -88,3 +88,28 @@ def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Im
             errors[path] = error
         else:
             yield image
+
+
+def check_processor(processor: Any, resample: int | None = None) -> None:
+    """Refuse an image processor whose pixels training would not reproduce.
+
+    Args:
+        processor: of a saved model.
+        resample: the only interpolation, by Pillow's number; None: any.
+
+    Raises:
+        ValueError: it does not resize, scale to [0, 1] or normalise, or interpolates otherwise.
+    """
+    needed: dict[str, Any] = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+    needed |= {} if resample is None else {"resample": resample}
+    for name, only in needed.items():
+        if (value := getattr(processor, name)) != only:
+            raise ValueError(
+                f"the image processor has {name}={value!r}: training needs {only!r}; set it in "
+                "preprocessor_config.json, if the model was trained so"
+            )
+    if abs(255 * processor.rescale_factor - 1) > 1e-6:
+        raise ValueError(
+            f"the image processor has rescale_factor={processor.rescale_factor}: training scales "
+            "by 1/255"
+        )

@@ -16,10 +16,10 @@ from huggingface_hub import (
 )
 from transformers import PreTrainedModel
 
+from hf_vanilla.loading import load_folder
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.text.card import CARD_FILE, bare_card, pushed_card
 
-from .model_folder import load_folder
+from .card import CARD_FILE, bare_card, pushed_card
 
 __all__ = ["PushOptions", "Repository", "push_folder", "push_model"]
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from hf_vanilla.data.image_models import load_image_processor
+from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.data.images import LabelledImages, check_classes
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
 from .augmentation import Augmentation, augment
-from .batches import ImageReader, check_processor, normalised
+from .batches import ImageReader, normalised
 from .card import image_card
 from .data import training_and_validation, unreadable_images
 from .options import ImageDataOptions

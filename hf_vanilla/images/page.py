@@ -5,6 +5,7 @@ L layers, H heads, R x K patches.
 """
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hf_vanilla.app.component import import_gradio, page_of_component
 from hf_vanilla.app.pictures import picture_url, received_picture
-from hf_vanilla.text.card import public_name
+from hf_vanilla.hub.card import public_name
 
 from .attention import patch_attention
 from .classifier import Classifier, load_classifier
@@ -105,7 +106,7 @@ class ImagePage:
         def look(asked: dict[str, Any]) -> dict[str, Any]:
             return self.look(str(asked.get("picture")), is_drawn=bool(asked.get("isDrawn")))
 
-        return page_of_component(TITLE, "image_page", {"look": look}, about=self.about())
+        return page_of_component(TITLE, Path(__file__).parent, {"look": look}, about=self.about())
 
 
 def centred(drawing: "Image") -> "Image":
@@ -131,3 +132,8 @@ def centred(drawing: "Image") -> "Image":
 
 def _thousandths(weights: Tensor) -> list[Any]:
     return (weights * SCALE).round().int().tolist()
+
+
+def open_page(model: str, _options: Any) -> ImagePage:
+    """The page of a model, with the options of `hf-vanilla app`."""
+    return ImagePage(model)

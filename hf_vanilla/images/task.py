@@ -5,7 +5,6 @@ Shapes: B batch, H x W pixels.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
@@ -43,36 +43,6 @@ def prepare(recipe: Recipe) -> "ImageClassificationTask":
         OSError: nothing is found under a name.
     """
     return ImageClassificationTask(recipe, prepare_images(recipe))
-
-
-@dataclass(frozen=True)
-class ImageOrder:
-    """Micro-batches of equal size, epoch after epoch without a gap.
-
-    Attributes:
-        images: how many there are.
-        size: images of a micro-batch.
-        seed: of the order.
-    """
-
-    images: int
-    size: int
-    seed: int
-
-    def __getitem__(self, number: int) -> list[int]:
-        """Row numbers of micro-batch `number` of the run."""
-        first = number * self.size
-        places = (divmod(place, self.images) for place in range(first, first + self.size))
-        return [int(_shuffled(self.images, self.seed, epoch)[row]) for epoch, row in places]
-
-    def describe(self) -> str:
-        """The size in words."""
-        return f"{self.size:,} images"
-
-
-@lru_cache(maxsize=2)
-def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng((seed, epoch)).permutation(count)
 
 
 @dataclass(frozen=True)
@@ -123,14 +93,14 @@ class ImageClassificationTask:
         """Fingerprints of the images, and the classes."""
         return image_facts(self.images)
 
-    def order(self, per_step: int) -> ImageOrder:
+    def order(self, per_step: int) -> RowOrder:
         """Cut the images of a step into `per_step` equal micro-batches.
 
         Raises:
             ValueError: they cannot be cut so.
         """
         size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
-        return ImageOrder(len(self.images.train.images), size, self.recipe.train.seed)
+        return RowOrder(len(self.images.train.images), size, self.recipe.train.seed, "images")
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and normalise: `pixel_values` `(B, 3, H, W)`, `labels` `(B,)` int64."""

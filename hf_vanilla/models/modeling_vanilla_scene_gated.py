@@ -42,8 +42,7 @@ class VanillaForGatedTrajectoryPrediction(VanillaScenePreTrainedModel):
 
     Examples:
         >>> import torch
-        >>> from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
-        >>> from hf_vanilla.models.modeling_vanilla_scene_gated import VanillaForGatedTrajectoryPrediction
+        >>> from hf_vanilla import VanillaForGatedTrajectoryPrediction, VanillaSceneConfig
         >>> model = VanillaForGatedTrajectoryPrediction(VanillaSceneConfig(d_model=16)).eval()
         >>> model(past_values=torch.randn(2, 3, 8, 2)).trajectories.shape
         torch.Size([2, 3, 6, 12, 2])

@@ -57,8 +57,7 @@ class VanillaForVectorTrajectoryPrediction(VanillaScenePreTrainedModel):
 
     Examples:
         >>> import torch
-        >>> from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
-        >>> from hf_vanilla.models.modeling_vanilla_scene_vectors import VanillaForVectorTrajectoryPrediction
+        >>> from hf_vanilla import VanillaForVectorTrajectoryPrediction, VanillaSceneConfig
         >>> model = VanillaForVectorTrajectoryPrediction(VanillaSceneConfig(d_model=16)).eval()
         >>> model(past_values=torch.randn(2, 3, 8, 2)).trajectories.shape
         torch.Size([2, 3, 6, 12, 2])

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from hf_vanilla.data.image_models import load_image_processor
-from hf_vanilla.images.batches import check_processor
+from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights

@@ -6,13 +6,14 @@ m objects, S = h * w positions of the feature map.
 
 import base64
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from hf_vanilla.app.component import import_gradio, page_of_component
 from hf_vanilla.app.pictures import picture_url, received_picture
-from hf_vanilla.text.card import public_name
+from hf_vanilla.hub.card import public_name
 
 from .attention import object_attention
 from .detector import Detector, load_detector
@@ -92,7 +93,7 @@ class ObjectsPage:
         def look(asked: dict[str, Any]) -> dict[str, Any]:
             return self.look(str(asked.get("picture")))
 
-        return page_of_component(TITLE, "objects_page", {"look": look}, about=self.about())
+        return page_of_component(TITLE, Path(__file__).parent, {"look": look}, about=self.about())
 
 
 def _shown(image: "Image") -> "Image":
@@ -107,3 +108,8 @@ def _bytes(weights: Tensor) -> str:
     largest = weights.amax(dim=-1, keepdim=True).clamp(min=1e-12)
     levels = (255 * weights / largest).round().byte()
     return base64.b64encode(levels.numpy().tobytes()).decode()
+
+
+def open_page(model: str, _options: Any) -> ObjectsPage:
+    """The page of a model, with the options of `hf-vanilla app`."""
+    return ObjectsPage(model)

@@ -15,8 +15,8 @@ from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
-from hf_vanilla.images.task import ImageOrder
 from hf_vanilla.models.backbone_vanilla_detr import load_backbone
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
@@ -105,7 +105,7 @@ class ObjectDetectionTask:
         """Fingerprints of images and boxes, and the classes."""
         return self.sets.facts()
 
-    def order(self, per_step: int) -> "ImageOrder | EndlessOrder":
+    def order(self, per_step: int) -> "RowOrder | EndlessOrder":
         """Cut the images of a step into `per_step` equal micro-batches.
 
         Raises:
@@ -114,7 +114,7 @@ class ObjectDetectionTask:
         size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
         if self.sets.scenes is not None:
             return EndlessOrder(size)
-        return ImageOrder(len(self.sets.train), size, self.recipe.train.seed)
+        return RowOrder(len(self.sets.train), size, self.recipe.train.seed, "images")
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and pad; see `DetectionCollator`."""

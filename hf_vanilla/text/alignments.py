@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import padded
 from hf_vanilla.files import write_text
+from hf_vanilla.hub.card import ALIGNMENT_FILE
 from hf_vanilla.options import checked
 
 from .alignment_links import Links, Spans, best_links, part_weights, token_shares, word_spans
@@ -25,7 +26,6 @@ from .number_alignments import AlignedPair
 
 logger = logging.getLogger(__name__)
 
-ALIGNMENT_FILE = "alignment.json"
 PAIRS_PER_BATCH = 32
 
 

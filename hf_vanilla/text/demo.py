@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import built_in_corpus
 from hf_vanilla.options import install_hint
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 
-from .evaluation import score_translations
 from .loading import load_translator
 from .plot import PlotAttentionOptions, plot_attention
 from .translator import translate

@@ -3,89 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import read_pairs
 from hf_vanilla.options import UsageError
 
 from .comet import check_comet, comet_score
 from .decoding_options import DecodingOptions
-from .translator import check_sentences
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of a set of translations, by sacreBLEU.
-
-    Attributes:
-        bleu: corpus BLEU, 0 to 100.
-        bleu_signature: settings of the metric; only scores with equal signatures are comparable.
-        chrf: corpus chrF2, 0 to 100.
-        chrf_signature: settings of the metric.
-        exact_match: share of translations equal to their reference, 0 to 100.
-        sentences: number of sentences.
-        comet: 100 times COMET; None where no COMET model was given.
-        comet_model: that model.
-    """
-
-    bleu: float
-    bleu_signature: str
-    chrf: float
-    chrf_signature: str
-    exact_match: float
-    sentences: int
-    comet: float | None = None
-    comet_model: str | None = None
-
-    def __str__(self) -> str:
-        comet = "" if self.comet is None else f"COMET {self.comet:.2f}  {self.comet_model}\n"
-        return (
-            f"BLEU {self.bleu:.2f}  {self.bleu_signature}\n"
-            f"chrF {self.chrf:.2f}  {self.chrf_signature}\n"
-            f"{comet}exact match {self.exact_match:.1f} % of {self.sentences} sentences"
-        )
-
-
-def score_translations(
-    translations: Sequence[str],
-    references: Sequence[str],
-    *,
-    tokenize: str = "13a",
-    lowercase: bool = False,
-) -> Scores:
-    """Score translations against one reference each.
-
-    Args:
-        translations: detokenized output, one per sentence.
-        references: as many references.
-        tokenize: sacreBLEU's tokenizer: "13a" for raw text, "none" for tokenized text.
-        lowercase: ignore case.
-
-    Raises:
-        ValueError: the counts differ, there is nothing to score, or one side is a single text.
-    """
-    check_bleu_tokenizer(tokenize)
-    for texts in (translations, references):
-        check_sentences(texts)
-    from sacrebleu.metrics import BLEU, CHRF
-
-    if len(translations) != len(references):
-        raise ValueError(
-            f"{len(translations)} translations, but {len(references)} references: "
-            "both need one line per sentence"
-        )
-    if not references:
-        raise ValueError("no sentences to score")
-    # force: no warning about tokenized text; the signature names the tokenizer
-    bleu = BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
-    chrf = CHRF(lowercase=lowercase)
-    is_exact = [t == r for t, r in zip(translations, references, strict=True)]
-    return Scores(
-        bleu=bleu.corpus_score(translations, [references]).score,
-        bleu_signature=str(bleu.get_signature()),
-        chrf=chrf.corpus_score(translations, [references]).score,
-        chrf_signature=str(chrf.get_signature()),
-        exact_match=100 * sum(is_exact) / len(is_exact),
-        sentences=len(is_exact),
-    )
 
 
 def with_comet(
@@ -99,19 +22,6 @@ def with_comet(
     """The scores of these translations and their COMET; arguments and errors: see `comet_score`."""
     comet = comet_score(sources, translations, references, model=model)
     return replace(scores, comet=comet, comet_model=model)
-
-
-def check_bleu_tokenizer(name: str) -> None:
-    """Check that scores can be computed with this tokenizer.
-
-    Raises:
-        ValueError: sacreBLEU has no tokenizer of this name.
-    """
-    from sacrebleu.metrics import BLEU
-
-    if name not in BLEU.TOKENIZERS:
-        names = ", ".join(sorted(BLEU.TOKENIZERS))
-        raise ValueError(f"tokenize={name!r}: choose one of {names}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,13 +23,14 @@ from transformers import (
 )
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
+from hf_vanilla.data.bleu import Scores, score_translations
 from hf_vanilla.data.corpus import pairs_from_files
+from hf_vanilla.hub.card import CARD_FILE, hub_id, languages_of, public_name
 from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 
-from .card import CARD_FILE, CardFacts, hub_id, languages_of, model_card, public_name
+from .card import CardFacts, model_card
 from .encoding import EncodedPairs, LengthLimits, encode_pairs
-from .evaluation import Scores, score_translations
 from .loading import load_translator
 from .precision import require_float
 from .validation import validation_nll, validation_translations

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import read_lines, read_pairs
 from hf_vanilla.plots.figures import (
     check_output,
@@ -17,7 +18,6 @@ from hf_vanilla.plots.figures import (
     theme_of,
 )
 
-from .evaluation import Scores, check_bleu_tokenizer, score_translations
 from .translator import Translator
 
 UNITS = ("words", "characters")

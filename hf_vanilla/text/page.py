@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.app.component import import_gradio, page_of_component
+from hf_vanilla.hub.card import languages_of, public_name
 
-from .card import languages_of, public_name
 from .demo_model import NOTE, demo_model
 from .page_answer import answer_of_attention, answer_of_layer, answer_of_result
 from .page_models import PLUS, names_in
@@ -20,12 +20,12 @@ from .page_service import Result, Service
 TITLE = "Attention Is All You Need: watch it translate"
 MAX_BEAMS = 10
 SCRIPTS = (
-    "text_drawing.js",
-    "text_attention.js",
-    "text_words.js",
-    "text_search.js",
-    "text_layer.js",
-    "text_settings.js",
+    "page_drawing.js",
+    "page_attention.js",
+    "page_words.js",
+    "page_search.js",
+    "page_layer.js",
+    "page_settings.js",
 )
 # of the package's own model
 EXAMPLES = (
@@ -179,7 +179,7 @@ class TextPage:
 
     def blocks(self) -> Any:
         """The page as Gradio's `Blocks`."""
-        return page_of_component(TITLE, "text_page", self.functions(), scripts=SCRIPTS)
+        return page_of_component(TITLE, Path(__file__).parent, self.functions(), scripts=SCRIPTS)
 
 
 def _language(model: str) -> str:
@@ -195,3 +195,15 @@ def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str
             return {"error": str(error)}
 
     return reported
+
+
+def open_page(model: str, options: Any) -> TextPage:
+    """The page of a model, with the options of `hf-vanilla app`."""
+    return TextPage(
+        PLUS.join([model, *options.ensemble]),
+        sentence=options.sentence,
+        max_tokens=options.max_tokens,
+        fixed_model=options.is_model_fixed,
+        models_folder=options.models_folder or (None if options.is_public else "/"),
+        dtype=options.dtype,
+    )

@@ -20,19 +20,20 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
+from hf_vanilla.data.bleu import check_bleu_tokenizer
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
+from hf_vanilla.hub.card import hub_id, public_name
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, weights_fingerprint
 
-from .card import CardFacts, hub_id, model_card, public_name
+from .card import CardFacts, model_card
 from .comet import check_comet
 from .data import TextData, prepare_text, text_facts
 from .encoding import EncodedPairs, LengthLimits
-from .evaluation import check_bleu_tokenizer
 from .initial_model import InitialModel, load_initial_model
 from .mixture import SEED_OF_CORPUS, MixtureOrder
 from .options import MEASURES, TranslationDataOptions

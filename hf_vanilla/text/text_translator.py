@@ -5,12 +5,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 
+from hf_vanilla.data.corpus import check_sentences
+
 from .alignments import Aligner
 from .markup import Markup, parts, take_out
 from .markup_placement import put_back
 from .sentence_splitting import Piece, SentenceSplitter
 from .terminology import Term, Terminology
-from .translator import Sentence, Translator, check_sentences
+from .translator import Sentence, Translator
 
 logger = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import batch_bounds
+from hf_vanilla.data.corpus import check_sentences
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 
 from .alignment_links import Links
@@ -451,16 +452,6 @@ def translate(
     engine = TorchEngine(model, tokenizer, **generate_kwargs)
     translator = Translator(engine, tokens_per_batch=tokens_per_batch)
     return list(translator.translate(sentences, progress=progress))
-
-
-def check_sentences(sentences: Any) -> None:
-    """Refuse one text where a sequence of texts is needed; it would be read letter by letter.
-
-    Raises:
-        ValueError: it is one text.
-    """
-    if isinstance(sentences, str | bytes):
-        raise ValueError(f"{sentences!r:.60} is one text: give a list of sentences, [text]")
 
 
 def check_tokens_per_batch(tokens_per_batch: int) -> None:

@@ -9,9 +9,10 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
+from hf_vanilla.data.bleu import Scores, score_translations
 
 from .encoding import EncodedPairs
-from .evaluation import Scores, score_translations, with_comet
+from .evaluation import with_comet
 from .translator import translate
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
-from hf_vanilla.families import task_of_model
+from hf_vanilla.loading import task_of_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import option
 from hf_vanilla.training.task import RunFacts

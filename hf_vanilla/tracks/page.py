@@ -5,13 +5,14 @@ Shapes: T observed steps, M modes, P predicted steps.
 """
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from hf_vanilla.app.component import import_gradio, page_of_component
-from hf_vanilla.text.card import public_name
+from hf_vanilla.hub.card import public_name
 
 from .attention import (
     SceneAttention,
@@ -178,7 +179,7 @@ class TracksPage:
             "draw": self.draw,
             "frame": lambda asked: self.frame(asked["scene"], asked["frame"]),
         }
-        return page_of_component(TITLE, "tracks_page", functions)
+        return page_of_component(TITLE, Path(__file__).parent, functions)
 
 
 def _of_steps(looks: np.ndarray) -> np.ndarray:
@@ -207,3 +208,8 @@ def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:
 
 def _rounded(values: np.ndarray) -> list[Any]:
     return np.round(values, DIGITS).tolist()
+
+
+def open_page(model: str, options: Any) -> TracksPage:
+    """The page of a model, with the options of `hf-vanilla app`."""
+    return TracksPage(model, tracks=options.tracks, frame_seconds=options.frame_seconds)

@@ -5,7 +5,6 @@ Shapes: B windows, T observed steps, P predicted steps.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.row_order import shuffled
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
@@ -91,12 +91,6 @@ class WindowOrder:
     def describe(self) -> str:
         """The size in words."""
         return f"{self.size:,} windows"
-
-
-@lru_cache(maxsize=2)
-def shuffled(count: int, *key: int) -> np.ndarray:
-    """Numbers from 0 to `count` - 1 in an order that depends on the key alone; read it only."""
-    return np.random.default_rng(key).permutation(count)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.row_order import shuffled
 from hf_vanilla.training.task import Batch, Work, micro_batch_size
 
 from .data import position_errors, random_changes
@@ -19,7 +20,7 @@ from .joint_scores import JointSums
 from .layout import SceneLayout, scene_batches, scene_middles
 from .options import SceneOptions
 from .scores import TrackSums
-from .single_task import add_scenes, model_inputs, shuffled
+from .single_task import add_scenes, model_inputs
 from .task import TrackTask
 from .windows import Windows
 

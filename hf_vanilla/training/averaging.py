@@ -9,17 +9,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig
 
-from hf_vanilla.families import (
-    load_part,
-    task_entry,
-    task_of_model,
-    validation_measures,
-)
+from hf_vanilla.families import load_part, task_entry, validation_measures
 from hf_vanilla.files import whole_folder
-from hf_vanilla.loading import load_saved
+from hf_vanilla.hub.card import carry_over
+from hf_vanilla.loading import load_saved, task_of_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import check_options, option
-from hf_vanilla.text.card import carry_over
 
 from .checkpointing import WEIGHTS_FILE, all_checkpoints, best_checkpoints, load_weights
 

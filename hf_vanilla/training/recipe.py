@@ -430,7 +430,7 @@ def _check_task(name: str, known: Sequence[str], task: str) -> None:
 
 def shipped_recipes() -> dict[str, Path]:
     """The recipes in the package by name: `numbers`, or `table3/base` in a subfolder."""
-    folder = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parents[1] / "recipes"
     files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 

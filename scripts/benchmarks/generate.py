@@ -30,8 +30,8 @@ from transformers import AutoTokenizer, MarianMTModel, PreTrainedTokenizerBase
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.commands import run
 from hf_vanilla.convert.to_marian import to_marian
+from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import read_lines
-from hf_vanilla.text.evaluation import score_translations
 from hf_vanilla.text.loading import load_engine, load_translator
 from hf_vanilla.text.precision import DTYPES
 

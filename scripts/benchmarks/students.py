@@ -13,8 +13,8 @@ import statistics
 import time
 
 from hf_vanilla import Translator
+from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import read_pairs
-from hf_vanilla.text.evaluation import score_translations
 
 
 def main() -> None:

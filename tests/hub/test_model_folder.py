@@ -13,7 +13,7 @@ from hf_vanilla import (
     VanillaTracksConfig,
     demo_model,
 )
-from hf_vanilla.hub.model_folder import load_folder
+from hf_vanilla.loading import load_folder
 
 FORECASTERS = (
     VanillaForTrajectoryPrediction,

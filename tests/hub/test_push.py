@@ -10,9 +10,10 @@ import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import EntryNotFoundError
 
+from hf_vanilla.data.bleu import score_translations
+from hf_vanilla.hub.card import pushed_card, without_folders
 from hf_vanilla.hub.push import PushOptions, push_folder
-from hf_vanilla.text.card import CardFacts, model_card, pushed_card, without_folders
-from hf_vanilla.text.evaluation import score_translations
+from hf_vanilla.text.card import CardFacts, model_card
 
 SCORES = score_translations(["ein altes Haus steht am See"], ["ein altes Haus stand am See"])
 FACTS = {

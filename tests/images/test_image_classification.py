@@ -11,10 +11,11 @@ from process_runs import assert_processes_agree
 from torch.testing import assert_close
 from transformers import pipeline
 
+from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.images.options import ImageDataOptions
 from hf_vanilla.images.scores import score_classifier
-from hf_vanilla.images.task import ImageOrder, prepare, training_flops
+from hf_vanilla.images.task import prepare, training_flops
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.training.run import train
 
@@ -141,13 +142,13 @@ def test_a_validation_folder_has_the_classes_of_training(images, tmp_path):
 
 
 def test_the_order_passes_every_image_once_an_epoch():
-    order = ImageOrder(images=7, size=3, seed=5)
+    order = RowOrder(rows=7, size=3, seed=5)
     rows = [row for number in range(7) for row in order[number]]
     epochs = [rows[:7], rows[7:14], rows[14:]]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert epochs[0] != epochs[1]
-    assert ImageOrder(images=7, size=3, seed=5)[4] == order[4]
-    assert ImageOrder(images=7, size=3, seed=6)[0] != order[0]
+    assert RowOrder(rows=7, size=3, seed=5)[4] == order[4]
+    assert RowOrder(rows=7, size=3, seed=6)[0] != order[0]
 
 
 def test_a_batch_is_a_function_of_rows_and_generator(images, tmp_path):

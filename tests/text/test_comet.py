@@ -5,8 +5,9 @@ import sys
 import pytest
 import small_run
 
+from hf_vanilla.data.bleu import Scores
 from hf_vanilla.text.comet import comet_score
-from hf_vanilla.text.evaluation import EvaluateOptions, Scores, evaluate_files, with_comet
+from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files, with_comet
 from hf_vanilla.text.task import prepare
 from hf_vanilla.training.run import train
 

@@ -4,13 +4,9 @@ import pytest
 import sacrebleu
 import small_run
 
+from hf_vanilla.data.bleu import Scores, score_translations
 from hf_vanilla.text.engines import TorchEngine
-from hf_vanilla.text.evaluation import (
-    EvaluateOptions,
-    Scores,
-    evaluate_files,
-    score_translations,
-)
+from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
 from hf_vanilla.text.translator import translate
 
 REFERENCES = [

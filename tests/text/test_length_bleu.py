@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 from sacrebleu.metrics import BLEU
 
-from hf_vanilla.text.evaluation import score_translations
+from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.text.length_bleu import (
     PlotLengthBleuOptions,
     length_bleu,

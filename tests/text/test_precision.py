@@ -19,10 +19,10 @@ from hf_vanilla import (
 from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
 from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
 from hf_vanilla.data.corpus import number_words
+from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.quantization_vanilla import is_quantized
 from hf_vanilla.models.search_vanilla_conditions import is_as_built
 from hf_vanilla.text import precision
-from hf_vanilla.text.card import languages_of
 from hf_vanilla.text.evaluation import EvaluateOptions
 from hf_vanilla.text.precision import load_in, multiplies_bfloat16, require_float
 

@@ -15,11 +15,11 @@ from huggingface_hub import ModelCard, RepoUrl
 from transformers import EvalPrediction, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from hf_vanilla.data.batching import PairCollator
+from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.options import parse_options
 from hf_vanilla.text import finetuning as translation_finetuning
 from hf_vanilla.text.encoding import LengthLimits, encode_pairs
-from hf_vanilla.text.evaluation import score_translations
 from hf_vanilla.text.finetuning import (
     FinetuneOptions,
     bleu_metrics,

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.families import task_measures
-from hf_vanilla.text.card import languages_of
+from hf_vanilla.hub.card import languages_of
 from hf_vanilla.training.averaging import AverageOptions, average_checkpoints, average_run
 from hf_vanilla.training.checkpointing import all_checkpoints, best_checkpoints
 from hf_vanilla.training.run import train
