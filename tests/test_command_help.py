@@ -21,8 +21,7 @@ from hf_vanilla.command_help import (
     print_completion,
 )
 from hf_vanilla.commands import COMMANDS, main
-from hf_vanilla.families import load_part
-from hf_vanilla.training.evaluate import COMMANDS_OF
+from hf_vanilla.families import TASKS, load_part
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = str(ROOT / "scripts" / "hf_vanilla_command.py")
@@ -56,7 +55,7 @@ def classes_of_all_commands(listing):
         listing["options_of_all_commands"]()
     found = dict.fromkeys(call.args[0] for call in read.call_args_list)
     chosen = ("evaluate_options", "finetune_options")
-    return {*found, *(load_part(getattr(c, name)) for c in COMMANDS_OF.values() for name in chosen)}
+    return {*found, *(load_part(getattr(c, name)) for c in TASKS.values() for name in chosen)}
 
 
 def test_an_option_that_is_not_given_has_the_default_of_its_class(listing):

@@ -1,6 +1,6 @@
 """The web page for image classifiers: drop, choose or draw a picture.
 
-The page is one HTML component; `image_page.js` draws it and calls `ImagePage.look`. Shapes:
+The page is one HTML component; `page.js` draws it and calls `ImagePage.look`. Shapes:
 L layers, H heads, R x K patches.
 """
 

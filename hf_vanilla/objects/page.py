@@ -1,6 +1,6 @@
 """The web page for object detectors: boxes in a picture, and where queries and places look.
 
-The page is one HTML component; `objects_page.js` draws it and calls `ObjectsPage.look`. Shapes:
+The page is one HTML component; `page.js` draws it and calls `ObjectsPage.look`. Shapes:
 m objects, S = h * w positions of the feature map.
 """
 

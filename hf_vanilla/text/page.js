@@ -1,5 +1,5 @@
 // The page of `text_page.py`: input, requests, the address with the state, and events. In front of
-// it stand `component.js`, `text_drawing.js` and the scripts of the views.
+// it stand `component.js`, `page_drawing.js` and the scripts of the views.
 
 let settings = null;
 let model = ""; // that visitors use now

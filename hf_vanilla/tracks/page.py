@@ -1,6 +1,6 @@
 """The web page for trajectory forecasters: draw a path, or step through a scene.
 
-The page is one HTML component; `tracks_page.js` draws it and calls the two functions below.
+The page is one HTML component; `page.js` draws it and calls the two functions below.
 Shapes: T observed steps, M modes, P predicted steps.
 """
 

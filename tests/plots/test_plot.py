@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from hf_vanilla.families import load_part
 from hf_vanilla.plots.plot import FIGURES, plot, read_plot
 from hf_vanilla.text.plot import PlotAttentionOptions
 
@@ -26,7 +27,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_options_are_these(name):
-    fields = [field.name for field in dataclasses.fields(FIGURES[name][1])]
+    fields = [field.name for field in dataclasses.fields(load_part(FIGURES[name][1]))]
     assert fields == OPTIONS[name].split()
 
 
