@@ -57,7 +57,8 @@ def option(
     """A dataclass field with its help and its constraints, which `check_options` enforces.
 
     Args:
-        default: value where none is given; an option without one is required.
+        default: value where none is given, for a list of values a list; an option without one is
+            required.
         text: help.
         at_least: smallest allowed number.
         above: every allowed number is larger.
@@ -71,7 +72,10 @@ def option(
     """
     limits = {"at_least": at_least, "above": above, "below": below, "choices": tuple(choices)}
     given = {name: value for name, value in limits.items() if value not in (None, ())}
-    return field(default=default, metadata={"help": text, **given, **notes})
+    metadata = {"help": text, **given, **notes}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def check_options(options: Any) -> None:

@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import socket
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,54 +28,43 @@ EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
 class AppOptions:
     """Use a model in a browser: translate, classify images, forecast tracks; see its attention."""
 
-    model: str | None = field(
-        default=None,
-        metadata={"help": "model folder or Hub id; default: the package's model of number words"},
+    model: str | None = option(
+        None, "model folder or Hub id; default: the package's model of number words"
     )
-    ensemble: list[str] = option(  # noqa: RUF009 - a field
+    ensemble: list[str] = option(
         (),
         "further translators of one vocabulary that decode together with it; --model A --model B "
         "is the same",
         repeats_model=True,
     )
-    fixed_model: bool | None = field(
-        default=None,
-        metadata={
-            "help": "visitors cannot choose another model; default: true with --share or a --host "
+    fixed_model: bool | None = option(
+        None,
+        (
+            "visitors cannot choose another model; default: true with --share or a --host "
             "that others can reach"
-        },
+        ),
     )
-    models_folder: str | None = field(
-        default=None,
-        metadata={
-            "help": "folder whose models visitors can choose beside those of the Hub; default: any "
+    models_folder: str | None = option(
+        None,
+        (
+            "folder whose models visitors can choose beside those of the Hub; default: any "
             "folder, but none with --share or a --host that others can reach"
-        },
+        ),
     )
-    dtype: str | None = field(
-        default=None,
-        metadata={"help": "of a translator: float32, bfloat16 or int8; default: as it was saved"},
+    dtype: str | None = option(
+        None, "of a translator: float32, bfloat16 or int8; default: as it was saved"
     )
-    sentence: str | None = field(default=None, metadata={"help": "initial text of the text box"})
-    max_tokens: int = field(default=256, metadata={"help": "maximum source tokens of a sentence"})
-    tracks: str = field(
-        default="walkers",
-        metadata={"help": "of a trajectory model: tracks to step through, a file or built-in ones"},
+    sentence: str | None = option(None, "initial text of the text box")
+    max_tokens: int = option(256, "maximum source tokens of a sentence")
+    tracks: str = option(
+        "walkers", "of a trajectory model: tracks to step through, a file or built-in ones"
     )
-    frame_seconds: float | None = field(
-        default=None,
-        metadata={"help": "of --tracks: time between two frame numbers that follow each other"},
+    frame_seconds: float | None = option(
+        None, "of --tracks: time between two frame numbers that follow each other"
     )
-    host: str = field(
-        default="127.0.0.1",
-        metadata={"help": "address to listen on; 0.0.0.0: reachable from other machines"},
-    )
-    port: int | None = field(
-        default=None, metadata={"help": "port to listen on; default: the first free port from 7860"}
-    )
-    share: bool = field(
-        default=False, metadata={"help": "create a public address through Gradio's server"}
-    )
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: reachable from other machines")
+    port: int | None = option(None, "port to listen on; default: the first free port from 7860")
+    share: bool = option(False, "create a public address through Gradio's server")
 
     def __post_init__(self) -> None:
         if self.ensemble and self.model is None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
     VanillaForDiverseTrajectoryPrediction,
 )
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import checked, read_yaml, shown
+from hf_vanilla.options import checked, option, read_yaml, shown
 from hf_vanilla.tracks.card import converted_track_card
 
 from .checkpoint_files import read_checkpoint
@@ -97,13 +97,11 @@ STEP_SECONDS = 0.4  # of ETH and UCY; the YAML does not say it
 class AgentFormerOptions:
     """Convert a checkpoint of AgentFormer's authors, with or without its second stage."""
 
-    input: str = field(metadata={"help": "checkpoint of the first stage, *_agentformer_pre"})
-    config: str = field(metadata={"help": "its YAML file, such as zara1_agentformer_pre.yml"})
-    output: str = field(metadata={"help": "folder for our model"})
-    second: str | None = field(
-        default=None, metadata={"help": "checkpoint of the second stage, *_agentformer"}
-    )
-    second_config: str | None = field(default=None, metadata={"help": "its YAML file"})
+    input: str = option(text="checkpoint of the first stage, *_agentformer_pre")
+    config: str = option(text="its YAML file, such as zara1_agentformer_pre.yml")
+    output: str = option(text="folder for our model")
+    second: str | None = option(None, "checkpoint of the second stage, *_agentformer")
+    second_config: str | None = option(None, "its YAML file")
 
     def __post_init__(self) -> None:
         if (self.second is None) != (self.second_config is None):

@@ -6,7 +6,7 @@ The folder contains CTranslate2's files, the tokenizer, and the generation confi
 
 import copy
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
+from hf_vanilla.options import option
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING, import_ctranslate2
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
@@ -52,11 +53,9 @@ QUANTIZATIONS = (
 class ExportCTranslate2Options:
     """Write a model for CTranslate2, with tokenizer and generation config."""
 
-    model: str = field(metadata={"help": "folder or Hub id of our model"})
-    output: str = field(metadata={"help": "folder for CTranslate2's model"})
-    quantization: str = field(
-        default="float32", metadata={"help": f"one of {', '.join(QUANTIZATIONS)}"}
-    )
+    model: str = option(text="folder or Hub id of our model")
+    output: str = option(text="folder for CTranslate2's model")
+    quantization: str = option("float32", f"one of {', '.join(QUANTIZATIONS)}")
 
     def __post_init__(self) -> None:
         if self.quantization not in QUANTIZATIONS:

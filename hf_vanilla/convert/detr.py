@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .checkpoint_files import read_checkpoint
 from .detr_names import (
@@ -51,23 +52,19 @@ INTEGER_FIELDS = (
 class DetrOptions:
     """Convert a DETR model of transformers (`facebook/detr-resnet-50`) or of its authors (.pth)."""
 
-    input: str = field(metadata={"help": "folder, Hub id, or the authors' .pth file"})
-    output: str = field(metadata={"help": "folder for our model"})
-    without_masks: bool = field(
-        default=False, metadata={"help": "leave a segmentation head out; otherwise it is an error"}
-    )
-    heads: int = field(default=8, metadata={"help": "attention heads; a .pth does not tell them"})
-    dilation: bool = field(
-        default=False, metadata={"help": "the .pth is a DC5 model, whose weights do not tell it"}
-    )
+    input: str = option(text="folder, Hub id, or the authors' .pth file")
+    output: str = option(text="folder for our model")
+    without_masks: bool = option(False, "leave a segmentation head out; otherwise it is an error")
+    heads: int = option(8, "attention heads; a .pth does not tell them")
+    dilation: bool = option(False, "the .pth is a DC5 model, whose weights do not tell it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToDetrOptions:
     """Convert our DETR model to transformers' `DetrForObjectDetection` or to the authors' form."""
 
-    input: str = field(metadata={"help": "folder or Hub id of our model"})
-    output: str = field(metadata={"help": "folder for transformers' model, or a file NAME.pth"})
+    input: str = option(text="folder or Hub id of our model")
+    output: str = option(text="folder for transformers' model, or a file NAME.pth")
 
 
 def convert_detr(options: DetrOptions) -> Path:

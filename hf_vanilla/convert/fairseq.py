@@ -3,7 +3,7 @@
 import re
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .checkpoint_files import read_checkpoint
 from .fairseq_settings import (
@@ -52,35 +53,23 @@ _OF_A_RUN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|[._].*)\.pt")
 class FairseqOptions:
     """Convert a translation model of fairseq."""
 
-    input: str = field(metadata={"help": "folder of the extracted archive, or one checkpoint file"})
-    output: str = field(metadata={"help": "folder to write; must be empty or not exist"})
-    dictionaries: str | None = field(
-        default=None,
-        metadata={"help": "folder of dict.LANG.txt and BPE codes; default: the checkpoint's"},
+    input: str = option(text="folder of the extracted archive, or one checkpoint file")
+    output: str = option(text="folder to write; must be empty or not exist")
+    dictionaries: str | None = option(
+        None, "folder of dict.LANG.txt and BPE codes; default: the checkpoint's"
     )
-    member: int | None = field(
-        default=None,
-        metadata={"help": "model of an ensemble, from 1; default: all, each in its own folder"},
+    member: int | None = option(
+        None, "model of an ensemble, from 1; default: all, each in its own folder"
     )
-    source_lang: str | None = field(
-        default=None,
-        metadata={"help": "language of dict.LANG.txt; default: the checkpoint's"},
+    source_lang: str | None = option(None, "language of dict.LANG.txt; default: the checkpoint's")
+    target_lang: str | None = option(None, "language of dict.LANG.txt; default: the checkpoint's")
+    pieces: str | None = option(
+        None, "BPE codes or SentencePiece .model; default: the one in the folder"
     )
-    target_lang: str | None = field(
-        default=None,
-        metadata={"help": "language of dict.LANG.txt; default: the checkpoint's"},
-    )
-    pieces: str | None = field(
-        default=None,
-        metadata={"help": "BPE codes or SentencePiece .model; default: the one in the folder"},
-    )
-    use_moses: bool | None = field(
-        default=None, metadata={"help": "tokenize with Moses rules; default: only with BPE codes"}
-    )
-    do_lower_case: bool = field(default=False, metadata={"help": "lowercase every text"})
-    trust_pickle: bool = field(
-        default=False,
-        metadata={"help": "load any class, which can run code; only for a trusted author"},
+    use_moses: bool | None = option(None, "tokenize with Moses rules; default: only with BPE codes")
+    do_lower_case: bool = option(False, "lowercase every text")
+    trust_pickle: bool = option(
+        False, "load any class, which can run code; only for a trusted author"
     )
 
 

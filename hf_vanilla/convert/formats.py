@@ -1,11 +1,11 @@
 """The table of formats: the options and the converter of each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.options import parse_options, pop_option
+from hf_vanilla.options import option, parse_options, pop_option
 
 from .agentformer import AgentFormerOptions, convert_agentformer
 from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
@@ -45,7 +45,7 @@ FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
 class FormatOptions:
     """Convert a model of another toolkit to ours, or ours to another."""
 
-    format: str = field(metadata={"help": f"one of {', '.join(FORMATS)}"})
+    format: str = option(text=f"one of {', '.join(FORMATS)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+from hf_vanilla.options import option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
 from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
@@ -71,8 +72,8 @@ DECODING: dict[str, Any] = {
 class FsmtOptions:
     """Convert an FSMT model of transformers."""
 
-    input: str = field(metadata={"help": "folder or Hub id, such as facebook/wmt19-en-de"})
-    output: str = field(metadata={"help": "folder to write; must be empty or not exist"})
+    input: str = option(text="folder or Hub id, such as facebook/wmt19-en-de")
+    output: str = option(text="folder to write; must be empty or not exist")
 
 
 def convert_fsmt(options: FsmtOptions) -> Path:

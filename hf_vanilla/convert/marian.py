@@ -7,7 +7,7 @@ are fixed in Marian. Settings that only affect training (LayerDrop, `init_std`) 
 import copy
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from hf_vanilla.loading import load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .marian_npz import read_npz, read_npz_tokenizer
 from .marian_npz_files import npz_of
@@ -86,20 +87,16 @@ CHECK_TOLERANCE = 1e-4
 class MarianOptions:
     """Convert an OPUS-MT or other `MarianMTModel` to our model."""
 
-    input: str = field(
-        metadata={"help": "MarianMTModel folder or Hub id, or a folder of Marian itself (.npz)"}
-    )
-    output: str = field(metadata={"help": "folder for our model"})
-    frequencies: str | None = field(
-        default=None,
-        metadata={
-            "help": "positions and epsilon: transformers (as MarianMTModel) or marian; default: "
+    input: str = option(text="MarianMTModel folder or Hub id, or a folder of Marian itself (.npz)")
+    output: str = option(text="folder for our model")
+    frequencies: str | None = option(
+        None,
+        (
+            "positions and epsilon: transformers (as MarianMTModel) or marian; default: "
             "that of the folder"
-        },
+        ),
     )
-    check: bool = field(
-        default=False, metadata={"help": "translate with both models and compare before writing"}
-    )
+    check: bool = option(False, "translate with both models and compare before writing")
 
     def __post_init__(self) -> None:
         if self.frequencies is not None:

@@ -1,7 +1,7 @@
 """Quantize a translation model: a folder of the same model with int8 weights, for CPUs."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
 
@@ -22,8 +23,8 @@ WEIGHTS = "model.safetensors"
 class QuantizeOptions:
     """Write a translation model with int8 weights, with tokenizer and generation config."""
 
-    model: str = field(metadata={"help": "folder or Hub id of a float model of this package"})
-    output: str = field(metadata={"help": "folder for the quantized model"})
+    model: str = option(text="folder or Hub id of a float model of this package")
+    output: str = option(text="folder for the quantized model")
 
 
 def quantize_folder(options: QuantizeOptions) -> Path:

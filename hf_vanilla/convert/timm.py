@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hf_vanilla.files import whole_folder, write_text
 from hf_vanilla.loading import found_on_hub
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
+from hf_vanilla.options import option
 
 from .checkpoint_files import read_checkpoint
 from .same_outputs import require_same_outputs
@@ -67,15 +68,12 @@ HEAD_WIDTH, HUGE = 64, {1280: 16}  # heads are not stored; all sizes but huge ha
 class TimmOptions:
     """Convert a `vit_*` checkpoint of timm."""
 
-    input: str = field(
-        metadata={
-            "help": "folder with model.safetensors and config.json, a .safetensors, or Hub id"
-        }
+    input: str = option(
+        text="folder with model.safetensors and config.json, a .safetensors, or Hub id"
     )
-    output: str = field(metadata={"help": "folder for our model"})
-    heads: int | None = field(
-        default=None,
-        metadata={"help": "attention heads; default: config.json, else of 64 channels as in timm"},
+    output: str = option(text="folder for our model")
+    heads: int | None = option(
+        None, "attention heads; default: config.json, else of 64 channels as in timm"
     )
 
 
@@ -83,8 +81,8 @@ class TimmOptions:
 class ToTimmOptions:
     """Write an image model of ours as a checkpoint of timm."""
 
-    input: str = field(metadata={"help": "folder or Hub id of our model"})
-    output: str = field(metadata={"help": "folder for model.safetensors and config.json"})
+    input: str = option(text="folder or Hub id of our model")
+    output: str = option(text="folder for model.safetensors and config.json")
 
 
 def convert_timm(options: TimmOptions) -> Path:

@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.options import option
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
 
@@ -34,11 +35,9 @@ MARIAN_FIELDS = {
 class ToMarianOptions:
     """Convert a model of ours to a `MarianMTModel`."""
 
-    input: str = field(metadata={"help": "folder or Hub id of our model"})
-    output: str = field(metadata={"help": "folder for the MarianMTModel"})
-    check: bool = field(
-        default=False, metadata={"help": "translate with both models and compare before writing"}
-    )
+    input: str = option(text="folder or Hub id of our model")
+    output: str = option(text="folder for the MarianMTModel")
+    check: bool = option(False, "translate with both models and compare before writing")
 
 
 def convert_to_marian(options: ToMarianOptions) -> Path:

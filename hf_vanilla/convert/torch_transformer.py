@@ -7,7 +7,7 @@ show `norm_first=True` either: do not convert such a model.
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hf_vanilla.models.configuration_vanilla import (
 )
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .checkpoint_files import read_checkpoint
 from .other_toolkits import toolkit_of_content
@@ -44,42 +45,27 @@ class TorchOptions:
     Names are those of attributes; an empty name is the model itself.
     """
 
-    input: str = field(metadata={"help": "file of a state dict: torch.save or safetensors"})
-    output: str = field(metadata={"help": "folder for our model"})
-    heads: int = field(metadata={"help": "attention heads (nhead)"})
-    pad_token_id: int = field(metadata={"help": "id of padding"})
-    decoder_start_token_id: int = field(metadata={"help": "id that targets start with"})
-    eos_token_id: int = field(metadata={"help": "id that sentences end with"})
-    entry: str = field(
-        default="", metadata={"help": "key of the state dict in a file that contains more"}
+    input: str = option(text="file of a state dict: torch.save or safetensors")
+    output: str = option(text="folder for our model")
+    heads: int = option(text="attention heads (nhead)")
+    pad_token_id: int = option(text="id of padding")
+    decoder_start_token_id: int = option(text="id that targets start with")
+    eos_token_id: int = option(text="id that sentences end with")
+    entry: str = option("", "key of the state dict in a file that contains more")
+    prefix: str = option("", "prefix of all names: module. (DataParallel), _orig_mod. ...")
+    transformer: str = option("transformer", "name of the nn.Transformer")
+    source_embedding: str = option("src_tok_emb.embedding", "name of the source embedding")
+    target_embedding: str = option("tgt_tok_emb.embedding", "name of the target embedding")
+    output_projection: str = option("generator", "name of the output layer")
+    positions: str = option(
+        "positional_encoding.pos_embedding", "name of the sinusoid table, if it was saved"
     )
-    prefix: str = field(
-        default="",
-        metadata={"help": "prefix of all names: module. (DataParallel), _orig_mod. ..."},
-    )
-    transformer: str = field(default="transformer", metadata={"help": "name of the nn.Transformer"})
-    source_embedding: str = field(
-        default="src_tok_emb.embedding", metadata={"help": "name of the source embedding"}
-    )
-    target_embedding: str = field(
-        default="tgt_tok_emb.embedding", metadata={"help": "name of the target embedding"}
-    )
-    output_projection: str = field(
-        default="generator", metadata={"help": "name of the output layer"}
-    )
-    positions: str = field(
-        default="positional_encoding.pos_embedding",
-        metadata={"help": "name of the sinusoid table, if it was saved"},
-    )
-    activation_function: str = field(default="relu", metadata={"help": "relu or gelu"})
-    layer_norm_eps: float = field(default=1e-5, metadata={"help": "epsilon of the layer norms"})
-    scale_embedding: bool = field(
-        default=True, metadata={"help": "embeddings are multiplied by sqrt(d_model)"}
-    )
-    dropout: float = field(default=0.1, metadata={"help": "dropout rate for further training"})
-    trust_pickle: bool = field(
-        default=False,
-        metadata={"help": "load any pickled class, which can run code; only for a trusted author"},
+    activation_function: str = option("relu", "relu or gelu")
+    layer_norm_eps: float = option(1e-5, "epsilon of the layer norms")
+    scale_embedding: bool = option(True, "embeddings are multiplied by sqrt(d_model)")
+    dropout: float = option(0.1, "dropout rate for further training")
+    trust_pickle: bool = option(
+        False, "load any pickled class, which can run code; only for a trusted author"
     )
 
 

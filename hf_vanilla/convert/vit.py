@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hf_vanilla.loading import load_model, load_saved, load_with_report, read_se
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .same_outputs import require_same_outputs
 from .weight_names import Names, Renamed, load_renamed, rename_to_ours, rename_to_theirs
@@ -88,16 +89,16 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
 class VitOptions:
     """Convert a ViT of transformers to one of ours."""
 
-    input: str = field(metadata={"help": "folder or Hub id of a ViTForImageClassification"})
-    output: str = field(metadata={"help": "folder for our model"})
+    input: str = option(text="folder or Hub id of a ViTForImageClassification")
+    output: str = option(text="folder for our model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToVitOptions:
     """Convert an image model of ours to a ViT of transformers."""
 
-    input: str = field(metadata={"help": "folder or Hub id of our model"})
-    output: str = field(metadata={"help": "folder for the ViTForImageClassification"})
+    input: str = option(text="folder or Hub id of our model")
+    output: str = option(text="folder for the ViTForImageClassification")
 
 
 def convert_vit(options: VitOptions) -> Path:

@@ -5,7 +5,7 @@ width of a head, C channels, P positions.
 """
 
 import zipfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
+from hf_vanilla.options import option
 
 from .same_outputs import require_same_outputs
 from .vit import (
@@ -64,19 +65,17 @@ _PARTS = ("query", "key", "value")
 class GoogleVitOptions:
     """Convert a `.npz` file of the ViT authors."""
 
-    input: str = field(metadata={"help": ".npz file"})
-    output: str = field(metadata={"help": "folder for our model"})
-    image_height: int | None = field(
-        default=None, metadata={"help": "pixels, for images that are not square"}
-    )
+    input: str = option(text=".npz file")
+    output: str = option(text="folder for our model")
+    image_height: int | None = option(None, "pixels, for images that are not square")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToGoogleVitOptions:
     """Write an image model of ours as a `.npz` file of the ViT authors."""
 
-    input: str = field(metadata={"help": "folder or Hub id of our model"})
-    output: str = field(metadata={"help": ".npz file to write"})
+    input: str = option(text="folder or Hub id of our model")
+    output: str = option(text=".npz file to write")
 
 
 def convert_google_vit(options: GoogleVitOptions) -> Path:

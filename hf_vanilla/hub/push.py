@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.loading import load_folder
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .card import CARD_FILE, bare_card, pushed_card
 
@@ -28,15 +29,12 @@ __all__ = ["PushOptions", "Repository", "push_folder", "push_model"]
 class PushOptions:
     """Push a model folder to the Hub, with its filled card."""
 
-    model: str = field(metadata={"help": "folder written by training or save_pretrained"})
-    repo_id: str = field(metadata={"help": "where to push it: USER/NAME"})
-    private: bool = field(default=False, metadata={"help": "make a new repository private"})
-    revision: str | None = field(
-        default=None, metadata={"help": "branch to push to, made if it is new; else the main one"}
-    )
-    with_code: bool = field(
-        default=False,
-        metadata={"help": "push the model's code too, for those who load it without hf_vanilla"},
+    model: str = option(text="folder written by training or save_pretrained")
+    repo_id: str = option(text="where to push it: USER/NAME")
+    private: bool = option(False, "make a new repository private")
+    revision: str | None = option(None, "branch to push to, made if it is new; else the main one")
+    with_code: bool = option(
+        False, "push the model's code too, for those who load it without hf_vanilla"
     )
 
 

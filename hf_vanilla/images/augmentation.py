@@ -4,11 +4,13 @@ Shapes: B batch, C channels, H x W pixels.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from hf_vanilla.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +29,12 @@ class Augmentation:
         ValueError: a value is out of its range.
     """
 
-    rotation: float = field(default=0.0, metadata={"help": "largest random angle in degrees"})
-    scale: float = field(default=0.0, metadata={"help": "largest relative change of size"})
-    shift: float = field(default=0.0, metadata={"help": "largest shift, share of height and width"})
-    flip: float = field(default=0.0, metadata={"help": "probability of a mirror image"})
-    crop: float = field(default=0.0, metadata={"help": "largest share of the area cut away"})
-    brightness: float = field(default=0.0, metadata={"help": "largest relative change of values"})
+    rotation: float = option(0.0, "largest random angle in degrees")
+    scale: float = option(0.0, "largest relative change of size")
+    shift: float = option(0.0, "largest shift, share of height and width")
+    flip: float = option(0.0, "probability of a mirror image")
+    crop: float = option(0.0, "largest share of the area cut away")
+    brightness: float = option(0.0, "largest relative change of values")
 
     def __post_init__(self) -> None:
         if not 0 <= self.rotation <= 180:

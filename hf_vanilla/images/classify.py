@@ -5,11 +5,12 @@ import io
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TextIO
 
 from hf_vanilla.data.image_commands import check_paths, image_paths, output_file, read_image_command
 from hf_vanilla.data.image_files import ImageError
+from hf_vanilla.options import option
 
 from .classifier import Classified, load_classifier
 
@@ -22,17 +23,14 @@ FORMATS = ("csv", "jsonl")
 class ClassifyOptions:
     """Classify the images of PATHS: files, folders, or - for paths from stdin."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    output: str | None = field(default=None, metadata={"help": "file to write; default: stdout"})
-    format: str = field(default="csv", metadata={"help": f"one of {', '.join(FORMATS)}"})
-    top_k: int = field(default=5, metadata={"help": "labels of each image"})
-    batch_size: int = field(default=32, metadata={"help": "images at a time"})
-    device: str | None = field(
-        default=None, metadata={"help": "such as cpu; default: a GPU if there is one"}
-    )
-    stop_at_unreadable: bool = field(
-        default=False,
-        metadata={"help": "end at the first unreadable image instead of reporting it"},
+    model: str = option(text="model folder or Hub id")
+    output: str | None = option(None, "file to write; default: stdout")
+    format: str = option("csv", f"one of {', '.join(FORMATS)}")
+    top_k: int = option(5, "labels of each image")
+    batch_size: int = option(32, "images at a time")
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    stop_at_unreadable: bool = option(
+        False, "end at the first unreadable image instead of reporting it"
     )
 
     def __post_init__(self) -> None:

@@ -1,10 +1,11 @@
 """Score an image model on a folder or dataset, from the command line."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hf_vanilla.data.images import LabelledImages, load_images, read_image_folder
+from hf_vanilla.options import option
 from hf_vanilla.plots.figures import check_output
 
 from .classifier import load_classifier
@@ -18,25 +19,18 @@ logger = logging.getLogger(__name__)
 class EvaluateImagesOptions:
     """Score an image model: accuracy in all and per class, calibration, confusion figure."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    dataset: str = field(
-        metadata={"help": "folder of class folders, file of optdigits, Hub id, or digits"}
+    model: str = option(text="model folder or Hub id")
+    dataset: str = option(text="folder of class folders, file of optdigits, Hub id, or digits")
+    split: str = option("test", "split of a folder or dataset")
+    image_column: str = option("image", "column of a Hub dataset")
+    label_column: str = option("label", "column of a Hub dataset")
+    confusion: str | None = option(None, "figure file of classes mixed up, .png or .svg")
+    batch_size: int = option(32, "images at a time")
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    stop_at_unreadable: bool = option(
+        False, "end at the first unreadable image instead of counting it"
     )
-    split: str = field(default="test", metadata={"help": "split of a folder or dataset"})
-    image_column: str = field(default="image", metadata={"help": "column of a Hub dataset"})
-    label_column: str = field(default="label", metadata={"help": "column of a Hub dataset"})
-    confusion: str | None = field(
-        default=None, metadata={"help": "figure file of classes mixed up, .png or .svg"}
-    )
-    batch_size: int = field(default=32, metadata={"help": "images at a time"})
-    device: str | None = field(
-        default=None, metadata={"help": "such as cpu; default: a GPU if there is one"}
-    )
-    stop_at_unreadable: bool = field(
-        default=False,
-        metadata={"help": "end at the first unreadable image instead of counting it"},
-    )
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing figure"})
+    overwrite: bool = option(False, "replace an existing figure")
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

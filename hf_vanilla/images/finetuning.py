@@ -1,7 +1,7 @@
 """Fine-tune an image model on a folder of class folders, by transformers' Trainer."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hf_vanilla.data.images import LabelledImages, check_classes
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .augmentation import Augmentation, augment
 from .batches import ImageReader, normalised
@@ -31,22 +32,16 @@ class FinetuneImagesOptions:
 
     _argument_group_name = "images and model"
 
-    model: str = field(metadata={"help": "model folder or Hub id to start from"})
-    dataset: str = field(metadata={"help": "folder of class folders, or Hub id"})
-    validation: str | None = field(
-        default=None, metadata={"help": "images to validate on; default: a split of the dataset"}
-    )
-    image_height: int | None = field(
-        default=None, metadata={"help": "pixels; default: as the model; positions are resized"}
-    )
-    image_width: int | None = field(default=None, metadata={"help": "likewise"})
-    rotation: float = field(default=0.0, metadata={"help": "largest random angle in degrees"})
-    scale: float = field(default=0.0, metadata={"help": "largest random change of size"})
-    shift: float = field(default=0.0, metadata={"help": "largest random shift, share of a side"})
-    flip: float = field(default=0.0, metadata={"help": "probability of a mirror image"})
-    model_license: str | None = field(
-        default=None, metadata={"help": "licence of the weights, for the model card"}
-    )
+    model: str = option(text="model folder or Hub id to start from")
+    dataset: str = option(text="folder of class folders, or Hub id")
+    validation: str | None = option(None, "images to validate on; default: a split of the dataset")
+    image_height: int | None = option(None, "pixels; default: as the model; positions are resized")
+    image_width: int | None = option(None, "likewise")
+    rotation: float = option(0.0, "largest random angle in degrees")
+    scale: float = option(0.0, "largest random change of size")
+    shift: float = option(0.0, "largest random shift, share of a side")
+    flip: float = option(0.0, "probability of a mirror image")
+    model_license: str | None = option(None, "licence of the weights, for the model card")
 
     def __post_init__(self) -> None:
         if (self.image_height is None) != (self.image_width is None):

@@ -1,6 +1,6 @@
 """Figures of an image classifier: attention on an image, positions, patch filters, confusion."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from hf_vanilla.data.image_files import open_image
+from hf_vanilla.options import option
 from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
 
 from .attention import (
@@ -30,16 +31,12 @@ MOST_CLASSES = 100
 class PlotPatchesOptions:
     """Draw which patches an image classifier attends to, its positions, or its patch filters."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    image: str | None = field(
-        default=None, metadata={"help": "image file, for kind attention and rollout"}
-    )
-    kind: str = field(default="attention", metadata={"help": f"one of {', '.join(KINDS)}"})
-    layer: int | None = field(
-        default=None, metadata={"help": "layer from 0, -1: the last; default: all"}
-    )
-    output: str = field(default="patches.png", metadata={"help": "figure file, .png or .svg"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing figure"})
+    model: str = option(text="model folder or Hub id")
+    image: str | None = option(None, "image file, for kind attention and rollout")
+    kind: str = option("attention", f"one of {', '.join(KINDS)}")
+    layer: int | None = option(None, "layer from 0, -1: the last; default: all")
+    output: str = option("patches.png", "figure file, .png or .svg")
+    overwrite: bool = option(False, "replace an existing figure")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -4,12 +4,13 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from hf_vanilla.data.image_commands import check_paths, image_paths, output_file, read_image_command
 from hf_vanilla.data.image_files import ImageError, open_image
+from hf_vanilla.options import option
 
 from .coco_scores import coco_results
 from .detector import Detected, Found, load_detector
@@ -25,29 +26,18 @@ FORMATS = ("jsonl", "coco")
 class DetectOptions:
     """Detect objects in the images of PATHS: files, folders, or - for paths from stdin."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    output: str | None = field(default=None, metadata={"help": "file to write; default: stdout"})
-    format: str = field(
-        default="jsonl",
-        metadata={"help": f"one of {', '.join(FORMATS)}; coco: one JSON list of results"},
+    model: str = option(text="model folder or Hub id")
+    output: str | None = option(None, "file to write; default: stdout")
+    format: str = option("jsonl", f"one of {', '.join(FORMATS)}; coco: one JSON list of results")
+    threshold: float | None = option(None, "lowest score; default: 0.5, for coco 0, as AP needs it")
+    annotations: str | None = option(
+        None, "COCO file whose image ids and category ids the format coco writes"
     )
-    threshold: float | None = field(
-        default=None, metadata={"help": "lowest score; default: 0.5, for coco 0, as AP needs it"}
-    )
-    annotations: str | None = field(
-        default=None,
-        metadata={"help": "COCO file whose image ids and category ids the format coco writes"},
-    )
-    draw: str | None = field(
-        default=None, metadata={"help": "folder for the images with their boxes"}
-    )
-    batch_size: int = field(default=8, metadata={"help": "images at a time"})
-    device: str | None = field(
-        default=None, metadata={"help": "such as cpu; default: a GPU if there is one"}
-    )
-    stop_at_unreadable: bool = field(
-        default=False,
-        metadata={"help": "end at the first unreadable image instead of reporting it"},
+    draw: str | None = option(None, "folder for the images with their boxes")
+    batch_size: int = option(8, "images at a time")
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    stop_at_unreadable: bool = option(
+        False, "end at the first unreadable image instead of reporting it"
     )
 
     def __post_init__(self) -> None:

@@ -2,11 +2,12 @@
 
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.files import check_output_file, write_text
+from hf_vanilla.options import option
 from hf_vanilla.plots.figures import check_output
 
 from .coco_scores import ObjectScores, score_detector
@@ -24,26 +25,20 @@ logger = logging.getLogger(__name__)
 class EvaluateObjectsOptions:
     """Score an object detector: COCO's twelve figures, AP of each class, duplicates, counts."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    dataset: str = field(
-        metadata={
-            "help": "COCO JSON file, folder with metadata.jsonl, YOLO folder, Hub id, or "
+    model: str = option(text="model folder or Hub id")
+    dataset: str = option(
+        text=(
+            "COCO JSON file, folder with metadata.jsonl, YOLO folder, Hub id, or "
             "digit_scenes (300 scenes of the second half of the built-in digits)"
-        }
+        )
     )
-    images: str | None = field(
-        default=None, metadata={"help": "folder of a COCO file's images; default: its own"}
-    )
-    split: str = field(default="validation", metadata={"help": "split of a folder or dataset"})
-    figures: str | None = field(default=None, metadata={"help": "file for the figures as JSON"})
-    curve: str | None = field(
-        default=None, metadata={"help": "figure file of precision over recall, .png or .svg"}
-    )
-    batch_size: int = field(default=8, metadata={"help": "images at a time"})
-    device: str | None = field(
-        default=None, metadata={"help": "such as cpu; default: a GPU if there is one"}
-    )
-    overwrite: bool = field(default=False, metadata={"help": "replace existing files"})
+    images: str | None = option(None, "folder of a COCO file's images; default: its own")
+    split: str = option("validation", "split of a folder or dataset")
+    figures: str | None = option(None, "file for the figures as JSON")
+    curve: str | None = option(None, "figure file of precision over recall, .png or .svg")
+    batch_size: int = option(8, "images at a time")
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    overwrite: bool = option(False, "replace existing files")
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:

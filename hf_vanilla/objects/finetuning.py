@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .augmentation import BoxAugmentation, augmented
 from .card import detection_card
@@ -41,32 +42,18 @@ class FinetuneObjectsOptions:
 
     _argument_group_name = "images and model"
 
-    model: str = field(metadata={"help": "model folder or Hub id to start from"})
-    train_coco: str = field(
-        metadata={"help": "COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id"}
+    model: str = option(text="model folder or Hub id to start from")
+    train_coco: str = option(
+        text="COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id"
     )
-    train_images: str | None = field(
-        default=None, metadata={"help": "folder of the COCO file's images; default: its own"}
-    )
-    validation_coco: str | None = field(
-        default=None, metadata={"help": "images to validate on, likewise; default: none"}
-    )
-    validation_images: str | None = field(
-        default=None, metadata={"help": "folder of their images; default: the file's own"}
-    )
-    flip: float = field(default=0.0, metadata={"help": "probability of a mirror image"})
-    crop: float = field(
-        default=0.0, metadata={"help": "probability of a crop that keeps the centers of objects"}
-    )
-    smallest_scale: float = field(
-        default=1.0, metadata={"help": "smallest random factor of the shorter side"}
-    )
-    backbone_learning_rate: float | None = field(
-        default=None, metadata={"help": "default: a tenth of learning_rate"}
-    )
-    model_license: str | None = field(
-        default=None, metadata={"help": "licence of the weights, for the model card"}
-    )
+    train_images: str | None = option(None, "folder of the COCO file's images; default: its own")
+    validation_coco: str | None = option(None, "images to validate on, likewise; default: none")
+    validation_images: str | None = option(None, "folder of their images; default: the file's own")
+    flip: float = option(0.0, "probability of a mirror image")
+    crop: float = option(0.0, "probability of a crop that keeps the centers of objects")
+    smallest_scale: float = option(1.0, "smallest random factor of the shorter side")
+    backbone_learning_rate: float | None = option(None, "default: a tenth of learning_rate")
+    model_license: str | None = option(None, "licence of the weights, for the model card")
 
     def __post_init__(self) -> None:
         self.augmentation  # noqa: B018 - checks its values

@@ -1,7 +1,7 @@
 """Figures of an object detector: boxes, where queries look, precision over recall."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hf_vanilla.data.image_commands import image_paths
 from hf_vanilla.data.image_files import open_image
+from hf_vanilla.options import option
 from hf_vanilla.plots.figures import THEMES, check_output, figure_style, new_figure, save_figure
 
 from .attention import ObjectAttention, object_attention, query_places
@@ -27,20 +28,20 @@ MOST_PANELS = 20
 class PlotObjectsOptions:
     """Draw the objects of an image, where each object's query looks, or what a pixel attends to."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    image: str = field(metadata={"help": "image file; for kind places a folder of images"})
-    kind: str = field(
-        default="boxes",
-        metadata={
-            "help": "boxes; queries: cross-attention of each object's query; encoder: attention "
+    model: str = option(text="model folder or Hub id")
+    image: str = option(text="image file; for kind places a folder of images")
+    kind: str = option(
+        "boxes",
+        (
+            "boxes; queries: cross-attention of each object's query; encoder: attention "
             "from and to the pixel --x --y; places: centers of each query's boxes over a folder"
-        },
+        ),
     )
-    threshold: float = field(default=0.5, metadata={"help": "lowest score of an object"})
-    x: int | None = field(default=None, metadata={"help": "pixel column for kind encoder"})
-    y: int | None = field(default=None, metadata={"help": "pixel row for kind encoder"})
-    output: str = field(default="objects.png", metadata={"help": "figure file, .png or .svg"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing figure"})
+    threshold: float = option(0.5, "lowest score of an object")
+    x: int | None = option(None, "pixel column for kind encoder")
+    y: int | None = option(None, "pixel row for kind encoder")
+    output: str = option("objects.png", "figure file, .png or .svg")
+    overwrite: bool = option(False, "replace an existing figure")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from hf_vanilla.data.image_files import ImageError, header_size
+from hf_vanilla.options import option
 
 from .detection import DetectionImages
 from .sources import load_detection_images
@@ -56,14 +57,10 @@ class DetectionReport:
 class InspectOptions:
     """Report what is in a detection data set: classes, boxes, sizes, and what is wrong."""
 
-    dataset: str = field(
-        metadata={"help": "COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id"}
-    )
-    images: str | None = field(
-        default=None, metadata={"help": "folder of a COCO file's images; default: its own"}
-    )
-    split: str = field(default="train", metadata={"help": "split of a folder or dataset"})
-    num_queries: int = field(default=100, metadata={"help": "queries of the model"})
+    dataset: str = option(text="COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id")
+    images: str | None = option(None, "folder of a COCO file's images; default: its own")
+    split: str = option("train", "split of a folder or dataset")
+    num_queries: int = option(100, "queries of the model")
 
 
 def inspect_dataset(options: InspectOptions) -> DetectionReport:

@@ -1,6 +1,6 @@
 """Figure 1 of the paper drawn from a config, with its real widths and counts (3.1)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from transformers import AutoConfig
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.options import option
 from hf_vanilla.training.recipe import read_recipe
 
 from .figures import Theme, check_output, figure_style, new_figure, save_figure
@@ -23,17 +24,11 @@ LEFT, RIGHT = 0, 370  # left edges of encoder and decoder
 class PlotArchitectureOptions:
     """Draw the layers of a model with their widths, as in Figure 1 of the paper."""
 
-    model: str | None = field(
-        default=None, metadata={"help": "model folder or Hub id; default: the paper's base model"}
-    )
-    recipe: str | None = field(
-        default=None, metadata={"help": "file or name of a recipe, in place of a model"}
-    )
-    output: str = field(
-        default="architecture.png", metadata={"help": "file of the figure, .png or .svg"}
-    )
-    theme: str = field(default="light", metadata={"help": "light or dark background"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+    model: str | None = option(None, "model folder or Hub id; default: the paper's base model")
+    recipe: str | None = option(None, "file or name of a recipe, in place of a model")
+    output: str = option("architecture.png", "file of the figure, .png or .svg")
+    theme: str = option("light", "light or dark background")
+    overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
         if self.model is not None and self.recipe is not None:

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from hf_vanilla.families import DEFAULT_TASK, Measure, task_measures
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.loading import load_saved, read_settings
 from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
-from hf_vanilla.options import read_yaml
+from hf_vanilla.options import option, read_yaml
 
 from .figures import Theme, check_output, figure_style, new_figure, save_figure, short_names
 
@@ -33,10 +33,10 @@ Entries = Sequence[Mapping[str, Any]]
 class PlotCurvesOptions:
     """Draw loss, scores, learning rate and samples over the steps, for one run or several."""
 
-    run: list[str] = field(metadata={"help": "folders of runs, or their log.jsonl"})
-    output: str = field(default="curves.png", metadata={"help": "file of the figure, .png or .svg"})
-    theme: str = field(default="light", metadata={"help": "light or dark background"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+    run: list[str] = option(text="folders of runs, or their log.jsonl")
+    output: str = option("curves.png", "file of the figure, .png or .svg")
+    theme: str = option("light", "light or dark background")
+    overwrite: bool = option(False, "replace an existing file")
 
 
 def plot_curves(options: PlotCurvesOptions) -> Path:

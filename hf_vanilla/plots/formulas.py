@@ -4,7 +4,7 @@ Shapes: L positions, D `d_model`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import AutoConfig
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.positions_vanilla import SinusoidalPositions
+from hf_vanilla.options import option
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.schedules import peak_learning_rate, share_of_peak
 
@@ -29,25 +30,15 @@ MOST_POINTS = 2000  # of a curve
 class PlotPositionsOptions:
     """Draw the table of positions and the similarity of its rows."""
 
-    model: str | None = field(
-        default=None, metadata={"help": "model folder or Hub id; default: the paper's base model"}
-    )
-    d_model: int | None = field(default=None, metadata={"help": "channels; default: the model's"})
-    layout: str | None = field(
-        default=None, metadata={"help": "interleaved or concatenated; default: the model's"}
-    )
-    frequencies: str | None = field(
-        default=None, metadata={"help": "paper or tensor2tensor; default: the model's"}
-    )
-    offset: int | None = field(
-        default=None, metadata={"help": "position of the first token; default: the model's"}
-    )
-    length: int = field(default=100, metadata={"help": "positions drawn"})
-    output: str = field(
-        default="positions.png", metadata={"help": "file of the figure, .png or .svg"}
-    )
-    theme: str = field(default="light", metadata={"help": "light or dark background"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+    model: str | None = option(None, "model folder or Hub id; default: the paper's base model")
+    d_model: int | None = option(None, "channels; default: the model's")
+    layout: str | None = option(None, "interleaved or concatenated; default: the model's")
+    frequencies: str | None = option(None, "paper or tensor2tensor; default: the model's")
+    offset: int | None = option(None, "position of the first token; default: the model's")
+    length: int = option(100, "positions drawn")
+    output: str = option("positions.png", "file of the figure, .png or .svg")
+    theme: str = option("light", "light or dark background")
+    overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
         if not 2 <= self.length <= MOST_POINTS:
@@ -157,27 +148,16 @@ def _source_of(config: VanillaConfig) -> str:
 class PlotScheduleOptions:
     """Draw the learning rate of recipes, or of any width and warmup."""
 
-    recipe: list[str] = field(
-        default_factory=list, metadata={"help": "YAML files of recipes, a curve each"}
+    recipe: list[str] = option([], "YAML files of recipes, a curve each")
+    d_model: list[int] = option(
+        [],
+        "widths, a curve each; default: those of tensor2tensor's well-known figure",
     )
-    d_model: list[int] = field(
-        default_factory=list,
-        metadata={
-            "help": "widths, a curve each; default: those of tensor2tensor's well-known figure"
-        },
-    )
-    warmup_steps: list[int] = field(
-        default_factory=list,
-        metadata={"help": "warmup of each width, or one for all; default: 4000"},
-    )
-    steps: int | None = field(
-        default=None, metadata={"help": "last step drawn; default: where the longest recipe ends"}
-    )
-    output: str = field(
-        default="schedule.png", metadata={"help": "file of the figure, .png or .svg"}
-    )
-    theme: str = field(default="light", metadata={"help": "light or dark background"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+    warmup_steps: list[int] = option([], "warmup of each width, or one for all; default: 4000")
+    steps: int | None = option(None, "last step drawn; default: where the longest recipe ends")
+    output: str = option("schedule.png", "file of the figure, .png or .svg")
+    theme: str = option("light", "light or dark background")
+    overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
         for name in ("d_model", "warmup_steps"):

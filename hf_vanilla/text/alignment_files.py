@@ -1,11 +1,12 @@
 """Align the lines of two files, or choose the attention that aligns best: `hf-vanilla align`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from hf_vanilla.data.corpus import built_in_numbers, read_pairs
 from hf_vanilla.files import check_output_file
+from hf_vanilla.options import option
 
 from .alignment_links import alignment_line, word_spans
 from .alignments import Aligner, AlignmentHead, default_head, error_rates, save_head, saved_head
@@ -22,32 +23,21 @@ NUMBERS = "numbers"
 class AlignOptions:
     """Align the words of given translations by cross-attention."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    source: str | None = field(
-        default=None, metadata={"help": "file of source sentences, plain or .gz"}
-    )
-    target: str | None = field(
-        default=None, metadata={"help": "file of translations, one per source line"}
-    )
-    gold: str | None = field(
-        default=None,
-        metadata={
-            "help": "file of right alignments (0-0 1?2, ? for possible), or numbers for the "
+    model: str = option(text="model folder or Hub id")
+    source: str | None = option(None, "file of source sentences, plain or .gz")
+    target: str | None = option(None, "file of translations, one per source line")
+    gold: str | None = option(
+        None,
+        (
+            "file of right alignments (0-0 1?2, ? for possible), or numbers for the "
             "built-in corpus: measures every layer and head, saves the best in the model folder"
-        },
+        ),
     )
-    layer: int | None = field(
-        default=None,
-        metadata={"help": "layer from 0; default: the saved one, else the last but one"},
-    )
-    head: int | None = field(
-        default=None, metadata={"help": "head from 0; default: the mean of all"}
-    )
-    output: str = field(default="-", metadata={"help": "file for the alignments; -: stdout"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
-    format: str = field(
-        default="pharaoh", metadata={"help": "pharaoh: 0-0 1-2; jsonl: with the words"}
-    )
+    layer: int | None = option(None, "layer from 0; default: the saved one, else the last but one")
+    head: int | None = option(None, "head from 0; default: the mean of all")
+    output: str = option("-", "file for the alignments; -: stdout")
+    overwrite: bool = option(False, "replace an existing output file")
+    format: str = option("pharaoh", "pharaoh: 0-0 1-2; jsonl: with the words")
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:

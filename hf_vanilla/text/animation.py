@@ -4,7 +4,7 @@ Shapes: S source, T target, H heads.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.files import whole_file
+from hf_vanilla.options import option
 from hf_vanilla.plots.figures import Theme, check_output, figure_style, new_figure
 
 from .attentions import SPACE, Attentions, attentions
@@ -33,14 +34,12 @@ LIGHTEST = 0.04  # weight of the lightest line
 class PlotAnimationOptions:
     """Draw a sentence being translated, token by token, with what each token attends to."""
 
-    model: str | None = field(
-        default=None, metadata={"help": "model folder or Hub id; default: the package's model"}
-    )
-    sentence: str = field(default=SENTENCE, metadata={"help": "source sentence"})
-    output: str = field(default="translating.gif", metadata={"help": "file of the figure, .gif"})
-    seconds: float = field(default=0.9, metadata={"help": "time that each token is shown"})
-    theme: str = field(default="light", metadata={"help": "light or dark background"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+    model: str | None = option(None, "model folder or Hub id; default: the package's model")
+    sentence: str = option(SENTENCE, "source sentence")
+    output: str = option("translating.gif", "file of the figure, .gif")
+    seconds: float = option(0.9, "time that each token is shown")
+    theme: str = option("light", "light or dark background")
+    overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
         if not 0.02 <= self.seconds <= 60:

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from hf_vanilla.loading import load_saved
-from hf_vanilla.options import install_hint
+from hf_vanilla.options import install_hint, option
 
 from .decoding_options import DecodingOptions
 from .engines import check_n_best
@@ -39,28 +39,17 @@ TEXT_OPTIONS = ("split_sentences", "keep_markup")  # that change the translation
 class CorpusOptions(DecodingOptions):
     """Translate any number of lines in shards; the same command continues a stopped run."""
 
-    input: list[str] = field(
-        metadata={
-            "help": "files or folders: .parquet, .gz, or plain UTF-8 text, one sentence per line"
-        }
+    input: list[str] = option(
+        text="files or folders: .parquet, .gz, or plain UTF-8 text, one sentence per line"
     )
-    output: str = field(
-        metadata={"help": "folder for the shards; on a cluster, one that all machines share"}
-    )
-    column: str = field(default="text", metadata={"help": "column of Parquet files to translate"})
-    lines_per_shard: int = field(default=20_000, metadata={"help": "lines of plain text per shard"})
-    n_best: int | None = field(
-        default=None,
-        metadata={"help": "write this many pairs per line: source, translation, score"},
-    )
-    workers: int = field(
-        default=1, metadata={"help": "processes, started by Ray Data; 1: this process, without Ray"}
-    )
-    address: str | None = field(
-        default=None, metadata={"help": "Ray cluster, such as ray://HOST:10001 or auto"}
-    )
-    threads_per_worker: int = field(default=1, metadata={"help": "CPU threads of a Ray worker"})
-    gpus_per_worker: int = field(default=0, metadata={"help": "GPUs of a Ray worker, 0 or 1"})
+    output: str = option(text="folder for the shards; on a cluster, one that all machines share")
+    column: str = option("text", "column of Parquet files to translate")
+    lines_per_shard: int = option(20_000, "lines of plain text per shard")
+    n_best: int | None = option(None, "write this many pairs per line: source, translation, score")
+    workers: int = option(1, "processes, started by Ray Data; 1: this process, without Ray")
+    address: str | None = option(None, "Ray cluster, such as ray://HOST:10001 or auto")
+    threads_per_worker: int = option(1, "CPU threads of a Ray worker")
+    gpus_per_worker: int = option(0, "GPUs of a Ray worker, 0 or 1")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """Options that every command which translates has: the model, the engine, the search."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate import PartialState
@@ -22,8 +22,8 @@ from .translator import Translator, check_tokens_per_batch, first_numbers
 class DecodingOptions:
     """Which model translates, and how it searches."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    ensemble: list[str] = option(  # noqa: RUF009 - a field
+    model: str = option(text="model folder or Hub id")
+    ensemble: list[str] = option(
         (),
         "further models of one vocabulary that decode together with it; --model A --model B is the "
         "same",
@@ -32,40 +32,22 @@ class DecodingOptions:
     ensemble_average: str = option(
         "probabilities", f"mean of their {' or '.join(AVERAGES)}", choices=AVERAGES
     )
-    engine: str = field(
-        default="torch",
-        metadata={"help": "torch, or ctranslate2 for a folder of hf-vanilla export"},
+    engine: str = option("torch", "torch, or ctranslate2 for a folder of hf-vanilla export")
+    dtype: str | None = option(
+        None, "float32, bfloat16 or int8, of engine torch; default: as it was saved"
     )
-    dtype: str | None = field(
-        default=None,
-        metadata={"help": "float32, bfloat16 or int8, of engine torch; default: as it was saved"},
-    )
-    num_beams: int | None = field(
-        default=None, metadata={"help": "beams per sentence; default: the model's own number"}
-    )
+    num_beams: int | None = option(None, "beams per sentence; default: the model's own number")
     generation: str | None = option(
         None,
         "field of the generation config: --generation.KEY VALUE, such as --generation.top_k 10",
         is_section=True,
     )
-    seed: int | None = field(
-        default=None, metadata={"help": "of sampling, where generation.do_sample is true"}
-    )
-    split_sentences: str | None = field(
-        default=None, metadata={"help": "language code: split each line into sentences"}
-    )
-    keep_markup: bool = field(
-        default=False, metadata={"help": "carry over tags, URLs, {variables} and numbers"}
-    )
-    terminology: str | None = field(
-        default=None, metadata={"help": "file of terms that must appear: source, tab, target"}
-    )
-    tokens_per_batch: int = field(
-        default=4096, metadata={"help": "source tokens in a batch, padding included"}
-    )
-    accept_failures: bool = field(
-        default=False, metadata={"help": "exit status 0 even if lines cannot be translated"}
-    )
+    seed: int | None = option(None, "of sampling, where generation.do_sample is true")
+    split_sentences: str | None = option(None, "language code: split each line into sentences")
+    keep_markup: bool = option(False, "carry over tags, URLs, {variables} and numbers")
+    terminology: str | None = option(None, "file of terms that must appear: source, tab, target")
+    tokens_per_batch: int = option(4096, "source tokens in a batch, padding included")
+    accept_failures: bool = option(False, "exit status 0 even if lines cannot be translated")
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -1,11 +1,11 @@
 """BLEU and chrF of translations, each with its sacreBLEU signature; COMET where it is asked for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import read_pairs
-from hf_vanilla.options import UsageError
+from hf_vanilla.options import UsageError, option
 
 from .comet import check_comet, comet_score
 from .decoding_options import DecodingOptions
@@ -28,25 +28,18 @@ def with_comet(
 class EvaluateOptions(DecodingOptions):
     """Score a model, or translations of any system: BLEU and chrF, with their signatures."""
 
-    model: str = field(
-        default="", metadata={"help": "model folder or Hub id, which translates --source"}
-    )
-    source: str = field(default="", metadata={"help": "file of source sentences, plain or .gz"})
-    translations: str = field(
-        default="", metadata={"help": "file of translations, of any system, in place of a model"}
-    )
-    reference: str = field(metadata={"help": "file of reference translations, line by line"})
-    tokenize: str = field(
-        default="13a",
-        metadata={"help": "sacreBLEU's tokenizer; none: the text is already tokenized"},
-    )
-    lowercase: bool = field(default=False, metadata={"help": "ignore case"})
-    comet: str | None = field(
-        default=None,
-        metadata={
-            "help": "COMET model for the command comet-score, such as Unbabel/wmt22-comet-da; "
+    model: str = option("", "model folder or Hub id, which translates --source")
+    source: str = option("", "file of source sentences, plain or .gz")
+    translations: str = option("", "file of translations, of any system, in place of a model")
+    reference: str = option(text="file of reference translations, line by line")
+    tokenize: str = option("13a", "sacreBLEU's tokenizer; none: the text is already tokenized")
+    lowercase: bool = option(False, "ignore case")
+    comet: str | None = option(
+        None,
+        (
+            "COMET model for the command comet-score, such as Unbabel/wmt22-comet-da; "
             "default: no COMET"
-        },
+        ),
     )
 
     def __post_init__(self) -> None:

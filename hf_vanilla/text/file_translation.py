@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import tee
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +16,7 @@ from accelerate import PartialState
 
 from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
+from hf_vanilla.options import option
 
 from .alignment_links import alignment_line
 from .alignments import read_head
@@ -35,29 +36,16 @@ N_BEST_FORMATS = ("tsv", "jsonl")
 class TranslateOptions(DecodingOptions):
     """Translate a file or stdin, one sentence per line."""
 
-    model: str = field(
-        default="",
-        metadata={
-            "help": "model folder or Hub id; default: the model of number words in the package"
-        },
+    model: str = option(
+        "", "model folder or Hub id; default: the model of number words in the package"
     )
-    input: str = field(
-        default="-", metadata={"help": "UTF-8 text, plain or .gz, one sentence per line; -: stdin"}
-    )
-    output: str = field(default="-", metadata={"help": "file for the translations; -: stdout"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
-    n_best: int | None = field(
-        default=None, metadata={"help": "write this many hypotheses per line, with scores"}
-    )
-    format: str = field(
-        default="tsv", metadata={"help": "of n-best lists and alignments: tsv or jsonl"}
-    )
-    alignments: bool = field(
-        default=False, metadata={"help": "write word alignments (0-0 1-2) beside translations"}
-    )
-    alignment_head: str | None = field(
-        default=None, metadata={"help": "LAYER or LAYER:HEAD from 0; default: see align"}
-    )
+    input: str = option("-", "UTF-8 text, plain or .gz, one sentence per line; -: stdin")
+    output: str = option("-", "file for the translations; -: stdout")
+    overwrite: bool = option(False, "replace an existing output file")
+    n_best: int | None = option(None, "write this many hypotheses per line, with scores")
+    format: str = option("tsv", "of n-best lists and alignments: tsv or jsonl")
+    alignments: bool = option(False, "write word alignments (0-0 1-2) beside translations")
+    alignment_head: str | None = option(None, "LAYER or LAYER:HEAD from 0; default: see align")
 
     def __post_init__(self) -> None:
         super().__post_init__()

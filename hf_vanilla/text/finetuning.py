@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.hub.card import CARD_FILE, hub_id, languages_of, public_name
 from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.options import option
 
 from .card import CardFacts, model_card
 from .encoding import EncodedPairs, LengthLimits, encode_pairs
@@ -44,36 +45,26 @@ class FinetuneOptions:
 
     _argument_group_name = "files and model"
 
-    model: str = field(metadata={"help": "model folder or Hub id to start from"})
-    train_source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
-    train_target: str = field(metadata={"help": "file of their translations, line by line"})
-    validation_source: str | None = field(
-        default=None, metadata={"help": "file of validation sentences"}
-    )
-    validation_target: str | None = field(
-        default=None, metadata={"help": "file of their translations"}
-    )
-    max_length: int = field(
-        default=256, metadata={"help": "tokens of a side; longer pairs are dropped"}
-    )
-    tokens_per_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "tokens of either side in a micro-batch, padding included, in place of "
+    model: str = option(text="model folder or Hub id to start from")
+    train_source: str = option(text="file of source sentences, plain or .gz")
+    train_target: str = option(text="file of their translations, line by line")
+    validation_source: str | None = option(None, "file of validation sentences")
+    validation_target: str | None = option(None, "file of their translations")
+    max_length: int = option(256, "tokens of a side; longer pairs are dropped")
+    tokens_per_batch: int | None = option(
+        None,
+        (
+            "tokens of either side in a micro-batch, padding included, in place of "
             "per_device_train_batch_size sentences"
-        },
+        ),
     )
-    source_language: str | None = field(
-        default=None,
-        metadata={"help": "code for the model card, such as en; default: of the model's card"},
+    source_language: str | None = option(
+        None, "code for the model card, such as en; default: of the model's card"
     )
-    target_language: str | None = field(
-        default=None,
-        metadata={"help": "code for the model card, such as de; default: of the model's card"},
+    target_language: str | None = option(
+        None, "code for the model card, such as de; default: of the model's card"
     )
-    model_license: str | None = field(
-        default=None, metadata={"help": "licence of the weights, for the model card"}
-    )
+    model_license: str | None = option(None, "licence of the weights, for the model card")
 
     def __post_init__(self) -> None:
         if (self.validation_source is None) != (self.validation_target is None):
@@ -426,9 +417,9 @@ def given_options(options: FinetuneOptions, arguments: Seq2SeqTrainingArguments)
     }
     given = {name: value for name, value in asdict(options).items() if value is not None}
     values = arguments.to_dict()
-    for option in fields(arguments):
-        name, value = option.name, values.get(option.name)
-        is_usual = value in (None, option.default) or (name in derived and value == derived[name])
+    for declared in fields(arguments):
+        name, value = declared.name, values.get(declared.name)
+        is_usual = value in (None, declared.default) or (name in derived and value == derived[name])
         if not is_usual and name not in NOT_IN_CARDS and value != []:
             given[name] = value
     return given

@@ -2,13 +2,14 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import read_lines, read_pairs
+from hf_vanilla.options import option
 from hf_vanilla.plots.figures import (
     check_output,
     figure_style,
@@ -29,30 +30,17 @@ ROUND_WIDTHS = (1, 2, 5)
 class PlotLengthBleuOptions:
     """Draw BLEU by the length of the source, for one system or several."""
 
-    source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
-    reference: str = field(metadata={"help": "file of reference translations, line by line"})
-    translations: list[str] = field(
-        default_factory=list, metadata={"help": "files of translations, one for each system"}
-    )
-    model: list[str] = field(
-        default_factory=list, metadata={"help": "model folders or Hub ids that translate first"}
-    )
-    unit: str = field(
-        default="words", metadata={"help": "of length: words between spaces, or characters"}
-    )
-    edges: list[int] = field(
-        default_factory=list,
-        metadata={"help": "longest length of each bin but the last; default: from the data"},
-    )
-    tokenize: str = field(
-        default="13a", metadata={"help": "sacreBLEU's tokenizer; none: text is tokenized already"}
-    )
-    lowercase: bool = field(default=False, metadata={"help": "ignore case"})
-    output: str = field(
-        default="length_bleu.png", metadata={"help": "file of the figure, .png or .svg"}
-    )
-    theme: str = field(default="light", metadata={"help": "light or dark background"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+    source: str = option(text="file of source sentences, plain or .gz")
+    reference: str = option(text="file of reference translations, line by line")
+    translations: list[str] = option([], "files of translations, one for each system")
+    model: list[str] = option([], "model folders or Hub ids that translate first")
+    unit: str = option("words", "of length: words between spaces, or characters")
+    edges: list[int] = option([], "longest length of each bin but the last; default: from the data")
+    tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
+    lowercase: bool = option(False, "ignore case")
+    output: str = option("length_bleu.png", "file of the figure, .png or .svg")
+    theme: str = option("light", "light or dark background")
+    overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
         if not self.translations and not self.model:

@@ -3,13 +3,14 @@
 Shapes: S source, T target, H heads, L layers; a grid is `(rows, columns, queries, keys)`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from hf_vanilla.options import option
 from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
 
 from .attentions import Attentions, attentions, is_special, word_starts
@@ -32,22 +33,17 @@ PATH_NOTE = "line: largest weight of each row; it runs back where the order chan
 class PlotAttentionOptions:
     """Draw the attention weights of a model while it translates a sentence."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    sentence: str = field(metadata={"help": "source sentence"})
-    translation: str | None = field(
-        default=None,
-        metadata={"help": "translation that the model is forced to write; default: its own"},
+    model: str = option(text="model folder or Hub id")
+    sentence: str = option(text="source sentence")
+    translation: str | None = option(
+        None, "translation that the model is forced to write; default: its own"
     )
-    output: str = field(
-        default="attention.png", metadata={"help": "file of the figure, .png or .svg"}
-    )
-    kind: str = field(default="cross", metadata={"help": "cross, encoder or decoder"})
-    layer: str = field(default="-1", metadata={"help": "layer from 0, -1: the last; all: of each"})
-    head: str = field(
-        default=MEAN, metadata={"help": "head from 0; mean: of all; all: each in a panel"}
-    )
-    theme: str = field(default="light", metadata={"help": "light or dark background"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing file"})
+    output: str = option("attention.png", "file of the figure, .png or .svg")
+    kind: str = option("cross", "cross, encoder or decoder")
+    layer: str = option("-1", "layer from 0, -1: the last; all: of each")
+    head: str = option(MEAN, "head from 0; mean: of all; all: each in a panel")
+    theme: str = option("light", "light or dark background")
+    overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

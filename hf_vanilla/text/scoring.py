@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import read_pairs
 from hf_vanilla.files import check_output_file
+from hf_vanilla.options import option
 
 from .attentions import readable_tokens
 from .file_translation import STANDARD_STREAM, open_output
@@ -26,18 +27,15 @@ WINDOW_PAIRS = 8192  # sorted by length together
 class ScoreOptions:
     """Log-probability of each given translation, per sentence and per token."""
 
-    model: str = field(metadata={"help": "model folder or Hub id"})
-    source: str = field(metadata={"help": "file of source sentences, plain or .gz"})
-    target: str = field(metadata={"help": "file of translations, one per source line"})
-    output: str = field(default="-", metadata={"help": "file for the scores; -: stdout"})
-    overwrite: bool = field(default=False, metadata={"help": "replace an existing output file"})
-    format: str = field(
-        default="tsv",
-        metadata={"help": "tsv: log-probability in nats, tokens; jsonl: those of each token too"},
+    model: str = option(text="model folder or Hub id")
+    source: str = option(text="file of source sentences, plain or .gz")
+    target: str = option(text="file of translations, one per source line")
+    output: str = option("-", "file for the scores; -: stdout")
+    overwrite: bool = option(False, "replace an existing output file")
+    format: str = option(
+        "tsv", "tsv: log-probability in nats, tokens; jsonl: those of each token too"
     )
-    tokens_per_batch: int = field(
-        default=4096, metadata={"help": "tokens of the longer side in a batch, padding included"}
-    )
+    tokens_per_batch: int = option(4096, "tokens of the longer side in a batch, padding included")
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:

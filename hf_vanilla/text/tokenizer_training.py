@@ -4,7 +4,7 @@
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tokenizers import (
 from hf_vanilla.data.corpus import read_lines
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
+from hf_vanilla.options import option
 
 PAD_TOKEN, EOS_TOKEN = "<pad>", "</s>"
 # two special tokens and the 256 bytes, so that every text can be encoded
@@ -103,12 +104,10 @@ def _prepared(sentences: Iterable[str]) -> Iterator[str]:
 class TrainTokenizerOptions:
     """Train a tokenizer on text files."""
 
-    files: list[str] = field(metadata={"help": "text of both languages, plain or .gz"})
-    output: str = field(metadata={"help": "folder for the tokenizer"})
-    vocab_size: int = field(
-        default=37_000, metadata={"help": "maximum number of tokens, at least 258"}
-    )
-    model_max_length: int = field(default=1024, metadata={"help": "tokens to which it truncates"})
+    files: list[str] = option(text="text of both languages, plain or .gz")
+    output: str = option(text="folder for the tokenizer")
+    vocab_size: int = option(37_000, "maximum number of tokens, at least 258")
+    model_max_length: int = option(1024, "tokens to which it truncates")
 
 
 def train_tokenizer_on_files(options: TrainTokenizerOptions) -> Path:

@@ -1,6 +1,6 @@
 """The parameters of Table 3: counted in our model, by formula, and by the paper (6.2)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.options import option
 
 from .recipe import Recipe, read_recipe
 
@@ -145,7 +146,7 @@ def parameter_row(name: str, recipe: Recipe) -> ParameterRow:
 class ParameterTableOptions:
     """Count the parameters of recipes."""
 
-    folder: str = field(default=TABLE_3, metadata={"help": "folder of recipes"})
+    folder: str = option(TABLE_3, "folder of recipes")
 
 
 def parameter_table(options: ParameterTableOptions) -> str:
