@@ -13,7 +13,7 @@ from hf_vanilla.command_help import OPTIONS_FILE, described
 from hf_vanilla.convert.formats import FORMATS
 from hf_vanilla.families import TASKS
 from hf_vanilla.options import parse_options
-from hf_vanilla.plots.plot import FIGURES
+from hf_vanilla.plots.plot import all_figures
 
 TRAINER_OPTION = "per_device_train_batch_size"
 
@@ -23,7 +23,7 @@ def variants(name: str) -> list[str]:
     chosen = {
         "train": [f"--task {task}" for task in TASKS],
         "convert": [f"--format {form}" for form in FORMATS],
-        "plot": list(FIGURES),
+        "plot": list(all_figures()),
     }
     return ["", *chosen.get(name, [])]
 

@@ -9,8 +9,8 @@ from typing import Any
 from hf_vanilla.families import TASKS, load_part
 from hf_vanilla.options import UsageError, check_names, parse_options
 
-# figure -> import strings of the function that draws it and of its options
-FIGURES: dict[str, tuple[str, str]] = {
+# figures of no task -> import strings of the function that draws it and of its options
+OF_NO_TASK: dict[str, tuple[str, str]] = {
     "architecture": (
         "hf_vanilla.plots.architecture:plot_architecture",
         "hf_vanilla.plots.architecture:PlotArchitectureOptions",
@@ -24,14 +24,19 @@ FIGURES: dict[str, tuple[str, str]] = {
         "hf_vanilla.plots.formulas:PlotScheduleOptions",
     ),
     "curves": ("hf_vanilla.plots.curves:plot_curves", "hf_vanilla.plots.curves:PlotCurvesOptions"),
-    **{name: parts for entry in TASKS.values() for name, parts in entry.figures.items()},
 }
+
+
+def all_figures() -> dict[str, tuple[str, str]]:
+    """Every figure by name, with the import strings of its function and of its options."""
+    of_tasks = {name: parts for entry in TASKS.values() for name, parts in entry.figures.items()}
+    return OF_NO_TASK | of_tasks
 
 
 def plot(choice: tuple[str, Any]) -> Path:
     """Draw what `read_plot` read; returns the file."""
     name, options = choice
-    draw, _ = FIGURES[name]
+    draw, _ = all_figures()[name]
     return load_part(draw)(options)
 
 
@@ -46,17 +51,19 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         _print_help()
         sys.exit(0)
     if not arguments or arguments[0].startswith("-"):
-        raise UsageError(f"missing: which figure; first comes one of {', '.join(FIGURES)}")
+        raise UsageError(f"missing: which figure; first comes one of {', '.join(all_figures())}")
     name = arguments[0].replace("-", "_")
-    check_names("figures", {name: None}, FIGURES, error=UsageError)
-    return name, parse_options(load_part(FIGURES[name][1]), arguments[1:], chosen=arguments[0])
+    check_names("figures", {name: None}, all_figures(), error=UsageError)
+    return name, parse_options(
+        load_part(all_figures()[name][1]), arguments[1:], chosen=arguments[0]
+    )
 
 
 def _print_help() -> None:
     """The figures, a line each."""
     lines = [
         f"  {name:12} {(load_part(options).__doc__ or '').splitlines()[0]}"
-        for name, (_, options) in FIGURES.items()
+        for name, (_, options) in all_figures().items()
     ]
     ArgumentParser(
         usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",

@@ -1,9 +1,8 @@
 """What a task gives to the training engine: data, model, loss, validation, model card.
 
 The engine keeps processes, micro-batches, seeds, resuming, averaging, logs and curves; it knows no
-data. A task is one module in `hf_vanilla.tasks` with a function `prepare` that returns a frozen
-object with the attributes and methods of `Task`. One row in `hf_vanilla.families.TASKS` adds
-it to the commands.
+data. A task is a module with a function `prepare` that returns a frozen object with the attributes
+and methods of `Task`. One row in `hf_vanilla.families.TASKS` adds it to the commands.
 
 **Micro-batch number i** means the same in every run of one recipe: step s (from 1) of n
 micro-batches consists of the numbers (s - 1) n to s n - 1, whatever the number of processes, after

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hf_vanilla.families import load_part
-from hf_vanilla.plots.plot import FIGURES, plot, read_plot
+from hf_vanilla.plots.plot import all_figures, plot, read_plot
 from hf_vanilla.text.plot import PlotAttentionOptions
 
 OPTIONS = {
@@ -25,9 +25,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", all_figures())
 def test_the_options_are_these(name):
-    fields = [field.name for field in dataclasses.fields(load_part(FIGURES[name][1]))]
+    fields = [field.name for field in dataclasses.fields(load_part(all_figures()[name][1]))]
     assert fields == OPTIONS[name].split()
 
 
@@ -56,7 +56,7 @@ def test_what_was_read_is_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "missing: which figure; first comes one of architecture, attention, positions"),
+        ([], "missing: which figure; first comes one of architecture, "),
         (["--model", "m"], "missing: which figure"),
         (["atention"], "unknown key 'atention'; did you mean 'attention'"),
         (["attention", "--model", "m"], "missing: --sentence"),
@@ -76,5 +76,5 @@ def test_help_tells_what_there_is(arguments, capsys):
         read_plot(arguments)
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    expected = ["--sentence", "--head"] if len(arguments) == 2 else list(FIGURES)
+    expected = ["--sentence", "--head"] if len(arguments) == 2 else list(all_figures())
     assert all(name in text for name in expected)
