@@ -202,11 +202,15 @@ def test_engine_equals_python_on_texts_translations_and_attention_weights(tmp_pa
     compared.add(demo_model(), texts, number_words(45))
     int8 = write_int8_model(tmp_path / "int8")
     compared.add(str(tmp_path / "int8"), ["one"], number_words(3), side=int8)
-    tokenizer = train_tokenizer(["ein Haus am See", "a house by the lake"], vocab_size=280)
+    tokenizers = {
+        name: train_tokenizer(["ein Haus am See", "a house by the lake"], vocab_size=280)
+        for name in OTHER_SHAPES
+    }
     spaces = normalizers.Replace(Regex(r"\s+"), " ")
-    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), spaces])
+    strip = normalizers.Sequence([normalizers.Strip(), spaces])  # others have that of training
+    tokenizers["learned"].backend_tokenizer.normalizer = strip
     sentences = ["a house", " ein \u00a0Haus  am\u2003See ", "🙂 see"]
-    for name in OTHER_SHAPES:
+    for name, tokenizer in tokenizers.items():
         write_other_model(name, tmp_path / name, tokenizer)
         # a random model repeats itself, and long repetitions are ties
         compared.add(str(tmp_path / name), sentences, sentences, max_new_tokens=9)
