@@ -131,6 +131,11 @@ COMMANDS = {
         "hf_vanilla.serve:open_app",
         ("hf_vanilla.serve:AppOptions",),
     ),
+    "page": Command(
+        "write a page that translates in a browser without a server",
+        "hf_vanilla.text.static_page:write_page",
+        ("hf_vanilla.text.static_page:PageOptions",),
+    ),
     "train-tokenizer": Command(
         "train a tokenizer on text files",
         "hf_vanilla.text.tokenizer_training:train_tokenizer_on_files",

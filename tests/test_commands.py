@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
     *("inspect-data", "forecast", "evaluate", "score", "align", "convert"),
-    *("export", "quantize", "plot", "push", "app", "train-tokenizer", "prepare", "sweep"),
-    *("compare", "average"),
+    *("export", "quantize", "plot", "push", "app", "page", "train-tokenizer", "prepare"),
+    *("sweep", "compare", "average"),
 ]
 
 

@@ -1,0 +1,78 @@
+// Greedy and beam search (6.1) of one sentence, with the results of `generate()`; n beams. In Python:
+// search_vanilla_beams.py, and search_record.py for what becomes of a candidate.
+
+const SHOWN = 5; // candidates of a step of greedy search, which itself looks at one
+
+/** What a log-probability is divided by: GNMT's penalty, or transformers' power of the length. */
+export function lengthPenalty(length, { form, alpha }) {
+  return form === "gnmt" ? ((5 + length) / 6) ** alpha : length ** alpha;
+}
+
+/** The best continuations of all beams, best first; among equal ones, the first. */
+function bestCandidates(active, logProbs, count) {
+  const best = [];
+  active.forEach((beam, parent) => {
+    for (let id = 0; id < logProbs[parent].length; id++) {
+      const logProb = Math.fround(beam.logProb + logProbs[parent][id]);
+      if (best.length === count && !(logProb > best[count - 1].logProb)) continue;
+      let place = best.length;
+      while (place > 0 && logProb > best[place - 1].logProb) place--;
+      best.splice(place, 0, { id, parent, logProb });
+      best.length = Math.min(best.length, count);
+    }
+  });
+  if (!(best[0].logProb <= 0)) throw new Error("logits are NaN: a weight of the model is NaN or infinite");
+  return best.map((one) => ({ ...one, ids: [...active[one.parent].ids, one.id] }));
+}
+
+/**
+ * Search for the best translation: a generator that yields `{ length, limit }` after each step.
+ * @param read as `Decoder.read`
+ * @param settings `beams`, `limit` of tokens, `form` and `alpha` of the penalty, `earlyStopping`, `startId`, `endIds`
+ * @returns hypotheses, best first, and the candidates of each step, best first
+ */
+export function* search(read, settings) {
+  const { beams, limit, earlyStopping, startId, endIds } = settings;
+  const isGreedy = beams === 1;
+  const count = isGreedy ? SHOWN : Math.max(2, 1 + endIds.size) * beams; // n go on even if every beam ends
+  const steps = [];
+  let active = [{ ids: [], logProb: 0, place: -1 }], logProbs = read([startId], [0]), finished = [];
+  for (let length = 1; ; length++) {
+    const candidates = bestCandidates(active, logProbs, count);
+    candidates.forEach((one, place) => {
+      const penalty = lengthPenalty(length, settings), isEnd = length === limit || endIds.has(one.id);
+      const score = Math.fround(one.logProb / penalty);
+      Object.assign(one, { place, isEnd, penalty, score, from: active[one.parent].place });
+    });
+    steps.push(candidates);
+    const ended = candidates.slice(0, beams).filter((one) => one.isEnd); // not behind the best n
+    finished = [...finished, ...ended].sort((a, b) => b.score - a.score).slice(0, beams); // equal ones stay in order
+    active = candidates.filter((one) => !one.isEnd).slice(0, beams);
+    yield { length, limit };
+    const isFull = finished.length === beams;
+    if (!active.length || (isFull && (isGreedy || earlyStopping === true))) break;
+    // the paper's bound is the penalty of the longest hypothesis; otherwise, it is the present one
+    const last = earlyStopping === "never" && settings.alpha > 0 ? limit : length;
+    if (isFull && !(active[0].logProb / lengthPenalty(last, settings) > finished[beams - 1].score)) break;
+    logProbs = read(active.map((one) => one.id), active.map((one) => one.parent));
+  }
+  const hypotheses = finished.map(({ ids, logProb, penalty, score }) => ({ ids, logProb, penalty, score }));
+  return { hypotheses, steps: steps.map((step) => described(step, finished, steps.at(-1), settings)) };
+}
+
+/** Candidates of a step with what became of each: kept, finished, pruned or stopped, and why. */
+function described(step, finished, last, { beams, endIds }) {
+  let kept = 0;
+  return step.map((one) => {
+    const rank = finished.indexOf(one);
+    const isEnd = endIds.has(one.id) || (step === last && rank >= 0);
+    let [status, why] = ["pruned", isEnd ? `${beams} candidates are better` : `${beams} others are better`];
+    if (isEnd && one.place < beams) {
+      [status, why] = ["finished", rank < 0 ? `${beams} finished hypotheses have a better score` : ""];
+    } else if (!isEnd && kept++ < beams) {
+      [status, why] = step === last ? ["stopped", "it can no longer become the best"] : ["kept", ""];
+    }
+    const { id, from: parent, logProb, penalty, score } = one;
+    return { id, parent, logProb, penalty, score, status, rank: status === "finished" ? rank : -1, why };
+  });
+}

@@ -1,0 +1,144 @@
+// Byte-level BPE (5.1): text to token ids and back, as `tokenizer.json` says.
+
+// GPT-2's words: a contraction; letters, digits or signs with the space before them; spaces
+const SPACE = String.raw`\p{White_Space}`; // JavaScript's \s has another character and lacks one
+const WORDS = new RegExp(
+  String.raw`'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^${SPACE}\p{L}\p{N}]+|${SPACE}+(?![^${SPACE}])|${SPACE}+`, "gu",
+);
+const NEVER = 0x7fffffff; // rank of a pair that is not merged
+
+// the printable character that stands for each byte in the vocabulary
+let next = 256;
+const isPrintable = (byte) => (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+const ALPHABET = Array.from({ length: 256 }, (_, byte) => String.fromCharCode(isPrintable(byte) ? byte : next++));
+const BYTES = new Map(ALPHABET.map((character, byte) => [character, byte]));
+
+/** Refuse what this engine does not compute: a value that is not among `known`. */
+export function refuse(name, value, ...known) {
+  if (known.includes(value ?? null)) return;
+  throw new Error(`${name}=${JSON.stringify(value)}: the page does not compute this; use the model in Python`);
+}
+
+/** Refuse settings of these names, unless they are off. */
+export function refuseAny(settings, ...names) {
+  for (const name of names) refuse(name, settings[name] || null, null);
+}
+
+/** One normalizer of `tokenizer.json` as a function from text to text. */
+function normalizer(settings) {
+  if (!settings) return (text) => text;
+  const { type, normalizers, strip_left: left, strip_right: right, pattern, content } = settings;
+  refuse("normalizer", type, "Sequence", "Strip", "Replace");
+  const parts = normalizers?.map(normalizer);
+  if (parts) return (text) => parts.reduce((before, part) => part(before), text);
+  const edges = [left && `^${SPACE}+`, right && `${SPACE}+$`].filter(Boolean).join("|");
+  const found = pattern?.String ?? new RegExp(pattern?.Regex.replaceAll("\\s", SPACE) ?? edges, "gu");
+  return (text) => text.replaceAll(found, () => content ?? "");
+}
+
+export class Tokenizer {
+  /** @param file `tokenizer.json` @param settings `tokenizer_config.json` */
+  constructor(file, settings) {
+    const { model, pre_tokenizer: words, post_processor: ends, decoder, added_tokens: added } = file;
+    const types = { tokenizer: model, pre_tokenizer: words, decoder, post_processor: ends };
+    const known = ["BPE", "ByteLevel", "ByteLevel", "TemplateProcessing"];
+    Object.entries(types).forEach(([name, part], index) => refuse(name, part?.type, known[index]));
+    refuseAny(model, "continuing_subword_prefix", "end_of_word_suffix", "dropout", "ignore_merges", "byte_fallback");
+    refuseAny(settings, "clean_up_tokenization_spaces");
+    this.maxLength = settings.model_max_length ?? Infinity;
+    this.normalize = normalizer(file.normalizer);
+    [this.addsSpace, this.words] = [words.add_prefix_space, words.use_regex === false ? /[^]+/gu : WORDS];
+    this.readVocabulary(model, added);
+    const of = (parts) => parts.flatMap((part) => ends.special_tokens[part.SpecialToken.id].ids);
+    const middle = ends.single.findIndex((part) => part.Sequence);
+    Object.assign(this, { before: of(ends.single.slice(0, middle)), behind: of(ends.single.slice(middle + 1)) });
+    // with `split_special_tokens`, a "</s>" in a text is five characters
+    const inText = added.filter((token) => !(token.special && settings.split_special_tokens));
+    for (const token of inText) refuseAny(token, "single_word", "lstrip", "rstrip", "normalized");
+    const escaped = inText.map(({ content }) => content.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
+    const longestFirst = escaped.sort((a, b) => b.length - a.length).join("|");
+    this.added = longestFirst ? new RegExp(`(${longestFirst})`, "u") : null;
+  }
+
+  readVocabulary({ vocab, merges }, added) {
+    this.ids = new Map([...Object.entries(vocab), ...added.map(({ content, id }) => [content, id])]);
+    this.tokens = [];
+    for (const [token, id] of this.ids) this.tokens[id] = token;
+    this.special = new Set(added.filter((token) => token.special).map((token) => token.id));
+    this.byteIds = ALPHABET.map((character) => vocab[character]);
+    if (this.byteIds.includes(undefined)) throw new Error("the vocabulary of tokenizer.json lacks a byte");
+    const pairs = merges.map((merge) => (typeof merge === "string" ? merge.split(" ") : merge));
+    this.merged = pairs.map(([left, right]) => vocab[left + right]); // id by rank
+    this.pair = (left, right) => left * this.tokens.length + right; // one number for two
+    this.ranks = new Map(pairs.map(([left, right], rank) => [this.pair(vocab[left], vocab[right]), rank]));
+  }
+
+  /** Token ids of a text, with the end token. */
+  encode(text) {
+    if (/\p{Surrogate}/u.test(text)) throw new Error("the text holds half a character (a lone surrogate): remove it");
+    const parts = this.added ? text.split(this.added) : [text];
+    const ids = parts.flatMap((part, index) => (index % 2 ? [this.ids.get(part)] : this.encodePart(part)));
+    return [...this.before, ...ids, ...this.behind];
+  }
+
+  encodePart(part) {
+    const text = this.normalize(part);
+    const spaced = text && this.addsSpace && text[0] !== " " ? ` ${text}` : text;
+    const utf8 = new TextEncoder();
+    return (spaced.match(this.words) ?? []).flatMap((word) => this.merge(utf8.encode(word)));
+  }
+
+  /** Tokens of a word: join every pair of the lowest rank, until no pair has a rank. */
+  merge(bytes) {
+    const ids = Array.from(bytes, (byte) => this.byteIds[byte]);
+    const rankOf = (at) => this.ranks.get(this.pair(ids[at], ids[at + 1])) ?? NEVER; // NaN at the end
+    const ranks = ids.map((_, at) => rankOf(at));
+    for (;;) {
+      const lowest = ranks.reduce((least, rank) => (rank < least ? rank : least), NEVER);
+      if (lowest === NEVER) return ids;
+      const changed = [];
+      let to = 0;
+      for (let from = 0; from < ids.length; from++, to++) {
+        const isPair = ranks[from] === lowest;
+        if (isPair) changed.push(to);
+        ids[to] = isPair ? this.merged[lowest] : ids[from];
+        if (isPair) from++; // of "aaa", the first two are joined
+        ranks[to] = ranks[from];
+      }
+      ids.length = ranks.length = to;
+      for (const at of changed) {
+        ranks[at] = rankOf(at);
+        if (at) ranks[at - 1] = rankOf(at - 1);
+      }
+    }
+  }
+
+  /** Text of token ids, without special tokens; bytes that are no UTF-8 become U+FFFD. */
+  decode(ids) {
+    return textOf(ids.filter((id) => !this.special.has(id)).flatMap((id) => bytesOf(this.tokens[id])));
+  }
+
+  /** Each token as text with visible spaces; bytes of a split character in hexadecimal. */
+  readable(ids) {
+    return ids.map((id) => (this.special.has(id) ? this.tokens[id] : visible(bytesOf(this.tokens[id]))));
+  }
+}
+
+/** Bytes of a vocabulary entry; of one that stands for no bytes, those of its text; none of an unused id. */
+function bytesOf(token = "") {
+  const bytes = Array.from(token, (character) => BYTES.get(character));
+  return bytes.includes(undefined) ? [...new TextEncoder().encode(token)] : bytes;
+}
+
+const CHARACTERS = /[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|[^]/g;
+
+function visible(bytes) {
+  const hex = (number, digits) => number.toString(16).toUpperCase().padStart(digits, "0");
+  const parts = String.fromCharCode(...bytes).match(CHARACTERS) ?? []; // a character here is a byte
+  const codes = parts.map((part) => Array.from(part, (byte) => byte.charCodeAt(0)));
+  const texts = codes.map((code) => (code.length === 1 && code[0] > 127 ? `⟨${hex(code[0], 2)}⟩` : textOf(code)));
+  const shown = texts.join("").replaceAll(" ", "␣").replaceAll("\n", "↵");
+  return shown.replace(/[\p{C}\p{Z}]/gu, (character) => `⟨U+${hex(character.codePointAt(0), 4)}⟩`);
+}
+
+const textOf = (bytes) => new TextDecoder("utf-8", { ignoreBOM: true }).decode(new Uint8Array(bytes));
