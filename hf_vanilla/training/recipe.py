@@ -37,6 +37,7 @@ from hf_vanilla.options import (
     parse_options,
     pop_option,
     read_yaml,
+    shown,
     yaml_value,
 )
 
@@ -58,6 +59,8 @@ EXAMPLES = (
 OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
+# options of earlier versions: what replaces each, and its values without effect, which are dropped
+RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,6 +345,7 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
     data_class = load_part(entry.data)
     sections = _read_sections(values, arguments)
     names = [declared.name for kind in (TrainRecipe, data_class) for declared in fields(kind)]
+    _drop_retired(values, arguments)
     for name in [*values, *given_options(arguments)]:
         _check_task(name, names, task)
     check_names("recipe", values, names)
@@ -419,6 +423,22 @@ def _section_options(entry: TaskEntry) -> list[str]:
     model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
     decoding = GenerationConfig().to_dict() if entry.decoding else ()
     return [*model, *(f"decoding.{name}" for name in decoding)]
+
+
+def _drop_retired(values: dict[str, Any], arguments: list[str]) -> None:
+    """Remove retired options from a file's values and a command line.
+
+    Raises:
+        ValueError: one has a value with an effect; the message says what replaces it.
+    """
+    for name, (instead, off) in RETIRED.items():
+        written = [values.pop(name)] if name in values else []
+        for spelling in {f"--{name}", f"--{name.replace('_', '-')}"}:
+            text = pop_option(arguments, spelling)
+            written += [] if text is None else [yaml_value(text)]
+        for value in written:
+            if value is not None and value not in off:
+                raise ValueError(f"{name}={shown(value)}: this option has gone; {instead}")
 
 
 def _check_task(name: str, known: Sequence[str], task: str) -> None:
