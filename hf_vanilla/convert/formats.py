@@ -12,16 +12,11 @@ from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
 from .fairseq import FairseqOptions, convert_fairseq
 from .fsmt import FsmtOptions, convert_fsmt
 from .marian import MarianOptions, convert_marian
-from .timm import TimmOptions, ToTimmOptions, convert_timm, convert_to_timm
+from .timm import TimmOptions, convert_timm
 from .to_marian import ToMarianOptions, convert_to_marian
 from .torch_transformer import TorchOptions, convert_torch
 from .vit import ToVitOptions, VitOptions, convert_to_vit, convert_vit
-from .vit_google import (
-    GoogleVitOptions,
-    ToGoogleVitOptions,
-    convert_google_vit,
-    convert_to_google_vit,
-)
+from .vit_google import GoogleVitOptions, convert_google_vit
 
 FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
     "agentformer": (AgentFormerOptions, convert_agentformer),
@@ -32,9 +27,7 @@ FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
     "timm": (TimmOptions, convert_timm),
     "to-detr": (ToDetrOptions, convert_to_detr),
     "to-marian": (ToMarianOptions, convert_to_marian),
-    "to-timm": (ToTimmOptions, convert_to_timm),
     "to-vit": (ToVitOptions, convert_to_vit),
-    "to-vit-google": (ToGoogleVitOptions, convert_to_google_vit),
     "torch": (TorchOptions, convert_torch),
     "vit": (VitOptions, convert_vit),
     "vit-google": (GoogleVitOptions, convert_google_vit),

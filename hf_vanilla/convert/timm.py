@@ -1,4 +1,4 @@
-"""Checkpoints of timm's `vit_*` models to our model and back, without timm itself."""
+"""Checkpoints of timm's `vit_*` models to our model, without timm itself."""
 
 import json
 from collections.abc import Mapping
@@ -7,27 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import hf_hub_download
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import PILImageResampling
 
-from hf_vanilla.files import whole_folder, write_text
+from hf_vanilla.files import whole_folder
 from hf_vanilla.loading import found_on_hub
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.options import option
 
 from .checkpoint_files import read_checkpoint
-from .same_outputs import require_same_outputs
-from .vit import (
-    add_zero_biases,
-    authors_processor,
-    read_image_model,
-    require_authors_settings,
-    save_image_model,
-)
-from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
+from .vit import add_zero_biases, authors_processor, save_image_model
+from .weight_names import Names, load_renamed, rename_to_ours
 
 _LAYER = "model.layers.{n}"
 NAMES: Names = {
@@ -77,14 +69,6 @@ class TimmOptions:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToTimmOptions:
-    """Write an image model of ours as a checkpoint of timm."""
-
-    input: str = option(text="folder or Hub id of our model")
-    output: str = option(text="folder for model.safetensors and config.json")
-
-
 def convert_timm(options: TimmOptions) -> Path:
     """Our model folder, image processor and label names included, from timm's files.
 
@@ -97,26 +81,6 @@ def convert_timm(options: TimmOptions) -> Path:
         weights, settings = _read_timm(options.input)
         ours = from_timm(weights, settings, origin=options.input, heads=options.heads)
         save_image_model(ours, timm_processor(ours.config, settings), folder)
-    return Path(options.output)
-
-
-def convert_to_timm(options: ToTimmOptions) -> Path:
-    """A folder of timm's form from our model.
-
-    Raises:
-        ValueError: the model has what timm's `vit_*` cannot express, or what was written has other
-            outputs for one random image.
-        OSError: nothing is found under that name, or the output is taken.
-    """
-    with whole_folder(options.output) as folder:
-        ours = read_image_model(options.input)
-        if not isinstance(ours, VanillaForImageClassification):
-            raise ValueError(f"{options.input} has no classifier, which the layout asks for")
-        weights, settings = to_timm(ours)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        write_text(folder / "config.json", json.dumps(settings, indent=2))
-        again = from_timm(*_read_timm(str(folder)))
-        require_same_outputs(again, ours, ours.config.image_height_width)
     return Path(options.output)
 
 
@@ -157,29 +121,6 @@ def from_timm(
         add_zero_biases(renamed, ours)
     load_renamed(ours, renamed, origin=origin, reasons=FOREIGN)
     return ours.eval()
-
-
-def to_timm(ours: VanillaForImageClassification) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights by timm's names, and the fields of `config.json` that `from_timm` reads.
-
-    Raises:
-        ValueError: ours has what timm's `vit_*` cannot express.
-    """
-    config = ours.config
-    if config.has_pooler or not config.attention_bias:
-        raise ValueError("timm's vit_* has biases on its attention and no pooler")
-    require_authors_settings(config)
-    renamed = rename_to_theirs(ours.state_dict(), NAMES)
-    height, width = config.image_height_width
-    labels = [config.id2label[index] for index in range(config.num_labels)]
-    return renamed.weights, {
-        "num_classes": config.num_labels,
-        "num_features": config.d_model,
-        "global_pool": "token",
-        "model_args": {"num_heads": config.encoder_attention_heads},
-        "label_names": labels,
-        "pretrained_cfg": {"input_size": [config.num_channels, height, width]},
-    }
 
 
 def timm_processor(config: VanillaVitConfig, settings: Mapping[str, Any]) -> ViTImageProcessorPil:

@@ -247,17 +247,6 @@ def authors_processor(config: VanillaVitConfig) -> ViTImageProcessorPil:
     )
 
 
-def require_authors_settings(config: VanillaVitConfig) -> None:
-    """Refuse what a file of weights alone cannot say.
-
-    Raises:
-        ValueError: it computes with other settings than the authors' models.
-    """
-    for name, only in (("layer_norm_eps", 1e-6), ("activation_function", "gelu")):
-        if getattr(config, name) != only:
-            raise ValueError(f"{name}={getattr(config, name)!r}: this format has {only!r} only")
-
-
 def save_image_model(
     model: VanillaForImageClassification | VanillaVitModel, processor: Any, folder: Path
 ) -> None:

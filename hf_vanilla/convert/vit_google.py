@@ -10,21 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from hf_vanilla.files import whole_file, whole_folder
+from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.options import option
 
-from .same_outputs import require_same_outputs
-from .vit import (
-    authors_processor,
-    read_image_model,
-    require_authors_settings,
-    save_image_model,
-)
-from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
+from .vit import authors_processor, save_image_model
+from .weight_names import Names, load_renamed, rename_to_ours
 
 _BLOCK = "Transformer.encoderblock_{n}"
 _ATTENTION = f"{_BLOCK}.MultiHeadDotProductAttention_1"
@@ -70,14 +63,6 @@ class GoogleVitOptions:
     image_height: int | None = option(None, "pixels, for images that are not square")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToGoogleVitOptions:
-    """Write an image model of ours as a `.npz` file of the ViT authors."""
-
-    input: str = option(text="folder or Hub id of our model")
-    output: str = option(text=".npz file to write")
-
-
 def convert_google_vit(options: GoogleVitOptions) -> Path:
     """Our model folder from a `.npz` file.
 
@@ -91,30 +76,6 @@ def convert_google_vit(options: GoogleVitOptions) -> Path:
         ours = from_google(arrays, origin=options.input, image_height=options.image_height)
         save_image_model(ours, authors_processor(ours.config), folder)
     return Path(options.output)
-
-
-def convert_to_google_vit(options: ToGoogleVitOptions) -> Path:
-    """A `.npz` file from our model.
-
-    Raises:
-        ValueError: the model has what the layout cannot express, or what was written has other
-            outputs for one random image.
-        OSError: nothing is found under that name, or the output exists.
-    """
-    output = Path(options.output)
-    if output.exists():
-        raise FileExistsError(f"{output} exists: choose another name")
-    ours = read_image_model(options.input)
-    if not isinstance(ours, VanillaForImageClassification):
-        raise ValueError(f"{options.input} has no classifier, which the layout asks for")
-    arrays = to_google(ours)
-    with whole_file(output) as unfinished:
-        with open(unfinished, "wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # any name is an array's
-        size = ours.config.image_height_width
-        again = from_google(read_npz(unfinished), image_height=size[0])
-        require_same_outputs(again, ours, size)
-    return output
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -156,23 +117,6 @@ def from_google(
     ours = VanillaForImageClassification(config)
     load_renamed(ours, rename_to_ours(weights, NAMES), origin=origin, reasons=FOREIGN)
     return ours.eval()
-
-
-def to_google(ours: VanillaForImageClassification) -> dict[str, np.ndarray]:
-    """Our weights as the authors' arrays, by their names.
-
-    Raises:
-        ValueError: the layout cannot express the model.
-    """
-    config = ours.config
-    if not config.attention_bias:
-        raise ValueError("attention_bias=False: the authors' layout has these biases")
-    require_authors_settings(config)
-    renamed = rename_to_theirs(ours.state_dict(), NAMES)
-    return {
-        name.replace(".", "/"): _to_theirs(name, weight, config)
-        for name, weight in renamed.weights.items()
-    }
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -230,18 +174,4 @@ def _to_ours(name: str, array: np.ndarray) -> np.ndarray:
         return array.reshape(array.shape[0], -1).T  # (D, N, K) -> (N K, D)
     if parts[-2:] == ["out", "kernel"]:
         return array.reshape(-1, array.shape[-1]).T  # (N, K, D) -> (D, N K)
-    return array.T if parts[-1] == "kernel" else array
-
-
-def _to_theirs(name: str, weight: Tensor, config: VanillaVitConfig) -> np.ndarray:
-    """Our weight in the shape of their array."""
-    array = weight.detach().numpy()
-    heads, parts = (config.encoder_attention_heads, config.head_dim), name.split(".")
-    if name == "embedding.kernel":
-        return array.transpose(2, 3, 1, 0)
-    if parts[-2:-1] and parts[-2] in _PARTS:
-        is_kernel = parts[-1] == "kernel"
-        return array.T.reshape(-1, *heads) if is_kernel else array.reshape(heads)
-    if parts[-2:] == ["out", "kernel"]:
-        return array.T.reshape(*heads, -1)
     return array.T if parts[-1] == "kernel" else array

@@ -21,9 +21,7 @@ OPTIONS = {
     "timm": "input output heads",
     "to-detr": "input output",
     "to-marian": "input output check",
-    "to-timm": "input output",
     "to-vit": "input output",
-    "to-vit-google": "input output",
     "torch": """
         input output heads pad_token_id decoder_start_token_id eos_token_id entry prefix transformer
         source_embedding target_embedding output_projection positions activation_function
