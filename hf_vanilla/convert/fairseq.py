@@ -17,7 +17,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import option
 
-from .checkpoint_files import read_checkpoint
+from .checkpoint_files import read_checkpoint, toolkit_of_content, toolkit_of_path
 from .fairseq_settings import (
     EXPLAINED,
     SIDES,
@@ -38,7 +38,6 @@ from .fairseq_tokenizer import (
     build_tokenizer,
     read_dictionary,
 )
-from .other_toolkits import toolkit_of_content, toolkit_of_path
 from .weight_names import load_renamed, rename_to_ours
 
 CODES_NAMES = ("bpecodes", "code", "codes", "bpe.codes")

@@ -32,8 +32,7 @@ from .fairseq_tokenizer import (
     TextSettings,
     tokenizer_of_merges,
 )
-from .position_tables import is_sinusoidal
-from .weight_names import load_renamed, rename_to_ours
+from .weight_names import is_sinusoidal, load_renamed, rename_to_ours
 
 MERGES, TOKENIZER_SETTINGS = "merges.txt", "tokenizer_config.json"
 VOCABULARIES = ("vocab-src.json", "vocab-tgt.json")

@@ -28,11 +28,10 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import option
 
+from .checkpoint_files import toolkit_of_path
 from .marian_npz import read_npz, read_npz_tokenizer
 from .marian_npz_files import npz_of
-from .other_toolkits import toolkit_of_path
-from .position_tables import is_sinusoidal
-from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
+from .weight_names import Names, is_sinusoidal, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
 

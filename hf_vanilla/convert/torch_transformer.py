@@ -24,10 +24,8 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import option
 
-from .checkpoint_files import read_checkpoint
-from .other_toolkits import toolkit_of_content
-from .position_tables import is_sinusoidal
-from .weight_names import Names, is_zero_at, load_renamed, rename_to_ours
+from .checkpoint_files import read_checkpoint, toolkit_of_content
+from .weight_names import Names, is_sinusoidal, is_zero_at, load_renamed, rename_to_ours
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hf_vanilla.models.positions_vanilla import sinusoid
+
 Names = Mapping[str, str | tuple[str, ...] | None]
 _Row = tuple[tuple[str, ...], tuple[str, ...]]
 _BRACES = re.compile(r"\{(\w+)\}")
@@ -206,3 +208,25 @@ def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
     if torch.promote_types(weight.dtype, expected.dtype) != expected.dtype:
         return f"dtype {weight.dtype} does not convert to {expected.dtype} without loss"
     return None
+
+
+def is_sinusoidal(
+    table: Tensor,
+    *,
+    layout: str,
+    frequencies: str = "paper",
+    first: int = 0,
+    tolerance: float = 1e-3,
+) -> bool:
+    """Whether the rows of a position table are sinusoids of their numbers (3.5).
+
+    Args:
+        table: `(positions, d_model)`.
+        layout: of sine and cosine, as in `VanillaConfig.position_layout`.
+        frequencies: as in `VanillaConfig.position_frequencies`.
+        first: first row that is compared.
+        tolerance: allowed difference; the default accepts tables in half precision.
+    """
+    numbers = torch.arange(first, max(first, len(table)))
+    expected = sinusoid(numbers, table.shape[1], layout=layout, frequencies=frequencies)
+    return torch.allclose(table[first:].double(), expected.double(), rtol=0, atol=tolerance)
