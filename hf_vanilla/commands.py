@@ -117,7 +117,7 @@ COMMANDS = {
         ("hf_vanilla.convert.quantize:QuantizeOptions",),
     ),
     "plot": Command(
-        "draw attention, positions, rates, curves, objects, tracks",
+        "draw attention, curves, patches, objects, tracks",
         "hf_vanilla.plots.plot:plot",
         ("hf_vanilla.plots.plot:read_plot",),
     ),

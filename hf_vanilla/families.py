@@ -107,14 +107,6 @@ TASKS = {
                 "hf_vanilla.text.plot:plot_attention",
                 "hf_vanilla.text.plot:PlotAttentionOptions",
             ),
-            "length_bleu": (
-                "hf_vanilla.text.length_bleu:plot_length_bleu",
-                "hf_vanilla.text.length_bleu:PlotLengthBleuOptions",
-            ),
-            "animation": (
-                "hf_vanilla.text.animation:plot_animation",
-                "hf_vanilla.text.animation:PlotAnimationOptions",
-            ),
         },
     ),
     "image_classification": TaskEntry(

@@ -1,4 +1,4 @@
-"""Draw attention, positions, learning rates, training or BLEU by length: scripts/plot.py --help."""
+"""Draw attention, training curves, patches, objects or tracks: scripts/plot.py --help."""
 
 import sys
 

@@ -117,8 +117,8 @@ ROWS = {
         ("quantize --model text --output text", 1, "text"),
     ),
     "plot": (
-        ("plot positions --output p.png", "p.png$", "", "p.png"),
-        ("plot positons", 2, "did you mean 'positions'?"),
+        ("plot attention --model text --sentence one --output p.png", "p.png$", "", "p.png"),
+        ("plot atention", 2, "did you mean 'attention'?"),
     ),
     "push": (
         ("push --model text --repo_id ada/name", "ada/name", "", ""),

@@ -239,7 +239,7 @@ def test_output_is_utf8_in_any_locale():
         (["evaluate", "--reference", "r", "--model", "m"], 2, "missing: --source, for the model"),
         (["evaluate", "--model", "m", "--source", "s", "--reference", "r"], 1, "no such file"),
         (["push", "--model", "nowhere", "--repo_id", "me/x"], 1, "nowhere: no such folder"),
-        (["plot"], 2, "first comes one of architecture, attention, positions"),
+        (["plot"], 2, "first comes one of curves, attention, "),
         (["plot", "atention"], 2, "did you mean 'attention'?"),
         (["app", "--port", "0"], 1, "port=0: give a number from 1 to 65535"),
         (["convert", "--format", "onnx"], 1, "choose one of agentformer, detr, fairseq"),

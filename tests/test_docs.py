@@ -41,7 +41,8 @@ ROOT = TESTS.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in PAGES}
 PAGES_WITH_CODE = [name for name, text in TEXTS.items() if "```" in text]
-CLONE = ("Makefile", "constraints.txt", "pyproject.toml", "scripts", "hf_vanilla/recipes")
+CLONE = ("Makefile", "constraints.txt", "pyproject.toml", "scripts", "docs/figures")
+CLONE += ("hf_vanilla/recipes",)
 # what a reader replaces, and numbers that take too long
 REPLACED = {"USER/NAME": "ada/name", "max_steps=1000": "max_steps=2"}
 OPTIONAL_LIBRARIES = ("bertviz", "onnx")  # without them, a block that needs them is only compiled

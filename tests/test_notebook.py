@@ -76,7 +76,7 @@ def outcome(cell):
 def test_the_notebook_shows_text_and_figures_and_no_warnings(notebook):
     outputs = [o for cell in as_written(notebook).cells for o in cell.get("outputs", ())]
     assert {output.get("name", "picture") for output in outputs} == {"picture", "stdout"}
-    assert sum("image/png" in output.get("data", ()) for output in outputs) == 7
+    assert sum("image/png" in output.get("data", ()) for output in outputs) == 6
     (interactive,) = [o["data"]["text/html"] for o in outputs if "text/html" in o.get("data", ())]
     assert interactive.count("<table>") == 2 * (4 + 1)  # layers, and heads with their mean
     assert "<script" not in interactive

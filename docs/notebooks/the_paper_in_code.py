@@ -15,17 +15,16 @@
 
 # %%
 import copy
+import html
 import math
 import random
-import tempfile
 import warnings
-from pathlib import Path
 
 warnings.filterwarnings("ignore", message="IProgress")  # about progress bars
 
 import matplotlib.pyplot as plt
 import torch
-from IPython.display import HTML, Image
+from IPython.display import HTML
 from torch import nn
 from torch.testing import assert_close
 from transformers import DataCollatorForSeq2Seq
@@ -47,8 +46,6 @@ from hf_vanilla.models.kernels_vanilla import VanillaDropout
 from hf_vanilla.models.layers_vanilla import VanillaEncoderLayer
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid
-from hf_vanilla.plots.architecture import save_architecture
-from hf_vanilla.text.attention_html import attention_html
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.n_best import best_translations
 
@@ -74,17 +71,45 @@ assert hypotheses[0].text == number_words(742_319)["target"]
 # %% [markdown]
 # German writes "two" before "forty", so the model cannot translate word by word. Each token that it
 # writes is a weighted mean over all tokens that it read, and the weights are computed from the
-# tokens themselves: this is attention. Choose a head below to see its weights. In the last layer
-# the row of "zwei" has its weight on "two", and the next row jumps back to "forty".
+# tokens themselves: this is attention. Open a head below to see its weights in percent: a row is a
+# token being written, a column a token that it attends to. In the last layer the row of "zwei" has
+# its weight on "two", and the next row jumps back to "forty".
 
 # %%
 seen = attentions(demo, demo_tokenizer, sentence)
-HTML(attention_html(seen))
+
+
+def as_table(weights, rows, columns):
+    """The weights `(T, S)` of one head in percent: a larger one is a stronger blue."""
+    lines = ["<tr><th></th>" + "".join(f"<th>{html.escape(name)}</th>" for name in columns)]
+    for name, row in zip(rows, weights.tolist(), strict=True):
+        cells = (
+            f'<td style="background: rgba(96, 165, 250, {weight:.2f})">{100 * weight:.0f}</td>'
+            for weight in row
+        )
+        lines.append(f"<tr><th>{html.escape(name)}</th>{''.join(cells)}")
+    return f"<table>{'</tr>'.join(lines)}</tr></table>"
+
+
+def attention_by_head(seen):
+    """A table of cross-attention for each head, and for their mean, that opens at a click."""
+    parts = []
+    for layer, of_heads in enumerate(seen.cross):  # (H, T, S)
+        shown = {"mean": of_heads.mean(0)} | {f"head {h}": each for h, each in enumerate(of_heads)}
+        for name, weights in shown.items():
+            is_open = " open" if name == "mean" and layer == len(seen.cross) - 1 else ""
+            table = as_table(weights, seen.target, seen.source)
+            title = f"<summary>layer {layer}, {name}</summary>"
+            parts.append(f'<details name="head"{is_open}>{title}{table}</details>')
+    return HTML("".join(parts))
+
+
+attention_by_head(seen)
 
 # %% [markdown]
 # ## The architecture (3.1)
 #
-# This is Figure 1 of the paper with the widths of its base model, drawn from a config. The encoder,
+# This is Figure 1 of the paper with the widths of its base model. The encoder,
 # on the left, turns the source into one vector per token. The decoder, on the right, reads these
 # vectors and the tokens that it has written, and predicts the next token.
 #
@@ -93,11 +118,8 @@ HTML(attention_html(seen))
 # are one step apart, and all tokens of a sentence are computed at the same time. The price is that
 # the number of weights grows with the square of the length. The sections below build the parts of
 # the figure from the bottom to the top.
-
-# %%
-picture = Path(tempfile.mkdtemp()) / "architecture.png"
-save_architecture(VanillaConfig(), picture)
-Image(str(picture), width=640)
+#
+# ![Figure 1 of the paper with the widths of the base model](../pictures/architecture.png)
 
 # %% [markdown]
 # ## Positions (3.5)

@@ -160,14 +160,6 @@ def figure_style(theme: str = "light") -> Iterator[Theme]:
         yield colours
 
 
-def signed_colours(colours: Theme) -> Any:
-    """Colour map of numbers from -1 to 1; call it inside `figure_style`."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    ends = (colours.below_zero, colours.background, colours.above_zero)
-    return LinearSegmentedColormap.from_list("signed", ends)
-
-
 def new_figure(size: tuple[float, float]) -> Any:
     """An empty figure of `size` inches that needs no screen; call it inside `figure_style`.
 

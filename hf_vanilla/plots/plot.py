@@ -11,18 +11,6 @@ from hf_vanilla.options import UsageError, check_names, parse_options
 
 # figures of no task -> import strings of the function that draws it and of its options
 OF_NO_TASK: dict[str, tuple[str, str]] = {
-    "architecture": (
-        "hf_vanilla.plots.architecture:plot_architecture",
-        "hf_vanilla.plots.architecture:PlotArchitectureOptions",
-    ),
-    "positions": (
-        "hf_vanilla.plots.formulas:plot_positions",
-        "hf_vanilla.plots.formulas:PlotPositionsOptions",
-    ),
-    "schedule": (
-        "hf_vanilla.plots.formulas:plot_schedule",
-        "hf_vanilla.plots.formulas:PlotScheduleOptions",
-    ),
     "curves": ("hf_vanilla.plots.curves:plot_curves", "hf_vanilla.plots.curves:PlotCurvesOptions"),
 }
 

@@ -9,14 +9,8 @@ from hf_vanilla.plots.plot import all_figures, plot, read_plot
 from hf_vanilla.text.plot import PlotAttentionOptions
 
 OPTIONS = {
-    "animation": "model sentence output seconds theme overwrite",
-    "architecture": "model recipe output theme overwrite",
     "attention": "model sentence translation output kind layer head theme overwrite",
-    "positions": "model d_model layout frequencies offset length output theme overwrite",
-    "schedule": "recipe d_model warmup_steps steps output theme overwrite",
     "curves": "run output theme overwrite",
-    "length_bleu": "source reference translations model unit edges tokenize lowercase output "
-    "theme overwrite",
     "objects": "model image kind threshold x y output overwrite",
     "patches": "model image kind layer output overwrite",
     "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds "
@@ -42,26 +36,26 @@ def test_a_negative_layer_is_a_value():
 
 
 def test_several_values_make_a_list():
-    files = ["--source", "s", "--reference", "r", "--translations", "a", "b"]
-    name, options = read_plot(["length-bleu", *files, "--edges", "5", "10"])
-    assert (name, options.translations, options.edges) == ("length_bleu", ["a", "b"], [5, 10])
+    name, options = read_plot(["curves", "--run", "a", "b"])
+    assert (name, options.run) == ("curves", ["a", "b"])
 
 
 def test_what_was_read_is_drawn(tmp_path):
-    arguments = ["schedule", "--d_model", "16", "--output", str(tmp_path / "a.svg")]
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
+    arguments = ["curves", "--run", str(tmp_path), "--output", str(tmp_path / "a.svg")]
     assert plot(read_plot(arguments)) == tmp_path / "a.svg"
-    assert "d_model 16, warmup 4,000" in (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "optimizer step" in (tmp_path / "a.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([], "missing: which figure; first comes one of architecture, "),
+        ([], "missing: which figure; first comes one of curves, attention"),
         (["--model", "m"], "missing: which figure"),
         (["atention"], "unknown key 'atention'; did you mean 'attention'"),
         (["attention", "--model", "m"], "missing: --sentence"),
         (["curves", "--runs", "a"], "unknown: --runs; did you mean --run?"),
-        (["schedule", "--d_model", "wide"], "d_model"),
+        (["objects", "--model", "m", "--image", "a", "--threshold", "high"], "threshold"),
     ],
     ids=str,
 )

@@ -117,9 +117,9 @@ def test_plot_prints_the_picture_it_drew(script, trained_run, tmp_path):
 
 
 def test_plot_refuses_an_existing_picture_in_one_line(script, tmp_path):
-    (tmp_path / "positions.png").write_text("mine")
-    done = script("plot.py", "positions", fails=True)
-    told = "error: positions.png exists: choose another name or add --overwrite\n"
+    (tmp_path / "curves.png").write_text("mine")
+    done = script("plot.py", "curves", "--run", "runs/mine", fails=True)
+    told = "error: curves.png exists: choose another name or add --overwrite\n"
     assert done.stderr == told
 
 

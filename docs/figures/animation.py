@@ -1,28 +1,28 @@
-"""Animated figure: a sentence is translated token by token, with its cross-attention (3.2.3).
+"""A sentence is translated token by token, with its cross-attention, as a GIF (3.2.3).
+
+    python docs/figures/animation.py
+    python docs/figures/animation.py --model runs/mine --sentence "Two men are at a stove."
 
 Shapes: S source, T target, H heads.
 """
 
+import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from hf_vanilla.files import whole_file
-from hf_vanilla.options import option
-from hf_vanilla.plots.figures import Theme, check_output, figure_style, new_figure
-
-from .attentions import SPACE, Attentions, attentions
-from .demo_model import demo_model
-from .loading import load_translator
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from hf_vanilla.plots.figures import THEMES, Theme, check_output, figure_style, new_figure
+from hf_vanilla.text.attentions import SPACE, Attentions, attentions
+from hf_vanilla.text.demo_model import demo_model
+from hf_vanilla.text.loading import load_translator
 
 SENTENCE = "seven hundred forty-two thousand three hundred nineteen"
+SECONDS, LAST_SECONDS = 0.9, 2.7  # that a token, and the whole translation, are shown
 SIZE = (8.4, 2.7)  # inches
 DOTS_PER_INCH = 100
 COLOURS = 48  # of the file
@@ -30,45 +30,25 @@ GAP, WIDEST = 16, 804  # between tokens and of a row, in dots
 LIGHTEST = 0.04  # weight of the lightest line
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlotAnimationOptions:
-    """Draw a sentence being translated, token by token, with what each token attends to."""
-
-    model: str | None = option(None, "model folder or Hub id; default: the package's model")
-    sentence: str = option(SENTENCE, "source sentence")
-    output: str = option("translating.gif", "file of the figure, .gif")
-    seconds: float = option(0.9, "time that each token is shown")
-    theme: str = option("light", "light or dark background")
-    overwrite: bool = option(False, "replace an existing file")
-
-    def __post_init__(self) -> None:
-        if not 0.02 <= self.seconds <= 60:
-            raise ValueError(f"seconds={self.seconds}: give 0.02 to 60")
-
-
-def plot_animation(options: PlotAnimationOptions) -> Path:
-    """Translate a sentence and save each step as a frame of a GIF file; returns the file.
-
-    Lines show the cross-attention of the last layer, the mean of its heads.
-
-    Raises:
-        ValueError: the sentence has no tokens, or is too long for one row.
-        OSError: the file cannot be written, or it exists and `overwrite` is off.
-    """
-    path = check_output(
-        options.output, overwrite=options.overwrite, theme=options.theme, suffixes=(".gif",)
-    )
+def main() -> None:
+    """Translate a sentence and save each step as a frame."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="model folder or Hub id; default: the package's model")
+    parser.add_argument("--sentence", default=SENTENCE, help="source sentence")
+    parser.add_argument("--output", default="translating.gif", help=".gif, is replaced")
+    parser.add_argument("--theme", default="light", choices=THEMES)
+    options = parser.parse_args()
+    path = check_output(options.output, overwrite=True, theme=options.theme, suffixes=(".gif",))
     model, tokenizer = load_translator(options.model or demo_model())
     seen = attentions(model, tokenizer, options.sentence)
     with figure_style(options.theme) as theme:
         frames = frames_of(seen, theme)
-    # the whole translation stays longer
-    durations = [1000 * options.seconds] * (len(frames) - 1) + [3000 * options.seconds]
-    save_frames(frames, path, durations)
-    return path
+    seconds = [SECONDS] * (len(frames) - 1) + [LAST_SECONDS]
+    save_frames(frames, path, seconds)
+    print(path)
 
 
-def frames_of(seen: Attentions, theme: Theme) -> list["Image"]:
+def frames_of(seen: Attentions, theme: Theme) -> list[Image.Image]:
     """A picture before the first token, one for each token, and one of all; call it in a style.
 
     Args:
@@ -78,8 +58,6 @@ def frames_of(seen: Attentions, theme: Theme) -> list["Image"]:
     Raises:
         ValueError: the sentence or its translation is too long for one row.
     """
-    from PIL import Image
-
     weights = seen.cross[-1].mean(dim=0)  # (T, S)
     shown: list[int | None] = [None, *range(len(seen.target)), len(seen.target)]
     frames = []
@@ -170,16 +148,14 @@ def _curve(start: tuple[float, float], end: tuple[float, float]) -> tuple[Tensor
     return start[0] + (end[0] - start[0]) * smooth, start[1] + (end[1] - start[1]) * share
 
 
-def save_frames(frames: Sequence["Image"], path: Path, milliseconds: Sequence[float]) -> None:
+def save_frames(frames: Sequence[Image.Image], path: Path, seconds: Sequence[float]) -> None:
     """Write frames as a GIF file that repeats, completely or not at all.
 
     Args:
         frames: of equal size.
         path: of the file.
-        milliseconds: that each frame is shown.
+        seconds: that each frame is shown.
     """
-    from PIL import Image
-
     width, height = frames[0].size
     together = Image.new("RGB", (width, height * len(frames)))
     for index, frame in enumerate(frames):
@@ -192,7 +168,11 @@ def save_frames(frames: Sequence["Image"], path: Path, milliseconds: Sequence[fl
             "GIF",
             save_all=True,
             append_images=few[1:],
-            duration=[round(time) for time in milliseconds],
+            duration=[round(1000 * each) for each in seconds],
             loop=0,
             optimize=True,
         )
+
+
+if __name__ == "__main__":
+    main()

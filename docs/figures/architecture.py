@@ -1,5 +1,10 @@
-"""Figure 1 of the paper drawn from a config, with its real widths and counts (3.1)."""
+"""Figure 1 of the paper with the widths and counts of a config (3.1).
 
+python docs/figures/architecture.py
+python docs/figures/architecture.py --model runs/mine --output mine.svg
+"""
+
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,29 +15,18 @@ from transformers import AutoConfig
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.options import option
-from hf_vanilla.training.recipe import read_recipe
-
-from .figures import Theme, check_output, figure_style, new_figure, save_figure
+from hf_vanilla.plots.figures import (
+    THEMES,
+    Theme,
+    check_output,
+    figure_style,
+    new_figure,
+    save_figure,
+)
 
 # of the drawing, in units of a hundredth of an inch
 WIDTH, BOX, GAP, NARROW, TALL = 286, 230, 22, 22, 50
 LEFT, RIGHT = 0, 370  # left edges of encoder and decoder
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlotArchitectureOptions:
-    """Draw the layers of a model with their widths, as in Figure 1 of the paper."""
-
-    model: str | None = option(None, "model folder or Hub id; default: the paper's base model")
-    recipe: str | None = option(None, "file or name of a recipe, in place of a model")
-    output: str = option("architecture.png", "file of the figure, .png or .svg")
-    theme: str = option("light", "light or dark background")
-    overwrite: bool = option(False, "replace an existing file")
-
-    def __post_init__(self) -> None:
-        if self.model is not None and self.recipe is not None:
-            raise ValueError(f"model={self.model!r} and recipe={self.recipe!r}: give one of them")
 
 
 @dataclass(frozen=True)
@@ -52,32 +46,19 @@ class Box:
     reads_encoder: bool = False
 
 
-def plot_architecture(options: PlotArchitectureOptions) -> Path:
-    """Draw the architecture of a model or of a recipe and save it; returns the file.
-
-    Raises:
-        ValueError: the model or the recipe is not an encoder-decoder of this package.
-        OSError: model or recipe cannot be read, or the file exists and `overwrite` is off.
-    """
-    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
-    save_architecture(_config(options), path, theme=options.theme)
-    return path
-
-
-def _config(options: PlotArchitectureOptions) -> VanillaConfig:
-    """The config of the named model or recipe, or of the paper's base model."""
-    if options.recipe is not None:
-        config = read_recipe(["--recipe", options.recipe]).config()
-    elif options.model is not None:
-        config = load_saved(AutoConfig, options.model)
-    else:
-        config = VanillaConfig()
+def main() -> None:
+    """Draw the architecture of a model, or of the paper's base model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", help="model folder or Hub id; default: the paper's base model")
+    parser.add_argument("--output", default="architecture.png", help=".png or .svg, is replaced")
+    parser.add_argument("--theme", default="light", choices=THEMES)
+    options = parser.parse_args()
+    path = check_output(options.output, overwrite=True, theme=options.theme)
+    config = load_saved(AutoConfig, options.model) if options.model else VanillaConfig()
     if type(config) is not VanillaConfig:
-        raise ValueError(
-            f"{options.recipe or options.model} is a model of type {config.model_type!r}: this "
-            "figure shows the encoder-decoder of the paper"
-        )
-    return config
+        parser.error(f"{options.model} is a model of type {config.model_type!r}: give a translator")
+    save_architecture(config, path, theme=options.theme)
+    print(path)
 
 
 def parameter_count(config: VanillaConfig) -> int:
@@ -170,8 +151,9 @@ class _Drawing:
         self.arrow((middle, -2), (middle, GAP))
         sizes = f"{vocab_size:,} x {config.d_model:,}"
         top = self.box(left, GAP, Box("Embedding", sizes, 1), arrow=False)
-        kind = {"sinusoidal": "sines and cosines"}.get(config.position_embedding_type, "learned")
-        top = self.box(left, top + GAP, Box("+ positions", kind, 4))
+        is_sinusoidal = config.position_embedding_type == "sinusoidal"
+        positions = "sines and cosines" if is_sinusoidal else "learned"
+        top = self.box(left, top + GAP, Box("+ positions", positions, 4))
         bottom = top + 1.2 * GAP
         top = bottom + 6
         for box in boxes:
@@ -245,3 +227,7 @@ class _Drawing:
         properties = {"arrowstyle": "-|>", "color": self.theme.text, "linewidth": 0.9}
         style = {**properties, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 8}
         self.axes.annotate("", xy=end, xytext=start, arrowprops=style)
+
+
+if __name__ == "__main__":
+    main()

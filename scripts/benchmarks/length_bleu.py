@@ -1,5 +1,9 @@
-"""Figure of BLEU by the length of the source."""
+"""Figure of BLEU by the length of the source, for one system or several.
 
+scripts/benchmarks/length_bleu.py --source test.en --reference test.de --translations mine.de
+"""
+
+import argparse
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,46 +13,16 @@ from pathlib import Path
 
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import read_lines, read_pairs
-from hf_vanilla.options import option
 from hf_vanilla.plots.figures import (
     check_output,
     figure_style,
     new_figure,
     save_figure,
     short_names,
-    theme_of,
 )
 
-from .translator import Translator
-
-UNITS = ("words", "characters")
 MOST_BINS = 8
 ROUND_WIDTHS = (1, 2, 5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlotLengthBleuOptions:
-    """Draw BLEU by the length of the source, for one system or several."""
-
-    source: str = option(text="file of source sentences, plain or .gz")
-    reference: str = option(text="file of reference translations, line by line")
-    translations: list[str] = option([], "files of translations, one for each system")
-    model: list[str] = option([], "model folders or Hub ids that translate first")
-    unit: str = option("words", "of length: words between spaces, or characters")
-    edges: list[int] = option([], "longest length of each bin but the last; default: from the data")
-    tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
-    lowercase: bool = option(False, "ignore case")
-    output: str = option("length_bleu.png", "file of the figure, .png or .svg")
-    theme: str = option("light", "light or dark background")
-    overwrite: bool = option(False, "replace an existing file")
-
-    def __post_init__(self) -> None:
-        if not self.translations and not self.model:
-            raise ValueError("nothing to score: give --translations FILE or --model FOLDER")
-        if self.unit not in UNITS:
-            raise ValueError(f"unit={self.unit!r}: choose one of {', '.join(UNITS)}")
-        if any(low >= high for low, high in pairwise([0, *self.edges])):
-            raise ValueError(f"edges={self.edges}: give rising positive numbers, such as 10 20 30")
 
 
 @dataclass(frozen=True)
@@ -79,29 +53,34 @@ class LengthBleu:
         return [f"≤{self.edges[0]}", *between, f">{self.edges[-1]}"]
 
 
-def plot_length_bleu(options: PlotLengthBleuOptions) -> Path:
-    """Score translations by the length of their sources and save a figure; returns the file.
-
-    Raises:
-        ValueError: the files do not correspond, or a name is unknown.
-        OSError: a file cannot be read, or the file exists and `overwrite` is off.
-    """
-    path = check_output(options.output, overwrite=options.overwrite, theme=options.theme)
+def main() -> None:
+    """Score translations by the length of their sources and save a figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--source", required=True, help="file of source sentences, plain or .gz")
+    parser.add_argument("--reference", required=True, help="file of their translations")
+    parser.add_argument("--translations", nargs="+", required=True, help="a file for each system")
+    parser.add_argument("--unit", default="words", choices=("words", "characters"))
+    parser.add_argument("--edges", nargs="*", type=int, default=[], help="longest of each bin")
+    parser.add_argument("--tokenize", default="13a", help="sacreBLEU's tokenizer")
+    parser.add_argument("--output", default="length_bleu.png", help=".png or .svg, is replaced")
+    options = parser.parse_args()
+    if any(low >= high for low, high in pairwise([0, *options.edges])):
+        parser.error(f"--edges {options.edges}: give rising positive numbers, such as 10 20 30")
+    path = check_output(options.output, overwrite=True)
     check_bleu_tokenizer(options.tokenize)
-    names = short_names([*options.translations, *options.model])
+    names = short_names(options.translations)
     pairs = list(read_pairs(options.source, options.reference))
     sources = [pair["source"] for pair in pairs]
     systems = [_read_as_many(name, len(pairs)) for name in options.translations]
-    systems += [list(Translator(name).translate(sources, progress=True)) for name in options.model]
-    found = length_bleu(
+    by_length = length_bleu(
         [len(source.split() if options.unit == "words" else source) for source in sources],
         [pair["target"] for pair in pairs],
         dict(zip(names, systems, strict=True)),
         edges=options.edges,
-        score=partial(score_translations, tokenize=options.tokenize, lowercase=options.lowercase),
+        score=partial(score_translations, tokenize=options.tokenize),
     )
-    save_length_bleu(found, path, unit=options.unit, theme=options.theme)
-    return path
+    save_length_bleu(by_length, path, unit=options.unit)
+    print(path)
 
 
 def _read_as_many(name: str, count: int) -> list[str]:
@@ -154,34 +133,34 @@ def round_edges(lengths: Sequence[int]) -> list[int]:
     return list(range(width, max(common, width + 1), width))
 
 
-def save_length_bleu(
-    found: LengthBleu, path: Path, *, unit: str = "words", theme: str = "light"
-) -> None:
+def save_length_bleu(by_length: LengthBleu, path: Path, *, unit: str = "words") -> None:
     """Save BLEU by bin, a curve for each system, above the number of sentences in each bin.
 
     Args:
-        found: scores by length.
+        by_length: scores by length.
         path: file of the figure.
         unit: what a length counts.
-        theme: `"light"` or `"dark"`.
     """
-    faint = theme_of(theme).faint
-    with figure_style(theme):
+    with figure_style() as colours:
         figure = new_figure((7.5, 5.2))
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        bins = range(len(found.bins))
-        for name, scores in found.scores.items():
+        bins = range(len(by_length.bins))
+        for name, scores in by_length.scores.items():
             bleu = [float("nan") if score is None else score.bleu for score in scores]
-            upper.plot(bins, bleu, "o-", label=f"{name}: {found.whole[name].bleu:.1f} in all")
+            upper.plot(bins, bleu, "o-", label=f"{name}: {by_length.whole[name].bleu:.1f} in all")
         upper.set(ylabel="BLEU", ylim=(0, None))
         upper.legend()
         upper.grid(visible=True)
-        bars = lower.bar(bins, found.counts, color=faint)
-        lower.bar_label(bars, [f"{count:,}" for count in found.counts], fontsize=8)
+        bars = lower.bar(bins, by_length.counts, color=colours.faint)
+        lower.bar_label(bars, [f"{count:,}" for count in by_length.counts], fontsize=8)
         lower.margins(y=0.25)
         lower.set(ylabel="sentences", xlabel=f"{unit} of the source")
-        lower.set_xticks(bins, found.bins)
+        lower.set_xticks(bins, by_length.bins)
         figure.suptitle("BLEU by length of the source; few sentences in a bin say little")
-        signature = next(iter(found.whole.values())).bleu_signature
+        signature = next(iter(by_length.whole.values())).bleu_signature
         figure.text(0.99, 0.005, signature, ha="right", va="bottom", fontsize=6)
         save_figure(figure, path)
+
+
+if __name__ == "__main__":
+    main()
