@@ -31,12 +31,6 @@ class AppOptions:
     model: str | None = option(
         None, "model folder or Hub id; default: the package's model of number words"
     )
-    ensemble: list[str] = option(
-        (),
-        "further translators of one vocabulary that decode together with it; --model A --model B "
-        "is the same",
-        repeats_model=True,
-    )
     fixed_model: bool | None = option(
         None,
         (
@@ -67,8 +61,6 @@ class AppOptions:
     share: bool = option(False, "create a public address through Gradio's server")
 
     def __post_init__(self) -> None:
-        if self.ensemble and self.model is None:
-            raise ValueError("ensemble needs a first model: give --model A --model B")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: give a positive number")
         check_dtype(self.dtype)
@@ -151,13 +143,10 @@ def page_of(model: str, options: AppOptions) -> Any:
     """The page for a model's task.
 
     Raises:
-        ValueError: the model cannot be used, or is no translator but the first of an ensemble.
+        ValueError: the model cannot be used.
         OSError: nothing is found under that name.
     """
-    task = _task_of(model)
-    if options.ensemble and task != DEFAULT_TASK:
-        raise ValueError(f"{model} is a model of {task}: only translators can be an ensemble")
-    return load_part(task_entry(task).page)(model, options)
+    return load_part(task_entry(_task_of(model)).page)(model, options)
 
 
 def _task_of(model: str) -> str:

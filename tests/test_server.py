@@ -9,7 +9,6 @@ import pytest
 
 from hf_vanilla import serve as app
 from hf_vanilla.app.component import message
-from hf_vanilla.options import parse_options
 from hf_vanilla.serve import EXAMPLE, AppOptions, open_app, serve
 from hf_vanilla.text.demo_model import demo_model
 from hf_vanilla.text.page import TITLE
@@ -32,11 +31,6 @@ def test_the_default_address_is_local():
         ({"max_tokens": 0}, "max_tokens=0: give a positive number"),
         ({"port": 0}, "port=0: give a number from 1 to 65535"),
         ({"port": 65536}, "port=65536"),
-        ({"ensemble": ["b"]}, "ensemble needs a first model: give --model A --model B"),
-        (
-            {"model": "a", "ensemble": ["b"], "write_space": "new"},
-            "a Space serves one model: give --model once",
-        ),
     ],
     ids=str,
 )
@@ -82,21 +76,6 @@ def test_without_a_model_the_one_of_the_package_is_served_with_an_example(monkey
         AppOptions(model=demo_model(), sentence="two"),
         AppOptions(model="mine"),  # without the sentence of the demo
     ]
-
-
-def test_the_models_of_an_ensemble_are_named_one_after_the_other(trained_run):
-    options = parse_options(AppOptions, ["--model", "a", "--model", "b", "--model", "c"])
-    assert (options.model, options.ensemble) == ("a", ["b", "c"])
-    served = app.page_of(str(trained_run), AppOptions(model="a", ensemble=[str(trained_run)]))
-    settings = served.settings()
-    assert settings["model"] == "trained + trained"  # visitors see no path of the server
-    assert settings["shortName"] == "trained + trained"
-    assert "the views show the first of 2 models" in settings["about"]
-
-
-def test_only_translators_can_be_an_ensemble():
-    with pytest.raises(ValueError, match="constant_velocity is a model of trajectories: only tra"):
-        app.page_of("constant_velocity", AppOptions(model="a", ensemble=["b"]))
 
 
 @pytest.mark.parametrize(

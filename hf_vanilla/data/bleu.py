@@ -17,8 +17,6 @@ class Scores:
         chrf_signature: settings of the metric.
         exact_match: share of translations equal to their reference, 0 to 100.
         sentences: number of sentences.
-        comet: 100 times COMET; None where no COMET model was given.
-        comet_model: that model.
     """
 
     bleu: float
@@ -27,15 +25,12 @@ class Scores:
     chrf_signature: str
     exact_match: float
     sentences: int
-    comet: float | None = None
-    comet_model: str | None = None
 
     def __str__(self) -> str:
-        comet = "" if self.comet is None else f"COMET {self.comet:.2f}  {self.comet_model}\n"
         return (
             f"BLEU {self.bleu:.2f}  {self.bleu_signature}\n"
             f"chrF {self.chrf:.2f}  {self.chrf_signature}\n"
-            f"{comet}exact match {self.exact_match:.1f} % of {self.sentences} sentences"
+            f"exact match {self.exact_match:.1f} % of {self.sentences} sentences"
         )
 
 

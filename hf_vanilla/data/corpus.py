@@ -174,7 +174,7 @@ def stream_from_files(source: str | Path, target: str | Path) -> IterableDataset
     """
     for path in (check_text_file(source), check_text_file(target)):
         if not path.is_file():
-            raise ValueError(f"{path} is a pipe, but a stream is read in every epoch: give a file")
+            raise ValueError(f"{path} is a pipe, but a stream is read twice: give a file")
     files = {"source": str(source), "target": str(target)}
     return IterableDataset.from_generator(read_pairs, gen_kwargs=files)
 

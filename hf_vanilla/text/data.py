@@ -3,12 +3,11 @@
 import hashlib
 import logging
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
+from datasets import Dataset, concatenate_datasets
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import (
@@ -16,8 +15,6 @@ from hf_vanilla.data.corpus import (
     built_in_corpus,
     pairs_from_dataset,
     pairs_from_files,
-    stream_from_files,
-    streams_from_dataset,
 )
 from hf_vanilla.loading import load_saved
 from hf_vanilla.training.processes import MainProcessLogger
@@ -37,10 +34,6 @@ from .tokenizer_training import train_tokenizer
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
 
-# pairs of a stream's beginning from which a vocabulary is learned
-VOCABULARY_PAIRS = 1_000_000
-# pairs of a stream's beginning that enter its fingerprint
-STREAM_FINGERPRINT_PAIRS = 10_000
 # rows whose ids enter a fingerprint, at once and in all; of longer datasets evenly spaced runs of
 # neighbours, since single rows would read every page of the file; and all lengths
 ROWS_AT_ONCE, FINGERPRINT_ROWS = 1_000, 100_000
@@ -65,7 +58,7 @@ class TextData:
 
     Attributes:
         tokenizer: of both languages.
-        train: encoded pairs; or a stream of text, encoded while it is read.
+        train: encoded pairs.
         validation: None where there are no validation pairs.
         train_text: rows of `source` and `target`, one per encoded pair; None unless BPE-dropout
             or noise reads them.
@@ -74,31 +67,24 @@ class TextData:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    train: EncodedPairs | IterableDataset
+    train: EncodedPairs
     validation: ValidationSet | None
     train_text: Dataset | None = None
     firsts: np.ndarray | None = None
 
 
-def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset | IterableDataset]:
+def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset]:
     """Splits `train` and, where there is one, `validation`: rows of `source` and `target`.
 
-    Where training pairs are prepared shards, there is no split `train`.
+    Where training pairs are prepared shards or a mixture, there is no split `train`.
 
     Raises:
         ValueError: the data do not match the options.
         OSError: a file cannot be read.
     """
-    if options.streaming:
-        return _load_stream(options)
-    if options.prepared is not None:
-        files = options.validation_files
-        return {} if files is None else {"validation": pairs_from_files(*files)}
-    if options.train_files is not None:
-        corpus = DatasetDict(train=pairs_from_files(*options.train_files))
-        if options.validation_files is not None:
-            corpus["validation"] = pairs_from_files(*options.validation_files)
-        return corpus
+    files = {"train": options.train_files, "validation": options.validation_files}
+    if options.prepared or options.train_files or options.mixture:
+        return {split: pairs_from_files(*pair) for split, pair in files.items() if pair}
     if options.dataset is None or options.dataset == BUILT_IN_CORPUS:
         return built_in_corpus()
     return pairs_from_dataset(
@@ -107,38 +93,6 @@ def load_corpus(options: TranslationDataOptions) -> dict[str, Dataset | Iterable
         source_column=options.source_column,
         target_column=options.target_column,
     )
-
-
-def _with_validation(
-    train: Dataset, options: TranslationDataOptions
-) -> dict[str, Dataset | IterableDataset]:
-    """The training pairs of a mixture, and the validation files."""
-    files = options.validation_files
-    return (
-        {"train": train}
-        if files is None
-        else {
-            "train": train,
-            "validation": pairs_from_files(*files),
-        }
-    )
-
-
-def _load_stream(options: TranslationDataOptions) -> dict[str, Dataset | IterableDataset]:
-    """`train` as a stream; `validation` as a dataset, since it is read often."""
-    if options.train_files is not None:
-        corpus = {"train": stream_from_files(*options.train_files)}
-        validation = options.validation_files and pairs_from_files(*options.validation_files)
-        return {**corpus, "validation": validation} if validation else corpus
-    splits = streams_from_dataset(
-        options.dataset or BUILT_IN_CORPUS,
-        config_name=options.dataset_config,
-        source_column=options.source_column,
-        target_column=options.target_column,
-    )
-    if "validation" in splits:
-        return {**splits, "validation": Dataset.from_list([*splits["validation"]])}
-    return splits
 
 
 def prepare_text(
@@ -157,10 +111,9 @@ def prepare_text(
     options: TranslationDataOptions = recipe.data
     logger.info("reading the corpus, learning the vocabulary")
     parts = mixture_pairs(options.corpora)
+    corpus = load_corpus(options)
     if parts:
-        corpus = _with_validation(concatenate_datasets(parts), options)
-    else:
-        corpus = load_corpus(options)
+        corpus = {"train": concatenate_datasets(parts), **corpus}
     tokenizer = _make_tokenizer(recipe, corpus, initial_tokenizer)
     if parts:
         check_tags(tokenizer, options.corpora)
@@ -168,7 +121,7 @@ def prepare_text(
     encoded = {
         split: _encode(options, pairs, tokenizer, split)
         for split, pairs in corpus.items()
-        if split == "validation" or (split == "train" and not options.streaming)
+        if split in ("train", "validation")
     }
     validation = None
     if "validation" in corpus:
@@ -179,7 +132,7 @@ def prepare_text(
         train = read_shards(Path(options.prepared), _limits(options, "train"))
         _report("train", train, _limits(options, "train"))
     else:
-        train = corpus["train"] if options.streaming else encoded["train"]
+        train = encoded["train"]
     kept = encoded["train"].kept if "train" in encoded else None
     if options.bpe_dropout or any(part.is_noisy for part in options.corpora):
         text = corpus["train"] if kept is None else corpus["train"].select(kept)
@@ -227,9 +180,8 @@ def _make_tokenizer(
     if (output_dir / "tokenizer.json").is_file():
         return load_saved(AutoTokenizer, output_dir)
     config = recipe.config()
-    rows = islice(corpus["train"], VOCABULARY_PAIRS if recipe.data.streaming else None)
     tokenizer = train_tokenizer(
-        (text for row in rows for text in (row["source"], row["target"])),
+        (text for row in corpus["train"] for text in (row["source"], row["target"])),
         vocab_size=config.vocab_size,
         model_max_length=config.max_position_embeddings,
     )
@@ -240,13 +192,9 @@ def _make_tokenizer(
 # --- fingerprints --------------------------------------------------------------------------------
 
 
-def text_facts(data: TextData, options: TranslationDataOptions) -> dict[str, str]:
+def text_facts(data: TextData) -> dict[str, str]:
     """Fingerprints of training data, validation data and tokenizer."""
-    facts = {}
-    if isinstance(data.train, EncodedPairs):
-        facts["training data"] = _fingerprint(data.train)
-    else:
-        facts["training data"] = _stream_fingerprint(data.train, options)
+    facts = {"training data": _fingerprint(data.train)}
     if data.validation is not None:
         facts["validation data"] = _fingerprint(data.validation.pairs)
     facts["tokenizer"] = tokenizer_fingerprint(data.tokenizer)
@@ -270,15 +218,3 @@ def _fingerprint(pairs: EncodedPairs) -> str:
         for column in ("input_ids", "labels"):
             digest.update(np.concatenate(list(batch[column])).astype(np.int64).tobytes())
     return f"{count:,} pairs, {digest.hexdigest()[:16]}"
-
-
-def _stream_fingerprint(stream: IterableDataset, options: TranslationDataOptions) -> str:
-    """Sizes and times of the files, and a hash of the first pairs: nobody reads all of a stream."""
-    digest = hashlib.sha256()
-    for path in options.train_files or ():
-        stat = Path(path).stat()
-        digest.update(f"{stat.st_size} {stat.st_mtime_ns}\n".encode())
-    first = islice(stream, min(options.window_pairs, STREAM_FINGERPRINT_PAIRS))
-    for row in first:
-        digest.update(f"{row['source']}\t{row['target']}\n".encode(errors="surrogatepass"))
-    return f"stream, {digest.hexdigest()[:16]}"

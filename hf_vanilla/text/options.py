@@ -22,7 +22,6 @@ MEASURES = {
     "nll": Measure("validation NLL", NATS, better="lower", log_name="validation_nll"),
     "bleu": Measure("validation BLEU", SCORE, better="higher", precision=2),
     "chrf": Measure("validation chrF", SCORE, better="higher", precision=2),
-    "comet": Measure("validation COMET x 100", SCORE, better="higher", precision=2),
     "exact_match": Measure("validation exact match, %", SCORE, better="higher", precision=1),
 }
 PAIRED_OPTIONS = (
@@ -86,12 +85,6 @@ class TranslationDataOptions:
         "none is",
         at_least=1,
     )
-    streaming: bool = option(
-        default=False, text="read and encode the text while training instead of before it"
-    )
-    window_pairs: int = option(
-        100_000, "pairs of a stream that are sorted by length and shuffled together", at_least=1
-    )
     preprocessing_workers: int = option(
         1, "processes that tokenize the corpus, once", at_least=1, may_change=True
     )
@@ -122,12 +115,6 @@ class TranslationDataOptions:
         may_change=True,
     )
     bleu_tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
-    comet: str | None = option(
-        None,
-        "COMET model of validation, for the command comet-score, such as Unbabel/wmt22-comet-da; "
-        "default: no COMET",
-        may_change=True,
-    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -146,7 +133,7 @@ class TranslationDataOptions:
             )
 
     def _check_prepared(self) -> None:
-        for name in ("dataset", "train_source", "tokenizer", "streaming"):
+        for name in ("dataset", "train_source", "tokenizer"):
             if self.prepared is not None and (value := getattr(self, name)):
                 raise ValueError(
                     f"prepared={self.prepared!r} and {name}={value!r}: the prepared folder has "
@@ -155,7 +142,7 @@ class TranslationDataOptions:
 
     def _check_mixture(self) -> None:
         _ = self.corpora  # checks its entries
-        for name in ("dataset", "train_source", "prepared", "streaming"):
+        for name in ("dataset", "train_source", "prepared"):
             if self.mixture is not None and (value := getattr(self, name)):
                 raise ValueError(f"mixture and {name}={value!r}: give one of them")
 
@@ -172,18 +159,14 @@ class TranslationDataOptions:
             raise ValueError(
                 f"dataset={self.dataset!r} and train_source={self.train_source!r}: give one of them"
             )
-        if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
-            raise ValueError(
-                "streaming needs a dataset or train_source: it reads no built-in corpus"
-            )
         if self.validation_source is not None and not self._trains_on_files:
             raise ValueError(
                 "validation files need train_source and train_target, prepared or mixture"
             )
-        if self.bpe_dropout and (self.streaming or self.prepared is not None):
+        if self.bpe_dropout and self.prepared is not None:
             raise ValueError(
                 f"bpe_dropout={self.bpe_dropout:g} reads the text again in each epoch: give files "
-                "or a dataset, without streaming and prepared"
+                "or a dataset, without prepared"
             )
 
     def check_with(self, train: TrainRecipe) -> None:
@@ -193,21 +176,11 @@ class TranslationDataOptions:
             ValueError: a shared option needs a validation set or translations, and there are none.
         """
         needs_validation = train.average_best or train.patience
-        of_text = train.best_by in ("bleu", "chrf", "comet", "exact_match")
+        of_text = train.best_by in ("bleu", "chrf", "exact_match")
         if needs_validation and of_text and not self.eval_sentences:
             raise ValueError(f"best_by={train.best_by!r} needs translations: set eval_sentences")
-        if train.best_by == "comet" and self.comet is None:
-            raise ValueError("best_by='comet' needs a COMET model: give comet")
-        if self.comet is not None and not self.eval_sentences:
-            raise ValueError(
-                f"comet={self.comet!r} needs translations: set eval_sentences, or leave comet out"
-            )
         if needs_validation and self._trains_on_files and self.validation_source is None:
             raise ValueError("average_best and patience need validation files")
-        if self.comet is not None and self._trains_on_files and self.validation_source is None:
-            raise ValueError(
-                f"comet={self.comet!r} needs validation files: give them, or leave comet out"
-            )
         check_stages(self.corpora, train.max_steps)
 
     @property

@@ -30,7 +30,6 @@ const FIELDS = {
   h: ["hypothesis", isCount],
   t: ["step", isCount],
   c: ["candidate", isCount],
-  n: ["sentence", isCount],
 };
 
 // a link serves on other machines too, where the folder lies elsewhere
@@ -61,13 +60,13 @@ function readAddress() {
   return isWhole ? found : "The state in the address is damaged: it is ignored.";
 }
 
-// Whether a state names what exists in this text and answer.
+// Whether a state names what exists in this answer.
 function fits(wanted) {
-  const { kind, layer, head, query, key, hypothesis, step, candidate, sentence } = wanted;
+  const { kind, layer, head, query, key, hypothesis, step, candidate } = wanted;
   const { shape: size, queries, keys } = answer.attention.kinds[kind];
   const [layers, heads] = size;
   return (
-    sentence < answers.length && layer < layers && (head === MEAN || head < heads) && hypothesis < answer.hypotheses.length &&
+    layer < layers && (head === MEAN || head < heads) && hypothesis < answer.hypotheses.length &&
     (hypothesis > 0 || (query < queries.length && (key === null || key < keys.length))) &&
     step < Math.max(answer.steps.length, 1) && candidate < (answer.steps[step]?.length ?? 1)
   );
@@ -119,31 +118,20 @@ function showControls(before) {
   optionsOf("layer", range(layers).map((index) => [index, index]), state.layer);
   optionsOf("head", [[MEAN, "mean of all"], ...range(heads).map((index) => [index, index])], state.head);
   disableChoices();
-  listSentences();
   if (before.hypothesis !== state.hypothesis) showTranslation();
 }
 
-function listSentences() {
-  optionsOf("shown", answers.map(({ text }, index) => [index, `${index + 1}: ${text}`]), state.sentence);
-  part("of-sentence").hidden = answers.length < 2;
-}
-
-// The translations of all sentences; of the shown one, the chosen hypothesis.
+// The chosen hypothesis.
 function showTranslation() {
-  const texts = answers.map(({ hypotheses, separator }, index) => {
-    const isShown = index === state.sentence;
-    const text = hypotheses[isShown ? state.hypothesis : 0].text || "(an empty translation)";
-    return [made("span", text, null, isShown && answers.length > 1 ? { class: "chosen" } : {}), separator];
-  });
-  part("translation").replaceChildren(...texts.flat());
+  part("translation").textContent = answer.hypotheses[state.hypothesis].text || "(an empty translation)";
 }
 
-// Show a sentence with the attention of its best translation.
-function showSentence(index) {
-  [answer, second] = [answers[index], null];
+// Show the attention of the best translation.
+function showAnswer(found) {
+  [answer, second] = [found, null];
   attentions = [withBytes(answer.attention)];
   const other = Math.min(1, answer.hypotheses.length - 1);
-  Object.assign(state, { sentence: index, hypothesis: 0, other, query: 0, key: null, step: 0, candidate: 0 });
+  Object.assign(state, { hypothesis: 0, other, query: 0, key: null, step: 0, candidate: 0 });
 }
 
 // without an answer there is nothing to choose
@@ -165,11 +153,10 @@ async function fetchAttention(hypothesis) {
 }
 
 function clear(problem = "") {
-  [answers, answer, second, attentions] = [[], null, null, []];
+  [answer, second, attentions] = [null, null, []];
   part("translation").textContent = "";
   for (const name of CHOICES) part(name).replaceChildren();
   disableChoices();
-  listSentences();
   showProblem(problem);
   redraw();
 }
@@ -185,13 +172,11 @@ async function translate(wanted = null) {
     return;
   }
   question = asked;
-  answers = (found.sentences ?? [found]).map((one) => ({ ...asked, ...one }));
-  showSentence(answers[wanted?.sentence] ? wanted.sentence : 0);
+  showAnswer({ ...asked, ...found });
   Object.assign(state, { layer: answer.attention.kinds[state.kind].shape[0] - 1, head: MEAN });
   const all = { ...state, ...wanted };
   const isFit = !wanted || fits(all);
-  const doubted = answers.find((one) => one.doubt);
-  if (doubted) showProblem(`Note: ${doubted.doubt}.`);
+  if (answer.doubt) showProblem(`Note: ${answer.doubt}.`);
   if (!isFit) showProblem("The state in the address does not fit this translation: it is ignored.");
   showTranslation();
   await set(isFit && wanted ? wanted : {});
@@ -206,7 +191,7 @@ function openAddress() {
   if (!found) return;
   part("sentence").value = found.sentence;
   showSettings(found.settings);
-  translate({ ...state, key: null, sentence: 0, ...found.changes });
+  translate({ ...state, key: null, ...found.changes });
 }
 
 async function load() {
@@ -219,14 +204,13 @@ async function load() {
   }
   model = name.trim();
   part("about").textContent = found.about;
-  part("language").value = found.language;
   clear();
 }
 
 async function addModel() {
   if (!answer) return;
-  const { text, beams, phrases, sampling, lengths, markup } = answer;
-  const request = { model: part("second").value, text, beams, phrases, sampling, lengths, markup };
+  const { text, beams, sampling, lengths } = answer;
+  const request = { model: part("second").value, text, beams, sampling, lengths };
   const [asked, found] = [answer, await call("translate", request)];
   if (!found || answer !== asked) return;
   showProblem(found.error ?? "");
@@ -257,18 +241,11 @@ for (const name of CHOICES) {
 part("beams").addEventListener("change", () => {
   if (answer) translate();
 });
-for (const name of ["search", "split", "markup"]) {
-  part(name).addEventListener("change", () => {
-    showFields();
-    if (answer) translate();
-  });
-}
-part("shown").addEventListener("change", (event) => {
-  showSentence(Number(event.target.value));
-  showTranslation();
-  set({});
+part("search").addEventListener("change", () => {
+  showFields();
+  if (answer) translate();
 });
-for (const name of ["phrases", "language", ...SAMPLING, ...LENGTHS]) {
+for (const name of [...SAMPLING, ...LENGTHS]) {
   part(name).addEventListener("change", () => {
     if (part("sentence").value.trim()) translate();
   });
@@ -334,7 +311,6 @@ call("settings", null).then((found) => {
   part("sentence").value = found.sentence;
   part("models").hidden = found.isFixed;
   part("model").value = found.model;
-  part("language").value = found.language;
   optionsOf("beams", range(found.maxBeams).map((index) => [index + 1, index + 1]), found.beams);
   for (const text of found.examples.sort((a, b) => a.length - b.length)) {
     const chip = made("button", text, part("examples"), { type: "button", dir: "auto" });

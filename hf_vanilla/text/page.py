@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.app.component import import_gradio, page_of_component
-from hf_vanilla.hub.card import languages_of, public_name
+from hf_vanilla.hub.card import public_name
 
 from .demo_model import NOTE, demo_model
 from .page_answer import answer_of_attention, answer_of_layer, answer_of_result
-from .page_models import PLUS, names_in
-from .page_search import Search, lengths_of, phrases_of, sampling_of
-from .page_service import Result, Service
+from .page_search import Search, lengths_of, sampling_of
+from .page_service import Service
 
 TITLE = "Attention Is All You Need: watch it translate"
 MAX_BEAMS = 10
@@ -39,7 +38,7 @@ class TextPage:
     """The layout of the page, and what its script calls. It stores nothing about a visitor.
 
     Args:
-        model: model folder or Hub id, or several as `names_in` reads them; loaded at once.
+        model: model folder or Hub id; loaded at once.
         sentence: initial text of the text box, and the first example.
         max_tokens: maximum number of source tokens of a sentence.
         fixed_model: visitors cannot choose another model.
@@ -66,9 +65,8 @@ class TextPage:
         self.sentence = sentence
         self.fixed_model = fixed_model
         self.models_folder = models_folder
-        self.shown = PLUS.join(map(public_name, names_in(model)))  # visitors never see its folder
+        self.shown = public_name(model)  # visitors never see its folder
         self.service = Service(dtype=dtype, max_tokens=max_tokens)
-        self.language = _language(model)  # once: a card of the Hub is asked for over the network
         self.beams = min(self.service.num_beams(model), MAX_BEAMS)
 
     def settings(self) -> dict[str, Any]:
@@ -78,9 +76,8 @@ class TextPage:
         return {
             "model": self.shown,
             # of a link, which serves on other machines too
-            "shortName": PLUS.join(Path(one).name for one in names_in(self.model)),
+            "shortName": Path(self.model).name,
             "about": self._about(self.model),
-            "language": self.language,
             "isFixed": self.fixed_model,
             "beams": self.beams,
             "maxBeams": MAX_BEAMS,
@@ -89,18 +86,14 @@ class TextPage:
         }
 
     def load(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """`about`, one line about the model that a visitor named, and `language`, its source."""
-        name = self._name(asked)
-        return {"about": self._about(name), "language": _language(name)}
+        """`about`: one line about the model that a visitor named."""
+        return {"about": self._about(self._name(asked))}
 
     def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Translate the `text` with so many `beams`; see `answer_of_result`.
 
-        `phrases` is one text of those that each translation contains, see `phrases_of`. `sampling`
-        has the texts of its fields by name; with it, so many translations are drawn. `lengths` has
-        those of the limits; `markup` is whether to keep it. With `split`, the language of the text,
-        the answer has a list of `sentences`, each with its answer. `doubt` of an answer says why
-        it is probably wrong.
+        `sampling` has the texts of its fields by name; with it, so many translations are drawn.
+        `lengths` has those of the limits. `doubt` of the answer says why it is probably wrong.
         """
         name, beams = self._name(asked), int(asked["beams"])
         if not 1 <= beams <= MAX_BEAMS:
@@ -108,23 +101,13 @@ class TextPage:
         sampling = asked.get("sampling")
         search = Search(
             beams,
-            **phrases_of(str(asked.get("phrases", ""))),
             sampling=None if sampling is None else sampling_of(sampling),
             lengths=lengths_of(asked.get("lengths", {})),
-            keep_markup=bool(asked.get("markup", False)),
         )
-        text, language = str(asked["text"]), asked.get("split")
-        if language is None:
-            results = [self.service.translate(name, text, search)]
-        else:
-            results = self.service.translate_sentences(name, text, search, language=str(language))
-        answers = [self._answer(result) for result in results]
-        return answers[0] if language is None else {"sentences": answers}
-
-    def _answer(self, result: Result) -> dict[str, Any]:
-        words = self.service.align(result.model, result.sentence, result.attentions)
-        answer = answer_of_result(result, self.service.tokenizer(result.model), words)
-        shown = self.shown if result.model == self.model else result.model
+        result = self.service.translate(name, str(asked["text"]), search)
+        words = self.service.align(name, result.sentence, result.attentions)
+        answer = answer_of_result(result, self.service.tokenizer(name), words)
+        shown = self.shown if name == self.model else name
         return {**answer, "model": shown, "doubt": self.service.doubt(result)}
 
     def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -146,10 +129,9 @@ class TextPage:
         return answer_of_layer(steps)
 
     def _about(self, name: str) -> str:
-        shown = PLUS.join(map(public_name, names_in(name)))
         if name == demo_model():
             return f"The model of the package: {self.service.describe(name)}; {NOTE}"
-        return f"{shown}: {self.service.describe(name)}"
+        return f"{public_name(name)}: {self.service.describe(name)}"
 
     def _name(self, asked: dict[str, Any]) -> str:
         """The model of a request.
@@ -159,14 +141,12 @@ class TextPage:
         """
         asked_name = str(asked.get("model") or "").strip()
         name = self.model if self.fixed_model or asked_name == self.shown else asked_name
-        for one in names_in(name):
-            self._check_folder(one)
+        if name != self.model and os.path.lexists(name):
+            self._check_folder(name)
         return name
 
     def _check_folder(self, name: str) -> None:
         """Refuse a folder that visitors cannot read."""
-        if name in names_in(self.model) or not os.path.lexists(name):
-            return
         path = Path(name).resolve()
         if not self.models_folder or not path.is_relative_to(Path(self.models_folder).resolve()):
             raise ValueError(f"{name}: this page reads no such folder: give a Hub id.")
@@ -182,11 +162,6 @@ class TextPage:
         return page_of_component(TITLE, Path(__file__).parent, self.functions(), scripts=SCRIPTS)
 
 
-def _language(model: str) -> str:
-    """The source language by the card of the first model; empty where it does not state it."""
-    return next(iter(languages_of(names_in(model)[0])), "")
-
-
 def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
     def reported(asked: Any) -> dict[str, Any]:
         try:
@@ -200,7 +175,7 @@ def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str
 def open_page(model: str, options: Any) -> TextPage:
     """The page of a model, with the options of `hf-vanilla app`."""
     return TextPage(
-        PLUS.join([model, *options.ensemble]),
+        model,
         sentence=options.sentence,
         max_tokens=options.max_tokens,
         fixed_model=options.is_model_fixed,

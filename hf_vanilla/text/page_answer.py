@@ -50,9 +50,7 @@ def answer_of_result(
         )
     return {
         "model": result.model,
-        "text": result.text,
         "sentence": result.sentence,
-        "separator": result.separator,
         "hypotheses": hypotheses,
         "penalty": {"form": form, "alpha": alpha},
         "steps": [_step(step, alpha, form, tokenizer) for step in result.steps],

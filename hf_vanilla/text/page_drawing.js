@@ -20,10 +20,8 @@ const state = {
   other: 1, // the hypothesis to compare with, or "model"
   step: 0, // of the search, from 0
   candidate: 0, // of that step
-  sentence: 0, // of a text that is split
 };
-let answers = []; // to the sentences of the last text; one unless it is split
-let answer = null; // to the shown sentence; null: none, or an error
+let answer = null; // to the last text; null: none, or an error
 let second = null; // the answer of a second model to the same sentence
 let attentions = []; // of each hypothesis, as far as asked for
 

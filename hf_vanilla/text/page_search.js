@@ -74,10 +74,8 @@ function sayStatus(node, isAfter) {
     return `It is finished: ${signed(node.logProb)} divided by the length penalty ${formula} = ${node.penalty.toFixed(2)} gives the score ${signed(node.score)}. ${rank}`;
   }
   return {
-    kept: answer.phrases
-      ? "It is kept: some beams are for hypotheses with few tokens of the phrases, some for those with more."
-      : `It is kept, as one of the ${answer.beams} best.`,
-    pruned: answer.phrases ? "It is pruned: others take the beams." : "It is pruned: others are better.",
+    kept: `It is kept, as one of the ${answer.beams} best.`,
+    pruned: "It is pruned: others are better.",
     stopped: "The search ends here: it can no longer beat the finished ones.",
   }[node.status];
 }

@@ -5,31 +5,29 @@ Any number of threads may call it at once; it stores nothing about a visitor.
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from .aligned_words import AlignedWords, aligned_words
-from .alignments import Aligner, saved_head
+from .alignments import saved_head
 from .attentions import Attentions, attentions
 from .doubts import doubt, fragment_ids
 from .layer_steps import LayerSteps, has_layer_steps, layer_steps
-from .markup import Markup, take_out
+from .loading import load_translator
 from .n_best import Hypothesis
-from .page_input import checked_text, one_line, split_text
-from .page_models import ModelCache, NamedModel
 from .page_search import MAX_NEW_TOKENS, Search
 from .search_record import Candidate
-from .sentence_splitting import Piece
-from .terminology import Term
-from .text_translator import with_markup
 
 CACHED_MODELS = 2
 MAX_SECONDS = 30.0  # of the searches of one text
 MAX_VISITORS = 64  # who wait at once
+CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
+MAX_MESSAGE = 400  # characters of an error
 
 
 @dataclass(frozen=True)
@@ -37,33 +35,26 @@ class Result:
     """The translations of one sentence.
 
     Attributes:
-        model: folder or Hub id, or those of an ensemble as `names_in` reads them.
-        text: what the visitor wrote.
-        sentence: what the model read: the text, or its words without markup.
+        model: folder or Hub id.
+        sentence: what the visitor wrote.
         hypotheses: n-best list, best first.
         steps: the candidates of each step of the search; none with sampling.
         settings: of decoding.
         attentions: weights of the sentence and the best hypothesis.
         has_layers: whether `inside` knows the model's layers.
-        separator: the white space behind the sentence in a text of several.
     """
 
     model: str
-    text: str
     sentence: str
     hypotheses: list[Hypothesis]
     steps: list[list[Candidate]]
     settings: GenerationConfig
     attentions: Attentions
     has_layers: bool
-    separator: str = ""
 
 
 class Service:
     """Translates with models by name, which are loaded at first use and cached.
-
-    A name is a folder or Hub id, or several with " + " between them: an ensemble. Its first model
-    is the one whose attention, probabilities and layers are shown.
 
     One lock for everything, loading included: while transformers loads a model it changes torch's
     defaults for all threads, and what another thread computes or loads meanwhile goes wrong.
@@ -87,7 +78,9 @@ class Service:
         self.max_seconds = max_seconds
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_VISITORS)
-        self._models = ModelCache(cached_models, dtype)
+        self._cached, self._dtype = cached_models, dtype
+        self._models: OrderedDict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]]
+        self._models = OrderedDict()
 
     def describe(self, name: str) -> str:
         """One line about a model: its size, layers and heads.
@@ -96,16 +89,12 @@ class Service:
             ValueError: it cannot be loaded.
         """
         with self._turn():
-            named = self._models.load(name)
-        model = named.model
+            model, _ = self._load(name)
         config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
         if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
             return size
-        ensemble = ""
-        if named.ensemble is not None:
-            ensemble = f"the views show the first of {len(named.ensemble.models) + 1} models, "
         return (
-            f"{ensemble}{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
+            f"{size}, {config.encoder_layers} + {config.decoder_layers} layers, "
             f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
         )
 
@@ -116,7 +105,7 @@ class Service:
             ValueError: it cannot be loaded.
         """
         with self._turn():
-            return self._models.load(name).model.generation_config.num_beams or 1
+            return self._load(name)[0].generation_config.num_beams or 1
 
     def translate(self, name: str, text: str, search: Search) -> Result:
         """Translate one sentence, record the search, and compute the attention of the best result.
@@ -127,82 +116,32 @@ class Service:
             search: how to translate it.
 
         Raises:
-            ValueError: the text is blank, only markup or too long, the search takes too long or
-                cannot have the phrases or lengths, the model cannot be used, or too many visitors
-                wait.
+            ValueError: the text is blank or too long, the search takes too long or cannot have the
+                lengths, the model cannot be used, or too many visitors wait.
         """
         sentence = checked_text(text, self.max_tokens)
-        return self._translate(name, [Piece(sentence, "")], search)[0]
-
-    def translate_sentences(
-        self, name: str, text: str, search: Search, *, language: str
-    ) -> list[Result]:
-        """Split a text into sentences, and translate each as `translate` does.
-
-        Args:
-            name: model folder or Hub id.
-            text: any input of a visitor.
-            search: how to translate each sentence; all of them together have `max_seconds`.
-            language: of the text, as `SentenceSplitter` takes it.
-
-        Raises:
-            ValueError: as for `translate`; or the text cannot be split, has too many sentences, or
-                has several and there are phrases.
-        """
-        pieces = split_text(checked_text(text, self.max_tokens), language)
-        if len(pieces) > 1 and search.phrases:
-            raise ValueError(
-                f"Phrases are of one sentence, and the text has {len(pieces)}: leave them out, or "
-                "do not split the text."
-            )
-        return self._translate(name, pieces, search)
-
-    def _translate(self, name: str, pieces: list[Piece], search: Search) -> list[Result]:
         with self._turn():
-            named = self._models.load(name)
-            if named.ensemble is not None and search.sampling is not None:
-                raise ValueError("An ensemble takes no sampling: choose beam search.")
-            for number, piece in enumerate(pieces, 1):
-                what = "The text" if len(pieces) == 1 else f"Sentence {number}"
-                self._check_length(named.tokenizer, piece.text, what)
-            deadline = time.monotonic() + self.max_seconds
-            return [self._result(name, named, piece, search, deadline) for piece in pieces]
-
-    def _result(
-        self, name: str, named: NamedModel, piece: Piece, search: Search, deadline: float
-    ) -> Result:
-        """Translate one sentence; the caller holds the lock."""
-        model, tokenizer = named.model, named.tokenizer
-        markup = take_out(piece.text) if search.keep_markup else None
-        sentence = piece.text if markup is None else markup.plain
-        if not sentence.strip():
-            raise ValueError(f"There are no words in {piece.text[:40]!r}: type a sentence.")
-        constraints = search.constraints(model, tokenizer, sentence)
-        left = max(deadline - time.monotonic(), 0)
-        with _any_error_of(name):
-            found, steps = search.run(named, sentence, constraints=constraints, max_seconds=left)
-        if time.monotonic() >= deadline:
-            raise ValueError(
-                f"The search was stopped after {self.max_seconds:g} seconds: give a shorter text, "
-                "or fewer beams."
-            )
-        search.lengths.check(found)
-        with _any_error_of(name):
-            weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
-            if markup is not None:
-                aligner = Aligner(model, tokenizer, saved_head(named.name))
-                terms = [*search.found_terms(sentence), *map(Term, search.phrases)]
-                found = _with_items(found, markup, aligner, terms)
+            model, tokenizer = self._load(name)
+            self._check_length(tokenizer, sentence)
+            started = time.monotonic()
+            with _any_error_of(name):
+                found, steps = search.run(model, tokenizer, sentence, max_seconds=self.max_seconds)
+            if time.monotonic() - started >= self.max_seconds:
+                raise ValueError(
+                    f"The search was stopped after {self.max_seconds:g} seconds: give a shorter "
+                    "text, or fewer beams."
+                )
+            search.lengths.check(found)
+            with _any_error_of(name):
+                weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
         return Result(
             model=name,
-            text=piece.text,
             sentence=sentence,
             hypotheses=found,
             steps=steps,
             settings=model.generation_config,
             attentions=weights,
             has_layers=has_layer_steps(model),
-            separator=piece.separator,
         )
 
     def doubt(self, result: Result) -> str | None:
@@ -224,8 +163,7 @@ class Service:
         """
         sentence = checked_text(text, self.max_tokens)
         with self._turn():
-            named = self._models.load(name)
-            model, tokenizer = named.model, named.tokenizer
+            model, tokenizer = self._load(name)
             self._check_length(tokenizer, sentence)
             self._check_ids(model, tokenizer, ids)
             with _any_error_of(name):
@@ -248,8 +186,8 @@ class Service:
         """
         sentence = checked_text(text, self.max_tokens)
         with self._turn():
-            named = self._models.load(name)
-            return aligned_words(attentions, named.tokenizer, sentence, saved_head(named.name))
+            _, tokenizer = self._load(name)
+            return aligned_words(attentions, tokenizer, sentence, saved_head(name))
 
     def inside(
         self, name: str, text: str, ids: list[int], *, kind: str, place: tuple[int, int, int]
@@ -269,8 +207,7 @@ class Service:
         sentence = checked_text(text, self.max_tokens)
         layer, head, token = place
         with self._turn():
-            named = self._models.load(name)
-            model, tokenizer = named.model, named.tokenizer
+            model, tokenizer = self._load(name)
             self._check_length(tokenizer, sentence)
             self._check_ids(model, tokenizer, ids)
             return layer_steps(
@@ -291,7 +228,7 @@ class Service:
             ValueError: it cannot be loaded.
         """
         with self._turn():
-            return self._models.load(name).tokenizer
+            return self._load(name)[1]
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -304,13 +241,31 @@ class Service:
         finally:
             self._places.release()
 
-    def _check_length(self, tokenizer: Any, sentence: str, what: str = "The text") -> None:
+    def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """The model of a folder or Hub id; the caller holds the lock.
+
+        Raises:
+            ValueError: none is named, or it cannot be used.
+        """
+        if not name.strip():
+            raise ValueError("No model is named: give a model folder or a Hub id.")
+        if name not in self._models:
+            try:
+                self._models[name] = load_translator(name, dtype=self._dtype)
+            except Exception as error:  # of any kind: the files may be anyone's
+                raise ValueError(f"This model cannot be used. {one_line(error)}") from error
+        self._models.move_to_end(name)
+        while len(self._models) > self._cached:
+            self._models.popitem(last=False)
+        return self._models[name]
+
+    def _check_length(self, tokenizer: Any, sentence: str) -> None:
         limit = min(self.max_tokens, tokenizer.model_max_length)
         length = len(tokenizer(sentence, verbose=False).input_ids)
         if length > limit:
             raise ValueError(
-                f"{what} has {length:,} tokens; the limit is {limit:,} for a sentence: give "
-                "shorter sentences, one at a time or split."
+                f"The text has {length:,} tokens; the limit is {limit:,} for a sentence: give "
+                "shorter sentences, one at a time."
             )
 
     def _check_ids(self, model: Any, tokenizer: Any, ids: Any) -> None:
@@ -324,13 +279,28 @@ class Service:
             raise ValueError("This translation is none of the model: translate again.")
 
 
-def _with_items(
-    found: list[Hypothesis], markup: Markup, aligner: Aligner, terms: list[Term]
-) -> list[Hypothesis]:
-    """The hypotheses with the tags and the like of their source in their texts."""
-    count, texts = len(found), [one.text for one in found]
-    texts = with_markup(aligner, [markup] * count, texts, [terms] * count)
-    return [replace(one, text=text) for one, text in zip(found, texts, strict=True)]
+def checked_text(text: str, max_tokens: int) -> str:
+    """The text on one line, in valid Unicode: tokenizers refuse a lone half of a surrogate pair.
+
+    Raises:
+        ValueError: it is blank, or much too long.
+    """
+    limit = max_tokens * CHARACTERS_PER_TOKEN
+    if len(text) > limit:
+        raise ValueError(
+            f"The text has {len(text):,} characters; the limit is {limit:,}: give a shorter one."
+        )
+    valid = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    sentence = " ".join(valid.splitlines())
+    if not sentence.strip():
+        raise ValueError("There is no text: type a sentence.")
+    return sentence
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error on one line, shortened to `MAX_MESSAGE` characters."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    return message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
 
 
 @contextmanager

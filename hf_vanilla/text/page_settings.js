@@ -9,46 +9,32 @@ const textsOf = (names) => Object.fromEntries(names.map((name) => [name, part(na
 
 // The settings in the controls, as a request has them.
 function settingsAsked() {
-  const found = { beams: Number(part("beams").value), lengths: textsOf(LENGTHS), markup: part("markup").checked };
-  if (part("split").checked) found.split = part("language").value.trim();
-  if (!isSampling()) return { ...found, phrases: part("phrases").value.trim() };
-  return { ...found, sampling: textsOf(SAMPLING) };
+  const found = { beams: Number(part("beams").value), lengths: textsOf(LENGTHS) };
+  return isSampling() ? { ...found, sampling: textsOf(SAMPLING) } : found;
 }
 
-function showSettings({ beams, phrases, sampling, lengths, markup, split }) {
+function showSettings({ beams, sampling, lengths }) {
   part("beams").value = String(beams);
   part("search").value = sampling ? "sampling" : "beams";
   for (const [name, text] of Object.entries({ ...sampling, ...lengths })) part(name).value = text;
-  if (!sampling) part("phrases").value = phrases;
-  part("markup").checked = markup;
-  part("split").checked = split !== undefined;
-  if (split !== undefined) part("language").value = split;
   showFields();
 }
 
-// Sampling takes no phrases: its fields are in their place. A language is needed to split.
 function showFields() {
   part("sampling").hidden = !isSampling();
-  part("phrases").parentElement.hidden = isSampling();
   part("counted").textContent = isSampling() ? "Samples" : "Beams";
-  part("language").hidden = !part("split").checked;
 }
 
 // The names and values of the settings in the address.
-function settingsInAddress({ beams, phrases, sampling, lengths, markup, split }) {
-  const limits = Object.fromEntries(Object.entries(lengths).filter(([, text]) => text));
-  const options = { ...(markup ? { markup: 1 } : {}), ...(split === undefined ? {} : { split }) };
-  return { b: beams, ...(phrases ? { p: phrases } : sampling), ...limits, ...options };
+function settingsInAddress({ beams, sampling, lengths }) {
+  return { b: beams, ...sampling, ...Object.fromEntries(Object.entries(lengths).filter(([, text]) => text)) };
 }
 
 // The settings in an address; null: they are none.
 function settingsOf(fields) {
   const beams = fields.get("b") ?? String(settings.beams);
-  const isWhole = isCount(beams) && Number(beams) >= 1 && Number(beams) <= settings.maxBeams;
-  const hasSampling = fields.has("seed");
-  if (!isWhole || (hasSampling && fields.has("p"))) return null;
+  if (!isCount(beams) || Number(beams) < 1 || Number(beams) > settings.maxBeams) return null;
   const textsIn = (names) => Object.fromEntries(names.map((name) => [name, fields.get(name) ?? ""]));
-  const options = { lengths: textsIn(LENGTHS), markup: fields.has("markup"), split: fields.get("split") ?? undefined };
-  const search = hasSampling ? { sampling: textsIn(SAMPLING) } : { phrases: fields.get("p") ?? "" };
-  return { beams: Number(beams), ...options, ...search };
+  const found = { beams: Number(beams), lengths: textsIn(LENGTHS) };
+  return fields.has("seed") ? { ...found, sampling: textsIn(SAMPLING) } : found;
 }

@@ -1,21 +1,26 @@
 """`hf-vanilla prepare`: tokenize a corpus once, in shards that training maps."""
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from datasets import IterableDataset
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from hf_vanilla.data.corpus import BUILT_IN_CORPUS
+from hf_vanilla.data.corpus import BUILT_IN_CORPUS, stream_from_files, streams_from_dataset
+from hf_vanilla.files import write_text
 from hf_vanilla.loading import load_saved
 from hf_vanilla.options import check_options, option
 
 from .data import load_corpus
 from .options import TranslationDataOptions
-from .token_shards import read_prepared, shards_of_part, write_shards
+from .token_shards import StreamedPairs, read_prepared, shards_of_part, write_shards
 
 logger = logging.getLogger(__name__)
+
+SIDES = ("source", "target")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +35,10 @@ class PrepareOptions:
     target_column: str = option("target", "column or language to translate to")
     train_source: str | None = option(None, "file of source sentences, plain or .gz")
     train_target: str | None = option(None, "file of their translations, line by line")
+    streaming: bool = option(
+        default=False,
+        text="read the dataset or the files without a copy on disk: once to count, once to write",
+    )
     pairs_per_shard: int = option(200_000, "sentence pairs of a shard", at_least=1)
     part: int = option(1, "which of the parts this process writes, from 1", at_least=1)
     parts: int = option(1, "processes or machines that share the work", at_least=1)
@@ -39,6 +48,10 @@ class PrepareOptions:
         if self.part > self.parts:
             raise ValueError(f"part={self.part}, but parts={self.parts}: count the parts from 1")
         _ = self.text  # checks the options of the text
+        if self.streaming and self.train_source is None and self.dataset in (None, BUILT_IN_CORPUS):
+            raise ValueError(
+                "streaming needs a dataset or train_source: it reads no built-in corpus"
+            )
 
     @property
     def text(self) -> TranslationDataOptions:
@@ -66,7 +79,10 @@ def prepare_shards(options: PrepareOptions) -> Path:
     """
     folder = Path(options.output)
     tokenizer = load_saved(AutoTokenizer, options.tokenizer)
-    pairs = load_corpus(options.text)["train"]
+    corpus = _streams(options) if options.streaming else load_corpus(options.text)
+    if options.part == 1 and "validation" in corpus:
+        _write_validation(corpus["validation"], folder)
+    pairs = StreamedPairs(corpus["train"]) if options.streaming else corpus["train"]
     cut = {"pairs_per_shard": options.pairs_per_shard, "part": options.part, "parts": options.parts}
     written = write_shards(pairs, tokenizer, folder, **cut)
     total = len(shards_of_part(len(pairs), **cut))
@@ -80,3 +96,27 @@ def prepare_shards(options: PrepareOptions) -> Path:
         f"{missing} are left to other parts" if missing else "complete",
     )
     return folder
+
+
+def _streams(options: PrepareOptions) -> dict[str, IterableDataset]:
+    files = options.text.train_files
+    if files is not None:
+        return {"train": stream_from_files(*files)}
+    return streams_from_dataset(
+        options.dataset or BUILT_IN_CORPUS,
+        config_name=options.dataset_config,
+        source_column=options.source_column,
+        target_column=options.target_column,
+    )
+
+
+def _write_validation(pairs: Iterable[dict[str, str]], folder: Path) -> None:
+    """Write a dataset's validation pairs as two files, which `train --prepared` needs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [[" ".join(row[side].split()) + "\n" for side in SIDES] for row in pairs]
+    for side, lines in zip(SIDES, zip(*rows, strict=True), strict=True):
+        write_text(folder / f"validation.{side}", "".join(lines))
+    logger.info(
+        "validation pairs: --validation_source %s --validation_target %s",
+        *(folder / f"validation.{side}" for side in SIDES),
+    )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import pyarrow as pa
 import torch
 from accelerate import Accelerator
 from datasets import Dataset
@@ -20,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
-from hf_vanilla.data.bleu import check_bleu_tokenizer
+from hf_vanilla.data.bleu import check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
 from hf_vanilla.hub.card import hub_id, public_name
@@ -31,20 +30,17 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, weights_fingerprint
 
 from .card import CardFacts, model_card
-from .comet import check_comet
 from .data import TextData, prepare_text, text_facts
-from .encoding import EncodedPairs, LengthLimits
+from .encoding import EncodedPairs
 from .initial_model import InitialModel, load_initial_model
 from .mixture import SEED_OF_CORPUS, MixtureOrder
 from .options import MEASURES, TranslationDataOptions
 from .regularization import rdrop_outputs
-from .streaming import StreamedBatches
 from .subword_dropout import SubwordDropout
 from .text_noise import SourceNoise
 from .validation import (
     plain_nll,
     validation_nll,
-    validation_scores,
     validation_translations,
 )
 from .work import training_flops
@@ -60,15 +56,12 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     Raises:
         ValueError: the data do not match the recipe.
         OSError: data cannot be read.
-        ImportError: a score was asked for and COMET is not installed.
     """
     if recipe.data.eval_sentences:
         check_bleu_tokenizer(recipe.data.bleu_tokenize)
-        if recipe.data.comet is not None:
-            check_comet()
     initial = load_initial_model(recipe)
     data = prepare_text(recipe, None if initial is None else initial.tokenizer)
-    rows = data.train.rows.with_format("arrow") if isinstance(data.train, EncodedPairs) else None
+    rows = data.train.rows.with_format("arrow")
     collate = PairCollator(data.tokenizer.pad_token_id)
     dropout, noise = _subword_dropout(recipe, data), _source_noise(recipe, data)
     return TranslationTask(recipe, data, rows, collate, dropout, noise, initial)
@@ -120,7 +113,7 @@ class TranslationTask:
     Attributes:
         recipe: data, model, training and decoding.
         data: tokenizer, training and validation pairs.
-        rows: encoded training pairs as Arrow tables; None for a stream.
+        rows: encoded training pairs as Arrow tables.
         collate: rows to padded tensors.
         dropout: encodes the training text anew for each batch; None without BPE-dropout.
         noise: changes the sources for each batch; None without noise.
@@ -129,7 +122,7 @@ class TranslationTask:
 
     recipe: Recipe
     data: TextData
-    rows: Dataset | None
+    rows: Dataset
     collate: PairCollator
     dropout: SubwordDropout | None = None
     noise: SourceNoise | None = None
@@ -175,21 +168,19 @@ class TranslationTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of training data, validation data, tokenizer and initial model."""
-        facts = text_facts(self.data, self.options)
+        facts = text_facts(self.data)
         if self.initial is not None:
             facts["initial model"] = weights_fingerprint(self.initial.model)
         return facts
 
-    def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder | StreamedBatches:
+    def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder:
         """Cut the tokens of a step into `per_step` equal micro-batches.
 
         Raises:
             ValueError: a micro-batch would be smaller than the longest sentence.
         """
         options, train = self.options, self.data.train
-        longest = options.max_length
-        if isinstance(train, EncodedPairs):
-            longest = max(train.source_lengths.max(), train.target_lengths.max())
+        longest = max(train.source_lengths.max(), train.target_lengths.max())
         budget = options.tokens_per_step // per_step
         if budget < longest:
             raise ValueError(
@@ -198,15 +189,6 @@ class TranslationTask:
                 "max_length"
             )
         seed = self.recipe.train.seed
-        if not isinstance(train, EncodedPairs):
-            return StreamedBatches(
-                train,
-                self.data.tokenizer,
-                LengthLimits(options.max_length, options.max_length_ratio),
-                tokens_per_batch=budget,
-                window_pairs=options.window_pairs,
-                seed=seed,
-            )
         if self.data.firsts is not None:
             return self._mixture_order(train, self.data.firsts, budget, per_step)
         sampler = TokenBatchSampler(
@@ -234,18 +216,14 @@ class TranslationTask:
         run = {"per_step": per_step, "max_steps": self.recipe.train.max_steps, "seed": seed}
         return MixtureOrder(corpora, samplers, firsts[:-1].tolist(), **run)
 
-    def batch(self, rows: list[int] | pa.Table, generator: torch.Generator) -> Batch:
+    def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Pad the rows: `input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, int64."""
-        if isinstance(rows, pa.Table):
-            return self.collate(rows)
         if self.data.train_text is not None:
             return self._fresh_batch(rows, generator)
-        assert self.rows is not None
         return self.collate(self.rows[rows])
 
     def _fresh_batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """The rows with noise in their sources, and with other segmentations of their words."""
-        assert self.rows is not None
         assert self.data.train_text is not None
         pairs = self.data.train_text[rows]
         sources = pairs["source"]
@@ -315,16 +293,8 @@ class TranslationTask:
         chosen = count if is_final else min(options.eval_sentences, count)
         pairs = validation.text.select(range(chosen))
         found = validation_translations(accelerator, model, self.data.tokenizer, pairs)
-        scores = validation_scores(
-            accelerator,
-            pairs,
-            found,
-            bleu_tokenize=options.bleu_tokenize,
-            comet=options.comet,
-        )
+        scores = score_translations(found, pairs["target"][:], tokenize=options.bleu_tokenize)
         values |= {"bleu": scores.bleu, "chrf": scores.chrf, "exact_match": scores.exact_match}
-        if scores.comet is not None:
-            values["comet"] = scores.comet
         return Validation(values, scores, samples(pairs.select(range(min(SAMPLES, chosen))), found))
 
     def save(self, folder: Path) -> None:

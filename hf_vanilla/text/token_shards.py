@@ -11,12 +11,14 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, IterableDataset, concatenate_datasets
+from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla.files import whole_file, write_files, write_text
@@ -73,13 +75,46 @@ class Prepared:
         return folder / f"shard-{shard:05d}-of-{self.shards:05d}.arrow"
 
 
+class StreamedPairs:
+    """Rows of a stream of unknown length, counted and then read forwards by slices.
+
+    Args:
+        rows: of `source` and `target`.
+
+    Raises:
+        ValueError: there are none.
+    """
+
+    def __init__(self, rows: IterableDataset) -> None:
+        self._rows = rows
+        self._iterator: Iterator[dict[str, str]] = iter(())
+        self._following: int | None = None
+        digest, self._count = hashlib.sha256(), 0
+        for row in tqdm(rows, desc="Counting", unit="pair"):
+            digest.update(_bytes([row["source"], row["target"]]))
+            self._count += 1
+        if not self._count:
+            raise ValueError("the stream has no sentence pairs")
+        self.fingerprint = digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rows: slice) -> dict[str, list[str]]:
+        if rows.start != self._following:
+            self._iterator = iter(self._rows.skip(rows.start))
+        read = list(islice(self._iterator, rows.stop - rows.start))
+        self._following = rows.stop
+        return {side: [row[side] for row in read] for side in ("source", "target")}
+
+
 def shards_of_part(pairs: int, pairs_per_shard: int, part: int = 1, parts: int = 1) -> range:
     """Numbers of the shards that a part writes, of n parts every n-th; parts count from 1."""
     return range(part - 1, -(-pairs // pairs_per_shard), parts)
 
 
 def write_shards(
-    pairs: Dataset,
+    pairs: Dataset | StreamedPairs,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
@@ -206,7 +241,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _write_shard(
-    path: Path, pairs: Dataset, rows: range, tokenizer: PreTrainedTokenizerBase
+    path: Path, pairs: Dataset | StreamedPairs, rows: range, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     schema = ENCODED.arrow_schema
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
@@ -241,9 +276,14 @@ def _check_same(folder: Path, wanted: Prepared) -> None:
             )
 
 
-def _corpus_fingerprint(pairs: Dataset) -> str:
-    """Hash of some rows, the same on every machine."""
+def _corpus_fingerprint(pairs: Dataset | StreamedPairs) -> str:
+    """Hash of some rows, or of all rows of a stream; the same on every machine."""
+    if isinstance(pairs, StreamedPairs):
+        return pairs.fingerprint
     rows = np.unique(np.linspace(0, len(pairs) - 1, SAMPLED_ROWS).astype(np.int64))
     texts = pairs[rows.tolist()]
-    content = json.dumps([texts["source"], texts["target"]])
-    return hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()[:16]
+    return hashlib.sha256(_bytes([texts["source"], texts["target"]])).hexdigest()[:16]
+
+
+def _bytes(texts: list[Any]) -> bytes:
+    return json.dumps(texts).encode(errors="surrogatepass")

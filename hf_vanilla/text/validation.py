@@ -2,17 +2,15 @@
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from datasets import Dataset
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
-from hf_vanilla.data.bleu import Scores, score_translations
 
 from .encoding import EncodedPairs
-from .evaluation import with_comet
 from .translator import translate
 
 
@@ -64,34 +62,6 @@ def validation_translations(
     texts = translate(model, tokenizer, pairs.select(rows)["source"][:])
     parts = gather_object(list(zip(rows, texts, strict=True)))
     return [text for _, text in sorted(parts)]
-
-
-def validation_scores(
-    accelerator: Accelerator,
-    pairs: Dataset,
-    translations: list[str],
-    *,
-    bleu_tokenize: str,
-    comet: str | None = None,
-) -> Scores:
-    """Scores of the translations of all processes, equal on each.
-
-    Args:
-        accelerator: the processes.
-        pairs: rows of `source` and `target`.
-        translations: of the pairs, in their order.
-        bleu_tokenize: sacreBLEU's tokenizer.
-        comet: COMET model; None: no COMET.
-    """
-    sources, references = pairs["source"][:], pairs["target"][:]
-    scores = score_translations(translations, references, tokenize=bleu_tokenize)
-    if comet is None:
-        return scores
-    # one process runs the large COMET model
-    found = [scores]
-    if accelerator.is_main_process:
-        found = [with_comet(scores, sources, translations, references, model=comet)]
-    return broadcast_object_list(found)[0]
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from .optimization import make_optimizer, make_schedule
 from .processes import keep_freed_memory, make_accelerator
 from .products import use_faster_products
 from .recipe import Recipe, TrainRecipe, read_recipe
-from .task import Order, StreamOrder, Task
+from .task import Order, Task
 
 logger = logging.getLogger(__name__)
 
@@ -113,11 +113,6 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
     check_shared(accelerator, output_dir, checkpoint)
     per_step = math.ceil(task.micro_batches / accelerator.num_processes) * accelerator.num_processes
     order = task.order(per_step)
-    if isinstance(order, StreamOrder) and options.dataloader_workers:
-        raise ValueError(
-            f"dataloader_workers={options.dataloader_workers}: a stream is read by the training "
-            "process itself; set it to 0"
-        )
     if accelerator.is_main_process:
         _log_size(recipe, model)
         _log_step_size(task, order, per_step, accelerator.num_processes)

@@ -60,7 +60,11 @@ OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
 # options of earlier versions: what replaces each, and its values without effect, which are dropped
-RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {}
+RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "streaming": ("use hf-vanilla prepare --streaming true, and give prepared", (False,)),
+    "window_pairs": ("leave it out: it was of streaming", (100_000,)),
+    "comet": ("score the translations with unbabel-comet's own command", ()),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

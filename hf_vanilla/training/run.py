@@ -37,7 +37,7 @@ from .metrics_log import MetricsLog, Progress, run_summary
 from .preparation import PreparedRun, prepare_run
 from .processes import TERMINATED_STATUS, average_running_statistics, precision_in_words
 from .recipe import Recipe, TrainRecipe
-from .task import RunFacts, StreamOrder, Validation
+from .task import RunFacts, Validation
 from .train_step import (
     StepResult,
     all_finite,
@@ -206,13 +206,11 @@ def load_progress(run: PreparedRun) -> Progress:
         }
     )
     run.schedule.step()
-    if isinstance(run.order, StreamOrder):
-        run.order.load_state_dict(state.get("order", {}), progress.step * run.per_step)
     if run.is_main:
         what = "nothing to train" if is_over(run.options, progress) else "resuming"
         logger.info("found %s: %s after step %d", run.output_dir, what, progress.step)
         before = state.get("micro_batches", run.per_step)
-        if before != run.per_step and not isinstance(run.order, StreamOrder):
+        if before != run.per_step:
             logger.warning(
                 "the run began with %d micro-batches a step and resumes with %d: in the current "
                 "epoch, some rows are seen twice and others not",
@@ -324,8 +322,6 @@ def save(
         "is_extra": is_extra,
     }
     with log.paused():
-        if isinstance(run.order, StreamOrder) and run.is_main:
-            state["order"] = run.order.state_dict(progress.step * run.per_step)
         save_checkpoint(_parts(run), run.output_dir, state, keep=keep)
 
 

@@ -14,7 +14,7 @@ nothing else of a task may draw from a global generator.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -109,28 +109,6 @@ class Order(Protocol):
 
     def describe(self) -> str:
         """Size of a micro-batch in words, such as `"up to 3,125 tokens a side"`."""
-        ...
-
-
-@runtime_checkable
-class StreamOrder(Order, Protocol):
-    """An order over data that can only be read forwards.
-
-    Each process asks for rising numbers. The main process's state is saved with a checkpoint as
-    JSON. A resumed run may have another number of processes or micro-batches per step, so positions
-    in the state count rows of data, not micro-batches.
-    """
-
-    def state_dict(self, number: int) -> dict[str, Any]:
-        """The position from which micro-batch `number` and all later ones are made; JSON-able."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any], number: int) -> None:
-        """Continue at a saved position; its first micro-batch now has the number `number`.
-
-        Raises:
-            ValueError: the data changed since.
-        """
         ...
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from .checkpointing import all_checkpoints
 from .preparation import PreparedRun
-from .task import Batch, Order, StreamOrder, Task, Work
+from .task import Batch, Order, Task, Work
 
 # runs with neighbouring seeds share no seed within their first million micro-batches
 SEED_STEP = 1_000_003
@@ -180,8 +180,6 @@ def unusable_step(run: PreparedRun, result: StepResult, what: str) -> ValueError
     where = f"its micro-batches are in {path} (torch.load)"
     data = _Batches(run.task, run.order, run.options.seed)
     try:
-        if isinstance(run.order, StreamOrder):
-            raise OSError("a stream cannot be read again")
         torch.save(
             {
                 "step": result.step,

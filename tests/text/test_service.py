@@ -1,27 +1,19 @@
 """The service: any text, any folder, several visitors at once."""
 
-import sys
-
 import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from hf_vanilla.text import page_models as text_models
 from hf_vanilla.text import page_search as text_search
 from hf_vanilla.text import page_service as service_module
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.page_input import MAX_MESSAGE, one_line
 from hf_vanilla.text.page_search import Lengths, Sampling, Search
-from hf_vanilla.text.page_service import Service
-from hf_vanilla.text.terminology import Terminology
-from hf_vanilla.text.text_translator import TextTranslator
+from hf_vanilla.text.page_service import MAX_MESSAGE, Service, one_line
 from hf_vanilla.text.translator import Translator
 
 SENTENCE = "three one four"
-DIGITS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "null"]
-TEXT = " Two.  Five six. Eight seven. "
 
 
 @pytest.fixture
@@ -42,64 +34,6 @@ def test_a_result_has_the_n_best_list_and_the_attentions_of_the_best(ask, traine
     expected_weights = attentions(*trained, SENTENCE, translation=expected[0].ids)
     assert torch.equal(result.attentions.cross, expected_weights.cross)
     assert result.attentions.target == expected_weights.target
-
-
-def test_translations_contain_the_phrases_asked_for(trained_run):
-    service = Service(max_tokens=40)
-    free = service.translate(str(trained_run), SENTENCE, Search(3))
-    found = service.translate(str(trained_run), SENTENCE, Search(3, ["neun", "acht"]))
-    assert not any("neun" in hypothesis.text for hypothesis in free.hypotheses)
-    assert found.hypotheses
-    for hypothesis in found.hypotheses:
-        assert {"neun", "acht"} <= set(hypothesis.text.split())
-    ranked = [c for step in found.steps for c in step if c.rank >= 0]
-    assert sorted(c.rank for c in ranked) == list(range(len(found.hypotheses)))
-    assert all(list(c.ids) == found.hypotheses[c.rank].ids for c in ranked)
-
-
-def test_terms_are_those_of_the_sentence_as_by_the_command(trained_run, trained):
-    terms = [("three", "neun"), ("two", "acht"), ("one", "eins")]
-    search = Search(3, terms=terms)
-    service, name = Service(max_tokens=40), str(trained_run)
-    free = service.translate(name, SENTENCE, Search(3)).hypotheses
-    found = service.translate(name, SENTENCE, search).hypotheses
-    texts = TextTranslator(
-        Translator(TorchEngine(*trained, num_beams=3)), terminology=Terminology(terms)
-    )
-    assert [found[0].text] == list(texts.translate([SENTENCE]))
-    assert not any("neun" in one.text for one in free)
-    assert all("neun" in one.text and "eins" in one.text for one in found)
-    assert not any("acht" in one.text for one in found)
-    assert service.translate(name, "six", search).hypotheses == (
-        service.translate(name, "six", Search(3)).hypotheses
-    )
-
-
-def test_terms_are_looked_for_in_each_sentence_of_a_text_and_without_its_markup(trained_run):
-    search = Search(3, terms=[("five", "neun"), ("six seven", "acht")], keep_markup=True)
-    text = "Two. Five <b>six</b> seven."
-    results = Service(max_tokens=40).translate_sentences(
-        str(trained_run), text, search, language="en"
-    )
-    first, second = ([one.text for one in result.hypotheses] for result in results)
-    assert not any("neun" in one or "acht" in one for one in first)
-    assert all("neun" in one and "acht" in one for one in second)
-
-
-@pytest.mark.parametrize(
-    ("phrases", "num_beams", "problem"),
-    [
-        (["neun"], 1, "Phrases need a search with 2 or more beams"),
-        (["neun"] * 9, 2, "There are 9 phrases; the limit is 8"),
-        (["neun " * 40], 2, "'neun neun neun neun neun neun neun neun ' has more than 32 tokens"),
-        (["neun" * 10**6], 2, "has more than 32 tokens: shorten it"),
-        ([f"neun {n} acht {n} sieben" for n in DIGITS], 2, "ask for less"),
-    ],
-)
-def test_phrases_that_no_search_can_have_are_refused(trained_run, phrases, num_beams, problem):
-    service = Service(max_tokens=40)
-    with pytest.raises(ValueError, match=problem):
-        service.translate(str(trained_run), "two", Search(num_beams, phrases))
 
 
 @pytest.fixture
@@ -170,94 +104,6 @@ def test_a_length_that_the_model_does_not_reach_is_refused(trained_run):
     Service(max_tokens=40).attend(str(trained_run), "two", first.ids)  # is a translation of it
 
 
-def test_phrases_longer_than_the_maximum_length_are_refused(trained_run):
-    search = Search(2, ["neun acht sieben"], lengths=Lengths(max_new_tokens=2))
-    with pytest.raises(ValueError, match="ask for less"):
-        Service(max_tokens=40).translate(str(trained_run), "two", search)
-
-
-@pytest.mark.parametrize("text", ["<b>three one</b> four {unit}", "three 17 four", SENTENCE])
-def test_markup_is_carried_over_as_by_the_command(trained_run, trained, text):
-    search = Search(3, keep_markup=True)
-    result = Service(max_tokens=40).translate(str(trained_run), text, search)
-    texts = TextTranslator(Translator(TorchEngine(*trained, num_beams=3)), keep_markup=True)
-    assert result.hypotheses[0].text == next(texts.translate([text]))
-    plain = Service(max_tokens=40).translate(str(trained_run), result.sentence, Search(3))
-    assert [one.ids for one in result.hypotheses] == [one.ids for one in plain.hypotheses]
-    assert result.text == text
-    assert "<b>" not in result.sentence
-    for hypothesis in result.hypotheses:
-        assert ("<b>" in hypothesis.text) == ("<b>" in text)
-
-
-def test_a_text_without_words_is_refused(trained_run):
-    with pytest.raises(ValueError, match=r"There are no words in '<br/> {x}': type a sentence"):
-        Service().translate(str(trained_run), "<br/> {x}", Search(2, keep_markup=True))
-
-
-def test_sentences_of_a_text_are_translated_as_alone_and_joined_as_the_command_does(
-    trained_run, trained
-):
-    service, name = Service(max_tokens=40), str(trained_run)
-    results = service.translate_sentences(name, TEXT, Search(2), language="en")
-    assert [(one.sentence, one.separator) for one in results] == [
-        ("Two.", "  "),
-        ("Five six.", " "),
-        ("Eight seven.", ""),
-    ]
-    for found in results:
-        alone = service.translate(name, found.sentence, Search(2))
-        assert found.hypotheses == alone.hypotheses
-        assert found.steps == alone.steps
-        assert torch.equal(found.attentions.cross, alone.attentions.cross)
-    texts = TextTranslator(Translator(TorchEngine(*trained, num_beams=2)), split_sentences="en")
-    joined = "".join(one.hypotheses[0].text + one.separator for one in results)
-    assert [joined] == list(texts.translate([TEXT]))
-
-
-@pytest.mark.parametrize(
-    ("text", "search", "language", "problem"),
-    [
-        (TEXT, Search(2), "english", "split_sentences='english': give a language such as en"),
-        (TEXT, Search(2), "", "split_sentences='': give a language such as en"),
-        ("Two. " * 21, Search(2), "en", "has 21 sentences; the limit is 20: give fewer"),
-        (TEXT, Search(2, ["neun"]), "en", "Phrases are of one sentence, and the text has 3"),
-        ("Two. " + "one " * 50, Search(2), "en", r"Sentence 2 has \d+ tokens; the limit is 40"),
-        (" ", Search(2), "en", "There is no text"),
-    ],
-    ids=["language", "no language", "sentences", "phrases", "tokens", "blank"],
-)
-def test_texts_that_cannot_be_translated_in_sentences_are_refused(
-    trained_run, text, search, language, problem
-):
-    with pytest.raises(ValueError, match=problem):
-        Service(max_tokens=40).translate_sentences(
-            str(trained_run), text, search, language=language
-        )
-
-
-def test_without_sentencex_the_command_that_installs_it_is_named(trained_run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(ValueError, match=r"sentences are split by sentencex: pip install .*text"):
-        Service().translate_sentences(str(trained_run), TEXT, Search(2), language="en")
-
-
-def test_all_sentences_together_have_one_time_limit(trained_run, monkeypatch):
-    clock, limits, run = [0.0], [], Search.run
-
-    def ten_seconds(*arguments, max_seconds, **others):
-        clock[0] += 10
-        limits.append(max_seconds)
-        return run(*arguments, max_seconds=max_seconds, **others)
-
-    monkeypatch.setattr(Search, "run", ten_seconds)
-    monkeypatch.setattr(service_module.time, "monotonic", lambda: clock[0])
-    service, name = Service(max_tokens=40, max_seconds=25), str(trained_run)
-    with pytest.raises(ValueError, match="stopped after 25 seconds: give a shorter text"):
-        service.translate_sentences(name, TEXT, Search(2), language="en")
-    assert limits == [25, 15, 5]
-
-
 def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, trained):
     service = Service(max_tokens=40)
     result = service.translate(str(trained_run), SENTENCE, Search(3))
@@ -310,8 +156,6 @@ def test_models_of_transformers_work_too(trained, tmp_path):
     result = service.translate(str(tmp_path), SENTENCE, Search(2))
     assert len(result.hypotheses) == 2
     assert not result.has_layers
-    with pytest.raises(ValueError, match="The search of this model takes no phrases"):
-        service.translate(str(tmp_path), SENTENCE, Search(2, ["neun"]))
     assert result.attentions.cross.shape[:2] == (2, 2)
 
 
@@ -338,7 +182,9 @@ def test_a_text_beyond_the_tokenizers_limit_is_refused(ask, trained):
 
 
 def test_a_huge_text_is_refused_before_it_is_tokenized(ask, monkeypatch):
-    monkeypatch.setattr(text_models, "load_translator", lambda _, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr(
+        service_module, "load_translator", lambda _, **__: pytest.fail("was loaded")
+    )
     with pytest.raises(ValueError, match="has 10,000,000 characters"):
         ask("x" * 10_000_000)
 

@@ -1,4 +1,4 @@
-"""The models of the page of translation: any name, several visitors at once, ensembles."""
+"""The models of the page of translation: any name, several visitors at once."""
 
 import shutil
 import threading
@@ -6,16 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
 
-from hf_vanilla.text import page_models as text_models
-from hf_vanilla.text.attentions import attentions
-from hf_vanilla.text.loading import load_engine, load_translator
-from hf_vanilla.text.page_models import names_in
-from hf_vanilla.text.page_search import Sampling, Search
+from hf_vanilla.text import page_service
+from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.page_search import Search
 from hf_vanilla.text.page_service import Service
-from hf_vanilla.text.tokenizer_training import train_tokenizer
-from hf_vanilla.text.translator import Translator, translate
+from hf_vanilla.text.translator import translate
 
 SENTENCE = "three one four"
 SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
@@ -97,7 +93,7 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
         loaded.append(name)
         return load_translator(name, **options)
 
-    monkeypatch.setattr(text_models, "load_translator", load)
+    monkeypatch.setattr(page_service, "load_translator", load)
     service, together = Service(), threading.Barrier(4)
 
     def visit(_):
@@ -113,114 +109,9 @@ def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeyp
     loaded = []
     pair = load_translator(str(trained_run))
     monkeypatch.setattr(
-        text_models, "load_translator", lambda name, **_: loaded.append(name) or pair
+        page_service, "load_translator", lambda name, **_: loaded.append(name) or pair
     )
     service = Service(cached_models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
         service.describe(name)
     assert loaded == ["a", "b", "c", "b"]
-
-
-# --- ensembles ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def noisy(trained_run, tmp_path):
-    """Folders of the same model with noise on its weights."""
-
-    def write(seed):
-        model, tokenizer = load_translator(str(trained_run))
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight += 0.3 * weight.std() * torch.randn_like(weight)
-        folder = tmp_path / f"noisy{seed}"
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        return str(folder)
-
-    return write
-
-
-def test_an_ensemble_translates_as_the_command_and_shows_its_first_model(noisy, trained_run):
-    first, others = noisy(0), [noisy(1), str(trained_run)]
-    service = Service(max_tokens=40, cached_models=1)
-    found = service.translate(" + ".join([first, *others]), SENTENCE, Search(3))
-    engine = load_engine(first, ensemble=others, num_beams=3)
-    (expected,) = Translator(engine).n_best([SENTENCE], 3)
-    assert [(one.text, one.ids) for one in found.hypotheses] == (
-        [(one.text, one.ids) for one in expected]
-    )
-    for one, by_command in zip(found.hypotheses, expected, strict=True):
-        assert one.score == pytest.approx(by_command.score, abs=1e-5)
-    alone = service.translate(first, SENTENCE, Search(3)).hypotheses
-    assert abs(alone[0].score - found.hypotheses[0].score) > 1e-3
-    seen = attentions(*load_translator(first), SENTENCE, translation=found.hypotheses[0].ids)
-    torch.testing.assert_close(found.attentions.cross, seen.cross)
-    ranked = [c for step in found.steps for c in step if c.rank >= 0]
-    assert all(list(c.ids) == found.hypotheses[c.rank].ids for c in ranked)
-    assert len(ranked) == 3
-
-
-def test_an_ensemble_translates_greedily_as_the_command(noisy, trained_run):
-    first, other = noisy(0), noisy(1)
-    found = Service(max_tokens=40).translate(f"{first} + {other}", SENTENCE, Search(1))
-    translator = Translator(first, ensemble=[other], num_beams=1)
-    assert [found.hypotheses[0].text] == list(translator.translate([SENTENCE]))
-
-
-def test_an_ensemble_obeys_phrases_and_keeps_markup(noisy, trained_run):
-    name = f"{trained_run} + {noisy(1)}"
-    search = Search(3, ["neun"], keep_markup=True)
-    found = Service(max_tokens=40).translate(name, "<b>two</b>", search).hypotheses
-    assert all("neun" in one.text and "</b>" in one.text for one in found)
-
-
-def test_an_ensemble_is_described_by_its_first_model(noisy, trained_run):
-    assert Service().describe(f"{trained_run} + {noisy(1)}") == (
-        f"the views show the first of 2 models, {Service().describe(str(trained_run))}"
-    )
-
-
-@pytest.fixture
-def foreign(tiny_model, tmp_path):
-    tokenizer = train_tokenizer(["a b"] * 2, vocab_size=300)
-    tiny_model.resize_token_embeddings(len(tokenizer))
-    tiny_model.save_pretrained(tmp_path / "foreign")
-    tokenizer.save_pretrained(tmp_path / "foreign")
-    return str(tmp_path / "foreign")
-
-
-@pytest.fixture
-def t5(trained, tmp_path):
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
-    config = T5Config(vocab_size=len(trained[1]), decoder_start_token_id=0, **sizes)
-    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
-    trained[1].save_pretrained(tmp_path / "t5")
-    return str(tmp_path / "t5")
-
-
-def test_models_that_are_no_ensemble_are_refused(trained_run, foreign, t5):
-    for name, problem in {
-        f"{trained_run} + {foreign}": "have different vocabularies: an ensemble needs",
-        f"{trained_run} + {t5}": "t5 is no model of this package: use it alone",
-        f"{trained_run} + ": "No model is named",
-        f"{trained_run} + nobody/nothing": "This model cannot be used. nobody/nothing",
-        " + ".join([str(trained_run)] * 5): "^5 models are named; the limit is 4: name fewer",
-    }.items():
-        with pytest.raises(ValueError, match=problem):
-            ask(name)
-
-
-def test_an_ensemble_takes_no_sampling(noisy, trained_run):
-    with pytest.raises(ValueError, match=r"^An ensemble takes no sampling: choose beam search"):
-        Service().translate(
-            f"{trained_run} + {noisy(1)}", SENTENCE, Search(2, sampling=Sampling(seed=1))
-        )
-
-
-def test_a_plus_in_the_name_of_a_folder_is_no_ensemble(copied):
-    folder = copied.rename(copied.with_name("a + b"))
-    assert names_in(str(folder)) == [str(folder)]
-    assert ask(folder).hypotheses == ask(f"{folder}").hypotheses
-    assert names_in("a + b") == ["a", "b"]

@@ -76,7 +76,7 @@ def test_options_at_their_defaults_change_no_weight(corpus_files, tmp_path):
     (text, _) = entries(corpus_files)
     text |= {"weight": 1, "first_step": 1, "last_step": None, "tag": None}
     text |= {"casing_noise": 0, "typo_noise": 0.0}
-    off = {"rdrop_alpha": 0.0, "bpe_dropout": 0.0, "comet": None, "max_steps": 20}
+    off = {"rdrop_alpha": 0.0, "bpe_dropout": 0.0, "max_steps": 20}
     files = small_run.recipe(tmp_path / "a", corpus_files, tokens_per_batch=120, max_steps=20)
     given = train(mixed_recipe(tmp_path / "b", corpus_files, [text], **off))
     ours, expected = small_run.weights(given), small_run.weights(train(files))
@@ -102,7 +102,6 @@ def test_a_recipe_file_has_a_list_of_corpora(corpus_files, tmp_path):
     [
         ({"max_steps": 1}, r"first_step=2 of .* is after the last step, max_steps=1"),
         ({"dataset": "numbers"}, "mixture and dataset='numbers': give one of them"),
-        ({"streaming": True}, "mixture and streaming=True"),
     ],
 )
 def test_a_mixture_that_cannot_be_is_refused_before_data_are_read(

@@ -152,6 +152,6 @@ def test_text_and_ids_stay_together_where_pairs_are_dropped(tmp_path):
     ]
 
 
-def test_bpe_dropout_needs_the_text(corpus_files, tmp_path):
+def test_bpe_dropout_needs_the_text(tmp_path):
     with pytest.raises(ValueError, match="reads the text again in each epoch"):
-        small_run.recipe(tmp_path, corpus_files, streaming=True, bpe_dropout=0.1)
+        small_run.recipe(tmp_path, {}, prepared="x", bpe_dropout=0.1)

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 import small_run
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
+from hf_vanilla.data import corpus
 from hf_vanilla.text.encoding import LengthLimits, encode_pairs
 from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.text.prepare import PrepareOptions, prepare_shards
-from hf_vanilla.text.token_shards import PREPARED, read_shards, write_shards
+from hf_vanilla.text.token_shards import PREPARED, read_prepared, read_shards, write_shards
 from hf_vanilla.training.run import train
 
 PAIRS = [{"source": "a " * (n % 7), "target": "b " * (n % 5 + 1)} for n in range(23)]
@@ -119,6 +120,31 @@ def test_training_on_shards_equals_training_on_the_text(corpus_files, trained_ru
     assert all(found[name].equal(expected[name]) for name in expected)
 
 
+def test_a_stream_gives_the_shards_of_its_text_and_resumes(
+    corpus_files, trained_run, tmp_path, monkeypatch
+):
+    prepare(corpus_files, trained_run, tmp_path / "text")
+    monkeypatch.setattr(corpus, "pairs_from_files", None)  # would store a copy of the text
+    prepare(corpus_files, trained_run, tmp_path / "stream", streaming=True)
+    shards = sorted((tmp_path / "stream").glob("*.arrow"))
+    shards[2].unlink()
+    prepare(corpus_files, trained_run, tmp_path / "stream", streaming=True)
+    for shard in shards:
+        assert shard.read_bytes() == (tmp_path / "text" / shard.name).read_bytes()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_validation_pairs_of_a_dataset_become_files(trained_run, tmp_path, streaming):
+    splits = {"train": Dataset.from_list(PAIRS), "validation": Dataset.from_list(PAIRS[:3])}
+    DatasetDict(splits).save_to_disk(tmp_path / "data")
+    output = tmp_path / "shards"
+    where = {"tokenizer": str(trained_run), "output": str(output)}
+    prepare_shards(PrepareOptions(dataset=str(tmp_path / "data"), streaming=streaming, **where))
+    assert read_prepared(output).pairs == len(PAIRS)
+    assert (output / "validation.source").read_text() == "\na\na a\n"
+    assert (output / "validation.target").read_text() == "b\nb b\nb b b\n"
+
+
 def test_a_tokenizer_that_was_replaced_is_refused(corpus_files, trained_run, tmp_path):
     prepare(corpus_files, trained_run, tmp_path / "shards")
     path = tmp_path / "shards" / "tokenizer.json"
@@ -129,7 +155,7 @@ def test_a_tokenizer_that_was_replaced_is_refused(corpus_files, trained_run, tmp
 
 
 def test_options_that_contradict_shards_are_refused():
-    for name, value in {"dataset": "d", "tokenizer": "t", "streaming": True}.items():
+    for name, value in {"dataset": "d", "tokenizer": "t"}.items():
         with pytest.raises(ValueError, match=f"prepared='p' and {name}=.*leave {name} out"):
             TranslationDataOptions(prepared="p", **{name: value})
 

@@ -32,9 +32,8 @@ TRANSLATION_NAMES = """
     dataset dataset_config source_column target_column
     train_source train_target prepared mixture validation_source validation_target
     source_language target_language tokenizer initial_model max_length
-    max_length_ratio streaming window_pairs preprocessing_workers
+    max_length_ratio preprocessing_workers
     tokens_per_step tokens_per_batch rdrop_alpha bpe_dropout eval_sentences bleu_tokenize
-    comet
 """
 OPTIONS = [*NAMES.split(), *TRANSLATION_NAMES.split()]
 FIELDS = [*fields(TrainRecipe), *fields(TranslationDataOptions)]
@@ -366,6 +365,17 @@ def test_an_option_that_is_no_yaml_is_refused_as_a_mistake_of_the_user():
         read_recipe(["--model.d_model", "["])
 
 
+def test_a_retired_option_is_dropped_where_it_is_off_and_refused_by_its_replacement(write):
+    written = write("streaming: false\ncomet: null\nwindow_pairs: 100000\nmax_steps: 7")
+    assert read_recipe([*written, "--streaming", "false"]).train.max_steps == 7
+    message = "streaming=True: this option has gone; use hf-vanilla prepare --streaming"
+    for arguments in (write("streaming: true"), ["--streaming", "true"], ["--streaming=True"]):
+        with pytest.raises(ValueError, match=message):
+            read_recipe(arguments)
+    with pytest.raises(ValueError, match="comet='X/da': this option has gone; score the"):
+        read_recipe(["--comet", "X/da"])
+
+
 def test_a_missing_recipe_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.yaml"):
         read_recipe(["--recipe", str(tmp_path / "nowhere.yaml")])
@@ -373,7 +383,7 @@ def test_a_missing_recipe_is_named(tmp_path):
 
 COUNTS = """
     max_length max_steps tokens_per_step tokens_per_batch warmup_steps average_checkpoints
-    eval_steps save_steps save_total_limit logging_steps preprocessing_workers window_pairs
+    eval_steps save_steps save_total_limit logging_steps preprocessing_workers
 """
 
 
@@ -396,20 +406,14 @@ def test_a_count_below_one_is_refused(name, value):
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a positive"),
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
         ({"max_length_ratio": 0.9}, "max_length_ratio=0.9: give a positive number"),
-        ({"streaming": True}, "streaming needs a dataset or train_source"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0: give 0 or more"),
         ({"mixed_precision": "half"}, "mixed_precision='half': choose one of no, bf16, fp16"),
-        ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu, chrf, comet, exact"),
+        ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu, chrf, exact"),
         ({"trackers": "tensorbord"}, "trackers='tensorbord': choose one of aim, tensorboard"),
         ({"patience": -1}, "patience=-1: give 0 or more"),
         (
             {"patience": 3, "best_by": "bleu", "eval_sentences": 0},
             "best_by='bleu' needs translations: set eval_sentences",
-        ),
-        ({"comet": "x", "eval_sentences": 0}, "comet='x' needs translations: set eval_sentences"),
-        (
-            {"train_source": "a", "train_target": "b", "comet": "x"},
-            "comet='x' needs validation files: give them, or leave",
         ),
         (
             {"average_best": True, "save_steps": 500, "eval_steps": 200},

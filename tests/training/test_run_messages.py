@@ -2,9 +2,7 @@
 
 import json
 import logging
-import os
 import re
-from pathlib import Path
 
 import pytest
 import small_run
@@ -119,48 +117,3 @@ def test_a_checkpoint_records_the_threads_and_a_run_resumed_with_others_says_so(
     path.write_text(json.dumps({**state, "threads": 61}))
     train(small_run.recipe(folder, corpus_files, max_steps=7))
     assert "the run used 61 threads and resumes with" in caplog.text
-
-
-STREAMED = {"streaming": True, "window_pairs": 17, "tokens_per_batch": 120}
-
-
-@pytest.mark.parametrize("budget", [60, 240], ids=["more micro-batches", "fewer"])
-def test_a_streamed_run_resumes_in_other_micro_batches(corpus_files, tmp_path, budget):
-    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **STREAMED))
-    # as another number of processes does: the recipe stays, and a step has other micro-batches
-    recipe = folder / "recipe.yaml"
-    text = recipe.read_text(encoding="utf-8")
-    assert "tokens_per_batch: 120" in text
-    recipe.write_text(text.replace("tokens_per_batch: 120", f"tokens_per_batch: {budget}"))
-    longer = {**STREAMED, "tokens_per_batch": budget, "max_steps": 9}
-    train(small_run.recipe(folder, corpus_files, **longer))
-    assert all_checkpoints(folder)[-1].name == "checkpoint-9"
-
-
-@pytest.mark.parametrize("field", ["order", "divisions"])
-def test_a_streamed_checkpoint_without_its_position_is_an_error_with_the_remedy(
-    corpus_files, tmp_path, field
-):
-    folder = train(small_run.recipe(tmp_path / "run", corpus_files, **STREAMED))
-    path = folder / "checkpoint-6" / "training_state.json"
-    state = json.loads(path.read_text(encoding="utf-8"))
-    del (state if field == "order" else state["order"])[field]  # earlier versions have no "order"
-    path.write_text(json.dumps(state), encoding="utf-8")
-    lacking = r"stream, epoch, window, used, dropped, divisions" if field == "order" else field
-    message = rf"lacks the position in the stream \({lacking}\), .* choose another output_dir"
-    with pytest.raises(ValueError, match=message):
-        train(small_run.recipe(folder, corpus_files, **STREAMED, max_steps=9))
-
-
-def test_a_file_changed_under_its_name_is_noticed_in_a_stream(corpus_files, tmp_path):
-    files = {}
-    for name, path in corpus_files.items():
-        files[name] = str(tmp_path / name)
-        Path(files[name]).write_bytes(Path(path).read_bytes())
-    folder = train(small_run.recipe(tmp_path / "run", files, **STREAMED))
-    before = os.stat(files["train_target"]).st_mtime_ns
-    text = Path(files["train_target"]).read_text(encoding="utf-8")
-    Path(files["train_target"]).write_text(text[::-1].strip() + "\n", encoding="utf-8")
-    os.utime(files["train_target"], ns=(before, before))
-    with pytest.raises(ValueError, match=r"made with other training data \(stream, "):
-        train(small_run.recipe(folder, files, **STREAMED, max_steps=9))

@@ -1,6 +1,5 @@
 """Two real processes train what one trains; two that cannot see each other are refused."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 import small_run
 import torch
-from transformers import AutoTokenizer
 
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.training.run import train
@@ -130,41 +128,6 @@ def accelerated(*program, processes):
         text=True,
         check=False,
     )
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_a_streamed_run_resumed_by_other_processes_sees_every_pair_of_the_epoch_once(
-    corpus_files, tmp_path, before, after
-):
-    # one micro-batch per process: two processes divide a window into twice as many batches
-    options = {"streaming": True, "window_pairs": 17}
-    options |= {"tokens_per_batch": 120, "tokens_per_step": 120}
-    steps = {1: 4, 2: 3}[before]
-    for processes, max_steps in ((before, steps), (after, 40)):
-        recipe = small_run.recipe(tmp_path / "run", corpus_files, **options, max_steps=max_steps)
-        (tmp_path / str(processes)).mkdir()
-        program = ROOT / "tests" / "recording_program.py", written(recipe, tmp_path)
-        done = accelerated(*program, tmp_path / str(processes), processes=processes)
-        assert done.returncode == 0, done.stderr
-    seen, numbers, expected = [], [], sorted(target_ids(tmp_path / "run"))
-    for processes in (before, after):
-        files = [tmp_path / str(processes) / f"{rank}.jsonl" for rank in range(processes)]
-        shares = ([json.loads(line) for line in file.open()] for file in files)
-        for of_step in zip(*shares, strict=True):
-            numbers += {step for step, _ in of_step}
-            seen += [pair for _, pairs in of_step for pair in pairs]
-    assert numbers == [*range(1, 41)]
-    epochs = len(seen) // len(expected)  # each ends with a window, perhaps in the middle of a step
-    assert epochs >= 2
-    for epoch in range(epochs):
-        assert sorted(seen[epoch * len(expected) :][: len(expected)]) == expected
-
-
-def target_ids(folder):
-    """Ids of the target side of every training pair, as the run's tokenizer encodes them."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    pairs = small_run.digit_pairs()[: small_run.TRAIN]
-    return tokenizer([target for _, target in pairs]).input_ids
 
 
 def test_a_sharded_model_is_saved_and_measured_whole(tmp_path):
