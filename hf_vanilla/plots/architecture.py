@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.training.recipe import read_recipe
 
 from .figures import Theme, check_output, figure_style, new_figure, save_figure
@@ -21,7 +21,7 @@ LEFT, RIGHT = 0, 370  # left edges of encoder and decoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotArchitectureOptions:
+class PlotArchitectureOptions(Options):
     """Draw the layers of a model with their widths, as in Figure 1 of the paper."""
 
     model: str | None = option(None, "model folder or Hub id; default: the paper's base model")
@@ -31,6 +31,7 @@ class PlotArchitectureOptions:
     overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.model is not None and self.recipe is not None:
             raise ValueError(f"model={self.model!r} and recipe={self.recipe!r}: give one of them")
 

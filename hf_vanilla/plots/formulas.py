@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.positions_vanilla import SinusoidalPositions
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.schedules import peak_learning_rate, share_of_peak
 
@@ -27,7 +27,7 @@ MOST_POINTS = 2000  # of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotPositionsOptions:
+class PlotPositionsOptions(Options):
     """Draw the table of positions and the similarity of its rows."""
 
     model: str | None = option(None, "model folder or Hub id; default: the paper's base model")
@@ -35,14 +35,10 @@ class PlotPositionsOptions:
     layout: str | None = option(None, "interleaved or concatenated; default: the model's")
     frequencies: str | None = option(None, "paper or tensor2tensor; default: the model's")
     offset: int | None = option(None, "position of the first token; default: the model's")
-    length: int = option(100, "positions drawn")
+    length: int = option(100, "positions drawn", at_least=2, at_most=MOST_POINTS)
     output: str = option("positions.png", "file of the figure, .png or .svg")
     theme: str = option("light", "light or dark background")
     overwrite: bool = option(False, "replace an existing file")
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.length <= MOST_POINTS:
-            raise ValueError(f"length={self.length}: give 2 to {MOST_POINTS} positions")
 
 
 def plot_positions(options: PlotPositionsOptions) -> Path:
@@ -145,33 +141,33 @@ def _source_of(config: VanillaConfig) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotScheduleOptions:
+class PlotScheduleOptions(Options):
     """Draw the learning rate of recipes, or of any width and warmup."""
 
     recipe: list[str] = option([], "YAML files of recipes, a curve each")
     d_model: list[int] = option(
         [],
         "widths, a curve each; default: those of tensor2tensor's well-known figure",
+        at_least=1,
     )
-    warmup_steps: list[int] = option([], "warmup of each width, or one for all; default: 4000")
-    steps: int | None = option(None, "last step drawn; default: where the longest recipe ends")
+    warmup_steps: list[int] = option(
+        [], "warmup of each width, or one for all; default: 4000", at_least=1
+    )
+    steps: int | None = option(
+        None, "last step drawn; default: where the longest recipe ends", at_least=2
+    )
     output: str = option("schedule.png", "file of the figure, .png or .svg")
     theme: str = option("light", "light or dark background")
     overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "warmup_steps"):
-            for value in getattr(self, name):
-                if value < 1:
-                    raise ValueError(f"{name}={value}: give a positive number")
+        super().__post_init__()
         widths, warmups = len(self.d_model), len(self.warmup_steps)
         if warmups > 1 and widths > 1 and warmups != widths:
             raise ValueError(
                 f"{widths} values of d_model and {warmups} of warmup_steps: "
                 "give as many of one as of the other, or one for all"
             )
-        if self.steps is not None and self.steps < 2:
-            raise ValueError(f"steps={self.steps}: give 2 or more")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.files import whole_file
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import Theme, check_output, figure_style, new_figure
 
 from .attentions import SPACE, Attentions, attentions
@@ -31,19 +31,15 @@ LIGHTEST = 0.04  # weight of the lightest line
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotAnimationOptions:
+class PlotAnimationOptions(Options):
     """Draw a sentence being translated, token by token, with what each token attends to."""
 
     model: str | None = option(None, "model folder or Hub id; default: the package's model")
     sentence: str = option(SENTENCE, "source sentence")
     output: str = option("translating.gif", "file of the figure, .gif")
-    seconds: float = option(0.9, "time that each token is shown")
+    seconds: float = option(0.9, "time that each token is shown", at_least=0.02, at_most=60)
     theme: str = option("light", "light or dark background")
     overwrite: bool = option(False, "replace an existing file")
-
-    def __post_init__(self) -> None:
-        if not 0.02 <= self.seconds <= 60:
-            raise ValueError(f"seconds={self.seconds}: give 0.02 to 60")
 
 
 def plot_animation(options: PlotAnimationOptions) -> Path:

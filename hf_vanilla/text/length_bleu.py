@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import read_lines, read_pairs
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import (
     check_output,
     figure_style,
@@ -27,14 +27,14 @@ ROUND_WIDTHS = (1, 2, 5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotLengthBleuOptions:
+class PlotLengthBleuOptions(Options):
     """Draw BLEU by the length of the source, for one system or several."""
 
     source: str = option(text="file of source sentences, plain or .gz")
     reference: str = option(text="file of reference translations, line by line")
     translations: list[str] = option([], "files of translations, one for each system")
     model: list[str] = option([], "model folders or Hub ids that translate first")
-    unit: str = option("words", "of length: words between spaces, or characters")
+    unit: str = option("words", "of length: words between spaces, or characters", choices=UNITS)
     edges: list[int] = option([], "longest length of each bin but the last; default: from the data")
     tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
     lowercase: bool = option(False, "ignore case")
@@ -43,10 +43,9 @@ class PlotLengthBleuOptions:
     overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.translations and not self.model:
             raise ValueError("nothing to score: give --translations FILE or --model FOLDER")
-        if self.unit not in UNITS:
-            raise ValueError(f"unit={self.unit!r}: choose one of {', '.join(UNITS)}")
         if any(low >= high for low, high in pairwise([0, *self.edges])):
             raise ValueError(f"edges={self.edges}: give rising positive numbers, such as 10 20 30")
 
