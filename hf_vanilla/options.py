@@ -1,15 +1,15 @@
 """Dataclasses of options: from YAML files and command lines, with constraints on their fields."""
 
 import difflib
-import json
 import math
 import re
 import reprlib
 from argparse import ArgumentError, Namespace
-from collections.abc import Collection, Sequence
-from dataclasses import MISSING, Field, field, fields, make_dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Any, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
 
 import yaml
 from transformers import HfArgumentParser
@@ -44,50 +44,70 @@ ARGUMENT_KEYS = {"help", "choices", "aliases", "nargs", "const"}
 # --- one option ----------------------------------------------------------------------------------
 
 
-def option(
-    default: Any = MISSING,
-    text: str = "",
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: Sequence[str] = (),
-    **notes: bool,
-) -> Any:
-    """A dataclass field with its help and its constraints, which `check_options` enforces.
+class Facts(TypedDict, total=False):
+    """What the field of an option states beside default and help.
+
+    The limits and choices hold for each value of a list.
+
+    Attributes:
+        at_least: smallest allowed number.
+        above: every allowed number is larger.
+        at_most: largest allowed number.
+        below: every allowed number is smaller.
+        choices: allowed names.
+        read: makes the value from its text on a command line or in a file; without it, the text is
+            the value.
+        may_change: a resumed run may have another value.
+        of_data: the option describes the data set.
+        chooses_data: it chooses one.
+        repeats_model: it is the list of all `--model` after the first.
+        is_section: `--NAME.KEY VALUE` gives one entry of it.
+    """
+
+    at_least: float
+    above: float
+    at_most: float
+    below: float
+    choices: Collection[str]
+    read: Callable[[str], Any]
+    may_change: bool
+    of_data: bool
+    chooses_data: bool
+    repeats_model: bool
+    is_section: bool
+
+
+def option(default: Any = MISSING, text: str = "", **facts: Unpack[Facts]) -> Any:
+    """A field of `Options` with its help and its constraints.
 
     Args:
         default: value where none is given, for a list of values a list; an option without one is
             required.
         text: help.
-        at_least: smallest allowed number.
-        above: every allowed number is larger.
-        below: every allowed number is smaller.
-        choices: allowed names.
-        **notes: facts that the owner of the class reads from `field.metadata`:
-            `may_change=True` where a resumed run may have another value; `of_data=True` where the
-            option describes the data set; `chooses_data=True` where it chooses one;
-            `repeats_model=True` where it is the list of all `--model` behind the first;
-            `is_section=True` where `--NAME.KEY VALUE` gives one entry of it.
+        **facts: see `Facts`.
     """
-    limits = {"at_least": at_least, "above": above, "below": below, "choices": tuple(choices)}
-    given = {name: value for name, value in limits.items() if value not in (None, ())}
-    metadata = {"help": text, **given, **notes}
-    if isinstance(default, list):
+    if facts.get("is_section"):
+        facts["read"] = yaml_value
+    metadata = {"help": text, **facts}
+    if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def check_options(options: Any) -> None:
-    """Compare every value of a dataclass with the constraints of its field.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Base of the dataclasses of options: compares every value with the constraints of its field.
 
     Raises:
         ValueError: a value is out of bounds, not finite, or not one of the choices.
     """
-    for declared in fields(options):
-        value = getattr(options, declared.name)
-        if value is not None:
-            _check_value(declared, value)
+
+    def __post_init__(self) -> None:
+        for declared in fields(self):
+            value = getattr(self, declared.name)
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if one is not None:
+                    _check_value(declared, one)
 
 
 def check_multiple(options: Any, name: str, of: str) -> None:
@@ -110,14 +130,26 @@ def _check_value(declared: Field, value: Any) -> None:
         return
     if not math.isfinite(value):
         raise ValueError(f"{name}={value}: give a finite number")
-    at_least, above, below = (limits.get(key) for key in ("at_least", "above", "below"))
-    is_inside = (
-        (at_least is None or value >= at_least)
-        and (above is None or value > above)
-        and (below is None or value < below)
-    )
-    if not is_inside:
-        raise ValueError(f"{name}={value}: give {_bounds(at_least, above, below)}")
+    outside = {
+        "at_least": lambda limit: value < limit,
+        "above": lambda limit: value <= limit,
+        "at_most": lambda limit: value > limit,
+        "below": lambda limit: value >= limit,
+    }
+    if any(is_outside(limits[key]) for key, is_outside in outside.items() if key in limits):
+        raise ValueError(f"{name}={value}: give {_bounds(limits)}")
+
+
+def _bounds(limits: Mapping[str, Any]) -> str:
+    """The allowed numbers in words."""
+    least, above = limits.get("at_least"), limits.get("above")
+    if "at_most" in limits or "below" in limits:
+        low = f"({above:g}" if least is None else f"[{least:g}"
+        high = f"{limits['at_most']:g}]" if "at_most" in limits else f"{limits['below']:g})"
+        return f"a number in {low}, {high}"
+    if above == 0 or least == 1:
+        return "a positive number"
+    return f"a number above {above:g}" if least is None else f"{least:g} or more"
 
 
 def is_finite_number(value: Any) -> bool:
@@ -139,18 +171,11 @@ def checked(value: Any, kinds: type | tuple[type, ...], told: str) -> Any:
     """
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        wanted = " or ".join(TYPE_NAMES[kind] for kind in kinds if kind in TYPE_NAMES)
+        wider = {int} if float in kinds else set()  # a whole number is a number
+        named = [kind for kind in kinds if kind in TYPE_NAMES and kind not in wider]
+        wanted = " or ".join(TYPE_NAMES[kind] for kind in named)
         raise ValueError(f"{told} is {shown(value)}: give {wanted}")
     return value
-
-
-def _bounds(at_least: float | None, above: float | None, below: float | None) -> str:
-    if below is not None:
-        low = "-inf" if at_least is None else f"{at_least:g}"
-        return f"a number in [{low}, {below:g})"
-    if above == 0 or at_least == 1:
-        return "a positive number"
-    return f"{at_least:g} or more" if at_least is not None else f"a number above {above:g}"
 
 
 def noted(options: Any, note: str) -> set[str]:
@@ -167,15 +192,40 @@ def parse_options(
     *,
     epilog: str | None = None,
     chosen: str = "",
-    elsewhere: Collection[str] = (),
 ) -> Any:
     """One dataclass of options, or a tuple of several, from command-line arguments.
+
+    Args:
+        options: a dataclass, or several.
+        arguments: as in `sys.argv[1:]`.
+        epilog: as for `parsed_values`.
+        chosen: likewise.
+
+    Raises:
+        UsageError: an option is unknown, missing or of the wrong type.
+        ValueError: a value is impossible.
+    """
+    classes = [options] if isinstance(options, type) else list(options)
+    values = parsed_values(classes, arguments, epilog=epilog, chosen=chosen)
+    made = tuple(made_options(kind, values) for kind in classes)
+    return made[0] if isinstance(options, type) else made
+
+
+def parsed_values(
+    classes: Sequence[type],
+    arguments: Sequence[str],
+    *,
+    epilog: str | None = None,
+    chosen: str = "",
+    elsewhere: Collection[str] = (),
+) -> dict[str, Any]:
+    """The values that a command line gives, by name; `--help` prints all options and exits.
 
     A class attribute `_argument_group_name` puts the options of a class under a heading of its own
     in `--help`.
 
     Args:
-        options: a dataclass, or several.
+        classes: dataclasses of options.
         arguments: as in `sys.argv[1:]`.
         epilog: last paragraph of `--help`.
         chosen: what was read from the command line before, for the usage line of `--help`.
@@ -184,11 +234,90 @@ def parse_options(
 
     Raises:
         UsageError: an option is unknown, missing or of the wrong type.
+        ValueError: a text cannot be read as the option's value.
+    """
+    parser = _parser(classes, epilog, chosen)
+    rest = _listed_models(arguments, classes)
+    sections = sorted(name for kind in classes for name in noted(kind, "is_section"))
+    entries = {name: pop_section(rest, name) for name in sections}
+    known = [f.name for c in classes for f in fields(c)]
+    if not {"-h", "--help"} & set(rest):
+        _check_given(given_options(rest), classes, elsewhere)
+    # what was not given is left to the dataclass: the parser has its own defaults, for the help
+    read = Namespace(**dict.fromkeys(known, MISSING))
+    try:
+        _, unknown = parser.parse_known_args(rest, read)
+    except ArgumentError as error:
+        raise UsageError(str(error)) from None
+    if unknown:
+        hint = _meant(unknown[0].split("=")[0].removeprefix("--"), known, elsewhere)
+        raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
+    values = {name: value for name, value in vars(read).items() if value is not MISSING}
+    values |= typed_values(classes, values, only_texts=True)
+    return merged(values, {name: given for name, given in entries.items() if given}, sections)
+
+
+def typed_values(
+    classes: Sequence[type], values: Mapping[str, Any], *, only_texts: bool = False
+) -> dict[str, Any]:
+    """Values of a file as the fields of these classes have them; null is left out.
+
+    Args:
+        classes: dataclasses of options.
+        values: by name.
+        only_texts: leave out the fields that are not made from a text.
+
+    Raises:
+        ValueError: a value has not the type of its field.
+    """
+    typed = {}
+    for kind in classes:
+        types = get_type_hints(kind)
+        for name, read in ((f.name, f.metadata.get("read")) for f in fields(kind)):
+            value = values.get(name)
+            if value is None or (only_texts and read is None):
+                continue
+            value = read(value) if read and isinstance(value, str) else value
+            typed[name] = checked(value, _runtime_types(types[name]), name)
+    return typed
+
+
+def _runtime_types(hint: Any) -> tuple[type, ...]:
+    """What `isinstance` compares a value of a file with, for the annotation of its field."""
+    union = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    types = [get_origin(one) or one for one in union]
+    types = [dict if is_dataclass(one) else one for one in types]
+    return (*types, int) if float in types else tuple(types)
+
+
+def merged(
+    values: Mapping[str, Any], changes: Mapping[str, Any], sections: Collection[str]
+) -> dict[str, Any]:
+    """Values with changes: those of a section change its entries, the others replace a value."""
+    joined = {n: {**values[n], **changes[n]} for n in sections if n in values and n in changes}
+    return {**values, **changes, **joined}
+
+
+def made_options(kind: type, values: Mapping[str, Any]) -> Any:
+    """A dataclass of options from those values that it has fields for.
+
+    Raises:
         ValueError: a value is impossible.
     """
-    classes = [options] if isinstance(options, type) else list(options)
-    required = {f.name for c in classes for f in fields(c) if _is_required(f)}
-    shown = [f"--{name} {name.upper()}" for name in sorted(required)]
+    own = {f.name: values[f.name] for f in fields(kind) if f.name in values}
+    for name, section in get_type_hints(kind).items():
+        if name in own and isinstance(section, type) and is_dataclass(section):
+            check_names(name, own[name], [declared.name for declared in fields(section)])
+            try:
+                own[name] = made_options(section, typed_values([section], own[name]))
+            except ValueError as error:
+                raise ValueError(f"{name}.{error}") from None
+    return kind(**own)
+
+
+def _parser(classes: Sequence[type], epilog: str | None, chosen: str) -> HfArgumentParser:
+    required = sorted({f.name for c in classes for f in fields(c) if _is_required(f)})
+    shown = [f"--{name} {name.upper()}" for name in required]
     parser = HfArgumentParser(
         [_without_notes(kind) for kind in classes],
         usage=" ".join(filter(None, ["%(prog)s", chosen, *shown, "[OPTIONS]"])),
@@ -198,30 +327,28 @@ def parse_options(
         epilog=epilog,
         formatter_class=OptionFormatter,
     )
-    _set_apart_foreign_options(parser, classes)
-    arguments = _joined_sections(_listed_models(arguments, classes), classes)
-    given, known = given_options(arguments), [f.name for c in classes for f in fields(c)]
-    missing = sorted(required - given)
-    misspelled = [name for name in sorted(given) if difflib.get_close_matches(name, missing)]
-    for name in set(misspelled) - set(known):
-        raise UsageError(f"unknown: --{name}; {_meant(name, known, elsewhere)}")
-    if missing and not {"-h", "--help"} & set(arguments):
+    # the options of other libraries' classes come last, under a heading of their own
+    foreign = [kind.__name__ for kind in classes if kind.__module__.startswith("transformers.")]
+    if foreign:
+        parser._optionals.title = f"{', '.join(foreign)} of transformers"
+        parser._action_groups.sort(key=lambda group: group is parser._optionals)
+    return parser
+
+
+def _check_given(given: set[str], classes: Sequence[type], elsewhere: Collection[str]) -> None:
+    """Refuse a command line without a required option; one that is misspelled is named.
+
+    Raises:
+        UsageError: an option is missing.
+    """
+    declared = [f for c in classes for f in fields(c)]
+    known = [f.name for f in declared]
+    missing = sorted({f.name for f in declared if _is_required(f)} - given)
+    for name in sorted(given - set(known)):
+        if difflib.get_close_matches(name, missing):
+            raise UsageError(f"unknown: --{name}; {_meant(name, known, elsewhere)}")
+    if missing:
         raise UsageError(f"missing: {', '.join(f'--{name}' for name in missing)}; see --help")
-    # what was not given is left to the dataclass: the parser has its own defaults, for the help
-    read = Namespace(**dict.fromkeys(known, MISSING))
-    try:
-        _, unknown = parser.parse_known_args(list(arguments), read)
-    except ArgumentError as error:
-        raise UsageError(str(error)) from None
-    if unknown:
-        hint = _meant(unknown[0].split("=")[0].removeprefix("--"), known, elsewhere)
-        raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
-    values = {name: value for name, value in vars(read).items() if value is not MISSING}
-    made = [
-        kind(**{f.name: values[f.name] for f in fields(kind) if f.name in values})
-        for kind in classes
-    ]
-    return made[0] if isinstance(options, type) else tuple(made)
 
 
 def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[str]:
@@ -257,30 +384,20 @@ def _pop_first(arguments: list[str], name: str) -> str | None:
     return None
 
 
-def _joined_sections(arguments: Sequence[str], classes: Sequence[type]) -> list[str]:
-    """The arguments with `--NAME.KEY VALUE` of a section as one `--NAME={"KEY": VALUE}`."""
-    rest = list(arguments)
-    for section in sorted(name for kind in classes for name in noted(kind, "is_section")):
-        entries: dict[str, Any] = {}
-        for key in dict.fromkeys(a.split("=")[0] for a in rest if a.startswith(f"--{section}.")):
-            text = pop_option(rest, key) or ""
-            try:
-                entries[key.removeprefix(f"--{section}.")] = yaml_value(text)
-            except ValueError:
-                raise UsageError(f"{key}={text!r} is not a YAML value") from None
-        if entries:
-            whole = pop_option(rest, f"--{section}")
-            earlier = {} if whole is None else yaml_value(whole)
-            rest.append(f"--{section}={json.dumps({**earlier, **entries})}")
-    return rest
+def pop_section(arguments: list[str], name: str) -> dict[str, Any]:
+    """Remove every `--NAME.KEY VALUE` of a section and return the YAML values by key.
 
-
-def _set_apart_foreign_options(parser: HfArgumentParser, classes: Sequence[type]) -> None:
-    """Show the options of other libraries' classes last, under a heading of their own."""
-    foreign = [kind.__name__ for kind in classes if kind.__module__.startswith("transformers.")]
-    if foreign:
-        parser._optionals.title = f"{', '.join(foreign)} of transformers"
-        parser._action_groups.sort(key=lambda group: group is parser._optionals)
+    Raises:
+        UsageError: a value is missing, or is not YAML.
+    """
+    entries: dict[str, Any] = {}
+    for key in dict.fromkeys(a.split("=")[0] for a in arguments if a.startswith(f"--{name}.")):
+        text = pop_option(arguments, key) or ""
+        try:
+            entries[key.removeprefix(f"--{name}.")] = yaml_value(text)
+        except ValueError:
+            raise UsageError(f"{key}={text!r} is not a YAML value") from None
+    return entries
 
 
 def _without_notes(kind: type) -> type:
@@ -294,17 +411,22 @@ def _without_notes(kind: type) -> type:
     columns = [
         (
             declared.name,
-            types[declared.name],
-            field(
-                default=declared.default,
-                default_factory=declared.default_factory,
-                metadata={"help": declared.metadata.get("help")},
-            ),
+            str | None if "read" in declared.metadata else types[declared.name],
+            _help_field(declared),
         )
         for declared in fields(kind)
     ]
     group = {"_argument_group_name": getattr(kind, "_argument_group_name", kind.__name__)}
     return make_dataclass(kind.__name__, columns, namespace=group, kw_only=True)
+
+
+def _help_field(declared: Field) -> Any:
+    """A field with the help alone, and a default that the help can show."""
+    metadata = {"help": declared.metadata.get("help")}
+    if "read" in declared.metadata:
+        return field(default=None, metadata=metadata)
+    factory = declared.default_factory
+    return field(default=declared.default, default_factory=factory, metadata=metadata)
 
 
 def _meant(name: str, known: Collection[str], elsewhere: Collection[str]) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 from hf_vanilla.app.component import style, theme
 from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry
 from hf_vanilla.loading import task_of_model
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.text.demo_model import demo_model
-from hf_vanilla.text.precision import check_dtype
+from hf_vanilla.text.precision import DTYPES
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppOptions:
+class AppOptions(Options):
     """Use a model in a browser: translate, classify images, forecast tracks; see its attention."""
 
     model: str | None = option(
@@ -46,30 +46,31 @@ class AppOptions:
         ),
     )
     dtype: str | None = option(
-        None, "of a translator: float32, bfloat16 or int8; default: as it was saved"
+        None,
+        "of a translator: float32, bfloat16 or int8; default: as it was saved",
+        choices=DTYPES,
     )
     sentence: str | None = option(None, "initial text of the text box")
-    max_tokens: int = option(256, "maximum source tokens of a sentence")
+    max_tokens: int = option(256, "maximum source tokens of a sentence", at_least=1)
     tracks: str = option(
         "walkers", "of a trajectory model: tracks to step through, a file or built-in ones"
     )
     frame_seconds: float | None = option(
-        None, "of --tracks: time between two frame numbers that follow each other"
+        None, "of --tracks: time between two frame numbers that follow each other", above=0
     )
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: reachable from other machines")
-    port: int | None = option(None, "port to listen on; default: the first free port from 7860")
+    port: int | None = option(
+        None,
+        "port to listen on; default: the first free port from 7860",
+        at_least=1,
+        at_most=65535,
+    )
     share: bool = option(False, "create a public address through Gradio's server")
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: give a positive number")
-        check_dtype(self.dtype)
-        if self.frame_seconds is not None and not self.frame_seconds > 0:
-            raise ValueError(f"frame_seconds={self.frame_seconds}: give a positive number")
+        super().__post_init__()
         if self.models_folder is not None and not Path(self.models_folder).is_dir():
             raise ValueError(f"models_folder={self.models_folder!r}: no such folder")
-        if self.port is not None and not 0 < self.port < 65536:
-            raise ValueError(f"port={self.port}: give a number from 1 to 65535")
 
     @property
     def is_model_fixed(self) -> bool:

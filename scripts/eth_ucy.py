@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_vanilla.commands import run
 from hf_vanilla.files import write_text
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.eth_ucy import TEST_FILES
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.training.recipe import read_recipe
@@ -39,7 +39,7 @@ FORM_OPTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions:
+class TableOptions(Options):
     """Train, score and print the whole table of ETH and UCY."""
 
     folder: str = option(text="folder of the eight text files")

@@ -24,7 +24,7 @@ import numpy as np
 
 from hf_vanilla.commands import run
 from hf_vanilla.files import write_text
-from hf_vanilla.options import option, read_yaml
+from hf_vanilla.options import Options, option, read_yaml
 from hf_vanilla.tracks.eth_ucy import TEST_FILES
 from hf_vanilla.tracks.evaluation import (
     EvaluateTracksOptions,
@@ -85,7 +85,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions:
+class TableOptions(Options):
     """Every class of forecasters: errors, size and time on ETH/UCY and on junctions."""
 
     folder: str = option(text="folder of the eight text files of ETH and UCY")

@@ -14,7 +14,7 @@ import numpy as np
 
 from hf_vanilla.commands import run
 from hf_vanilla.files import write_text
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.built_in_junctions import FREE, OBSERVED, Junctions, junctions
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.tracks.forecaster import predict
@@ -43,7 +43,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions:
+class TableOptions(Options):
     """Train what is not trained yet, score it on new junctions, print the table."""
 
     sweep: str = option("scripts/sweeps/junctions.yaml", "file of the runs")

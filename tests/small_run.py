@@ -40,7 +40,7 @@ TRAINING = {
     "average_checkpoints": 3,
     "logging_steps": 2,
     "use_cpu": True,
-    "trackers": "none",
+    "trackers": [],
 }
 
 

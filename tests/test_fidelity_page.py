@@ -14,7 +14,7 @@ from hf_vanilla.options import yaml_value
 from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
 from hf_vanilla.training.parameter_table import ParameterTableOptions, parameter_table
-from hf_vanilla.training.recipe import TrainRecipe
+from hf_vanilla.training.recipe import Adam, TrainRecipe
 from hf_vanilla.training.schedules import peak_learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +41,7 @@ def numbers(*columns):
 
 @pytest.mark.parametrize(("name", "value"), DEFAULTS, ids=str)
 def test_a_default_on_the_page_is_that_of_the_code(name, value):
-    options = TrainRecipe(), TranslationDataOptions()
+    options = TrainRecipe(), Adam(), TranslationDataOptions()
     homes = (VanillaConfig(), *options, paper_decoding(VanillaConfig()))
     found = [getattr(home, name) for home in homes if hasattr(home, name)]
     assert found

@@ -16,7 +16,7 @@ from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
     VanillaForDiverseTrajectoryPrediction,
 )
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import checked, option, read_yaml, shown
+from hf_vanilla.options import Options, checked, option, read_yaml, shown
 from hf_vanilla.tracks.card import converted_track_card
 
 from .checkpoint_files import read_checkpoint
@@ -94,7 +94,7 @@ STEP_SECONDS = 0.4  # of ETH and UCY; the YAML does not say it
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentFormerOptions:
+class AgentFormerOptions(Options):
     """Convert a checkpoint of AgentFormer's authors, with or without its second stage."""
 
     input: str = option(text="checkpoint of the first stage, *_agentformer_pre")
@@ -104,6 +104,7 @@ class AgentFormerOptions:
     second_config: str | None = option(None, "its YAML file")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.second is None) != (self.second_config is None):
             raise ValueError("give both second and second_config, or neither")
 

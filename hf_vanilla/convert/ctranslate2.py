@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING, import_ctranslate2
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
@@ -50,17 +50,14 @@ QUANTIZATIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCTranslate2Options:
+class ExportCTranslate2Options(Options):
     """Write a model for CTranslate2, with tokenizer and generation config."""
 
     model: str = option(text="folder or Hub id of our model")
     output: str = option(text="folder for CTranslate2's model")
-    quantization: str = option("float32", f"one of {', '.join(QUANTIZATIONS)}")
-
-    def __post_init__(self) -> None:
-        if self.quantization not in QUANTIZATIONS:
-            names = ", ".join(QUANTIZATIONS)
-            raise ValueError(f"quantization={self.quantization!r}: choose one of {names}")
+    quantization: str = option(
+        "float32", f"one of {', '.join(QUANTIZATIONS)}", choices=QUANTIZATIONS
+    )
 
 
 def export_ctranslate2(options: ExportCTranslate2Options) -> Path:

@@ -19,7 +19,7 @@ from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .checkpoint_files import read_checkpoint
 from .detr_names import (
@@ -49,7 +49,7 @@ INTEGER_FIELDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetrOptions:
+class DetrOptions(Options):
     """Convert a DETR model of transformers (`facebook/detr-resnet-50`) or of its authors (.pth)."""
 
     input: str = option(text="folder, Hub id, or the authors' .pth file")
@@ -60,7 +60,7 @@ class DetrOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToDetrOptions:
+class ToDetrOptions(Options):
     """Convert our DETR model to transformers' `DetrForObjectDetection` or to the authors' form."""
 
     input: str = option(text="folder or Hub id of our model")

@@ -15,7 +15,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .checkpoint_files import read_checkpoint, toolkit_of_content, toolkit_of_path
 from .fairseq_settings import (
@@ -49,7 +49,7 @@ _OF_A_RUN = re.compile(r"checkpoint(\d+|_\d+_\d+|_best|_last|[._].*)\.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FairseqOptions:
+class FairseqOptions(Options):
     """Convert a translation model of fairseq."""
 
     input: str = option(text="folder of the extracted archive, or one checkpoint file")

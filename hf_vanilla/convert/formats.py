@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.options import option, parse_options, pop_option
+from hf_vanilla.options import Options, option, parse_options, pop_option
 
 from .agentformer import AgentFormerOptions, convert_agentformer
 from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
@@ -35,7 +35,7 @@ FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormatOptions:
+class FormatOptions(Options):
     """Convert a model of another toolkit to ours, or ours to another."""
 
     format: str = option(text=f"one of {', '.join(FORMATS)}")

@@ -20,7 +20,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
 from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
@@ -68,7 +68,7 @@ DECODING: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class FsmtOptions:
+class FsmtOptions(Options):
     """Convert an FSMT model of transformers."""
 
     input: str = option(text="folder or Hub id, such as facebook/wmt19-en-de")

@@ -26,7 +26,7 @@ from hf_vanilla.loading import load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .checkpoint_files import toolkit_of_path
 from .marian_npz import read_npz, read_npz_tokenizer
@@ -83,7 +83,7 @@ CHECK_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class MarianOptions:
+class MarianOptions(Options):
     """Convert an OPUS-MT or other `MarianMTModel` to our model."""
 
     input: str = option(text="MarianMTModel folder or Hub id, or a folder of Marian itself (.npz)")
@@ -94,12 +94,12 @@ class MarianOptions:
             "positions and epsilon: transformers (as MarianMTModel) or marian; default: "
             "that of the folder"
         ),
+        choices=FREQUENCIES,
     )
     check: bool = option(False, "translate with both models and compare before writing")
 
     def __post_init__(self) -> None:
-        if self.frequencies is not None:
-            _check_frequencies(self.frequencies)
+        super().__post_init__()
         if self.check and self.frequencies == "marian":
             raise ValueError(
                 f"check compares with MarianMTModel, whose positions differ from "

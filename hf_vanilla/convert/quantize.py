@@ -10,7 +10,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
 
@@ -20,7 +20,7 @@ WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizeOptions:
+class QuantizeOptions(Options):
     """Write a translation model with int8 weights, with tokenizer and generation config."""
 
     model: str = option(text="folder or Hub id of a float model of this package")

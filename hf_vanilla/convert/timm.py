@@ -15,7 +15,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.loading import found_on_hub
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .checkpoint_files import read_checkpoint
 from .vit import add_zero_biases, authors_processor, save_image_model
@@ -57,7 +57,7 @@ HEAD_WIDTH, HUGE = 64, {1280: 16}  # heads are not stored; all sizes but huge ha
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimmOptions:
+class TimmOptions(Options):
     """Convert a `vit_*` checkpoint of timm."""
 
     input: str = option(

@@ -11,7 +11,7 @@ from transformers import GenerationConfig, MarianConfig, MarianMTModel
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
 
@@ -33,7 +33,7 @@ MARIAN_FIELDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToMarianOptions:
+class ToMarianOptions(Options):
     """Convert a model of ours to a `MarianMTModel`."""
 
     input: str = option(text="folder or Hub id of our model")

@@ -22,7 +22,7 @@ from hf_vanilla.models.configuration_vanilla import (
 )
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .checkpoint_files import read_checkpoint, toolkit_of_content
 from .weight_names import Names, is_sinusoidal, is_zero_at, load_renamed, rename_to_ours
@@ -37,7 +37,7 @@ ATTENTIONS = {"self_attn": "self_attn", "multihead_attn": "encoder_attn"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TorchOptions:
+class TorchOptions(Options):
     """Convert a state dict around `torch.nn.Transformer`.
 
     Names are those of attributes; an empty name is the model itself.

@@ -22,7 +22,7 @@ from hf_vanilla.loading import load_model, load_saved, load_with_report, read_se
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .same_outputs import require_same_outputs
 from .weight_names import Names, Renamed, load_renamed, rename_to_ours, rename_to_theirs
@@ -86,7 +86,7 @@ ARCHITECTURES: dict[str, type[PreTrainedModel]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class VitOptions:
+class VitOptions(Options):
     """Convert a ViT of transformers to one of ours."""
 
     input: str = option(text="folder or Hub id of a ViTForImageClassification")
@@ -94,7 +94,7 @@ class VitOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToVitOptions:
+class ToVitOptions(Options):
     """Convert an image model of ours to a ViT of transformers."""
 
     input: str = option(text="folder or Hub id of our model")

@@ -14,7 +14,7 @@ import torch
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .vit import authors_processor, save_image_model
 from .weight_names import Names, load_renamed, rename_to_ours
@@ -55,7 +55,7 @@ _PARTS = ("query", "key", "value")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoogleVitOptions:
+class GoogleVitOptions(Options):
     """Convert a `.npz` file of the ViT authors."""
 
     input: str = option(text=".npz file")

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.loading import load_folder
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .card import CARD_FILE, bare_card, pushed_card
 
@@ -26,7 +26,7 @@ __all__ = ["PushOptions", "Repository", "push_folder", "push_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PushOptions:
+class PushOptions(Options):
     """Push a model folder to the Hub, with its filled card."""
 
     model: str = option(text="folder written by training or save_pretrained")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Augmentation:
+class Augmentation(Options):
     """How far images are changed at random; 0 everywhere leaves them as they are.
 
     Attributes:
@@ -29,21 +29,12 @@ class Augmentation:
         ValueError: a value is out of its range.
     """
 
-    rotation: float = option(0.0, "largest random angle in degrees")
-    scale: float = option(0.0, "largest relative change of size")
-    shift: float = option(0.0, "largest shift, share of height and width")
-    flip: float = option(0.0, "probability of a mirror image")
-    crop: float = option(0.0, "largest share of the area cut away")
-    brightness: float = option(0.0, "largest relative change of values")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rotation <= 180:
-            raise ValueError(f"rotation={self.rotation}: give degrees from 0 to 180")
-        for name in ("scale", "shift", "crop", "brightness"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a share from 0 to below 1")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip={self.flip}: give a probability from 0 to 1")
+    rotation: float = option(0.0, "largest random angle in degrees", at_least=0, at_most=180)
+    scale: float = option(0.0, "largest relative change of size", at_least=0, below=1)
+    shift: float = option(0.0, "largest shift, share of height and width", at_least=0, below=1)
+    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
+    crop: float = option(0.0, "largest share of the area cut away", at_least=0, below=1)
+    brightness: float = option(0.0, "largest relative change of values", at_least=0, below=1)
 
     @property
     def moves_pixels(self) -> bool:

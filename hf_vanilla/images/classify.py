@@ -10,7 +10,7 @@ from typing import TextIO
 
 from hf_vanilla.data.image_commands import check_paths, image_paths, output_file, read_image_command
 from hf_vanilla.data.image_files import ImageError
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .classifier import Classified, load_classifier
 
@@ -20,25 +20,18 @@ FORMATS = ("csv", "jsonl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyOptions:
+class ClassifyOptions(Options):
     """Classify the images of PATHS: files, folders, or - for paths from stdin."""
 
     model: str = option(text="model folder or Hub id")
     output: str | None = option(None, "file to write; default: stdout")
-    format: str = option("csv", f"one of {', '.join(FORMATS)}")
-    top_k: int = option(5, "labels of each image")
-    batch_size: int = option(32, "images at a time")
+    format: str = option("csv", f"one of {', '.join(FORMATS)}", choices=FORMATS)
+    top_k: int = option(5, "labels of each image", at_least=1)
+    batch_size: int = option(32, "images at a time", at_least=1)
     device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     stop_at_unreadable: bool = option(
         False, "end at the first unreadable image instead of reporting it"
     )
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}: choose one of {', '.join(FORMATS)}")
-        for name in ("top_k", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_vanilla.data.images import LabelledImages, load_images, read_image_folder
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
 from .classifier import load_classifier
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateImagesOptions:
+class EvaluateImagesOptions(Options):
     """Score an image model: accuracy in all and per class, calibration, confusion figure."""
 
     model: str = option(text="model folder or Hub id")
@@ -25,16 +25,12 @@ class EvaluateImagesOptions:
     image_column: str = option("image", "column of a Hub dataset")
     label_column: str = option("label", "column of a Hub dataset")
     confusion: str | None = option(None, "figure file of classes mixed up, .png or .svg")
-    batch_size: int = option(32, "images at a time")
+    batch_size: int = option(32, "images at a time", at_least=1)
     device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     stop_at_unreadable: bool = option(
         False, "end at the first unreadable image instead of counting it"
     )
     overwrite: bool = option(False, "replace an existing figure")
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: give a positive number")
 
 
 def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:

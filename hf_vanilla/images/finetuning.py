@@ -15,7 +15,7 @@ from hf_vanilla.data.images import LabelledImages, check_classes
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .augmentation import Augmentation, augment
 from .batches import ImageReader, normalised
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneImagesOptions:
+class FinetuneImagesOptions(Options):
     """Which image model to fine-tune on which folder; `TrainingArguments` say how."""
 
     _argument_group_name = "images and model"
@@ -37,16 +37,16 @@ class FinetuneImagesOptions:
     validation: str | None = option(None, "images to validate on; default: a split of the dataset")
     image_height: int | None = option(None, "pixels; default: as the model; positions are resized")
     image_width: int | None = option(None, "likewise")
-    rotation: float = option(0.0, "largest random angle in degrees")
-    scale: float = option(0.0, "largest random change of size")
-    shift: float = option(0.0, "largest random shift, share of a side")
-    flip: float = option(0.0, "probability of a mirror image")
+    rotation: float = option(0.0, "largest random angle in degrees", at_least=0, at_most=180)
+    scale: float = option(0.0, "largest random change of size", at_least=0, below=1)
+    shift: float = option(0.0, "largest random shift, share of a side", at_least=0, below=1)
+    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
     model_license: str | None = option(None, "licence of the weights, for the model card")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.image_height is None) != (self.image_width is None):
             raise ValueError("give both image_height and image_width, or neither")
-        self.augmentation  # noqa: B018 - checks its values
 
     @property
     def augmentation(self) -> Augmentation:

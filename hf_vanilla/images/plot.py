@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from hf_vanilla.data.image_files import open_image
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
 
 from .attention import (
@@ -28,19 +28,18 @@ MOST_CLASSES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotPatchesOptions:
+class PlotPatchesOptions(Options):
     """Draw which patches an image classifier attends to, its positions, or its patch filters."""
 
     model: str = option(text="model folder or Hub id")
     image: str | None = option(None, "image file, for kind attention and rollout")
-    kind: str = option("attention", f"one of {', '.join(KINDS)}")
+    kind: str = option("attention", f"one of {', '.join(KINDS)}", choices=KINDS)
     layer: int | None = option(None, "layer from 0, -1: the last; default: all")
     output: str = option("patches.png", "figure file, .png or .svg")
     overwrite: bool = option(False, "replace an existing figure")
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        super().__post_init__()
         if self.kind in ("attention", "rollout") and self.image is None:
             raise ValueError(f"kind={self.kind!r} needs an image: give --image FILE")
 

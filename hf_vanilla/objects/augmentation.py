@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hf_vanilla.options import Options, option
+
 from .detection import ImageObjects, resized_size
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ SMALLEST_CROP = 0.5  # of each side
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoxAugmentation:
+class BoxAugmentation(Options):
     """How far images are changed at random; the defaults leave them as they are.
 
     Attributes:
@@ -29,21 +31,10 @@ class BoxAugmentation:
         ValueError: a value is out of its range.
     """
 
-    flip: float = 0.0
-    crop: float = 0.0
-    smallest_scale: float = 1.0
-    brightness: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("flip", "crop"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a probability from 0 to 1")
-        if not 0 < self.smallest_scale <= 1:
-            raise ValueError(
-                f"smallest_scale={self.smallest_scale}: give a factor above 0, at most 1"
-            )
-        if not 0 <= self.brightness < 1:
-            raise ValueError(f"brightness={self.brightness}: give a share from 0 to below 1")
+    flip: float = option(0.0, at_least=0, at_most=1)
+    crop: float = option(0.0, at_least=0, at_most=1)
+    smallest_scale: float = option(1.0, above=0, at_most=1)
+    brightness: float = option(0.0, at_least=0, below=1)
 
 
 def augmented(

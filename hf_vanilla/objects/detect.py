@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from hf_vanilla.data.image_commands import check_paths, image_paths, output_file, read_image_command
 from hf_vanilla.data.image_files import ImageError, open_image
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .coco_scores import coco_results
 from .detector import Detected, Found, load_detector
@@ -23,30 +23,29 @@ FORMATS = ("jsonl", "coco")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectOptions:
+class DetectOptions(Options):
     """Detect objects in the images of PATHS: files, folders, or - for paths from stdin."""
 
     model: str = option(text="model folder or Hub id")
     output: str | None = option(None, "file to write; default: stdout")
-    format: str = option("jsonl", f"one of {', '.join(FORMATS)}; coco: one JSON list of results")
-    threshold: float | None = option(None, "lowest score; default: 0.5, for coco 0, as AP needs it")
+    format: str = option(
+        "jsonl", f"one of {', '.join(FORMATS)}; coco: one JSON list of results", choices=FORMATS
+    )
+    threshold: float | None = option(
+        None, "lowest score; default: 0.5, for coco 0, as AP needs it", at_least=0, at_most=1
+    )
     annotations: str | None = option(
         None, "COCO file whose image ids and category ids the format coco writes"
     )
     draw: str | None = option(None, "folder for the images with their boxes")
-    batch_size: int = option(8, "images at a time")
+    batch_size: int = option(8, "images at a time", at_least=1)
     device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     stop_at_unreadable: bool = option(
         False, "end at the first unreadable image instead of reporting it"
     )
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}: choose one of {', '.join(FORMATS)}")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: give a positive number")
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold={self.threshold}: give a score from 0 to 1")
+        super().__post_init__()
         if self.annotations is not None and self.format != "coco":
             raise ValueError("annotations: only the format coco has ids; add --format coco")
 

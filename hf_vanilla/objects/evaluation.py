@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.files import check_output_file, write_text
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
 from .coco_scores import ObjectScores, score_detector
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateObjectsOptions:
+class EvaluateObjectsOptions(Options):
     """Score an object detector: COCO's twelve figures, AP of each class, duplicates, counts."""
 
     model: str = option(text="model folder or Hub id")
@@ -36,13 +36,9 @@ class EvaluateObjectsOptions:
     split: str = option("validation", "split of a folder or dataset")
     figures: str | None = option(None, "file for the figures as JSON")
     curve: str | None = option(None, "figure file of precision over recall, .png or .svg")
-    batch_size: int = option(8, "images at a time")
+    batch_size: int = option(8, "images at a time", at_least=1)
     device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     overwrite: bool = option(False, "replace existing files")
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size}: give a positive number")
 
 
 def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:

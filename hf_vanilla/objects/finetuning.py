@@ -15,7 +15,7 @@ from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .augmentation import BoxAugmentation, augmented
 from .card import detection_card
@@ -37,7 +37,7 @@ BACKBONE_SHARE = 0.1  # of the learning rate, as 1e-5 is of 1e-4 in the paper
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneObjectsOptions:
+class FinetuneObjectsOptions(Options):
     """Which detector to fine-tune on which images; `TrainingArguments` say how."""
 
     _argument_group_name = "images and model"
@@ -49,17 +49,17 @@ class FinetuneObjectsOptions:
     train_images: str | None = option(None, "folder of the COCO file's images; default: its own")
     validation_coco: str | None = option(None, "images to validate on, likewise; default: none")
     validation_images: str | None = option(None, "folder of their images; default: the file's own")
-    flip: float = option(0.0, "probability of a mirror image")
-    crop: float = option(0.0, "probability of a crop that keeps the centers of objects")
-    smallest_scale: float = option(1.0, "smallest random factor of the shorter side")
-    backbone_learning_rate: float | None = option(None, "default: a tenth of learning_rate")
+    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
+    crop: float = option(
+        0.0, "probability of a crop that keeps the centers of objects", at_least=0, at_most=1
+    )
+    smallest_scale: float = option(
+        1.0, "smallest random factor of the shorter side", above=0, at_most=1
+    )
+    backbone_learning_rate: float | None = option(
+        None, "default: a tenth of learning_rate", at_least=0
+    )
     model_license: str | None = option(None, "licence of the weights, for the model card")
-
-    def __post_init__(self) -> None:
-        self.augmentation  # noqa: B018 - checks its values
-        rate = self.backbone_learning_rate
-        if rate is not None and rate < 0:
-            raise ValueError(f"backbone_learning_rate={rate}: give 0 or more")
 
     @property
     def augmentation(self) -> BoxAugmentation:

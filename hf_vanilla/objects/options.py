@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
-from hf_vanilla.options import check_multiple, check_options, option
+from hf_vanilla.options import Options, check_multiple, option
 from hf_vanilla.training.recipe import TrainRecipe
 
 from .augmentation import BoxAugmentation
@@ -23,7 +23,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionData:
+class DetectionData(Options):
     """Images with boxes, how they are changed at random, and how they become batches."""
 
     _argument_group_name = "options of task object_detection"
@@ -65,20 +65,23 @@ class DetectionData:
     longest_edge: int = option(1333, "most pixels of the longer side", at_least=1)
     images_per_step: int = option(32, "images of an optimizer step", at_least=1)
     images_per_batch: int = option(32, "images of a process and micro-batch", at_least=1)
-    flip: float = option(0.0, "probability of a mirror image", at_least=0)
-    crop: float = option(0.0, "probability of a crop that keeps the centers of objects", at_least=0)
-    smallest_scale: float = option(1.0, "smallest random factor of shortest_edge", above=0)
+    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
+    crop: float = option(
+        0.0, "probability of a crop that keeps the centers of objects", at_least=0, at_most=1
+    )
+    smallest_scale: float = option(
+        1.0, "smallest random factor of shortest_edge", above=0, at_most=1
+    )
     brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         check_multiple(self, "images_per_step", "images_per_batch")
         if self.longest_edge < self.shortest_edge:
             raise ValueError(
                 f"longest_edge={self.longest_edge} is smaller than shortest_edge="
                 f"{self.shortest_edge}: change either"
             )
-        self.augmentation  # noqa: B018 - checks its values
 
     def check_with(self, train: TrainRecipe) -> None:
         """Nothing here depends on the shared options."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hf_vanilla.data.image_commands import image_paths
 from hf_vanilla.data.image_files import open_image
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import THEMES, check_output, figure_style, new_figure, save_figure
 
 from .attention import ObjectAttention, object_attention, query_places
@@ -25,7 +25,7 @@ MOST_PANELS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotObjectsOptions:
+class PlotObjectsOptions(Options):
     """Draw the objects of an image, where each object's query looks, or what a pixel attends to."""
 
     model: str = option(text="model folder or Hub id")
@@ -36,20 +36,18 @@ class PlotObjectsOptions:
             "boxes; queries: cross-attention of each object's query; encoder: attention "
             "from and to the pixel --x --y; places: centers of each query's boxes over a folder"
         ),
+        choices=KINDS,
     )
-    threshold: float = option(0.5, "lowest score of an object")
+    threshold: float = option(0.5, "lowest score of an object", at_least=0, at_most=1)
     x: int | None = option(None, "pixel column for kind encoder")
     y: int | None = option(None, "pixel row for kind encoder")
     output: str = option("objects.png", "figure file, .png or .svg")
     overwrite: bool = option(False, "replace an existing figure")
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        super().__post_init__()
         if self.kind == "encoder" and (self.x is None or self.y is None):
             raise ValueError("kind='encoder' needs a pixel: give --x and --y")
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold={self.threshold}: give a score from 0 to 1")
 
 
 def plot_objects(options: PlotObjectsOptions) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hf_vanilla.data.image_files import ImageError, header_size
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .detection import DetectionImages
 from .sources import load_detection_images
@@ -54,7 +54,7 @@ class DetectionReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InspectOptions:
+class InspectOptions(Options):
     """Report what is in a detection data set: classes, boxes, sizes, and what is wrong."""
 
     dataset: str = option(text="COCO JSON file, folder with metadata.jsonl, YOLO folder, or Hub id")

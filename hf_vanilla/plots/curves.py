@@ -13,7 +13,7 @@ from hf_vanilla.families import DEFAULT_TASK, Measure, task_measures
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.loading import load_saved, read_settings
 from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
-from hf_vanilla.options import option, read_yaml
+from hf_vanilla.options import Options, option, read_yaml
 
 from .figures import Theme, check_output, figure_style, new_figure, save_figure, short_names
 
@@ -30,7 +30,7 @@ Entries = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotCurvesOptions:
+class PlotCurvesOptions(Options):
     """Draw loss, scores, learning rate and samples over the steps, for one run or several."""
 
     run: list[str] = option(text="folders of runs, or their log.jsonl")

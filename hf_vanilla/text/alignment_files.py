@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hf_vanilla.data.corpus import built_in_numbers, read_pairs
 from hf_vanilla.files import check_output_file
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .alignment_links import alignment_line, word_spans
 from .alignments import Aligner, AlignmentHead, default_head, error_rates, save_head, saved_head
@@ -20,7 +20,7 @@ NUMBERS = "numbers"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlignOptions:
+class AlignOptions(Options):
     """Align the words of given translations by cross-attention."""
 
     model: str = option(text="model folder or Hub id")
@@ -37,11 +37,10 @@ class AlignOptions:
     head: int | None = option(None, "head from 0; default: the mean of all")
     output: str = option("-", "file for the alignments; -: stdout")
     overwrite: bool = option(False, "replace an existing output file")
-    format: str = option("pharaoh", "pharaoh: 0-0 1-2; jsonl: with the words")
+    format: str = option("pharaoh", "pharaoh: 0-0 1-2; jsonl: with the words", choices=FORMATS)
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}: choose one of {', '.join(FORMATS)}")
+        super().__post_init__()
         if self.gold == NUMBERS and (self.source or self.target):
             raise ValueError("gold=numbers has its own texts: give no source and target")
         if self.gold != NUMBERS and (self.source is None or self.target is None):

@@ -44,23 +44,20 @@ class CorpusOptions(DecodingOptions):
     )
     output: str = option(text="folder for the shards; on a cluster, one that all machines share")
     column: str = option("text", "column of Parquet files to translate")
-    lines_per_shard: int = option(20_000, "lines of plain text per shard")
-    n_best: int | None = option(None, "write this many pairs per line: source, translation, score")
-    workers: int = option(1, "processes, started by Ray Data; 1: this process, without Ray")
+    lines_per_shard: int = option(20_000, "lines of plain text per shard", at_least=1)
+    n_best: int | None = option(
+        None, "write this many pairs per line: source, translation, score", at_least=1
+    )
+    workers: int = option(
+        1, "processes, started by Ray Data; 1: this process, without Ray", at_least=1
+    )
     address: str | None = option(None, "Ray cluster, such as ray://HOST:10001 or auto")
-    threads_per_worker: int = option(1, "CPU threads of a Ray worker")
-    gpus_per_worker: int = option(0, "GPUs of a Ray worker, 0 or 1")
+    threads_per_worker: int = option(1, "CPU threads of a Ray worker", at_least=1)
+    gpus_per_worker: int = option(0, "GPUs of a Ray worker, 0 or 1", at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("lines_per_shard", "workers", "threads_per_worker"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
-        if self.gpus_per_worker not in (0, 1):
-            raise ValueError(f"gpus_per_worker={self.gpus_per_worker}: give 0 or 1")
         if self.n_best is not None:
-            if self.n_best < 1:
-                raise ValueError(f"n_best={self.n_best}: give a positive number")
             if self.engine != "torch":
                 raise ValueError(f"n_best={self.n_best} needs --engine torch")
             self.check_single_sentences("n_best")
@@ -195,7 +192,7 @@ def _settings(options: CorpusOptions, terms: Terminology | None) -> dict[str, An
         "engine": options.engine,
         "num_beams": options.num_beams,
         **({} if options.dtype is None else {"dtype": options.dtype}),
-        **({"generation": options.generation_fields} if options.generation else {}),
+        **({"generation": options.generation} if options.generation else {}),
         **({} if options.seed is None else {"seed": options.seed}),
         **({} if options.n_best is None else {"n_best": options.n_best}),
         **{name: value for name in TEXT_OPTIONS if (value := getattr(options, name))},

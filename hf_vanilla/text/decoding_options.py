@@ -7,19 +7,19 @@ from typing import Any
 from accelerate import PartialState
 
 from hf_vanilla.models.search_vanilla_ensemble import AVERAGES
-from hf_vanilla.options import option, yaml_value
+from hf_vanilla.options import Options, option
 
 from .engines import ENGINES
 from .generation_fields import check_fields
-from .precision import check_dtype
+from .precision import DTYPES
 from .sentence_splitting import SentenceSplitter
 from .terminology import Terminology, read_terminology
 from .text_translator import TextTranslator
-from .translator import Translator, check_tokens_per_batch, first_numbers
+from .translator import Translator, first_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions:
+class DecodingOptions(Options):
     """Which model translates, and how it searches."""
 
     model: str = option(text="model folder or Hub id")
@@ -32,13 +32,19 @@ class DecodingOptions:
     ensemble_average: str = option(
         "probabilities", f"mean of their {' or '.join(AVERAGES)}", choices=AVERAGES
     )
-    engine: str = option("torch", "torch, or ctranslate2 for a folder of hf-vanilla export")
-    dtype: str | None = option(
-        None, "float32, bfloat16 or int8, of engine torch; default: as it was saved"
+    engine: str = option(
+        "torch", "torch, or ctranslate2 for a folder of hf-vanilla export", choices=ENGINES
     )
-    num_beams: int | None = option(None, "beams per sentence; default: the model's own number")
-    generation: str | None = option(
+    dtype: str | None = option(
         None,
+        "float32, bfloat16 or int8, of engine torch; default: as it was saved",
+        choices=DTYPES,
+    )
+    num_beams: int | None = option(
+        None, "beams per sentence; default: the model's own number", at_least=1
+    )
+    generation: dict[str, Any] = option(
+        {},
         "field of the generation config: --generation.KEY VALUE, such as --generation.top_k 10",
         is_section=True,
     )
@@ -46,34 +52,20 @@ class DecodingOptions:
     split_sentences: str | None = option(None, "language code: split each line into sentences")
     keep_markup: bool = option(False, "carry over tags, URLs, {variables} and numbers")
     terminology: str | None = option(None, "file of terms that must appear: source, tab, target")
-    tokens_per_batch: int = option(4096, "source tokens in a batch, padding included")
+    tokens_per_batch: int = option(4096, "source tokens in a batch, padding included", at_least=1)
     accept_failures: bool = option(False, "exit status 0 even if lines cannot be translated")
 
     def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine={self.engine!r}: choose one of {', '.join(ENGINES)}")
-        check_dtype(self.dtype)
-        if self.ensemble_average not in AVERAGES:
-            raise ValueError(
-                f"ensemble_average={self.ensemble_average!r}: choose one of {', '.join(AVERAGES)}"
-            )
+        super().__post_init__()
         if self.ensemble_average != AVERAGES[0] and not self.ensemble:
             raise ValueError(
                 f"ensemble_average={self.ensemble_average!r} needs several models: add --model"
             )
-        if self.num_beams is not None and self.num_beams < 1:
-            raise ValueError(f"num_beams={self.num_beams}: give a positive number")
-        check_tokens_per_batch(self.tokens_per_batch)
-        check_fields("generation", self.generation_fields)
-        if "num_beams" in self.generation_fields:
+        check_fields("generation", self.generation)
+        if "num_beams" in self.generation:
             raise ValueError("generation.num_beams: give --num_beams")
-        if self.seed is not None and not self.generation_fields.get("do_sample"):
+        if self.seed is not None and not self.generation.get("do_sample"):
             raise ValueError(f"seed={self.seed} needs --generation.do_sample true")
-
-    @property
-    def generation_fields(self) -> dict[str, Any]:
-        """The fields in `generation`."""
-        return {} if self.generation is None else yaml_value(self.generation)
 
     @property
     def generate_kwargs(self) -> dict[str, Any]:
@@ -83,7 +75,7 @@ class DecodingOptions:
         """
         others = {"num_beams": self.num_beams, "seed": self.seed}
         given = {name: value for name, value in others.items() if value is not None}
-        return {**self.generation_fields, **given}
+        return {**self.generation, **given}
 
     def check_failures(self, failed: Sequence[int]) -> None:
         """Refuse failed lines, unless `accept_failures` is on.

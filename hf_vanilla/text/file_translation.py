@@ -42,8 +42,12 @@ class TranslateOptions(DecodingOptions):
     input: str = option("-", "UTF-8 text, plain or .gz, one sentence per line; -: stdin")
     output: str = option("-", "file for the translations; -: stdout")
     overwrite: bool = option(False, "replace an existing output file")
-    n_best: int | None = option(None, "write this many hypotheses per line, with scores")
-    format: str = option("tsv", "of n-best lists and alignments: tsv or jsonl")
+    n_best: int | None = option(
+        None, "write this many hypotheses per line, with scores", at_least=1
+    )
+    format: str = option(
+        "tsv", "of n-best lists and alignments: tsv or jsonl", choices=N_BEST_FORMATS
+    )
     alignments: bool = option(False, "write word alignments (0-0 1-2) beside translations")
     alignment_head: str | None = option(None, "LAYER or LAYER:HEAD from 0; default: see align")
 
@@ -56,10 +60,6 @@ class TranslateOptions(DecodingOptions):
             read_head(self.alignment_head)
 
     def _check_writing(self) -> None:
-        if self.n_best is not None and self.n_best < 1:
-            raise ValueError(f"n_best={self.n_best}: give a positive number")
-        if self.format not in N_BEST_FORMATS:
-            raise ValueError(f"format={self.format!r}: choose one of {', '.join(N_BEST_FORMATS)}")
         asked = [name for name in ("n_best", "alignments") if getattr(self, name)]
         if self.format == "jsonl" and not asked:
             raise ValueError(f"format={self.format!r} needs --n_best or --alignments")

@@ -28,7 +28,7 @@ from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.hub.card import CARD_FILE, hub_id, languages_of, public_name
 from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .card import CardFacts, model_card
 from .encoding import EncodedPairs, LengthLimits, encode_pairs
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
+class FinetuneOptions(Options):
     """Which model to fine-tune on which files; `Seq2SeqTrainingArguments` say how."""
 
     _argument_group_name = "files and model"
@@ -67,6 +67,7 @@ class FinetuneOptions:
     model_license: str | None = option(None, "licence of the weights, for the model card")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.validation_source is None) != (self.validation_target is None):
             raise ValueError("give both validation_source and validation_target, or neither")
         if (self.source_language is None) != (self.target_language is None):

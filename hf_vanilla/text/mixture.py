@@ -6,6 +6,7 @@ Shapes: C corpora, N sentence pairs.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, concatenate_datasets
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.data.corpus import check_text_file, pairs_from_files
-from hf_vanilla.options import check_names, is_finite_number, yaml_value
+from hf_vanilla.options import check_names, is_finite_number
 
 # the fractional parts of the multiples of the golden ratio are spread evenly over [0, 1)
 GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2^64
@@ -85,17 +86,16 @@ class MixtureCorpus:
         return source.removeprefix(f"{self.tag} ") if self.tag else source
 
 
-def read_mixture(text: str) -> tuple[MixtureCorpus, ...]:
+def read_mixture(entries: list[dict[str, Any]]) -> tuple[MixtureCorpus, ...]:
     """The corpora of a recipe's `mixture`.
 
     Args:
-        text: a list in YAML or JSON; each entry has the attributes of `MixtureCorpus`.
+        entries: each has the attributes of `MixtureCorpus`.
 
     Raises:
         ValueError: a key is unknown or missing, or a value impossible.
     """
-    entries = yaml_value(text)
-    if not isinstance(entries, list) or not entries:
+    if not entries:
         raise ValueError("mixture: give a list of corpora, each with source and target")
     found = []
     for number, entry in enumerate(entries, start=1):

@@ -9,7 +9,7 @@ from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import paper_decoding
-from hf_vanilla.options import check_options, option
+from hf_vanilla.options import Options, option, yaml_value
 from hf_vanilla.training.recipe import TrainRecipe
 
 from .generation_fields import check_fields
@@ -32,7 +32,7 @@ PAIRED_OPTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationDataOptions:
+class TranslationDataOptions(Options):
     """Text to train on, and how it becomes batches. The default is the built-in corpus."""
 
     _argument_group_name = "options of task translation"
@@ -60,9 +60,10 @@ class TranslationDataOptions:
         of_data=True,
         chooses_data=True,
     )
-    mixture: str | None = option(
+    mixture: list[dict[str, Any]] | None = option(
         None,
         "list of training corpora with weight, stage, tag and noise of each; in a file, a list",
+        read=yaml_value,
         of_data=True,
         chooses_data=True,
     )
@@ -117,7 +118,7 @@ class TranslationDataOptions:
     bleu_tokenize: str = option("13a", "sacreBLEU's tokenizer; none: text is tokenized already")
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         self._check_prepared()
         self._check_mixture()
         self._check_data()

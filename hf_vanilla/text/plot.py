@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
 
 from .attentions import Attentions, attentions, is_special, word_starts
@@ -30,7 +30,7 @@ PATH_NOTE = "line: largest weight of each row; it runs back where the order chan
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlotAttentionOptions:
+class PlotAttentionOptions(Options):
     """Draw the attention weights of a model while it translates a sentence."""
 
     model: str = option(text="model folder or Hub id")
@@ -39,15 +39,14 @@ class PlotAttentionOptions:
         None, "translation that the model is forced to write; default: its own"
     )
     output: str = option("attention.png", "file of the figure, .png or .svg")
-    kind: str = option("cross", "cross, encoder or decoder")
+    kind: str = option("cross", "cross, encoder or decoder", choices=KINDS)
     layer: str = option("-1", "layer from 0, -1: the last; all: of each")
     head: str = option(MEAN, "head from 0; mean: of all; all: each in a panel")
     theme: str = option("light", "light or dark background")
     overwrite: bool = option(False, "replace an existing file")
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(KINDS)}")
+        super().__post_init__()
         for name, others in (("layer", (EVERY,)), ("head", (EVERY, MEAN))):
             value = getattr(self, name)
             if value not in others and not value.removeprefix("-").isdecimal():

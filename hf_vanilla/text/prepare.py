@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS, stream_from_files, streams_from_dataset
 from hf_vanilla.files import write_text
 from hf_vanilla.loading import load_saved
-from hf_vanilla.options import check_options, option
+from hf_vanilla.options import Options, option
 
 from .data import load_corpus
 from .options import TranslationDataOptions
@@ -24,7 +24,7 @@ SIDES = ("source", "target")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
+class PrepareOptions(Options):
     """Tokenize a corpus into shards, by any number of processes; the same command resumes."""
 
     tokenizer: str = option(text="folder or Hub id of a tokenizer, as of train-tokenizer")
@@ -44,7 +44,7 @@ class PrepareOptions:
     parts: int = option(1, "processes or machines that share the work", at_least=1)
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.part > self.parts:
             raise ValueError(f"part={self.part}, but parts={self.parts}: count the parts from 1")
         _ = self.text  # checks the options of the text

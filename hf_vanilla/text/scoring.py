@@ -11,20 +11,19 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import read_pairs
 from hf_vanilla.files import check_output_file
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .attentions import readable_tokens
 from .file_translation import STANDARD_STREAM, open_output
 from .forced_decoding import log_probs_of_pairs
 from .loading import load_translator
-from .translator import check_tokens_per_batch
 
 FORMATS = ("tsv", "jsonl")
 WINDOW_PAIRS = 8192  # sorted by length together
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions:
+class ScoreOptions(Options):
     """Log-probability of each given translation, per sentence and per token."""
 
     model: str = option(text="model folder or Hub id")
@@ -33,14 +32,13 @@ class ScoreOptions:
     output: str = option("-", "file for the scores; -: stdout")
     overwrite: bool = option(False, "replace an existing output file")
     format: str = option(
-        "tsv", "tsv: log-probability in nats, tokens; jsonl: those of each token too"
+        "tsv",
+        "tsv: log-probability in nats, tokens; jsonl: those of each token too",
+        choices=FORMATS,
     )
-    tokens_per_batch: int = option(4096, "tokens of the longer side in a batch, padding included")
-
-    def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ValueError(f"format={self.format!r}: choose one of {', '.join(FORMATS)}")
-        check_tokens_per_batch(self.tokens_per_batch)
+    tokens_per_batch: int = option(
+        4096, "tokens of the longer side in a batch, padding included", at_least=1
+    )
 
 
 def score_files(options: ScoreOptions) -> Path | None:

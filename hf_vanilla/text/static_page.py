@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_vanilla.files import check_output_file, whole_folder, write_text
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
-from hf_vanilla.options import check_options, option
+from hf_vanilla.options import Options, option
 
 from .demo_model import demo_model
 from .loading import load_translator
@@ -60,7 +60,7 @@ _CARD_LINE = re.compile(r"^- (?:Translates|Trained on): .*$", re.M)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageOptions:
+class PageOptions(Options):
     """Write a page that translates in the browser, without a server: a folder or one file."""
 
     output: str = option(text="new folder for a static host; with --single_file, the HTML file")
@@ -77,9 +77,6 @@ class PageOptions:
     )
     title: str = option("See a Transformer translate", "heading of the page")
     sentence: str | None = option(None, "that the page translates when it opens")
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def write_page(options: PageOptions) -> Path:

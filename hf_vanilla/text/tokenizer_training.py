@@ -22,7 +22,7 @@ from tokenizers import (
 from hf_vanilla.data.corpus import read_lines
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 PAD_TOKEN, EOS_TOKEN = "<pad>", "</s>"
 # two special tokens and the 256 bytes, so that every text can be encoded
@@ -101,7 +101,7 @@ def _prepared(sentences: Iterable[str]) -> Iterator[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainTokenizerOptions:
+class TrainTokenizerOptions(Options):
     """Train a tokenizer on text files."""
 
     files: list[str] = option(text="text of both languages, plain or .gz")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_vanilla.options import check_options, option
+from hf_vanilla.options import Options, option
 
 from .built_in_tracks import BUILT_IN, built_in_tracks
 from .formats import FORMATS, Columns, TrackSource, read_homography, read_tracks
@@ -14,7 +14,7 @@ BUILT_IN_AGENTS = {"walkers": 1800, "forks": 1800, "junctions": 6000}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackFileOptions:
+class TrackFileOptions(Options):
     """How track files are read."""
 
     _argument_group_name = "options of track files"
@@ -40,9 +40,6 @@ class TrackFileOptions:
         None, "file of a 3x3 homography from pixels to the plane", of_data=True
     )
     unit: str = option("m", "unit of the positions", of_data=True)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def read(self, path: str, *, seed: int = 0) -> Scenes:
         """The scenes of a file or folder, or built-in ones.

@@ -46,13 +46,8 @@ class FinetuneTracksOptions(TrackFileOptions):  # the files' options, flat on th
     allow_missing: bool = option(
         default=False, text="mask missing steps instead of leaving out windows that have some"
     )
-    mirror: float = option(0.5, "probability of a mirror image", at_least=0)
+    mirror: float = option(0.5, "probability of a mirror image", at_least=0, at_most=1)
     model_license: str | None = option(None, "licence of the weights, for the model card")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mirror > 1:
-            raise ValueError(f"mirror={self.mirror}: give a probability")
 
 
 class WindowDataset(Dataset):

@@ -49,7 +49,7 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
     allow_missing: bool = option(
         default=False, text="mask missing steps instead of leaving out windows that have some"
     )
-    mirror: float = option(0.5, "probability of a mirror image", at_least=0)
+    mirror: float = option(0.5, "probability of a mirror image", at_least=0, at_most=1)
     speed_change: float = option(
         0.0, "largest random relative change of speed", at_least=0, below=1
     )
@@ -59,14 +59,10 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
         "each window draws its own",
         at_least=0,
     )
-    noise_share: float = option(0.25, "probability that a window has this noise", at_least=0)
+    noise_share: float = option(
+        0.25, "probability that a window has this noise", at_least=0, at_most=1
+    )
     rotate: bool = option(default=False, text="turn each window by a random angle")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("mirror", "noise_share"):
-            if getattr(self, name) > 1:
-                raise ValueError(f"{name}={getattr(self, name)}: give a probability")
 
     @property
     def left_out(self) -> str:

@@ -14,7 +14,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_saved, task_of_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.options import check_options, option
+from hf_vanilla.options import Options, option
 
 from .checkpointing import WEIGHTS_FILE, all_checkpoints, best_checkpoints, load_weights
 
@@ -57,7 +57,7 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AverageOptions:
+class AverageOptions(Options):
     """Make a model from the mean of a run's last or best checkpoints."""
 
     run: str = option(text="folder of a training run, finished or not")
@@ -67,9 +67,6 @@ class AverageOptions:
     best_by: str | None = option(
         None, "measure that compares checkpoints, such as nll or bleu; default: the task's first"
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def average_run(options: AverageOptions) -> Path:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import write_text
-from hf_vanilla.options import check_options, option, options_and_file
+from hf_vanilla.options import Options, option, options_and_file
 
 from .comparison_page import sweep_page
 from .comparison_statistics import (
@@ -26,7 +26,7 @@ from .sweep_file import Sweep, read_sweep
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareOptions:
+class CompareOptions(Options):
     """Compare the finished runs of FILE, a sweep: mean, deviation, paired bootstrap."""
 
     baseline: str | None = option(None, "run that the others are compared to; default: the first")
@@ -39,7 +39,7 @@ class CompareOptions:
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
+        super().__post_init__()
         if self.output is not None and Path(self.output).suffix not in SUFFIXES:
             raise ValueError(f"output={self.output!r}: its end is one of {', '.join(SUFFIXES)}")
 

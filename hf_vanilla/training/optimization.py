@@ -34,14 +34,17 @@ def make_optimizer(model: PreTrainedModel, options: TrainRecipe) -> Optimizer:
         model.config.hidden_size, options.warmup_steps
     )
     groups = parameter_groups(
-        model, learning_rate=peak, rate_of=options.rate_of, weight_decay=options.weight_decay
+        model,
+        learning_rate=peak,
+        rate_of=options.learning_rate_of,
+        weight_decay=options.weight_decay,
     )
     # one fused pass over each parameter, on a CPU too, where torch's default takes a dozen
     return OPTIMIZER_CLASSES[options.optimizer](
         groups,
         lr=peak,
-        betas=(options.adam_beta1, options.adam_beta2),
-        eps=options.adam_epsilon,
+        betas=(options.adam.beta1, options.adam.beta2),
+        eps=options.adam.epsilon,
         weight_decay=options.weight_decay,
         fused=True,
     )

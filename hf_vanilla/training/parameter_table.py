@@ -8,7 +8,7 @@ import torch
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 from .recipe import Recipe, read_recipe
 
@@ -143,7 +143,7 @@ def parameter_row(name: str, recipe: Recipe) -> ParameterRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParameterTableOptions:
+class ParameterTableOptions(Options):
     """Count the parameters of recipes."""
 
     folder: str = option(TABLE_3, "folder of recipes")

@@ -161,10 +161,10 @@ def chosen_trackers(recipe: TrainRecipe) -> list[str]:
     installed = [str(tracker) for tracker in get_available_trackers()]
     if recipe.trackers is None:
         return ["tensorboard"] if "tensorboard" in installed else []
-    for name in recipe.tracker_names:
+    for name in recipe.trackers:
         if name not in installed:
             raise ImportError(f"trackers={name}: it is not installed (pip install {name})")
-    return list(recipe.tracker_names)
+    return list(recipe.trackers)
 
 
 def keep_freed_memory() -> None:

@@ -8,7 +8,7 @@ options of the task.
 import difflib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -28,24 +28,29 @@ from hf_vanilla.families import (
     validation_measures,
 )
 from hf_vanilla.options import (
+    Options,
     UsageError,
     check_names,
-    check_options,
     given_options,
+    is_finite_number,
+    made_options,
+    merged,
     noted,
     option,
-    parse_options,
+    parsed_values,
     pop_option,
+    pop_section,
     read_yaml,
     shown,
+    typed_values,
     yaml_value,
 )
 
-from .recipe_arguments import SECTIONS, option_arguments
 from .schedules import SCHEDULES, check_schedule
 
 logger = logging.getLogger(__name__)
 
+SECTIONS = ("model", "decoding")
 RECIPE_HELP = (
     "The other options override those of the recipe. Its sections are set by --model.KEY VALUE "
     "(fields of the model's config) and --decoding.KEY VALUE (generation config). This help shows "
@@ -68,7 +73,7 @@ RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeChoice:
+class RecipeChoice(Options):
     """Train a model by a recipe, or resume a run. The defaults train the paper's way."""
 
     _argument_group_name = "recipe"
@@ -81,8 +86,34 @@ class RecipeChoice:
     )
 
 
+def _names_of_text(text: str) -> list[str]:
+    return [] if text in ("none", "[]") else [name.strip() for name in text.split(",")]
+
+
+def _rates_of_text(text: str) -> dict[str, float]:
+    rates = {}
+    for part in filter(None, text.split(",")):
+        prefix, _, rate = part.partition("=")
+        try:
+            rates[prefix.strip()] = float(rate)
+        except ValueError:
+            raise ValueError(
+                f"learning_rate_of={part!r}: give PREFIX=RATE, such as backbone=1e-5"
+            ) from None
+    return rates
+
+
 @dataclass(frozen=True, kw_only=True)
-class TrainRecipe:
+class Adam(Options):
+    """The numbers of Adam; the defaults are the paper's (5.3)."""
+
+    beta1: float = option(0.9, "decay of the first moment", at_least=0, below=1)
+    beta2: float = option(0.98, "decay of the second moment", at_least=0, below=1)
+    epsilon: float = option(1e-9, "added to the root of the second moment", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe(Options):
     """How to train: the options that every task has. The defaults train the paper's way."""
 
     _argument_group_name = "options of every task"
@@ -100,10 +131,11 @@ class TrainRecipe:
         "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper",
         above=0,
     )
-    learning_rate_of: str | None = option(
-        None,
+    learning_rate_of: dict[str, float] = option(
+        {},
         "other peaks by the beginning of a weight's name: PREFIX=RATE, several by commas, such as "
         "backbone=1e-5; in a file, keys and values",
+        read=_rates_of_text,
     )
     schedule: str = option(
         "inverse_sqrt",
@@ -117,9 +149,11 @@ class TrainRecipe:
         "decay of weight matrices per unit of learning rate; norms, biases, positions: none",
         at_least=0,
     )
-    adam_beta1: float = option(0.9, "decay of the first moment", at_least=0, below=1)
-    adam_beta2: float = option(0.98, "decay of the second moment", at_least=0, below=1)
-    adam_epsilon: float = option(1e-9, "added to the root of the second moment", above=0)
+    adam: Adam = option(
+        Adam(),
+        "beta1, beta2 and epsilon: --adam.KEY VALUE; default: 0.9, 0.98 and 1e-9, as in the paper",
+        is_section=True,
+    )
     max_grad_norm: float = option(
         0.0, "gradients are scaled down to this norm; 0: never", at_least=0
     )
@@ -180,21 +214,20 @@ class TrainRecipe:
     logging_steps: int = option(
         50, "optimizer steps between lines of the log", at_least=1, may_change=True
     )
-    trackers: str | None = option(
+    trackers: list[str] | None = option(
         None,
         "accelerate's trackers, by commas, or none; default: tensorboard where installed",
+        choices=TRACKERS,
+        read=_names_of_text,
         may_change=True,
     )
 
     def __post_init__(self) -> None:
-        check_options(self)
-        for prefix, rate in self.rate_of.items():
-            if not 0 < rate < math.inf:
+        super().__post_init__()
+        for prefix, rate in self.learning_rate_of.items():
+            if not (is_finite_number(rate) and rate > 0):
                 raise ValueError(f"learning_rate_of {prefix}={rate}: give a positive number")
         check_schedule(self.schedule, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
-        for name in self.tracker_names:
-            if name not in TRACKERS:
-                raise ValueError(f"trackers={name!r}: choose one of {', '.join(TRACKERS)}")
         if self.save_total_limit < self.average_checkpoints:
             raise ValueError(
                 f"save_total_limit={self.save_total_limit} is smaller than average_checkpoints="
@@ -205,30 +238,6 @@ class TrainRecipe:
                 f"average_best needs each checkpoint validated: save_steps={self.save_steps} must "
                 f"be a multiple of eval_steps={self.eval_steps}"
             )
-
-    @property
-    def tracker_names(self) -> tuple[str, ...]:
-        """The names in `trackers`."""
-        names = [name.strip() for name in (self.trackers or "none").split(",")]
-        return () if names == ["none"] else tuple(names)
-
-    @property
-    def rate_of(self) -> dict[str, float]:
-        """The peaks in `learning_rate_of`, by prefix.
-
-        Raises:
-            ValueError: it is not of the form PREFIX=RATE.
-        """
-        rates = {}
-        for part in filter(None, (self.learning_rate_of or "").split(",")):
-            prefix, _, rate = part.partition("=")
-            try:
-                rates[prefix.strip()] = float(rate)
-            except ValueError:
-                raise ValueError(
-                    f"learning_rate_of={part!r}: give PREFIX=RATE, such as backbone=1e-5"
-                ) from None
-        return rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +261,10 @@ class Recipe:
     def __post_init__(self) -> None:
         entry = task_entry(self.task)
         check_names("model", self.model, load_part(entry.config)().to_dict())
-        _check_finite({"model": self.model, "decoding": self.decoding})
+        for section, entries in self._sections.items():
+            for name, value in entries.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"{section}.{name}={value}: give a finite number")
         for name in entry.set_by_data:
             if name in self.model:
                 raise ValueError(
@@ -302,11 +314,11 @@ class Recipe:
         return {n: (before.get(n), now[n]) for n in now if before.get(n) != now[n]}
 
     def _values(self) -> dict[str, Any]:
-        """All options by name; a mixture as a list, since its text can be written in many ways."""
-        values = {"task": self.task, **asdict(self.train), **asdict(self.data)}
-        if values.get("mixture"):
-            values["mixture"] = yaml_value(values["mixture"])
-        return {**values, "model": self.model, "decoding": self.decoding}
+        return {"task": self.task, **asdict(self.train), **asdict(self.data)} | self._sections
+
+    @property
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        return {"model": self.model, "decoding": self.decoding}
 
     def to_yaml(self) -> str:
         """This recipe as a file that `read_recipe` reads; defaults are left out."""
@@ -314,19 +326,8 @@ class Recipe:
         for part in (self.train, self.data):
             defaults = asdict(type(part)())
             changed |= {k: v for k, v in asdict(part).items() if v != defaults[k]}
-        if "mixture" in changed:  # a list, in which a card cuts the folders
-            changed["mixture"] = yaml_value(changed["mixture"])
-        sections = {"model": self.model, "decoding": self.decoding}
-        return yaml.safe_dump(
-            {**changed, **{k: v for k, v in sections.items() if v}}, sort_keys=False
-        )
-
-
-def _check_finite(sections: dict[str, dict[str, Any]]) -> None:
-    for section, values in sections.items():
-        for name, value in values.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{section}.{name}={value}: give a finite number")
+        sections = {name: section for name, section in self._sections.items() if section}
+        return yaml.safe_dump({**changed, **sections}, sort_keys=False)
 
 
 def read_recipe(arguments: Sequence[str]) -> Recipe:
@@ -341,29 +342,73 @@ def read_recipe(arguments: Sequence[str]) -> Recipe:
         OSError: the recipe cannot be read.
     """
     arguments = list(arguments)
-    path = pop_option(arguments, "--recipe")
-    values = {} if path is None else read_yaml(_recipe_file(path))
-    task = pop_option(arguments, "--task") or values.pop("task", None) or DEFAULT_TASK
-    values.pop("task", None)
+    chosen = {name: pop_option(arguments, f"--{name}") for name in ("recipe", "task")}
+    return recipe_of(chosen, arguments)
+
+
+def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Recipe:
+    """A recipe from options as a file has them, and from a command line that overrides these.
+
+    Args:
+        options: by name. `recipe` names a file or a shipped recipe, which the others override; an
+            entry of a section may be named `model.KEY`.
+        arguments: as for `read_recipe`, without `--recipe` and `--task`.
+
+    Raises:
+        ValueError: a key is unknown or a value impossible; the message names the key.
+        OSError: the recipe cannot be read.
+    """
+    options, rest = _translated(options), list(arguments)
+    path = options.pop("recipe", None)
+    file = {} if path is None else _translated(read_yaml(_recipe_file(path)))
+    tasks = [values.pop("task", None) for values in (options, file)]
+    task = next(filter(None, tasks), DEFAULT_TASK)
     entry = task_entry(task)
-    data_class = load_part(entry.data)
-    sections = _read_sections(values, arguments)
-    names = [declared.name for kind in (TrainRecipe, data_class) for declared in fields(kind)]
-    _drop_retired(values, arguments)
-    for name in [*values, *given_options(arguments)]:
+    classes = (TrainRecipe, load_part(entry.data))
+    names = [*SECTIONS, *(declared.name for kind in classes for declared in fields(kind))]
+    sections = {name: pop_section(rest, name) for name in SECTIONS}
+    for values in (options, file):
+        _drop_retired(values, rest)
+    for name in [*file, *options, *given_options(rest)]:
         _check_task(name, names, task)
-    check_names("recipe", values, names)
-    _drop_replaced_data(values, arguments, data_class)
-    _lower_rate(values, arguments)
-    # file and command line are read by one parser, and the later value wins
-    written = option_arguments(values)
-    _, train, data = parse_options(
-        (RecipeChoice, TrainRecipe, data_class),
-        [*written, *arguments],
-        epilog=RECIPE_HELP,
-        elsewhere=_section_options(entry),
+    given = parsed_values(
+        (RecipeChoice, *classes), rest, epilog=RECIPE_HELP, elsewhere=_section_options(entry)
     )
-    return Recipe(train=train, data=data, task=task, **sections)
+    are_merged = [*SECTIONS, *noted(TrainRecipe, "is_section")]
+    given = merged(_checked(options, names, classes), {**given, **sections}, are_merged)
+    values = _checked(file, names, classes)
+    _drop_replaced_data(values, given, classes)
+    _lower_rate(values, given)
+    values = merged(values, given, are_merged)
+    train, data = (made_options(kind, values) for kind in classes)
+    return Recipe(train=train, data=data, task=task, **{n: values[n] for n in SECTIONS})
+
+
+def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a file by the names of today, with the entries of each section in one dict."""
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        section, dot, key = str(name).partition(".")
+        if name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+            section, dot, key = "adam", ".", name.removeprefix("adam_")
+        if dot and section in (*SECTIONS, "adam"):
+            values[section] = {**(values.get(section) or {}), key: value}
+        elif name in values and isinstance(value, dict):
+            values[name] = {**value, **values[name]}
+        else:
+            values[name] = value
+    return values
+
+
+def _checked(
+    values: Mapping[str, Any], names: Sequence[str], classes: Sequence[type]
+) -> dict[str, Any]:
+    """Values of a file without those that are null, after a check of their names and types."""
+    check_names("recipe", values, names)
+    sections = {name: values[name] for name in SECTIONS if values.get(name) is not None}
+    for name, section in sections.items():
+        check_names(name, section, section)  # that it holds keys and values
+    return {**typed_values(classes, values), **sections}
 
 
 def read_training(arguments: Sequence[str]) -> Recipe:
@@ -380,21 +425,19 @@ def read_training(arguments: Sequence[str]) -> Recipe:
     return recipe
 
 
-def _lower_rate(values: dict[str, Any], arguments: Sequence[str]) -> None:
-    """Lower a file's peak rate where the command line shortens its warmup.
+def _lower_rate(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Lower a file's peak rate where its warmup is shortened.
 
     The peak is multiplied by the same factor as the warmup, so the rate rises as steeply as in the
     file, and no step has a higher rate than there. Fewer steps alone need no change: they follow
     the first part of the same curve.
     """
-    options = [argument.replace("--warmup-steps", "--warmup_steps") for argument in arguments]
-    warmup_steps = pop_option(options, "--warmup_steps") or ""
     rate, before = values.get("learning_rate"), values.get("warmup_steps")
-    if rate is None or before is None or not warmup_steps.isdecimal():
+    warmup_steps = given.get("warmup_steps", 0)
+    if rate is None or before is None or "learning_rate" in given:
         return
-    share = int(warmup_steps) / before
-    if 0 < share < 1 and "learning_rate" not in given_options(arguments):
-        values["learning_rate"] = rate * share
+    if 0 < warmup_steps < before:
+        values["learning_rate"] = rate * (warmup_steps / before)
         _warn_once(
             f"learning_rate is {values['learning_rate']:.3g} instead of the recipe's {rate:.3g}, "
             f"since warmup_steps is {warmup_steps} instead of {before}; --learning_rate chooses "
@@ -408,25 +451,12 @@ def _warn_once(message: str) -> None:
     logger.warning(message)
 
 
-def _read_sections(values: dict[str, Any], arguments: list[str]) -> dict[str, dict[str, Any]]:
-    """Remove the sections from a file's values and a command line, and join them."""
-    sections: dict[str, dict[str, Any]] = {name: values.pop(name, None) or {} for name in SECTIONS}
-    for name, section in sections.items():
-        check_names(name, section, section)  # that it holds keys and values
-        for key in dict.fromkeys(a.split("=")[0] for a in arguments if a.startswith(f"--{name}.")):
-            text = pop_option(arguments, key) or ""
-            try:
-                section[key.removeprefix(f"--{name}.")] = yaml_value(text)
-            except ValueError:
-                raise ValueError(f"{key}={text!r} is not a YAML value") from None
-    return sections
-
-
 def _section_options(entry: TaskEntry) -> list[str]:
     """Options of the sections, for suggestions."""
     model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
     decoding = GenerationConfig().to_dict() if entry.decoding else ()
-    return [*model, *(f"decoding.{name}" for name in decoding)]
+    adam = [f"adam.{declared.name}" for declared in fields(Adam)]
+    return [*model, *(f"decoding.{name}" for name in decoding), *adam]
 
 
 def _drop_retired(values: dict[str, Any], arguments: list[str]) -> None:
@@ -470,9 +500,14 @@ def _recipe_file(name: str) -> Path:
     return shipped[name]
 
 
-def _drop_replaced_data(values: dict[str, Any], arguments: Sequence[str], data_class: type) -> None:
-    """Data chosen on the command line replaces all options of the file that describe data."""
-    given = given_options(arguments)
-    if given & noted(data_class, "chooses_data"):
-        for name in (noted(data_class, "of_data") | noted(TrainRecipe, "of_data")) - given:
+def _drop_replaced_data(
+    values: dict[str, Any], given: Mapping[str, Any], classes: Sequence[type]
+) -> None:
+    """Data chosen beside a file replaces all options of the file that describe data."""
+    of_data, chooses = (
+        {name for kind in classes for name in noted(kind, note)}
+        for note in ("of_data", "chooses_data")
+    )
+    if chooses & given.keys():
+        for name in of_data:
             values.pop(name, None)

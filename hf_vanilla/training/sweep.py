@@ -21,7 +21,7 @@ import torch
 from hf_vanilla.cpus import usable_cpus
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import read_json_lines, write_text
-from hf_vanilla.options import check_options, option, options_and_file
+from hf_vanilla.options import Options, option, options_and_file
 
 from .processes import TERMINATED_STATUS
 from .sweep_file import RECORD_FILE, TEST_FILE, Sweep, SweepRun, read_sweep
@@ -30,15 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
+class SweepOptions(Options):
     """Train every run of FILE with every seed, and continue an interrupted sweep."""
 
     processes: int | None = option(
         None, "runs at a time; default: one per GPU, or one per CPU core without any", at_least=1
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
 
 def read_sweep_command(arguments: Sequence[str]) -> tuple[Path, SweepOptions]:
@@ -194,6 +191,7 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
         files = ["--input", sweep.test.source, "--output", str(run.folder / TEST_FILE)]
         commands.append([sys.executable, "-m", "hf_vanilla", "translate", *model, *files])
     run.folder.parent.mkdir(parents=True, exist_ok=True)
+    write_text(run.recipe_file, run.recipe().to_yaml())
     with run.log.open("ab") as log:
         for command in commands:
             status = children.run(command, log)

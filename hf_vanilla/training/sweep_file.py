@@ -16,8 +16,7 @@ from hf_vanilla.families import DEFAULT_TASK
 from hf_vanilla.options import check_names, is_finite_number, read_yaml, shown
 
 from .preparation import RECIPE_FILE
-from .recipe import Recipe, read_recipe
-from .recipe_arguments import option_arguments
+from .recipe import Recipe, read_recipe, recipe_of
 
 RECORD_FILE, TEST_FILE = "sweep.json", "test.txt"
 FILE_KEYS = ("title", "about", "output_dir", "seeds", "options", "runs", "test")
@@ -58,13 +57,13 @@ class SweepRun:
         name: of its row; runs of one name differ in the seed.
         seed: of weights, order and dropout.
         folder: of the run; its log is beside it.
-        arguments: of `hf-vanilla train`, without seed and folder.
+        options: as in a recipe, which `recipe` names, without seed and folder.
     """
 
     name: str
     seed: int
     folder: Path
-    arguments: tuple[str, ...]
+    options: dict[str, Any]
 
     @property
     def log(self) -> Path:
@@ -78,16 +77,17 @@ class SweepRun:
             ValueError: a key is unknown or a value impossible.
             OSError: the recipe cannot be read.
         """
-        return read_recipe([*self.arguments, *self._own])
+        return recipe_of({**self.options, "seed": self.seed, "output_dir": str(self.folder)})
+
+    @property
+    def recipe_file(self) -> Path:
+        """Where the command that trains it reads its recipe."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
 
     @property
     def command(self) -> list[str]:
         """The command that trains it."""
-        return [sys.executable, "-m", "hf_vanilla", "train", *self.arguments, *self._own]
-
-    @property
-    def _own(self) -> list[str]:
-        return [f"--seed={self.seed}", f"--output_dir={self.folder}"]
+        return [sys.executable, "-m", "hf_vanilla", "train", "--recipe", str(self.recipe_file)]
 
     def record(self) -> dict[str, Any] | None:
         """What was noted at its end; None as long as it is not finished.
@@ -179,9 +179,9 @@ def read_sweep(path: Path) -> Sweep:
         own = dict(section)
         score = _published(where, own.pop("published", None))
         published |= {} if score is None else {str(name): score}
-        arguments = _arguments(where, {**options, **own})
+        own = _options(where, {**options, **own})
         folder = Path(values["output_dir"])
-        of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", arguments) for s in seeds]
+        of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
         try:
             tasks.add(of_name[0].recipe().task)
         except ValueError as error:
@@ -222,12 +222,12 @@ def _published(where: str, score: Any) -> float | None:
     return score
 
 
-def _arguments(where: str, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Options of a run as arguments of `hf-vanilla train`."""
+def _options(where: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a run, without those that the file sets for each run."""
     for name, instead in OWN_OPTIONS.items():
         if name in options:
             raise ValueError(f"{where}: {name}={shown(options[name])}: give {instead}")
-    return tuple(option_arguments(options))
+    return options
 
 
 def _test_set(path: Path, section: Any, task: str) -> TestSet | None:

@@ -28,13 +28,13 @@ from hf_vanilla.commands import run
 from hf_vanilla.convert.agentformer import AgentFormerOptions, convert_agentformer
 from hf_vanilla.models.attention_vanilla_agentformer import AgentEncoderLayer
 from hf_vanilla.models.layers_vanilla import VanillaEncoderLayer
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 
 AGENTS = (5, 5, 5, 6, 6)  # of the scenes of a round; the training task sorts scenes by size
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
+class BenchmarkOptions(Options):
     """Speed and memory of AgentFormer."""
 
     official: str | None = option(None, "a clone of github.com/Khrylx/AgentFormer")

@@ -16,7 +16,7 @@ from unittest import mock
 from hf_vanilla.commands import run
 from hf_vanilla.models import attention_vanilla_agentformer as attention_vanilla_agentformer
 from hf_vanilla.models.stacks_vanilla_agentformer import FutureDecoder
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.eth_ucy import TEST_FILES
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.training.recipe import read_recipe
@@ -28,7 +28,7 @@ SAMPLES = "20"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationOptions:
+class AblationOptions(Options):
     """First stages of AgentFormer with a part replaced."""
 
     dataset: str = option(text="folder of ETH and UCY")

@@ -21,7 +21,7 @@ from hf_vanilla.files import write_text
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.fusion_vanilla_scene import ENCODERS
 from hf_vanilla.models.tokens_vanilla_scene import Grid
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import figure_style, new_figure, save_figure
 
 SIDE = 16
@@ -36,7 +36,7 @@ LINES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderOptions:
+class EncoderOptions(Options):
     """Measure the encoders and draw the figure."""
 
     output: str = option(text="picture; the numbers are written beside it as JSON")

@@ -30,7 +30,7 @@ from hf_vanilla import (
 )
 from hf_vanilla.commands import run
 from hf_vanilla.models.positions_vanilla import sinusoid
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.eth_ucy import FIRST_VALIDATION_FRAME
 from hf_vanilla.tracks.forecaster import predict
@@ -41,7 +41,7 @@ BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
+class BenchmarkOptions(Options):
     """Speed of trajectory models."""
 
     folder: str | None = option(None, "folder of ETH and UCY, to measure reading")

@@ -38,7 +38,7 @@ SHARED = {
     "logging_steps": 2,
     "average_checkpoints": 2,
     "use_cpu": True,
-    "trackers": "none",
+    "trackers": [],
 }
 DATA = {"images_per_step": 8, "images_per_batch": 4, "rotation": 20, "shift": 0.1, "flip": 0.5}
 

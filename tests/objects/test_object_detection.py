@@ -49,7 +49,7 @@ def recipe(folder, *, model=None, data=None, **training):
         "average_checkpoints": 1,
         "logging_steps": 1,
         "use_cpu": True,
-        "trackers": "none",
+        "trackers": [],
     }
     sizes = {"shortest_edge": 64, "longest_edge": 64, "images_per_step": 4, "images_per_batch": 4}
     return Recipe(

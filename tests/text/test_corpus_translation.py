@@ -150,7 +150,7 @@ def test_lists_that_the_search_cannot_give_are_refused_before_anything_is_writte
 
 def test_sampled_lists_have_any_number_of_rows_per_line(options, corpus, tmp_path):
     corpus.write_text("".join(f"{line}\n" for line in LINES[:5]), encoding="utf-8")
-    translate_corpus(options(n_best=4, generation="{do_sample: true, top_k: 5}", seed=3))
+    translate_corpus(options(n_best=4, generation={"do_sample": True, "top_k": 5}, seed=3))
     (shard,) = (tmp_path / "out").glob("*.tsv")
     sources = [row.split("\t")[0] for row in shard.read_text("utf-8").splitlines()]
     assert sources == [line for line in LINES[:5] for _ in range(4)]

@@ -67,7 +67,7 @@ def test_a_student_learns_from_text_and_teacher(
 def test_sampled_sources_of_back_translation_repeat_by_seed(corpus_files, trained_run, tmp_path):
     lines = list(read_lines(corpus_files["train_source"]))[:9]
     (tmp_path / "mono").write_text("".join(f"{line}\n" for line in lines))
-    sampling = {"generation": '{"do_sample": true, "temperature": 2.0, "max_new_tokens": 7}'}
+    sampling = {"generation": {"do_sample": True, "temperature": 2.0, "max_new_tokens": 7}}
     one, again, other = (
         translated(tmp_path / name, trained_run, str(tmp_path / "mono"), seed=seed, **sampling)
         for name, seed in (("one", 1), ("again", 1), ("other", 2))

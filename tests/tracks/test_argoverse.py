@@ -110,7 +110,7 @@ def test_recipes_run_on_a_folder(tmp_path, recipe):
     small |= {"encoder_layers": 1, "decoder_layers": 1}
     options = {"dataset": tmp_path / "train", "validation": tmp_path / "val", "max_steps": 2}
     options |= {"warmup_steps": 1, "eval_steps": 2, "save_steps": 2, "output_dir": tmp_path / "run"}
-    options |= {"scenes_per_step": 2, "scenes_per_batch": 2, "use_cpu": True, "trackers": "none"}
+    options |= {"scenes_per_step": 2, "scenes_per_batch": 2, "use_cpu": True, "trackers": []}
     arguments = ["--recipe", recipe, *(f"--{key}={value}" for key, value in options.items())]
     arguments += [f"--model.{key}={value}" for key, value in small.items()]
     folder = train(read_recipe(arguments))

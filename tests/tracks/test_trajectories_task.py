@@ -45,7 +45,7 @@ SHARED = {
     "logging_steps": 2,
     "average_checkpoints": 1,
     "use_cpu": True,
-    "trackers": "none",
+    "trackers": [],
 }
 
 

@@ -107,7 +107,7 @@ def test_tensorboard_is_told_where_it_is_asked_for(corpus_files, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = train(small_run.recipe(tmp_path / "run", corpus_files, trackers="tensorboard"))
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, trackers=["tensorboard"]))
     events = EventAccumulator(str(folder / "trackers")).Reload()
     told = {event.step: event.value for event in events.Scalars("loss")}
     logged = {e["step"]: e["loss"] for e in read_json_lines(folder / "log.jsonl") if "loss" in e}

@@ -245,8 +245,7 @@ def test_a_schedule_that_ends_before_its_peak_is_refused(schedule):
         ({"optimizer": "sgd"}, "optimizer='sgd': choose one of adam, adamw"),
         ({"schedule": "linear"}, "schedule='linear': choose one of inverse_sqrt, one_cycle, cos"),
         ({"weight_decay": -0.1}, r"weight_decay=-0\.1: give 0 or more"),
-        ({"learning_rate_of": "backbone"}, "learning_rate_of='backbone': give PREFIX=RATE"),
-        ({"learning_rate_of": "encoder=0"}, r"learning_rate_of encoder=0\.0: give a positive"),
+        ({"learning_rate_of": {"encoder": 0.0}}, r"learning_rate_of encoder=0\.0: give a positive"),
     ],
     ids=str,
 )
@@ -286,7 +285,7 @@ def test_weight_decay_leaves_out_norms_biases_and_positions(tiny_config):
 
 
 def test_a_prefix_gives_its_weights_another_rate_and_the_longest_decides(tiny_model):
-    of = "encoder=0.01,model.encoder.layers.1=0.02"
+    of = {"encoder": 0.01, "model.encoder.layers.1": 0.02}
     (usual, _, rest), *others = named_groups(tiny_model, learning_rate_of=of)
     assert usual == 0.5
     found = {rate: names for rate, _, names in others}
@@ -304,11 +303,11 @@ def test_frozen_weights_are_not_trained(tiny_model):
 
 def test_a_prefix_of_no_weight_is_refused_with_the_names_there_are(tiny_model):
     with pytest.raises(ValueError, match=r"learning_rate_of='backbone': no trained weight .*model"):
-        make_optimizer(tiny_model, recipe(learning_rate_of="backbone=1e-5"))
+        make_optimizer(tiny_model, recipe(learning_rate_of={"backbone": 1e-5}))
 
 
 def test_every_groups_rate_follows_the_schedule(tiny_model):
-    options = recipe(learning_rate_of="encoder=0.05", schedule="constant")
+    options = recipe(learning_rate_of={"encoder": 0.05}, schedule="constant")
     optimizer = make_optimizer(tiny_model, options)
     schedule = make_schedule(optimizer, options)
     assert schedule.get_last_lr() == pytest.approx([0.5 / 3, 0.05 / 3])
@@ -337,6 +336,6 @@ def test_a_recipe_file_names_rates_as_keys_and_values(tmp_path):
     text = "optimizer: adamw\nschedule: cosine\nlearning_rate_of: {backbone: 1e-5, class_head: 2}\n"
     (tmp_path / "mine.yaml").write_text(text)
     read = read_recipe(["--recipe", str(tmp_path / "mine.yaml")])
-    assert read.train.rate_of == {"backbone": 1e-5, "class_head": 2.0}
+    assert read.train.learning_rate_of == {"backbone": 1e-5, "class_head": 2.0}
     (tmp_path / "again.yaml").write_text(read.to_yaml())
     assert read_recipe(["--recipe", str(tmp_path / "again.yaml")]) == read

@@ -100,8 +100,8 @@ def test_fp16_on_a_cpu_is_float32_and_says_so(caplog, fresh_accelerator):
     [
         (["tensorboard", "wandb"], None, ["tensorboard"]),
         (["wandb"], None, []),
-        (["tensorboard"], "none", []),
-        (["tensorboard", "wandb"], "wandb, tensorboard", ["wandb", "tensorboard"]),
+        (["tensorboard"], [], []),
+        (["tensorboard", "wandb"], ["wandb", "tensorboard"], ["wandb", "tensorboard"]),
     ],
 )
 def test_tensorboard_is_told_where_it_is_there_and_nobody_chose(
@@ -114,7 +114,7 @@ def test_tensorboard_is_told_where_it_is_there_and_nobody_chose(
 def test_a_tracker_that_is_not_installed_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr(processes, "get_available_trackers", lambda: ["tensorboard"])
     with pytest.raises(ImportError, match=r"trackers=wandb: .*pip install wandb"):
-        chosen_trackers(TrainRecipe(trackers="tensorboard,wandb"))
+        chosen_trackers(TrainRecipe(trackers=["tensorboard", "wandb"]))
 
 
 # --- speed -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hf_vanilla import families as tasks
 from hf_vanilla.options import option
 from hf_vanilla.text.options import TranslationDataOptions
-from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.training.recipe import Adam, Recipe, TrainRecipe, read_recipe
 
 FILES = {
     "train_source": "a.en",
@@ -23,7 +23,7 @@ FILES = {
 NAMES = """
     output_dir model_license
     max_steps learning_rate learning_rate_of schedule warmup_steps optimizer weight_decay
-    adam_beta1 adam_beta2 adam_epsilon max_grad_norm average_checkpoints
+    adam max_grad_norm average_checkpoints
     average_best best_by patience
     seed mixed_precision compile gradient_checkpointing use_cpu dataloader_workers
     eval_steps save_steps save_total_limit logging_steps trackers
@@ -74,8 +74,8 @@ def test_every_option_says_what_it_is(option):
 
 def test_the_defaults_train_the_papers_way():
     recipe = read_recipe([])
-    assert (recipe.train.adam_beta1, recipe.train.adam_beta2) == (0.9, 0.98)
-    assert (recipe.train.adam_epsilon, recipe.train.warmup_steps) == (1e-9, 4000)
+    assert recipe.train.adam == Adam(beta1=0.9, beta2=0.98, epsilon=1e-9)
+    assert recipe.train.warmup_steps == 4000
     assert (recipe.data.tokens_per_step, recipe.train.max_steps) == (25_000, 100_000)
     assert recipe.best_by == "nll"
     assert recipe.train.learning_rate is None
@@ -152,14 +152,14 @@ def test_a_precision_of_no_is_not_taken_for_false(write):
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("trackers: [tensorboard, wandb]\n", ("tensorboard", "wandb")),
-        ("trackers: tensorboard,wandb\n", ("tensorboard", "wandb")),
-        ("trackers: []\n", ()),
-        ("trackers: none\n", ()),
+        ("trackers: [tensorboard, wandb]\n", ["tensorboard", "wandb"]),
+        ("trackers: tensorboard,wandb\n", ["tensorboard", "wandb"]),
+        ("trackers: []\n", []),
+        ("trackers: none\n", []),
     ],
 )
 def test_trackers_are_a_list_or_names_with_commas(write, text, names):
-    assert read_recipe(write(text)).train.tracker_names == names
+    assert read_recipe(write(text)).train.trackers == names
 
 
 def test_an_empty_value_leaves_the_default(write):
@@ -289,7 +289,7 @@ def test_another_option_leaves_the_files_data_alone(write):
         ("max_step: 5\n", "recipe: unknown key 'max_step'; did you mean 'max_steps'"),
         ("model:\n  d_modle: 5\n", "model: unknown key 'd_modle'; did you mean 'd_model'"),
         ("decoding:\n  num_beam: 5\n", "decoding: unknown key 'num_beam'; did you mean"),
-        ("zzz: 5\n", "recipe: unknown key 'zzz'; known: adam_beta1"),
+        ("zzz: 5\n", "recipe: unknown key 'zzz'; known: adam"),
         ("model:\n  num_beams: 5\n", "model: unknown key 'num_beams'"),
         ("model:\n  pad_token_id: 3\n", "model.pad_token_id=3: it follows from the data"),
     ],
@@ -400,16 +400,13 @@ def test_a_count_below_one_is_refused(name, value):
         ({"eval_sentences": -1}, "eval_sentences=-1: give 0 or more"),
         ({"tokens_per_batch": 255}, "255 is smaller than max_length=256: a batch must hold"),
         ({"save_total_limit": 3, "average_checkpoints": 5}, "3 is smaller than average_check"),
-        ({"adam_beta1": 1.0}, r"adam_beta1=1.0: give a number in \[0, 1\)"),
-        ({"adam_beta2": -0.1}, "adam_beta2=-0.1"),
-        ({"adam_epsilon": 0.0}, "adam_epsilon=0.0: give a positive"),
         ({"learning_rate": 0.0}, "learning_rate=0.0: give a positive"),
         ({"learning_rate": -1e-3}, "learning_rate=-0.001"),
         ({"max_length_ratio": 0.9}, "max_length_ratio=0.9: give a positive number"),
         ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0: give 0 or more"),
         ({"mixed_precision": "half"}, "mixed_precision='half': choose one of no, bf16, fp16"),
         ({"best_by": "loss"}, "best_by='loss': choose one of nll, bleu, chrf, exact"),
-        ({"trackers": "tensorbord"}, "trackers='tensorbord': choose one of aim, tensorboard"),
+        ({"trackers": ["tensorbord"]}, "trackers='tensorbord': choose one of aim, tensorboard"),
         ({"patience": -1}, "patience=-1: give 0 or more"),
         (
             {"patience": 3, "best_by": "bleu", "eval_sentences": 0},
@@ -456,7 +453,7 @@ def test_a_recipe_comes_back_the_same_from_its_yaml(tmp_path):
         ),
         train=TrainRecipe(
             learning_rate=1e-5,
-            adam_epsilon=1e-8,
+            adam=Adam(epsilon=1e-8),
             mixed_precision="no",
             use_cpu=True,
             output_dir="runs/größer: 2",
@@ -473,6 +470,26 @@ def test_defaults_are_left_out_of_the_yaml():
 
 
 # --- any options -------------------------------------------------------------------------------
+
+
+def test_numbers_of_adam_are_one_section_also_under_their_earlier_names(write):
+    for text, arguments in {
+        "adam: {epsilon: 1e-8}\n": ["--adam.beta2", "0.9"],
+        "adam_epsilon: 1e-8\nadam_beta2: 0.9\n": [],
+        "adam_epsilon: 1e-7\n": ["--adam", "{beta2: 0.9, epsilon: 1e-8}"],
+    }.items():
+        recipe = read_recipe([*write(text), *arguments])
+        assert recipe.train.adam == Adam(beta1=0.9, beta2=0.9, epsilon=1e-8)
+    for arguments, message in {
+        ("--adam.beta1", "1.5"): r"adam\.beta1=1\.5: give a number in \[0, 1\)",
+        ("--adam.beta2", "x"): "adam.beta2 is 'x': give a number",
+        ("--adam.epsilon", "0"): "adam.epsilon=0: give a positive number",
+        ("--adam.bta1", "0"): "adam: unknown key 'bta1'; did you mean 'beta1'",
+        ("--adam", "5"): "adam is 5: give keys and values",
+        ("--adam_beta2", "0.9"): "did you mean --adam.beta2",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            read_recipe(arguments)
 
 
 def test_help_lists_every_option_and_tells_of_recipe_files(capsys):

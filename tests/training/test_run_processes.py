@@ -12,6 +12,7 @@ import small_run
 import torch
 
 from hf_vanilla.files import read_json_lines
+from hf_vanilla.training.recipe import Adam
 from hf_vanilla.training.run import train
 
 pytestmark = pytest.mark.slow
@@ -83,7 +84,7 @@ def test_two_processes_without_the_flag_are_refused_where_there_is_no_gpu(corpus
 def test_one_two_and_four_processes_train_the_same_weights(corpus_files, tmp_path):
     # no Adam: epsilon as large as this makes its step nearly the gradient's, as SGD's is
     options = {"max_steps": 20, "tokens_per_step": 240, "tokens_per_batch": 60}
-    options |= {"adam_epsilon": 1.0, "save_steps": 20, "average_checkpoints": 1}
+    options |= {"adam": Adam(epsilon=1.0), "save_steps": 20, "average_checkpoints": 1}
     folders = {n: tmp_path / str(n) for n in (1, 2, 4)}
     for count, folder in folders.items():
         done = launch(small_run.recipe(folder, corpus_files, **options), tmp_path, count)
