@@ -7,7 +7,8 @@ import pytest
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
-from hf_vanilla import families as tasks
+from hf_vanilla import families
+from hf_vanilla.loading import task_of_model
 from hf_vanilla.options import option
 from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.training.recipe import Adam, Recipe, TrainRecipe, read_recipe
@@ -180,8 +181,8 @@ class OtherData:
 
 @pytest.fixture
 def other_task(monkeypatch):
-    entry = replace(tasks.TASKS["translation"], data=f"{__name__}:OtherData")
-    monkeypatch.setitem(tasks.TASKS, "other", entry)
+    entry = replace(families.TASKS["translation"], data=f"{__name__}:OtherData")
+    monkeypatch.setitem(families.TASKS, "other", entry)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[OtherData.__module__])
 
 
@@ -209,10 +210,10 @@ def test_an_unknown_task_is_refused_with_those_there_are():
 
 
 def test_the_task_of_a_model_is_read_from_its_config(trained_run, tmp_path):
-    assert tasks.task_of_model(str(trained_run)) == "translation"
+    assert task_of_model(str(trained_run)) == "translation"
     (tmp_path / "config.json").write_text('{"model_type": "marian"}')
     with pytest.raises(ValueError, match="model_type='marian'; this package has tasks for vanilla"):
-        tasks.task_of_model(str(tmp_path))
+        task_of_model(str(tmp_path))
 
 
 # --- a shorter warmup ----------------------------------------------------------------------------
