@@ -15,8 +15,7 @@ from hf_vanilla.options import Options, option
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.precision import require_float
 
-from .checkpoint_files import NAMES
-from .marian import SAME_FIELDS, compare
+from .marian import NAMES, SAME_FIELDS, compare
 from .weight_names import is_zero_at, load_renamed, rename_to_theirs
 
 logger = logging.getLogger(__name__)
