@@ -59,6 +59,7 @@ class TaskEntry:
         evaluate_options: its options.
         finetune: function of the command `finetune`, and
         finetune_options: its options, beside those of Trainer.
+        card: `hub.card.CardFacts` of all its models.
         page: function of a model's name and the options of `hf-vanilla app` that makes its page.
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
         built_in: names of models without weights, which need no folder.
@@ -79,6 +80,7 @@ class TaskEntry:
     evaluate_options: str
     finetune: str
     finetune_options: str
+    card: str
     page: str
     figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     built_in: tuple[str, ...] = ()
@@ -101,6 +103,7 @@ TASKS = {
         evaluate_options="hf_vanilla.text.evaluation:EvaluateOptions",
         finetune="hf_vanilla.text.finetuning:finetune",
         finetune_options="hf_vanilla.text.finetuning:FinetuneOptions",
+        card="hf_vanilla.text.card:CARD",
         page="hf_vanilla.text.page:open_page",
         figures={
             "attention": (
@@ -123,6 +126,7 @@ TASKS = {
         evaluate_options="hf_vanilla.images.evaluation:EvaluateImagesOptions",
         finetune="hf_vanilla.images.finetuning:finetune_images",
         finetune_options="hf_vanilla.images.finetuning:FinetuneImagesOptions",
+        card="hf_vanilla.images.card:CARD",
         page="hf_vanilla.images.page:open_page",
         figures={
             "patches": (
@@ -145,6 +149,7 @@ TASKS = {
         evaluate_options="hf_vanilla.objects.evaluation:EvaluateObjectsOptions",
         finetune="hf_vanilla.objects.finetuning:finetune_objects",
         finetune_options="hf_vanilla.objects.finetuning:FinetuneObjectsOptions",
+        card="hf_vanilla.objects.card:CARD",
         page="hf_vanilla.objects.page:open_page",
         figures={
             "objects": (
@@ -166,6 +171,7 @@ TASKS = {
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
         finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
         finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
+        card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
         figures={
             "tracks": (
@@ -188,6 +194,7 @@ TASKS = {
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
         finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
         finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
+        card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
     ),
     "scene_trajectories": TaskEntry(
@@ -203,6 +210,7 @@ TASKS = {
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
         finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
         finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
+        card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
     ),
 }

@@ -147,7 +147,7 @@ def convert_agentformer(options: AgentFormerOptions) -> Path:
         with code_beside_weights(model):
             model.save_pretrained(folder)
         sources = [public_name(name) for name in (options.input, options.second) if name]
-        change = f"AgentFormer (Yuan et al., 2021), converted from {' and '.join(sources)}."
+        change = f"AgentFormer (Yuan et al., 2021), converted from {' and '.join(sources)}"
         converted_track_card(Path(options.output).resolve().name, change).save(folder / CARD_FILE)
     return Path(options.output)
 

@@ -1,52 +1,118 @@
-"""Model cards: what the cards of all families share, and how a card changes when it is pushed."""
+"""Model cards: one template for all families, and how a card changes when it is pushed."""
 
 import importlib.metadata
 import re
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from packaging.requirements import Requirement
 
+from hf_vanilla.families import DEFAULT_TASK, TASKS, load_part
 from hf_vanilla.files import write_text
 
 CARD_FILE = "README.md"  # in a model folder and on the Hub
 ALIGNMENT_FILE = "alignment.json"  # the attention head that aligns words, by `hf-vanilla align`
 TEMPLATE = Path(__file__).resolve().with_name("model_card.md")
 PLACEHOLDER = "THIS_MODEL"  # name of the repository, until the card is pushed to one
-TAGS = ("hf-vanilla", "transformer", "attention-is-all-you-need")
-
-USAGE = """\
-```python
-import hf_vanilla  # registers the model with the Auto classes
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-model = AutoModelForSeq2SeqLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-batch = tokenizer(["A sentence."], return_tensors="pt", padding=True)
-print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
-```"""
-USAGE_WITH_CODE = """\
+SHOWN_CLASSES = 100
+REGISTERS = "import hf_vanilla  # registers the model with the Auto classes\n"
+WITH_CODE = """\
 The code of the model is in this repository. It needs `{requirement}`; hf_vanilla itself need not be
 installed.
 
-```python
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
-
-model = AutoModelForSeq2SeqLM.from_pretrained("{name}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=True)
-batch = tokenizer(["A sentence."], return_tensors="pt", padding=True)
-print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))
-```"""
+"""
 
 
-def bare_card(name: str) -> ModelCard:
-    """A card for a model of which nothing but its name is known."""
-    data = ModelCardData(library_name="transformers", pipeline_tag="translation", tags=list(TAGS))
-    usage = USAGE.format(name=PLACEHOLDER)
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n# {name}\n\n## Use\n\n{usage}\n")
+@dataclass(frozen=True, kw_only=True)
+class CardFacts:
+    """What a model card says; unknown facts are left out, or called unknown.
+
+    The module `card` of a family has those of all its models, which a finished run completes.
+
+    Attributes:
+        about: what the model is: the beginning of the first sentence.
+        use: Python that loads the model `THIS_MODEL`; its first line is `REGISTERS`.
+        notes: more about its use, as Markdown.
+        limits: what it cannot do.
+        tags: for the Hub's search.
+        pipeline_tag: task on the Hub; None: it has none for this task.
+        title: name of the model.
+        dataset: what it was trained on.
+        languages: codes such as `("en", "de")`, source first; empty: unknown; None: no translator.
+        classes: names of its labels.
+        license: of the trained weights.
+        base_model: Hub id of the model that training started from.
+        parameters: count.
+        training: steps, time and device in a sentence, perhaps more; empty: not trained here.
+        summary: names and values of the run's measures, for a table.
+        recipe: options of the run, as YAML text.
+        command: the command that takes these options.
+        scores: on the validation data, as Markdown.
+        metrics: scores for the Hub: a name of its list -> value and name for readers.
+    """
+
+    about: str
+    use: str
+    notes: str = ""
+    limits: str = ""
+    tags: tuple[str, ...] = ()
+    pipeline_tag: str | None = None
+    title: str = ""
+    dataset: str = ""
+    languages: tuple[str, ...] | None = None
+    classes: Sequence[str] = ()
+    license: str | None = None
+    base_model: str | None = None
+    parameters: int = 0
+    training: str = ""
+    summary: Mapping[str, str] = field(default_factory=dict)
+    recipe: str = ""
+    command: str = "`hf-vanilla train --recipe FILE`"
+    scores: str = "not measured"
+    metrics: Mapping[str, tuple[float, str | None]] = field(default_factory=dict)
+
+
+def model_card(facts: CardFacts) -> ModelCard:
+    """The filled card, with the metadata that the Hub reads."""
+    results = [
+        EvalResult(
+            task_type=str(facts.pipeline_tag),
+            dataset_type="custom",
+            dataset_name=f"{facts.dataset}, validation",
+            dataset_split="validation",
+            metric_type=metric,
+            metric_value=value,
+            metric_name=name,
+        )
+        for metric, (value, name) in facts.metrics.items()
+    ]
+    data = ModelCardData(
+        model_name=facts.title,
+        language=list(facts.languages or ()) or None,
+        license=facts.license,
+        library_name="transformers",
+        base_model=facts.base_model,
+        pipeline_tag=facts.pipeline_tag,
+        tags=["hf-vanilla", *facts.tags],
+        metrics=list(facts.metrics) or None,
+        eval_results=results or None,
+    )
+    shown = {**vars(facts), "recipe": without_folders(facts.recipe).strip()}
+    return ModelCard.from_template(
+        data, template_path=str(TEMPLATE), shown_classes=SHOWN_CLASSES, **shown
+    )
+
+
+def bare_card(name: str, model_type: str) -> ModelCard:
+    """A card for a model of which nothing but name and type is known."""
+    entries = (entry for entry in TASKS.values() if model_type in entry.model_types)
+    entry = next(entries, TASKS[DEFAULT_TASK])  # another type: a translation model, such as Marian
+    return model_card(replace(load_part(entry.card), title=name))
 
 
 def pushed_card(card: ModelCard, repo_id: str, *, with_code: bool) -> ModelCard:
@@ -59,9 +125,12 @@ def pushed_card(card: ModelCard, repo_id: str, *, with_code: bool) -> ModelCard:
             and names the versions of transformers that it works with.
     """
     text = str(card)
-    if with_code:
-        usage = USAGE_WITH_CODE.format(name=PLACEHOLDER, requirement=_transformers_requirement())
-        text = text.replace(USAGE.format(name=PLACEHOLDER), usage)
+    before, example, after = text.partition(f"```python\n{REGISTERS}")
+    if with_code and example:
+        loading, end, after = after.partition("```")
+        loading = loading.replace(f'"{PLACEHOLDER}")', f'"{PLACEHOLDER}", trust_remote_code=True)')
+        needs = WITH_CODE.format(requirement=_transformers_requirement())
+        text = f"{before}{needs}```python\n{loading}{end}{after}"
     return ModelCard(text.replace(PLACEHOLDER, repo_id))
 
 
@@ -77,14 +146,6 @@ def _transformers_requirement() -> str:
             bounds = sorted((str(bound) for bound in requirement.specifier), reverse=True)
             return f"transformers{','.join(bounds)}"
     return "transformers"
-
-
-def summary_table(summary: dict[str, str]) -> str:
-    """Names and values as a table of Markdown; empty where there are none."""
-    if not summary:
-        return ""
-    rows = [f"| {name} | {value} |" for name, value in summary.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def without_folders(recipe: str) -> str:

@@ -70,7 +70,9 @@ def push_folder(options: PushOptions) -> str:
     return push_model(
         model,
         tokenizer,
-        ModelCard.load(card) if card.is_file() else bare_card(folder.resolve().name),
+        ModelCard.load(card)
+        if card.is_file()
+        else bare_card(folder.resolve().name, model.config.model_type),
         Repository(repo_id=options.repo_id, private=options.private, revision=options.revision),
         with_code=options.with_code,
     )

@@ -194,18 +194,17 @@ def _write_card(
     rows = (trainer.train_dataset, trainer.eval_dataset)
     readers = [part.reader for part in rows if isinstance(part, ImageRows)]
     card = image_card(
-        name=folder.resolve().name,
+        title=folder.resolve().name,
         license=options.model_license,
         dataset=Path(options.dataset).name,
-        label_names=[model.config.id2label[index] for index in range(model.config.num_labels)],
+        classes=[model.config.id2label[index] for index in range(model.config.num_labels)],
         parameters=model.num_parameters(),
         recipe=f"model: {Path(options.model).name}\ndataset: {Path(options.dataset).name}",
-        command="hf-vanilla finetune",
+        command="`hf-vanilla finetune`",
         training=(
             f"{trainer.state.global_step:,} steps of Trainer from {Path(options.model).name}."
             f"{unreadable_images(readers)}"
         ),
         scores=measured,
-        summary={},
     )
     card.save(folder / "README.md")

@@ -194,24 +194,14 @@ class ImageClassificationTask:
 
     def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
         """The model card with data, classes and accuracy."""
-        train = self.images.train.images
-        steps, seconds = facts.steps, facts.seconds
+        train, run = self.images.train.images, facts.of_card("images")
+        run["training"] += unreadable_images((self.images.train, self.images.validation))
         return image_card(
-            name=facts.model_name,
+            **run,
             license=self.recipe.train.model_license,
             dataset=Path(train.origin).name,
-            label_names=train.label_names,
-            parameters=facts.parameters,
-            recipe=facts.recipe,
-            command="hf-vanilla train --recipe FILE",
-            training=(
-                f"{steps:,} steps, {facts.counts.get('images', 0):,} images, "
-                f"{seconds / 60:.1f} minutes, {facts.processes} "
-                f"process{'es' * (facts.processes > 1)} on {facts.device}."
-                f"{unreadable_images((self.images.train, self.images.validation))}"
-            ),
+            classes=train.label_names,
             scores=None if validation is None else validation.values,
-            summary=facts.summary,
         )
 
 

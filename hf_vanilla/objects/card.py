@@ -1,107 +1,35 @@
 """The model card of an object detector."""
 
-from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 
-TAGS = ("hf-vanilla", "detr", "object-detection")
-CARD = """\
----
-{metadata}
----
+from hf_vanilla.hub.card import PLACEHOLDER, REGISTERS, CardFacts, model_card
 
-# {name}
+if TYPE_CHECKING:
+    from .coco_scores import ObjectScores
 
-DETR (Carion et al., 2020) trained with hf_vanilla on {dataset}: {parameters} parameters, {count}
-classes.
-
-## Use
-
-```python
-import hf_vanilla  # registers the model with the Auto classes
+CARD = CardFacts(
+    about="DETR (Carion et al., 2020)",
+    use=f"""{REGISTERS}\
 from transformers import pipeline
 
-detect = pipeline("object-detection", model="{name}")
-print(detect("image.png"))
-```
-
-## Scores on the validation images
-
-```
-{scores}
-```
-
-## Training
-
-{training} The recipe:
-
-```yaml
-{recipe}
-```
-
-## Classes
-
-{classes}
-"""
-SHOWN_CLASSES = 100
+detect = pipeline("object-detection", model="{PLACEHOLDER}")
+print(detect("image.png"))""",
+    tags=("detr", "object-detection"),
+    pipeline_tag="object-detection",
+)
 
 
-def detection_card(  # noqa: PLR0913 - one argument for each line of the card
-    *,
-    name: str,
-    license: str | None,
-    dataset: str,
-    label_names: Sequence[str],
-    parameters: int,
-    training: str,
-    scores: str | None,
-    ap: float | None,
-    recipe: str,
-) -> ModelCard:
-    """The filled card, with the metadata that the Hub reads.
+def detection_card(*, scores: "ObjectScores | None", **facts: Any) -> ModelCard:
+    """The card of a run.
 
     Args:
-        name: shown as the title.
-        license: of the weights; None where unknown.
-        dataset: what the model was trained on.
-        label_names: its classes.
-        parameters: count.
-        training: one sentence: steps, images, time, device.
-        scores: COCO's figures as text; None where not measured.
-        ap: COCO AP, 0 to 1; None where not measured.
-        recipe: options of the run, as YAML text.
+        scores: COCO's figures; None where not measured.
+        **facts: of `CardFacts`.
     """
-    results = None
-    if ap is not None:
-        results = [
-            EvalResult(
-                task_type="object-detection",
-                dataset_type=dataset,
-                dataset_name=dataset,
-                metric_type="mean_average_precision",
-                metric_value=round(ap, 4),
-            )
-        ]
-    data = ModelCardData(
-        model_name=name,
-        license=license,
-        library_name="transformers",
-        pipeline_tag="object-detection",
-        tags=list(TAGS),
-        eval_results=results,
-    )
-    more = len(label_names) - SHOWN_CLASSES
-    return ModelCard(
-        CARD.format(
-            metadata=data.to_yaml(),
-            name=name,
-            dataset=dataset,
-            parameters=f"{parameters:,}",
-            count=len(label_names),
-            scores=scores or "not measured",
-            training=training,
-            recipe=recipe.strip(),
-            classes=", ".join(label_names[:SHOWN_CLASSES])
-            + (f" and {more} more" if more > 0 else ""),
-        )
-    )
+    if scores is None:
+        return model_card(replace(CARD, **facts))
+    metrics = {"mean_average_precision": (round(scores.figures["AP"], 4), None)}
+    return model_card(replace(CARD, scores=f"```\n{scores}\n```", metrics=metrics, **facts))

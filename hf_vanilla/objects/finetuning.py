@@ -214,13 +214,12 @@ def _card(
 ) -> Any:
     start, folder = Path(options.model).name, Path(trainer.args.output_dir)
     return detection_card(
-        name=folder.resolve().name,
+        title=folder.resolve().name,
         license=options.model_license,
         dataset=Path(train.origin).name,
-        label_names=train.label_names,
+        classes=train.label_names,
         parameters=trainer.model.num_parameters(),
         training=f"{trainer.state.global_step:,} steps of Trainer from {start}.",
-        scores=None if scores is None else str(scores),
-        ap=None if scores is None else scores.figures["AP"],
+        scores=scores,
         recipe=f"model: {start}\ntrain_coco: {Path(options.train_coco).name}",
     )

@@ -176,17 +176,9 @@ class ObjectDetectionTask:
     def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
         """The model card with data, classes and AP."""
         return detection_card(
-            name=facts.model_name,
+            **facts.of_card("images"),
             license=self.recipe.train.model_license,
             dataset=Path(self.sets.origin).name,
-            label_names=self.sets.label_names,
-            parameters=facts.parameters,
-            training=(
-                f"{facts.steps:,} steps, {facts.counts.get('images', 0):,} images, "
-                f"{facts.seconds / 60:.1f} minutes, {facts.processes} "
-                f"process{'es' * (facts.processes > 1)} on {facts.device}."
-            ),
-            scores=None if validation is None else str(validation.details),
-            ap=None if validation is None else validation.values["ap"],
-            recipe=facts.recipe,
+            classes=self.sets.label_names,
+            scores=None if validation is None else validation.details,
         )

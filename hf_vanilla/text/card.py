@@ -1,93 +1,57 @@
-"""The card of a translation model: filled from the facts of a run."""
+"""The model card of a translation model."""
 
-from dataclasses import dataclass, field
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import ModelCard
 
-from hf_vanilla.data.bleu import Scores
-from hf_vanilla.hub.card import PLACEHOLDER, TAGS, TEMPLATE, USAGE, summary_table, without_folders
+from hf_vanilla.hub.card import PLACEHOLDER, REGISTERS, CardFacts, model_card
+
+if TYPE_CHECKING:
+    from hf_vanilla.data.bleu import Scores
+
+CARD = CardFacts(
+    about=(
+        'The Transformer of ["Attention Is All You Need"](https://arxiv.org/abs/1706.03762) (2017) '
+        "with post-norm encoder and decoder"
+    ),
+    use=f"""{REGISTERS}\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+model = AutoModelForSeq2SeqLM.from_pretrained("{PLACEHOLDER}")
+tokenizer = AutoTokenizer.from_pretrained("{PLACEHOLDER}")
+batch = tokenizer(["A sentence."], return_tensors="pt", padding=True)
+print(tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True))""",
+    notes="""\
+`generate()` decodes with the settings in `generation_config.json`. The default of hf_vanilla is the
+paper's: beam 4, length penalty `((5 + n) / 6) ** 0.6`, at most source length + 50 tokens.""",
+    limits="""\
+The model knows the kind of text that it was trained on and nothing else. It translates one sentence
+at a time, invents translations for words that it has never seen, and repeats the biases of its
+data. Check its output before anyone relies on it.""",
+    tags=("transformer", "attention-is-all-you-need"),
+    pipeline_tag="translation",
+    languages=(),
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardFacts:
-    """What a model card says: the same for a run of a recipe and for one of the Trainer.
+def translation_card(
+    *, scores: "Scores | None", validation_nll: float | None, **facts: Any
+) -> ModelCard:
+    """The card of a run.
 
-    Attributes:
-        model_name: shown as the title.
-        corpus: what the model was trained on.
-        languages: codes such as `("en", "de")`, source first; empty where unknown.
-        license: of the trained weights; None where unknown.
-        parameters: count.
-        recipe: options of the run, as YAML text.
-        command: the command that takes these options.
-        training: one sentence: steps, tokens, time, device.
+    Args:
         scores: on the validation set; None where it was not translated.
         validation_nll: nats per target token on the validation set; None where there is none.
-        base_model: Hub id of the model that training started from; None where it has none.
-        summary: names and values of the run's measures, for a table.
+        **facts: of `CardFacts`.
     """
-
-    model_name: str
-    corpus: str
-    languages: tuple[str, ...]
-    license: str | None
-    parameters: int
-    recipe: str
-    command: str
-    training: str
-    scores: Scores | None
-    validation_nll: float | None
-    base_model: str | None = None
-    summary: dict[str, str] = field(default_factory=dict)
-
-
-def model_card(facts: CardFacts) -> ModelCard:
-    """The filled card, with the metadata that the Hub reads."""
-    results = _results(facts)
-    data = ModelCardData(
-        model_name=facts.model_name,
-        language=list(facts.languages) or None,
-        license=facts.license,
-        library_name="transformers",
-        base_model=facts.base_model,
-        pipeline_tag="translation",
-        tags=list(TAGS),
-        metrics=["sacrebleu", "chrf"] if results else None,
-        eval_results=results or None,
-    )
-    nll = facts.validation_nll
-    return ModelCard.from_template(
-        data,
-        template_path=str(TEMPLATE),
-        model_name=facts.model_name,
-        corpus=facts.corpus,
-        languages=" to ".join(facts.languages) or "not stated",
-        parameters=f"{facts.parameters:,}",
-        usage=USAGE.format(name=PLACEHOLDER),
-        recipe=without_folders(facts.recipe).strip(),
-        command=facts.command,
-        training="\n\n".join(filter(None, (facts.training, summary_table(facts.summary)))),
-        scores="not measured" if facts.scores is None else str(facts.scores),
-        validation_nll="not measured" if nll is None else f"{nll:.4f}",
-    )
-
-
-def _results(facts: CardFacts) -> list[EvalResult]:
-    """The scores as the Hub reads them, each with its signature."""
-    if facts.scores is None:
-        return []
-    return [
-        EvalResult(
-            task_type="translation",
-            dataset_type="custom",
-            dataset_name=f"{facts.corpus}, validation",
-            dataset_split="validation",
-            metric_type=kind,
-            metric_value=round(value, 2),
-            metric_name=f"{name} ({signature})",
-        )
-        for kind, name, value, signature in (
-            ("sacrebleu", "BLEU", facts.scores.bleu, facts.scores.bleu_signature),
-            ("chrf", "chrF", facts.scores.chrf, facts.scores.chrf_signature),
-        )
-    ]
+    nll = "not measured" if validation_nll is None else f"{validation_nll:.4f}"
+    told = "not measured" if scores is None else str(scores)
+    metrics = {}
+    if scores is not None:
+        metrics = {
+            "sacrebleu": (round(scores.bleu, 2), f"BLEU ({scores.bleu_signature})"),
+            "chrf": (round(scores.chrf, 2), f"chrF ({scores.chrf_signature})"),
+        }
+    table = f"```\n{told}\nnegative log-likelihood: {nll} nats per target token\n```"
+    return model_card(replace(CARD, scores=table, metrics=metrics, **facts))

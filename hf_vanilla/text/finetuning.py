@@ -23,14 +23,14 @@ from transformers import (
 )
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
-from hf_vanilla.data.bleu import Scores, score_translations
+from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.hub.card import CARD_FILE, hub_id, languages_of, public_name
 from hf_vanilla.hub.push import Repository, push_model
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
-from .card import CardFacts, model_card
+from .card import translation_card
 from .encoding import EncodedPairs, LengthLimits, encode_pairs
 from .loading import load_translator
 from .precision import require_float
@@ -335,7 +335,8 @@ def write_result(
     if trainer.is_world_process_zero():
         if nll is not None:
             logger.info("validation NLL %.4f per target token\n%s", nll, scores)
-        card = model_card(finetuning_facts(trainer, options, recipe, nll=nll, scores=scores))
+        facts = finetuning_facts(trainer, options, recipe)
+        card = translation_card(**facts, scores=scores, validation_nll=nll)
         card.save(Path(arguments.output_dir) / CARD_FILE)
         logger.info("wrote the model to %s, in float32", arguments.output_dir)
         if pushes:
@@ -353,11 +354,8 @@ def finetuning_facts(
     trainer: Seq2SeqTrainer,
     options: FinetuneOptions,
     recipe: dict[str, Any],
-    *,
-    nll: float | None,
-    scores: Scores | None,
-) -> CardFacts:
-    """The facts of a model trained by the Trainer, for its card."""
+) -> dict[str, Any]:
+    """The facts of a model trained by the Trainer, for `CardFacts`."""
     arguments, state = trainer.args, trainer.state
     source, target = options.source_language, options.target_language
     processes = arguments.world_size
@@ -367,9 +365,9 @@ def finetuning_facts(
             f" These are the weights of step {state.best_global_step:,}, the best by "
             f"{arguments.metric_for_best_model}."
         )
-    return CardFacts(
-        model_name=Path(arguments.output_dir).resolve().name,
-        corpus=f"{Path(options.train_source).name} and {Path(options.train_target).name}",
+    return dict(
+        title=Path(arguments.output_dir).resolve().name,
+        dataset=f"{Path(options.train_source).name} and {Path(options.train_target).name}",
         languages=(source, target) if source and target else languages_of(options.model),
         license=options.model_license,
         parameters=trainer.model.num_parameters(),
@@ -380,8 +378,6 @@ def finetuning_facts(
             f"`Seq2SeqTrainer`, {processes} process{'es' * (processes > 1)} on "
             f"{arguments.device.type}.{best}"
         ),
-        scores=scores,
-        validation_nll=nll,
         base_model=hub_id(options.model),
     )
 

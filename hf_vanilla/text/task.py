@@ -22,14 +22,13 @@ from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.bleu import check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
-from hf_vanilla.hub.card import hub_id, public_name
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, weights_fingerprint
 
-from .card import CardFacts, model_card
+from .card import translation_card
 from .data import TextData, prepare_text, text_facts
 from .encoding import EncodedPairs
 from .initial_model import InitialModel, load_initial_model
@@ -310,27 +309,13 @@ class TranslationTask:
         if options.corpora:
             corpus = ", ".join(Path(part.source).name for part in options.corpora)
         source, target = options.source_language, options.target_language
-        start = options.initial_model
-        return model_card(
-            CardFacts(
-                model_name=facts.model_name,
-                corpus=corpus,
-                languages=() if source is None or target is None else (source, target),
-                license=self.recipe.train.model_license,
-                parameters=facts.parameters,
-                recipe=facts.recipe,
-                command="`hf-vanilla train --recipe FILE`",
-                training=(
-                    f"{'' if start is None else f'From {public_name(start)}: '}"
-                    f"{facts.steps:,} steps, {facts.counts.get('target_tokens', 0):,} target "
-                    f"tokens, {facts.seconds / 60:.1f} minutes, {facts.processes} "
-                    f"process{'es' * (facts.processes > 1)} on {facts.device}."
-                ),
-                scores=None if validation is None else validation.details,
-                validation_nll=None if validation is None else validation.values["nll"],
-                base_model=None if start is None else hub_id(start),
-                summary=facts.summary,
-            )
+        return translation_card(
+            **facts.of_card("target_tokens", start=options.initial_model),
+            license=self.recipe.train.model_license,
+            dataset=corpus,
+            languages=() if source is None or target is None else (source, target),
+            scores=None if validation is None else validation.details,
+            validation_nll=None if validation is None else validation.values["nll"],
         )
 
 

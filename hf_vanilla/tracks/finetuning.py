@@ -163,11 +163,12 @@ def _card(
         processes=trainer.args.world_size,
         device=trainer.args.device.type,
     )
+    run = facts.of_card()
+    run["training"] = f"{scenes.describe()}; from {start}, by Trainer\n\n{run['training']}"
     return track_card(
-        facts,
+        **run,
         license=options.model_license,
         dataset=name,
-        data=f"{scenes.describe()}; from {start}, by Trainer",
-        scores=None if scores is None else str(scores),
-        command="hf-vanilla finetune",
+        scores=scores,
+        command="`hf-vanilla finetune`",
     )

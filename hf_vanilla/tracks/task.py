@@ -76,10 +76,11 @@ class TrackTask:
         """The model card with data, protocol and scores."""
         options = self.recipe.data
         tracks = self.tracks.train.scenes.describe() + options.left_out
+        run = facts.of_card()
+        run["training"] = f"{tracks}; {self.describe_training()}\n\n{run['training']}"
         return track_card(
-            facts,
+            **run,
             license=self.recipe.train.model_license,
             dataset=Path(options.dataset).name,
-            data=f"{tracks}; {self.describe_training()}",
-            scores=None if validation is None else str(validation.details),
+            scores=None if validation is None else validation.details,
         )

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_vanilla.families import Measure
+from hf_vanilla.hub.card import hub_id, public_name
 
 Batch = dict[str, Tensor]
 
@@ -94,6 +95,27 @@ class RunFacts:
     processes: int
     device: str
     summary: dict[str, str] = field(default_factory=dict)
+
+    def of_card(self, counted: str | None = None, *, start: str | None = None) -> dict[str, Any]:
+        """What a run knows of its model, for `hub.card.CardFacts`.
+
+        Args:
+            counted: one of `counts` that the card names, such as `"target_tokens"`.
+            start: the model that training started from; None: new weights.
+        """
+        total = f"{self.counts.get(counted, 0):,} {counted.replace('_', ' ')}, " if counted else ""
+        return {
+            "title": self.model_name,
+            "parameters": self.parameters,
+            "recipe": self.recipe,
+            "summary": self.summary,
+            "base_model": None if start is None else hub_id(start),
+            "training": (
+                f"{'' if start is None else f'From {public_name(start)}: '}{self.steps:,} steps, "
+                f"{total}{self.seconds / 60:.1f} minutes, {self.processes} "
+                f"process{'es' * (self.processes > 1)} on {self.device}."
+            ),
+        }
 
 
 class Order(Protocol):

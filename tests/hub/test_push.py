@@ -11,19 +11,19 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import EntryNotFoundError
 
 from hf_vanilla.data.bleu import score_translations
-from hf_vanilla.hub.card import pushed_card, without_folders
+from hf_vanilla.families import TASKS, load_part
+from hf_vanilla.hub.card import bare_card, pushed_card, without_folders
 from hf_vanilla.hub.push import PushOptions, push_folder
-from hf_vanilla.text.card import CardFacts, model_card
+from hf_vanilla.text.card import translation_card
 
 SCORES = score_translations(["ein altes Haus steht am See"], ["ein altes Haus stand am See"])
 FACTS = {
-    "model_name": "tiny",
-    "corpus": "the built-in numbers",
+    "title": "tiny",
+    "dataset": "the built-in numbers",
     "languages": ("en", "de"),
     "license": "apache-2.0",
     "parameters": 1_234_567,
     "recipe": "max_steps: 7\nmodel:\n  d_model: 16\n",
-    "command": "`hf-vanilla train --recipe FILE`",
     "training": "7 steps in no time for $5.",
     "scores": SCORES,
     "validation_nll": 1.23456,
@@ -31,7 +31,7 @@ FACTS = {
 
 
 def card_of(**changes):
-    return model_card(CardFacts(**{**FACTS, **changes}))
+    return translation_card(**{**FACTS, **changes})
 
 
 # --- the card ----------------------------------------------------------------------------------
@@ -81,10 +81,23 @@ def test_the_recipe_in_the_card_is_one_that_can_be_read_again():
     assert yaml.safe_load(block) == {"max_steps": 7, "model": {"d_model": 16}}
 
 
-def test_the_code_in_the_card_is_python_and_imports_what_it_uses():
-    block = re.search(r"```python\n(.*?)```", card_of().text, flags=re.DOTALL).group(1)
-    compile(block, "card", "exec")
-    assert "AutoTokenizer.from_pretrained" in block
+def example_of(card):
+    return re.search(r"```python\n(.*?)```", str(card), flags=re.DOTALL).group(1)
+
+
+def test_the_card_of_every_family_loads_its_model_from_the_package_or_from_the_repositorys_code():
+    for entry in TASKS.values():
+        card = bare_card("mine", entry.model_types[0])
+        assert load_part(entry.card).pipeline_tag == ModelCard(str(card)).data.pipeline_tag
+        own = example_of(pushed_card(card, "me/mine", with_code=False))
+        remote = example_of(pushed_card(card, "me/mine", with_code=True))
+        assert "import hf_vanilla" in own
+        loads = own.count('"me/mine")')
+        assert loads >= 1
+        assert remote.count('"me/mine", trust_remote_code=True)') == loads
+        assert "hf_vanilla" not in remote
+        for code in (own, remote):
+            compile(code, "card", "exec")
 
 
 def test_what_is_not_known_is_not_claimed():
@@ -104,8 +117,7 @@ def test_a_run_writes_the_card_with_its_numbers(trained_run):
 
 
 def test_the_code_of_a_runs_card_works_as_it_stands(trained_run, monkeypatch, capsys):
-    text = (trained_run / "README.md").read_text(encoding="utf-8")
-    block = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL).group(1)
+    block = example_of((trained_run / "README.md").read_text(encoding="utf-8"))
     exec(block.replace("THIS_MODEL", str(trained_run)).replace("A sentence.", "one two"), {})
     assert "eins" in capsys.readouterr().out
 
@@ -185,13 +197,11 @@ def test_the_pushed_card_shows_how_to_load_this_very_model(hub, trained_run):
     assert "THIS_MODEL" not in text
 
 
-@pytest.mark.parametrize("private", [True, False])
-def test_a_new_repository_is_private_when_asked_from_the_first_call_on(hub, trained_run, private):
-    push_folder(PushOptions(model=str(trained_run), repo_id="me/tiny", private=private))
-    created = [call for call in hub.calls if call[0] == "create"]
-    assert created
-    assert {call[2] for call in created} == {private}
-    assert hub.calls[0][0] == "create"
+def test_a_new_repository_is_private_when_requested_from_the_first_call_on(hub, trained_run):
+    for private in (True, False):
+        hub.calls.clear()
+        push_folder(PushOptions(model=str(trained_run), repo_id="me/tiny", private=private))
+        assert hub.calls == [("create", "me/tiny", private), ("commit", "me/tiny")]
 
 
 def test_a_folder_without_a_model_is_refused_before_anything_is_sent(hub, tmp_path):
@@ -208,18 +218,11 @@ def test_a_model_folder_without_a_card_can_be_pushed(hub, trained, tmp_path):
     assert Path(hub.folder / "tokenizer.json").is_file()
 
 
-def test_a_push_is_one_commit(hub, trained_run):
-    push_folder(PushOptions(model=str(trained_run), repo_id="me/tiny"))
-    assert [call[0] for call in hub.calls] == ["create", "commit"]
-
-
 def test_a_card_pushed_with_code_loads_that_code_and_names_the_versions(hub, trained_run):
     push_folder(PushOptions(model=str(trained_run), repo_id="me/tiny", with_code=True))
     text = (hub.folder / "README.md").read_text(encoding="utf-8")
     assert (hub.folder / "modeling_vanilla.py").is_file()
-    block = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL).group(1)
-    assert block.count('from_pretrained("me/tiny", trust_remote_code=True)') == 2
-    assert "import hf_vanilla" not in text
+    assert 'from_pretrained("me/tiny", trust_remote_code=True)' in example_of(text)
     assert re.search(r"It needs `transformers>=5\.\d+,<5\.\d+`", text)
 
 
