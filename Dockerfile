@@ -19,4 +19,4 @@ USER 1000
 EXPOSE 7860
 HEALTHCHECK --start-period=60s \
     CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:7860/', timeout=5)"]
-CMD ["python", "scripts/app.py", "--host", "0.0.0.0", "--fixed_model", "True"]
+CMD ["hf-vanilla", "app", "--host", "0.0.0.0", "--fixed_model", "True"]

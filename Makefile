@@ -22,7 +22,7 @@ demo-tracks: $(VENV)/.ready-demo  ## train on generated walkers, compare, draw t
 	$(BIN)/python scripts/demo_tracks.py
 
 app: $(VENV)/.ready-app  ## translate in a browser and see attention weights, by MODEL or the model in the package
-	$(BIN)/python scripts/app.py $(if $(MODEL),--model "$(MODEL)")
+	$(BIN)/hf-vanilla app $(if $(MODEL),--model "$(MODEL)")
 
 # tensors are small: one thread each; the tests of a file share what they train
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile

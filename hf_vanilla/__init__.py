@@ -53,9 +53,9 @@ from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokeniz
 if TYPE_CHECKING:
     from hf_vanilla.data.batching import PairCollator
     from hf_vanilla.text.demo_model import demo_model
-    from hf_vanilla.text.finetuning import TokenBatches, bleu_metrics
     from hf_vanilla.text.loading import load_translator
     from hf_vanilla.text.tokenizer_training import train_tokenizer
+    from hf_vanilla.text.trainer import TokenBatches, bleu_metrics
     from hf_vanilla.text.translator import Translator, translate
     from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
 
@@ -109,9 +109,9 @@ __all__ = [
 # modules that need more libraries than the models; imported when a name is first used
 LAZY = {
     "PairCollator": "data.batching",
-    "TokenBatches": "text.finetuning",
+    "TokenBatches": "text.trainer",
     "Translator": "text.translator",
-    "bleu_metrics": "text.finetuning",
+    "bleu_metrics": "text.trainer",
     "demo_model": "text.demo_model",
     "inverse_sqrt_schedule": "training.optimization",
     "load_translator": "text.loading",

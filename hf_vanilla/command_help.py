@@ -5,7 +5,6 @@ seconds. `scripts/list_options.py` writes what `--help` shows of them to `comman
 a test compares the two. This file imports only the standard library, and is loaded by its path.
 """
 
-import importlib.metadata
 import json
 import sys
 from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser, HelpFormatter
@@ -116,8 +115,7 @@ def listed_options() -> dict[str, Any]:
     """The file of options: by command, then by the arguments that choose among its helps.
 
     Returns:
-        `{"convert": {"": ..., "--format marian": ...}, ...}` of `described` parsers. A help that
-        has options of transformers has the `transformers` version they belong to.
+        `{"convert": {"": ..., "--format marian": ...}, ...}` of `described` parsers.
     """
     return json.loads(OPTIONS_FILE.read_text(encoding="utf-8"))
 
@@ -131,20 +129,15 @@ def fast_help(name: str, arguments: Sequence[str]) -> ArgumentParser | None:
 
     Returns:
         None where no help is asked for, or where it depends on more than the arguments, such as
-        on a recipe, on a model, or on another version of transformers than the file's.
+        on a recipe or on a model.
     """
     if not set(HELP_OPTIONS) & set(arguments):
         return None
     chosen = " ".join(a for a in arguments if a not in HELP_OPTIONS).replace("=", " ")
     facts = listed_options().get(name, {}).get(chosen)
-    if facts is None or not _is_current(facts):
+    if facts is None:
         return None
     return described_parser(facts, f"hf-vanilla {name}")
-
-
-def _is_current(facts: dict[str, Any]) -> bool:
-    version = facts.get("transformers")
-    return version is None or importlib.metadata.version("transformers") == version
 
 
 # --- completion ---------------------------------------------------------------------------------

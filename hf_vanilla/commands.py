@@ -47,14 +47,9 @@ COMMANDS = {
         ("hf_vanilla.text.demo:read_demo",),
     ),
     "train": Command(
-        "train a model by a recipe, or resume a run",
+        "train a model by a recipe, resume or fine-tune one",
         "hf_vanilla.training.run:train",
         ("hf_vanilla.training.recipe:read_training",),
-    ),
-    "finetune": Command(
-        "fine-tune a model on two files, images or boxes",
-        "hf_vanilla.training.evaluate:finetune_model",
-        ("hf_vanilla.training.evaluate:read_finetuning",),
     ),
     "translate": Command(
         "translate a file or stdin, one sentence per line",
@@ -161,6 +156,11 @@ COMMANDS = {
         "hf_vanilla.training.averaging:average_run",
         ("hf_vanilla.training.averaging:AverageOptions",),
     ),
+}
+
+REMOVED = {
+    "finetune": f"use {PROGRAM} train --initial_model MODEL with the data options of train, or "
+    "transformers' Trainer as scripts/finetune.py does"
 }
 
 
@@ -347,6 +347,8 @@ def _exit_without_traceback() -> Iterator[None]:
 def _unknown_command(name: str) -> str:
     if name.startswith("-"):
         return f"the command comes first: {PROGRAM} COMMAND {name}"
+    if name in REMOVED:
+        return f"no command {name!r} any more; {REMOVED[name]}"
     close = difflib.get_close_matches(name, [*COMMANDS, COMPLETION], n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(COMMANDS)}"
     return f"no command {name!r}; {hint}"

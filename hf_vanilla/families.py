@@ -57,8 +57,6 @@ class TaskEntry:
         set_by_data: fields of the config that follow from the data; a recipe may not set them.
         evaluate: function of the command `evaluate`, and
         evaluate_options: its options.
-        finetune: function of the command `finetune`, and
-        finetune_options: its options, beside those of Trainer.
         card: `hub.card.CardFacts` of all its models.
         page: function of a model's name and the options of `hf-vanilla app` that makes its page.
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
@@ -78,8 +76,6 @@ class TaskEntry:
     set_by_data: tuple[str, ...] = ()
     evaluate: str
     evaluate_options: str
-    finetune: str
-    finetune_options: str
     card: str
     page: str
     figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
@@ -101,8 +97,6 @@ TASKS = {
         set_by_data=("pad_token_id", "eos_token_id", "decoder_start_token_id"),
         evaluate="hf_vanilla.text.evaluation:evaluate_files",
         evaluate_options="hf_vanilla.text.evaluation:EvaluateOptions",
-        finetune="hf_vanilla.text.finetuning:finetune",
-        finetune_options="hf_vanilla.text.finetuning:FinetuneOptions",
         card="hf_vanilla.text.card:CARD",
         page="hf_vanilla.text.page:open_page",
         figures={
@@ -124,8 +118,6 @@ TASKS = {
         set_by_data=("id2label", "label2id"),
         evaluate="hf_vanilla.images.evaluation:evaluate_images",
         evaluate_options="hf_vanilla.images.evaluation:EvaluateImagesOptions",
-        finetune="hf_vanilla.images.finetuning:finetune_images",
-        finetune_options="hf_vanilla.images.finetuning:FinetuneImagesOptions",
         card="hf_vanilla.images.card:CARD",
         page="hf_vanilla.images.page:open_page",
         figures={
@@ -147,8 +139,6 @@ TASKS = {
         set_by_data=("id2label", "label2id"),
         evaluate="hf_vanilla.objects.evaluation:evaluate_objects",
         evaluate_options="hf_vanilla.objects.evaluation:EvaluateObjectsOptions",
-        finetune="hf_vanilla.objects.finetuning:finetune_objects",
-        finetune_options="hf_vanilla.objects.finetuning:FinetuneObjectsOptions",
         card="hf_vanilla.objects.card:CARD",
         page="hf_vanilla.objects.page:open_page",
         figures={
@@ -169,8 +159,6 @@ TASKS = {
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
         evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
-        finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
-        finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
         card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
         figures={
@@ -192,8 +180,6 @@ TASKS = {
         set_by_data=("step_seconds", "unit", "largest_step"),
         evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
-        finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
-        finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
         card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
     ),
@@ -208,8 +194,6 @@ TASKS = {
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
         evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
-        finetune="hf_vanilla.tracks.finetuning:finetune_tracks",
-        finetune_options="hf_vanilla.tracks.finetuning:FinetuneTracksOptions",
         card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
     ),

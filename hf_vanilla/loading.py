@@ -161,6 +161,18 @@ def task_of_model(name: str) -> str:
     raise ValueError(f"{name} has model_type={model_type!r}; this package has tasks for {known}")
 
 
+def task_or_default(name: str | Path | None) -> str:
+    """The task of a saved model; the default one where there is no such model.
+
+    What then loads the model reports it. Translation models that transformers knows belong to the
+    default task too.
+    """
+    try:
+        return DEFAULT_TASK if name is None else task_of_model(str(name))
+    except (OSError, ValueError):
+        return DEFAULT_TASK
+
+
 def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:
     """The model of a folder, and its tokenizer or image processor; None where it has none.
 
@@ -168,11 +180,7 @@ def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:
         ValueError: the folder holds no model.
         OSError: a file is missing or damaged.
     """
-    try:
-        task = task_of_model(str(folder))
-    except (OSError, ValueError):
-        task = DEFAULT_TASK  # a translation model that transformers knows, or none at all
-    entry = task_entry(task)
+    entry = task_entry(task_or_default(folder))
     if entry.load:
         return load_part(entry.load)(str(folder))
     processor = load_saved(load_part(entry.processor), folder) if entry.processor else None

@@ -1,7 +1,6 @@
 """Write the options of all commands to hf_vanilla/command_options.json: scripts/list_options.py."""
 
 import contextlib
-import importlib.metadata
 import json
 import sys
 from argparse import ArgumentParser
@@ -14,8 +13,6 @@ from hf_vanilla.convert.formats import FORMATS
 from hf_vanilla.families import TASKS
 from hf_vanilla.options import parse_options
 from hf_vanilla.plots.plot import all_figures
-
-TRAINER_OPTION = "per_device_train_batch_size"
 
 
 def variants(name: str) -> list[str]:
@@ -52,11 +49,7 @@ def options_of_all_commands() -> dict[str, dict[str, Any]]:
     for name in commands.COMMANDS:
         listed[name] = {}
         for chosen in variants(name):
-            facts = described(help_parser(name, chosen))
-            names = {option["dest"] for group in facts["groups"] for option in group["options"]}
-            if TRAINER_OPTION in names:
-                facts["transformers"] = importlib.metadata.version("transformers")
-            listed[name][chosen] = facts
+            listed[name][chosen] = described(help_parser(name, chosen))
     return listed
 
 

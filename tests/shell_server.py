@@ -40,6 +40,11 @@ TINY_IMAGES = (
     " --images_per_step 4 --images_per_batch 4"
 )
 FINETUNE = "--max_steps 2 --use_cpu True --report_to none"
+INITIAL = {
+    "vit": "--max_steps 2 --warmup_steps 1 --save_steps 1 --use_cpu True --images_per_step 4"
+    " --images_per_batch 4",
+    "runs/tracks_own": "--max_steps 2 --warmup_steps 1 --use_cpu True --trackers none",
+}
 SMALLER = {"train": TINY, "demo": TINY, "finetune": FINETUNE}
 
 
@@ -85,6 +90,8 @@ def run_command(words):
         if f"{name} ".startswith(f"{start} "):
             return action(words)
     smaller = TINY_IMAGES if "image_classification" in words else SMALLER.get(name, "")
+    if "--initial_model" in words:
+        smaller = INITIAL.get(words[words.index("--initial_model") + 1], smaller)
     if {"tracks_own", "demo_scenes"} & {
         *words
     }:  # the page's own options are small, and none is of translation

@@ -44,10 +44,6 @@ ROWS = {
         (f"train {FILES} --output_dir runs/typed", "runs/typed$", "wrote ", "runs/typed/README.md"),
         ("train", 2, "name a recipe or data, for example"),
     ),
-    "finetune": (
-        (f"finetune --model text {FILES} --output_dir tuned", "tuned$", "", "tuned/README.md"),
-        (f"finetune --model nowhere {FILES} --output_dir tuned2", 1, "nowhere"),
-    ),
     "translate": (
         ("echo forty-two | hf-vanilla translate", "^zweiundvierzig$", "names another one", ""),
         ("translate --input nowhere.txt", 1, "nowhere.txt: no such file"),

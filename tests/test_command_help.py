@@ -1,6 +1,5 @@
 """Help and completion from the file of options, against the dataclasses that declare them."""
 
-import importlib.metadata
 import runpy
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
-from hf_vanilla import command_help, options
+from hf_vanilla import options
 from hf_vanilla.command_help import (
     completion_script,
     described_parser,
@@ -35,18 +34,13 @@ def listing():
     return runpy.run_path(str(ROOT / "scripts" / "list_options.py"))
 
 
-def is_of_this_version(facts):
-    return facts.get("transformers") in (None, importlib.metadata.version("transformers"))
-
-
 def test_the_list_of_options_is_frozen(listing):
     declared, listed = listing["options_of_all_commands"](), listed_options()
     assert {name: list(variants) for name, variants in declared.items()} == {
         name: list(variants) for name, variants in listed.items()
     }
     for name, chosen in LISTED:
-        if is_of_this_version(listed[name][chosen]):
-            assert declared[name][chosen] == listed[name][chosen], "run scripts/list_options.py"
+        assert declared[name][chosen] == listed[name][chosen], "run scripts/list_options.py"
 
 
 def classes_of_all_commands(listing):
@@ -54,8 +48,7 @@ def classes_of_all_commands(listing):
     with patch.object(options, "_without_notes", side_effect=options._without_notes) as read:
         listing["options_of_all_commands"]()
     found = dict.fromkeys(call.args[0] for call in read.call_args_list)
-    chosen = ("evaluate_options", "finetune_options")
-    return {*found, *(load_part(getattr(c, name)) for c in TASKS.values() for name in chosen)}
+    return {*found, *(load_part(entry.evaluate_options) for entry in TASKS.values())}
 
 
 def test_an_option_that_is_not_given_has_the_default_of_its_class(listing):
@@ -79,9 +72,6 @@ def test_an_option_that_is_not_given_has_the_default_of_its_class(listing):
 
 @pytest.mark.parametrize(("name", "chosen"), LISTED, ids=str)
 def test_fast_help_prints_the_text_of_the_parser(name, chosen, listing, monkeypatch):
-    facts = listed_options()[name][chosen]
-    if not is_of_this_version(facts):
-        pytest.skip("the file is of another version of transformers")
     monkeypatch.setenv("COLUMNS", "80")
     fast = fast_help(name, [*chosen.split(), "--help"]).format_help()
     slow = listing["help_parser"](name, chosen)
@@ -89,7 +79,7 @@ def test_fast_help_prints_the_text_of_the_parser(name, chosen, listing, monkeypa
     assert fast == slow.format_help()
 
 
-@pytest.mark.parametrize("name", ["train", "finetune", "translate", "evaluate"])
+@pytest.mark.parametrize("name", ["train", "translate", "evaluate"])
 def test_help_of_a_command_imports_no_torch(name):
     code = (
         "import runpy, sys\n"
@@ -110,19 +100,13 @@ def test_help_of_a_command_imports_no_torch(name):
     [
         ("train", ["--max_steps", "3"]),
         ("train", ["--recipe", "digits", "--help"]),
-        ("finetune", ["--model", "m", "--help"]),
+        ("evaluate", ["--model", "m", "--help"]),
         ("nothing", ["--help"]),
     ],
     ids=str,
 )
 def test_help_that_depends_on_more_than_the_arguments_is_not_in_the_file(name, arguments):
     assert fast_help(name, arguments) is None
-
-
-def test_options_of_another_transformers_are_not_shown(monkeypatch):
-    monkeypatch.setattr(command_help.importlib.metadata, "version", lambda _: "1.2.3")
-    assert fast_help("finetune", ["--help"]) is None
-    assert fast_help("train", ["--help"]) is not None
 
 
 def test_both_forms_of_a_chosen_format_have_the_same_help():
@@ -193,7 +177,6 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["trans"], ["translate", "translate-corpus"]),
         (["train", "--recip"], ["--recipe"]),
         (["train", "--num_crop"], []),
-        (["finetune", "--per_device_tr"], ["--per_device_train_batch_size"]),
         (["plot", "pos"], ["positions"]),
     ],
     ids=str,

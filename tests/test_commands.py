@@ -17,7 +17,7 @@ from hf_vanilla.commands import COMMANDS, Command, main, overview, run_command
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
-    *("demo", "train", "finetune", "translate", "translate-corpus", "classify", "detect"),
+    *("demo", "train", "translate", "translate-corpus", "classify", "detect"),
     *("inspect-data", "forecast", "evaluate", "score", "align", "convert"),
     *("export", "quantize", "plot", "push", "app", "page", "train-tokenizer", "prepare"),
     *("sweep", "compare", "average"),
@@ -74,14 +74,6 @@ def test_every_name_in_the_table_can_be_imported(name):
         assert callable(getattr(importlib.import_module(module), thing))
 
 
-def test_every_command_has_a_script():
-    called = set()
-    for path in (ROOT / "scripts").glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        called |= {name for name in NAMES if f'main("{name}")' in text}
-    assert called == set(NAMES)
-
-
 # --- without a command -----------------------------------------------------------------
 
 
@@ -113,6 +105,11 @@ def test_a_missing_command_prints_the_help_to_stderr_and_exits_with_two(capsys):
         ("trian", "no command 'trian'; did you mean 'train'?"),
         ("translate_corpus", "no command 'translate_corpus'; did you mean 'translate-corpus'?"),
         ("zzz", f"no command 'zzz'; choose one of {', '.join(NAMES)}"),
+        (
+            "finetune",
+            "no command 'finetune' any more; use hf-vanilla train --initial_model MODEL with the "
+            "data options of train, or transformers' Trainer as scripts/finetune.py does",
+        ),
         ("--model", "the command comes first: hf-vanilla COMMAND --model"),
     ],
 )

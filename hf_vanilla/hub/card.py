@@ -51,7 +51,6 @@ class CardFacts:
         training: steps, time and device in a sentence, perhaps more; empty: not trained here.
         summary: names and values of the run's measures, for a table.
         recipe: options of the run, as YAML text.
-        command: the command that takes these options.
         scores: on the validation data, as Markdown.
         metrics: scores for the Hub: a name of its list -> value and name for readers.
     """
@@ -72,7 +71,6 @@ class CardFacts:
     training: str = ""
     summary: Mapping[str, str] = field(default_factory=dict)
     recipe: str = ""
-    command: str = "`hf-vanilla train --recipe FILE`"
     scores: str = "not measured"
     metrics: Mapping[str, tuple[float, str | None]] = field(default_factory=dict)
 

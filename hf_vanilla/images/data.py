@@ -1,13 +1,14 @@
 """Images of a training run: reading, validation part, statistics, and what a resume compares."""
 
-import hashlib
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     VALIDATION_NAMES,
@@ -18,8 +19,9 @@ from hf_vanilla.data.images import (
     read_image_folder,
 )
 from hf_vanilla.training.recipe import Recipe
+from hf_vanilla.training.task import data_fingerprint
 
-from .batches import ImageReader, pixel_statistics
+from .batches import ImageReader, image_processor, pixel_statistics
 from .options import ImageDataOptions
 
 logger = logging.getLogger(__name__)
@@ -35,14 +37,18 @@ class Images:
     Attributes:
         train: reads training images.
         validation: reads validation images; None where there are none.
-        mean: of each channel over the training images, in [0, 1].
-        deviation: standard deviation likewise.
+        processor: transformers' image processor, with the statistics of the training images or
+            of the initial model.
     """
 
     train: ImageReader
     validation: ImageReader | None
-    mean: list[float]
-    deviation: list[float]
+    processor: Any
+
+    @property
+    def statistics(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each channel, of values in [0, 1]."""
+        return self.processor.image_mean, self.processor.image_std
 
 
 def prepare_images(recipe: Recipe) -> Images:
@@ -62,10 +68,14 @@ def prepare_images(recipe: Recipe) -> Images:
     train, validation = training_and_validation(options)
     check_classes(train)
     check_unchanged(train, Path(recipe.train.output_dir))
-    size = config.image_height_width
-    stop = options.stop_at_unreadable
-    reader = ImageReader(train, size, stop_at_errors=stop)
-    mean, deviation = pixel_statistics(reader)
+    size, start = config.image_height_width, recipe.train.initial_model
+    processor = None if start is None else _initial_processor(start, size)
+    how: dict[str, Any] = {"stop_at_errors": options.stop_at_unreadable}
+    if processor is not None:
+        how["resample"] = int(processor.resample)
+    reader = ImageReader(train, size, **how)
+    if processor is None:
+        processor = image_processor(size, *pixel_statistics(reader))
     logger.info(
         "%d training images of %d classes, %s for validation",
         len(train),
@@ -74,10 +84,18 @@ def prepare_images(recipe: Recipe) -> Images:
     )
     return Images(
         reader,
-        None if validation is None else ImageReader(validation, size, stop_at_errors=stop),
-        mean,
-        deviation,
+        None if validation is None else ImageReader(validation, size, **how),
+        processor,
     )
+
+
+def _initial_processor(start: str, size: tuple[int, int]) -> Any:
+    """The image processor of the initial model, for images of a size."""
+    processor = load_image_processor(start)
+    check_processor(processor)
+    processor.size = {"height": size[0], "width": size[1]}
+    processor.do_center_crop = False  # training resizes the whole image, so use does too
+    return processor
 
 
 def training_and_validation(
@@ -141,16 +159,13 @@ def check_unchanged(train: LabelledImages, output_dir: Path) -> None:
 
 def image_facts(images: Images) -> dict[str, str]:
     """Fingerprints of the images, and the classes, for the message when a run is resumed."""
-    train, validation = images.train.images, images.validation
-    facts = {"training images": _digest(train), "classes": ", ".join(train.label_names[:1000])}
-    if validation is not None:
-        facts["validation images"] = _digest(validation.images)
+    facts = {"classes": ", ".join(images.train.images.label_names[:1000])}
+    for part, reader in (("training", images.train), ("validation", images.validation)):
+        if reader is not None:
+            read = reader.images
+            digest = data_fingerprint(len(read), read.fingerprints, read.labels)
+            facts[f"{part} images"] = digest
     return facts
-
-
-def _digest(images: LabelledImages) -> str:
-    digest = hashlib.sha256(images.fingerprints.tobytes() + images.labels.tobytes())
-    return f"{len(images)}:{digest.hexdigest()[:16]}"
 
 
 def _validation_folder(dataset: str) -> str | None:

@@ -19,11 +19,12 @@ from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
+from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
 from .augmentation import augment
-from .batches import IGNORED_LABEL, ImageReader, image_processor, normalised
+from .batches import IGNORED_LABEL, ImageReader, normalised
 from .card import image_card
 from .data import (
     FINGERPRINT_FILE,
@@ -33,6 +34,7 @@ from .data import (
     unreadable_images,
 )
 from .options import MEASURES, ImageDataOptions
+from .trainer import with_new_head
 
 
 def prepare(recipe: Recipe) -> "ImageClassificationTask":
@@ -67,9 +69,8 @@ class ImageClassificationTask:
 
     @property
     def processor(self) -> Any:
-        """Transformers' image processor with the statistics of the training images."""
-        images = self.images
-        return image_processor(images.train.size, images.mean, images.deviation)
+        """Transformers' image processor."""
+        return self.images.processor
 
     @property
     def has_validation(self) -> bool:
@@ -82,11 +83,15 @@ class ImageClassificationTask:
         return self.options.images_per_step // self.options.images_per_batch
 
     def model(self) -> PreTrainedModel:
-        """A new model for the classes of the training images."""
-        names = dict(enumerate(self.images.train.images.label_names))
+        """A model for the classes of the training images, new or from the initial model."""
+        names = self.images.train.images.label_names
         config = self.recipe.config(
-            id2label=names, label2id={name: index for index, name in names.items()}
+            id2label=dict(enumerate(names)),
+            label2id={name: index for index, name in enumerate(names)},
         )
+        start = self.recipe.train.initial_model
+        if start is not None:
+            return with_new_head(start, names, config)
         return VanillaForImageClassification(config)
 
     def facts(self) -> dict[str, str]:
@@ -106,9 +111,8 @@ class ImageClassificationTask:
         """Read, augment and normalise: `pixel_values` `(B, 3, H, W)`, `labels` `(B,)` int64."""
         pixels, labels = self.images.train.read(rows)
         changed = augment(pixels.float() / 255, self.options.augmentation, generator)
-        images = self.images
         return {
-            "pixel_values": normalised(changed, images.mean, images.deviation),
+            "pixel_values": normalised(changed, *self.images.statistics),
             "labels": labels,
         }
 
@@ -162,8 +166,7 @@ class ImageClassificationTask:
         for first in range(0, len(rows), self.options.images_per_batch):
             chosen = rows[first : first + self.options.images_per_batch]
             sums += self._scores(model, reader, list(chosen), accelerator.device)
-        device = torch.float32 if accelerator.device.type == "mps" else torch.float64
-        right, in_five, nats, count = accelerator.reduce(sums.to(accelerator.device, device))
+        right, in_five, nats, count = sum_over_processes(accelerator, sums)
         count = count.clamp(min=1)
         return Validation(
             {
@@ -178,7 +181,7 @@ class ImageClassificationTask:
     ) -> Tensor:
         """`(4,)`: images right, right among five, nats, and images."""
         pixels, labels = reader.read(rows)
-        images = normalised(pixels.float() / 255, self.images.mean, self.images.deviation)
+        images = normalised(pixels.float() / 255, *self.images.statistics)
         logits = model(images.to(device)).logits.float().cpu()
         is_known = labels.ne(IGNORED_LABEL)
         logits, labels = logits[is_known], labels[is_known]

@@ -102,7 +102,8 @@ def prepare_detection(recipe: Recipe) -> DetectionSets:
             f"model.num_channels={config.num_channels}: images are read in three channels, grey "
             "ones in three equal channels; leave it out"
         )
-    if config.backbone_is_pretrained != (options.backbone is not None):
+    is_new = recipe.train.initial_model is None
+    if is_new and config.backbone_is_pretrained != (options.backbone is not None):
         raise ValueError(
             f"model.backbone_is_pretrained={config.backbone_is_pretrained}, but backbone="
             f"{options.backbone}: name a pretrained backbone, such as microsoft/resnet-50, or set "

@@ -61,7 +61,9 @@ class DetectionData(Options):
         "folder or Hub id of the pretrained backbone, such as microsoft/resnet-50; none: train it "
         "from random weights, with model.backbone_is_pretrained=false",
     )
-    shortest_edge: int = option(800, "pixels of the shorter side of an image", at_least=1)
+    shortest_edge: int = option(
+        800, "pixels of the shorter side of an image; with initial_model as there", at_least=1
+    )
     longest_edge: int = option(1333, "most pixels of the longer side", at_least=1)
     images_per_step: int = option(32, "images of an optimizer step", at_least=1)
     images_per_batch: int = option(32, "images of a process and micro-batch", at_least=1)
@@ -84,7 +86,16 @@ class DetectionData(Options):
             )
 
     def check_with(self, train: TrainRecipe) -> None:
-        """Nothing here depends on the shared options."""
+        """Compare with the shared options.
+
+        Raises:
+            ValueError: an initial model and a backbone are given.
+        """
+        if train.initial_model is not None and self.backbone is not None:
+            raise ValueError(
+                f"initial_model={train.initial_model!r} and backbone={self.backbone!r}: the model "
+                "has its own backbone; leave backbone out"
+            )
 
     @property
     def augmentation(self) -> BoxAugmentation:

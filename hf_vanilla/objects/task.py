@@ -15,6 +15,7 @@ from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.models.backbone_vanilla_detr import load_backbone
@@ -35,6 +36,7 @@ from .detection import (
 )
 from .detector import Detector, Found
 from .options import MEASURES, DetectionData
+from .trainer import BILINEAR, processor_edges, with_class_head
 
 LOGGED_FIGURES = ("AP", "AP50", "AP75", "AR_100")
 LOGGED_PARTS = ("loss_ce", "loss_bbox", "loss_giou")
@@ -47,7 +49,24 @@ def prepare(recipe: Recipe) -> "ObjectDetectionTask":
         ValueError: the data do not match the recipe.
         OSError: nothing is found under a name.
     """
-    return ObjectDetectionTask(recipe, prepare_detection(recipe))
+    return ObjectDetectionTask(recipe, prepare_detection(recipe), _processor(recipe))
+
+
+def _processor(recipe: Recipe) -> Any:
+    """Transformers' image processor of DETR: the initial model's, or one of the recipe's size."""
+    options, start = recipe.data, recipe.train.initial_model
+    edges = options.shortest_edge, options.longest_edge
+    if start is None:
+        return detection_processor(*edges)
+    processor = load_image_processor(start)
+    check_processor(processor, resample=BILINEAR)
+    saved = processor_edges(processor)
+    if edges not in (saved, (DetectionData.shortest_edge, DetectionData.longest_edge)):
+        raise ValueError(
+            f"shortest_edge={edges[0]} and longest_edge={edges[1]}: initial_model={start!r} reads "
+            f"images of {saved[0]} and {saved[1]}: leave both out"
+        )
+    return processor
 
 
 @dataclass(frozen=True)
@@ -57,10 +76,12 @@ class ObjectDetectionTask:
     Attributes:
         recipe: data, model and training.
         sets: training and validation images.
+        processor: transformers' image processor.
     """
 
     recipe: Recipe
     sets: DetectionSets
+    processor: Any
     items: ClassVar[str] = "images"
     counted: ClassVar[tuple[str, ...]] = ("objects", "images")
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
@@ -69,11 +90,6 @@ class ObjectDetectionTask:
     def options(self) -> DetectionData:
         """The recipe's data options."""
         return self.recipe.data
-
-    @property
-    def processor(self) -> Any:
-        """Transformers' image processor of DETR."""
-        return detection_processor(self.options.shortest_edge, self.options.longest_edge)
 
     @property
     def has_validation(self) -> bool:
@@ -86,7 +102,7 @@ class ObjectDetectionTask:
         return self.options.images_per_step // self.options.images_per_batch
 
     def model(self) -> PreTrainedModel:
-        """A new model for the classes of the training images, with the backbone's weights.
+        """A model for the classes of the training images, on the backbone or the initial model.
 
         Raises:
             ValueError: the backbone is of another kind or size than the config says.
@@ -96,6 +112,9 @@ class ObjectDetectionTask:
         config = self.recipe.config(
             id2label=names, label2id={name: index for index, name in names.items()}
         )
+        start = self.recipe.train.initial_model
+        if start is not None:
+            return with_class_head(start, self.sets.label_names, config)
         model = VanillaForObjectDetection(config)
         if self.options.backbone is not None:
             load_backbone(model.model.backbone, self.options.backbone)
@@ -118,13 +137,14 @@ class ObjectDetectionTask:
 
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and pad; see `DetectionCollator`."""
-        edges = self.options.shortest_edge, self.options.longest_edge
-        read = []
+        edges, processor, read = processor_edges(self.processor), self.processor, []
         for row in rows:
             image, objects = augmented(
                 *self.sets.read(row), edges, self.options.augmentation, generator
             )
-            read.append(detection_row(image, objects, (image.height, image.width)))
+            size = image.height, image.width
+            statistics = processor.image_mean, processor.image_std
+            read.append(detection_row(image, objects, size, *statistics))
         return DetectionCollator()(read)
 
     def counts(self, batch: Batch) -> Sequence[int]:

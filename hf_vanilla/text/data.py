@@ -167,7 +167,7 @@ def _make_tokenizer(
     if recipe.data.prepared is not None:
         prepared = shards_tokenizer(Path(recipe.data.prepared))
         if initial is not None and initial.get_vocab() != prepared.get_vocab():
-            name = recipe.data.initial_model
+            name = recipe.train.initial_model
             raise ValueError(
                 f"prepared={recipe.data.prepared!r} and initial_model={name!r} have different "
                 f"tokenizers: prepare the corpus with --tokenizer {name}"

@@ -7,23 +7,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.training.initial_model import OF_TRAINING, check_section
 from hf_vanilla.training.recipe import Recipe
 
 from .loading import load_translator
 from .options import changed_decoding
-
-# fields that act in training alone; a run may have its own
-OF_TRAINING = frozenset(
-    {
-        "dropout",
-        "attention_dropout",
-        "activation_dropout",
-        "label_smoothing",
-        "label_smoothing_type",
-    }
-)
-# `vocab_size` of a recipe is for a tokenizer that is still to be trained
-MAY_DIFFER = OF_TRAINING | {"vocab_size"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,7 @@ def load_initial_model(recipe: Recipe) -> InitialModel | None:
             another one.
         OSError: there is no such model.
     """
-    name = recipe.data.initial_model
+    name = recipe.train.initial_model
     if name is None:
         return None
     model, tokenizer = load_translator(name, dtype="float32", device=torch.device("cpu"))
@@ -64,14 +52,5 @@ def load_initial_model(recipe: Recipe) -> InitialModel | None:
         raise ValueError(
             f"initial_model={name!r} holds {type(model).__name__}: convert it by hf-vanilla convert"
         )
-    wrong = [
-        f"{field} is {getattr(model.config, field)} there and {value} here"
-        for field, value in recipe.model.items()
-        if field not in MAY_DIFFER and getattr(model.config, field) != value
-    ]
-    if wrong:
-        raise ValueError(
-            f"initial_model={name!r} has another config: {'; '.join(wrong)}: set the section model "
-            "to the values there, or leave them out"
-        )
+    check_section(name, model.config, recipe.model)
     return InitialModel(model, tokenizer)

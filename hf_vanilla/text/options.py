@@ -74,11 +74,6 @@ class TranslationDataOptions(Options):
     source_language: str | None = option(None, "code for the model card, such as en", of_data=True)
     target_language: str | None = option(None, "code for the model card, such as de", of_data=True)
     tokenizer: str | None = option(None, "folder or Hub id of a tokenizer; default: train one")
-    initial_model: str | None = option(
-        None,
-        "folder or Hub id of a model whose weights and tokenizer the run starts with; default: "
-        "random weights",
-    )
     max_length: int = option(256, "tokens per side of a pair; longer pairs are dropped", at_least=1)
     max_length_ratio: float | None = option(
         None,
@@ -122,11 +117,6 @@ class TranslationDataOptions(Options):
         self._check_prepared()
         self._check_mixture()
         self._check_data()
-        if self.initial_model is not None and self.tokenizer is not None:
-            raise ValueError(
-                f"initial_model={self.initial_model!r} and tokenizer={self.tokenizer!r}: the model "
-                "has its own tokenizer; leave tokenizer out"
-            )
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
                 f"tokens_per_batch={self.tokens_per_batch} is smaller than max_length="
@@ -174,8 +164,14 @@ class TranslationDataOptions(Options):
         """Compare with the shared options.
 
         Raises:
-            ValueError: a shared option needs a validation set or translations, and there are none.
+            ValueError: a shared option needs a validation set or translations, and there are none,
+                or an initial model has its own tokenizer.
         """
+        if train.initial_model is not None and self.tokenizer is not None:
+            raise ValueError(
+                f"initial_model={train.initial_model!r} and tokenizer={self.tokenizer!r}: the "
+                "model has its own tokenizer; leave tokenizer out"
+            )
         needs_validation = train.average_best or train.patience
         of_text = train.best_by in ("bleu", "chrf", "exact_match")
         if needs_validation and of_text and not self.eval_sentences:

@@ -22,11 +22,12 @@ from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.bleu import check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
+from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, weights_fingerprint
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 
 from .card import translation_card
 from .data import TextData, prepare_text, text_facts
@@ -166,11 +167,8 @@ class TranslationTask:
         return model
 
     def facts(self) -> dict[str, str]:
-        """Fingerprints of training data, validation data, tokenizer and initial model."""
-        facts = text_facts(self.data)
-        if self.initial is not None:
-            facts["initial model"] = weights_fingerprint(self.initial.model)
-        return facts
+        """Fingerprints of training data, validation data and tokenizer."""
+        return text_facts(self.data)
 
     def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder:
         """Cut the tokens of a step into `per_step` equal micro-batches.
@@ -309,11 +307,17 @@ class TranslationTask:
         if options.corpora:
             corpus = ", ".join(Path(part.source).name for part in options.corpora)
         source, target = options.source_language, options.target_language
+        start = self.recipe.train.initial_model
+        languages: tuple[str, ...] = ()
+        if source is not None and target is not None:
+            languages = (source, target)
+        elif start is not None:
+            languages = languages_of(start)
         return translation_card(
-            **facts.of_card("target_tokens", start=options.initial_model),
+            **facts.of_card("target_tokens"),
             license=self.recipe.train.model_license,
             dataset=corpus,
-            languages=() if source is None or target is None else (source, target),
+            languages=languages,
             scores=None if validation is None else validation.details,
             validation_nll=None if validation is None else validation.values["nll"],
         )

@@ -1,6 +1,5 @@
 """Windows of a training run: training and validation part, statistics, what a resume compares."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +9,11 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.training.recipe import Recipe
+from hf_vanilla.training.task import data_fingerprint
 
 from .built_in_tracks import BUILT_IN
 from .eth_ucy import leave_one_out
+from .forecaster import check_rate
 from .options import WindowOptions
 from .table import Scenes, resample
 from .windows import Windows, cut_windows
@@ -49,6 +50,10 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     options: WindowOptions = recipe.data
     config = recipe.config()
     tables = training_and_validation(options)
+    is_new = recipe.train.initial_model is None
+    for table, source in zip(tables, (options.dataset, "validation"), strict=True):
+        if not is_new and table is not None:
+            check_rate(table, config, source)
 
     def cut(scenes: Scenes, *, stride: int) -> Windows:
         return cut_windows(
@@ -61,10 +66,10 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
 
     train = cut(tables[0], stride=options.stride)
     if not len(train):
+        shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
         raise ValueError(
             f"{options.dataset} has no agent with {config.observed_steps} + "
-            f"{config.predicted_steps} steps without a gap: lower model.observed_steps or "
-            "model.predicted_steps, or set allow_missing"
+            f"{config.predicted_steps} steps without a gap: {shorter}, or set allow_missing"
         )
     validation = None if tables[1] is None else cut(tables[1], stride=1)
     if validation is not None and not len(validation):
@@ -141,6 +146,5 @@ def track_facts(data: TrackData) -> dict[str, str]:
 
 
 def _digest(windows: Windows) -> str:
-    digest = hashlib.sha256(np.ascontiguousarray(windows.scenes.positions).tobytes())
-    digest.update(windows.grid[windows.first].tobytes())
-    return f"{len(windows)}:{digest.hexdigest()[:16]}"
+    first = windows.grid[windows.first]
+    return data_fingerprint(len(windows), windows.scenes.positions, first)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from hf_vanilla.families import Measure
 from hf_vanilla.options import option
+from hf_vanilla.training.recipe import TrainRecipe
 
 from .loading import STAGES
 from .options import UNIT, SceneOptions
@@ -32,10 +33,15 @@ class JointDataOptions(SceneOptions):  # flat on the command line
         None, "model folder or Hub id of the first stage, for the second", of_data=True
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.stage == "second") != (self.first_stage is not None):
+    def check_with(self, train: TrainRecipe) -> None:
+        """Compare with the shared options.
+
+        Raises:
+            ValueError: a new second stage has no first one, or something else has one.
+        """
+        is_new_second = self.stage == "second" and train.initial_model is None
+        if is_new_second != (self.first_stage is not None):
             raise ValueError(
                 f"stage={self.stage!r} and first_stage={self.first_stage!r}: give first_stage, a "
-                "model folder, for the second stage and only there"
+                "model folder, for a new second stage and only there"
             )

@@ -6,7 +6,7 @@ Shapes: B scenes, A agents, T observed steps, P predicted steps.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from accelerate import Accelerator
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from hf_vanilla.training.task import Batch, Validation, weights_fingerprint
 
 from .data import prepare_tracks, track_facts
 from .joint_options import MEASURES, JointDataOptions
-from .loading import STAGES, load_first_stage, new_joint_forecaster
+from .loading import STAGES, load_first_stage
 from .training_scenes import SceneTask, TrainingScenes, scene_scores
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def prepare(recipe: Recipe) -> "JointTrajectoryTask":
     scenes = TrainingScenes.of(tracks.train, recipe.data)
     logger.info("training: %s", scenes.describe())
     first = None
-    if recipe.data.stage == "second":
+    if recipe.data.first_stage is not None:
         first = load_first_stage(recipe.data.first_stage, recipe.config())
     return JointTrajectoryTask(recipe, tracks, scenes, first)
 
@@ -58,15 +58,8 @@ class JointTrajectoryTask(SceneTask):
         return self.recipe.data
 
     def model(self) -> PreTrainedModel:
-        """A new model with rate and unit of the training tracks, on the trained first stage."""
-        scenes = self.tracks.train.scenes
-        config = self.recipe.config(
-            step_seconds=scenes.step_seconds,
-            unit=scenes.unit,
-            largest_step=self.tracks.largest_step,
-        )
-        config.architectures = [STAGES[self.options.stage].__name__]
-        model: Any = new_joint_forecaster(config)
+        """A model of the recipe's stage, the second on the trained first; see `new_model`."""
+        model = self.new_model("stage", STAGES)
         if self.first is not None:
             model.first_stage.load_state_dict(self.first.state_dict())
         return model

@@ -23,7 +23,7 @@ from hf_vanilla.training.task import Batch, Validation
 
 from .data import prepare_tracks, track_facts
 from .layout import map_inputs
-from .loading import SCENE_FORMS, new_scene_forecaster
+from .loading import SCENE_FORMS
 from .scene_options import MEASURES, SceneDataOptions
 from .training_scenes import SceneTask, TrainingScenes, scene_scores
 from .windows import Windows
@@ -69,17 +69,10 @@ class SceneTrajectoryTask(SceneTask):
         return self.recipe.data
 
     def model(self) -> PreTrainedModel:
-        """A new model with rate, unit, displacements and regions of the training tracks."""
-        scenes = self.tracks.train.scenes
-        config = self.recipe.config(
-            step_seconds=scenes.step_seconds,
-            unit=scenes.unit,
-            velocity_std=self.tracks.velocity_std,
-            largest_step=self.tracks.largest_step,
-        )
-        config.architectures = [SCENE_FORMS[self.options.form].__name__]
-        model = new_scene_forecaster(config)
-        if isinstance(model, VanillaForProposalTrajectoryPrediction):
+        """A model of the recipe's form, a new one with regions of proposals; see `new_model`."""
+        model = self.new_model("form", SCENE_FORMS)
+        is_new = self.recipe.train.initial_model is None
+        if is_new and isinstance(model, VanillaForProposalTrajectoryPrediction):
             scenes_there = len(self.scenes.sizes)
             count = min(scenes_there, REGION_SCENES)
             chosen = np.linspace(0, scenes_there - 1, count).astype(np.int64)

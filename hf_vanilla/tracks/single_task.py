@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.row_order import shuffled
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, Validation, Work, micro_batch_size
 
@@ -28,7 +30,7 @@ from .data import (
 )
 from .joint_scores import JointSums
 from .layout import joint_forecast, reads_scene
-from .loading import FORMS, new_forecaster
+from .loading import FORMS
 from .options import MEASURES, TrackDataOptions
 from .scores import TrackSums
 from .task import TrackTask
@@ -112,17 +114,10 @@ class TrajectoryTask(TrackTask):
         return self.options.windows_per_step // self.options.windows_per_batch
 
     def model(self) -> PreTrainedModel:
-        """A new model with rate, unit and displacements of the training tracks."""
-        scenes = self.tracks.train.scenes
-        config = self.recipe.config(
-            step_seconds=scenes.step_seconds,
-            unit=scenes.unit,
-            velocity_std=self.tracks.velocity_std,
-            largest_step=self.tracks.largest_step,
-        )
-        config.architectures = [FORMS[self.options.form].__name__]
-        model = new_forecaster(config)
-        if isinstance(model, VanillaForQuantizedTrajectoryPrediction):
+        """A model of the recipe's form; see `new_model`."""
+        model = self.new_model("form", FORMS)
+        is_new = self.recipe.train.initial_model is None
+        if is_new and isinstance(model, VanillaForQuantizedTrajectoryPrediction):
             count = min(len(self.tracks.train), CODEBOOK_WINDOWS)
             rows = np.linspace(0, len(self.tracks.train) - 1, count).astype(np.int64)
             model.fit_codebook(**model_inputs(self.tracks.train, rows))
@@ -185,8 +180,7 @@ class TrajectoryTask(TrackTask):
         for first in range(0, len(share), self.options.windows_per_batch):
             rows = share[first : first + self.options.windows_per_batch]
             add_windows(sums, model, windows, rows, accelerator.device)
-        kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
-        means = sums.means(accelerator.reduce(sums.sums.to(accelerator.device, kind)))
+        means = sums.means(sum_over_processes(accelerator, sums.sums))
         values = {
             "min_ade": means[f"minADE{modes}"],
             "min_fde": means[f"minFDE{modes}"],
@@ -195,6 +189,30 @@ class TrajectoryTask(TrackTask):
             **({"single_ade": means["single_ADE"]} if modes > 1 else {}),  # only logged
         }
         return self.validated(values, means)
+
+
+class WindowDataset(Dataset):
+    """Windows as rows for transformers' Trainer.
+
+    Args:
+        windows: cut from a table.
+        mirror: probability of a mirror image.
+    """
+
+    def __init__(self, windows: Windows, mirror: float = 0.0) -> None:
+        self.windows, self.mirror = windows, mirror
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        """`past_values` `(T, 2)`, `future_values` `(P, 2)` and their masks."""
+        batch = model_inputs(self.windows, np.array([row]))
+        inputs = {name: rows[0] for name, rows in batch.items()}
+        if self.mirror and torch.rand(()) < self.mirror:
+            for name in ("past_values", "future_values"):
+                inputs[name] = inputs[name] * torch.tensor([1.0, -1.0])
+        return inputs
 
 
 def model_inputs(windows: Windows, rows: np.ndarray) -> Batch:

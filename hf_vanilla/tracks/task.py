@@ -1,11 +1,13 @@
 """What the tasks of forecasting share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from huggingface_hub import ModelCard
 
+from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import RunFacts, Validation
 
@@ -38,6 +40,39 @@ class TrackTask:
         """The validation windows, for a task with `has_validation`."""
         assert self.tracks.validation is not None
         return self.tracks.validation
+
+    def new_model(self, option: str, classes: Mapping[str, type]) -> Any:
+        """A model with rate, unit and displacements of the training tracks, or the initial model.
+
+        Args:
+            option: data option that names the class.
+            classes: by the values of that option.
+
+        Raises:
+            ValueError: the initial model is of another class.
+        """
+        recipe, scenes = self.recipe, self.tracks.train.scenes
+        form, start = classes[getattr(recipe.data, option)], recipe.train.initial_model
+        learned = {
+            "step_seconds": scenes.step_seconds,
+            "unit": scenes.unit,
+            "velocity_std": self.tracks.velocity_std,
+            "largest_step": self.tracks.largest_step,
+        }
+        if start is not None:  # rate, unit and scale are its own
+            largest_step = max(recipe.config().largest_step, self.tracks.largest_step)
+            learned = {"largest_step": largest_step}
+        config = recipe.config(
+            **{name: value for name, value in learned.items() if name in recipe.entry.set_by_data}
+        )
+        config.architectures = [form.__name__]
+        if start is None:
+            return form(config)
+        (saved,) = load_saved(type(config), start).architectures
+        if saved != form.__name__:
+            names = [name for name, other in classes.items() if other.__name__ == saved]
+            raise ValueError(f"initial_model={start!r} holds {saved}: set {option} to {names[0]}")
+        return load_model(form, start, config=config, dtype="float32")
 
     def derived(self, values: dict[str, float]) -> dict[str, float]:
         """Nothing follows from the logged values."""

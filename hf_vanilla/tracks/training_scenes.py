@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.row_order import shuffled
+from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.task import Batch, Work, micro_batch_size
 
 from .data import position_errors, random_changes
@@ -162,10 +163,9 @@ def scene_scores(
     batches = list(scene_batches(windows.groups, options.scenes_per_batch * options.max_agents))
     for rows in batches[accelerator.process_index :: accelerator.num_processes]:
         add_scenes(single, together, model, windows, rows)
-    kind = torch.float32 if accelerator.device.type == "mps" else torch.float64
     found: dict[str, float] = {}
     for part in (single, together):
-        found |= part.means(accelerator.reduce(part.sums.to(accelerator.device, kind)))
+        found |= part.means(sum_over_processes(accelerator, part.sums))
     return found
 
 

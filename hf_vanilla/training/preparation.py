@@ -3,7 +3,12 @@
 import json
 import logging
 import math
+import os
+import socket
+import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +29,12 @@ from .optimization import make_optimizer, make_schedule
 from .processes import keep_freed_memory, make_accelerator
 from .products import use_faster_products
 from .recipe import Recipe, TrainRecipe, read_recipe
-from .task import Order, Task
+from .task import Order, Task, weights_fingerprint
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where folders are not locked
+    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +111,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
             _check_needs_no_validation(options)
         set_seed(options.seed)
         model = task.model().float()  # whatever it was saved in: small steps need 24 bits
-        facts = run_facts(task, model)
+        facts = run_facts(task, model, has_initial=options.initial_model is not None)
         if accelerator.is_main_process:
             remove_leftovers(output_dir)
         checkpoint = usable_checkpoint(output_dir)
@@ -226,6 +236,46 @@ def _on_device(
 # --- one folder, one run -------------------------------------------------------------------------
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder; of several processes of one run, the first holds it.
+
+    The lock is a file beside the folder. The operating system releases it when the process ends,
+    however it ends, so a lock file that a killed process left does not matter.
+
+    Raises:
+        ValueError: another process holds it; the message names that process.
+    """
+    if fcntl is None or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    folder = folder.resolve()
+    path = folder.with_name(f"{folder.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise ValueError(
+                f"{folder} is in use by {holder}: wait until it ends, or choose another output_dir"
+            ) from None
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            break
+        file.close()  # its holder removed the file meanwhile
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {time.ctime()}\n")
+        file.flush()
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        file.close()
+
+
 def check_folder(recipe: Recipe, output_dir: Path) -> None:
     """Refuse to mix two runs in one folder.
 
@@ -248,9 +298,11 @@ def check_folder(recipe: Recipe, output_dir: Path) -> None:
         )
 
 
-def run_facts(task: Task, model: PreTrainedModel) -> dict[str, Any]:
-    """What a resumed run must find unchanged: the task's facts and the model's config."""
+def run_facts(task: Task, model: PreTrainedModel, *, has_initial: bool) -> dict[str, Any]:
+    """What a resumed run must find unchanged: the task's facts, config and initial weights."""
     facts = {**task.facts(), "config": config_facts(model.config)}
+    if has_initial:
+        facts["initial model"] = weights_fingerprint(model)
     return json.loads(json.dumps(facts))  # in the form in which a checkpoint returns them
 
 

@@ -20,7 +20,7 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     parse_flag_from_env,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
 
@@ -182,6 +182,12 @@ def keep_freed_memory() -> None:
 
 
 @torch.no_grad()
+def sum_over_processes(accelerator: Accelerator, sums: Tensor) -> Tensor:
+    """Sums of all processes, in float64; in float32 on Apple's GPUs, which have no float64."""
+    dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
+    return accelerator.reduce(sums.to(accelerator.device, dtype))
+
+
 def average_running_statistics(model: nn.Module, accelerator: Accelerator) -> None:
     """Give every process the mean of all processes' running means and variances of BatchNorm.
 

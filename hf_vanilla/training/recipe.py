@@ -27,6 +27,7 @@ from hf_vanilla.families import (
     task_of_option,
     validation_measures,
 )
+from hf_vanilla.loading import task_or_default
 from hf_vanilla.options import (
     Options,
     UsageError,
@@ -46,6 +47,7 @@ from hf_vanilla.options import (
     yaml_value,
 )
 
+from .initial_model import initial_config
 from .schedules import SCHEDULES, check_schedule
 
 logger = logging.getLogger(__name__)
@@ -82,7 +84,9 @@ class RecipeChoice(Options):
         None, "YAML file of options, or the name of a shipped recipe, such as numbers"
     )
     task: str | None = option(
-        None, f"one of {', '.join(TASKS)}; default: the recipe's, else {DEFAULT_TASK}"
+        None,
+        f"one of {', '.join(TASKS)}; default: the recipe's, that of initial_model, or "
+        f"{DEFAULT_TASK}",
     )
 
 
@@ -125,6 +129,11 @@ class TrainRecipe(Options):
         None, "licence of the weights, for the model card", may_change=True, of_data=True
     )
 
+    initial_model: str | None = option(
+        None,
+        "folder or Hub id of a trained model to start from, with its tokenizer or image processor; "
+        "other classes get a new head; default: random weights",
+    )
     max_steps: int = option(100_000, "optimizer steps", at_least=1, may_change=True)
     learning_rate: float | None = option(
         None,
@@ -276,7 +285,9 @@ class Recipe:
         if self.train.best_by is not None and self.train.best_by not in choices:
             raise ValueError(f"best_by={self.train.best_by!r}: choose one of {', '.join(choices)}")
         self.data.check_with(self.train)
-        self.generation_config(self.config())
+        # with an initial model, the section is only part of a config, which preparing a run checks
+        fields = self.model if self.train.initial_model is None else {}
+        self.generation_config(load_part(entry.config)(**fields))
 
     @property
     def entry(self) -> TaskEntry:
@@ -289,14 +300,18 @@ class Recipe:
         return self.train.best_by or next(iter(validation_measures(self.task)))
 
     def config(self, **changes: Any) -> Any:
-        """The model's config.
+        """The model's config: that of the initial model, where there is one, with these fields.
 
         Args:
             **changes: fields that follow from the data, such as the size of the vocabulary.
 
         Raises:
             huggingface_hub.errors.StrictDataclassError: a value cannot be built.
+            ValueError: the initial model is damaged, or of another task.
+            OSError: there is no such model.
         """
+        if self.train.initial_model is not None:
+            return initial_config(self.train.initial_model, self.entry, self.model, changes)
         return load_part(self.entry.config)(**{**self.model, **changes})
 
     def generation_config(self, config: Any) -> GenerationConfig | None:
@@ -362,7 +377,9 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     path = options.pop("recipe", None)
     file = {} if path is None else _translated(read_yaml(_recipe_file(path)))
     tasks = [values.pop("task", None) for values in (options, file)]
-    task = next(filter(None, tasks), DEFAULT_TASK)
+    starts = [values.get("initial_model") for values in (options, file)]
+    starts.insert(0, pop_option(list(rest), "--initial_model"))
+    task = next(filter(None, tasks), None) or task_or_default(next(filter(None, starts), None))
     entry = task_entry(task)
     classes = (TrainRecipe, load_part(entry.data))
     names = [*SECTIONS, *(declared.name for kind in classes for declared in fields(kind))]

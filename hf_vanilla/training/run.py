@@ -1,43 +1,30 @@
 """The training loop: one recipe, any number of processes through Accelerate (5)."""
 
 import logging
-import math
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from transformers import PreTrainedModel
 
-from hf_vanilla.families import validation_measures
-from hf_vanilla.files import read_json_lines, write_files
-from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.plots.curves import floor_of_run, save_curves
-
-from .averaging import average_checkpoints
 from .checkpointing import (
     Keeping,
     TrainingParts,
     all_checkpoints,
-    best_checkpoints,
     checkpoint_state,
     load_checkpoint,
-    load_weights,
     save_checkpoint,
-    whole_model,
 )
-from .folder_lock import locked
-from .metrics_log import MetricsLog, Progress, run_summary
-from .preparation import PreparedRun, prepare_run
-from .processes import TERMINATED_STATUS, average_running_statistics, precision_in_words
+from .metrics_log import MetricsLog, Progress
+from .preparation import PreparedRun, locked, prepare_run
+from .processes import TERMINATED_STATUS, average_running_statistics
 from .recipe import Recipe, TrainRecipe
-from .task import RunFacts, Validation
 from .train_step import (
     StepResult,
     all_finite,
@@ -50,12 +37,9 @@ from .train_step import (
     unusable_step,
     update_weights,
 )
+from .validation import finish, validate
 
 logger = logging.getLogger(__name__)
-
-CURVES_FILE = "curves.png"
-STALE_WARNING = 2  # the user is warned at every second validation without a better one
-WORSE_BY = 0.2  # of the best value: smaller differences come and go near the end of training
 
 
 def train(recipe: Recipe) -> Path:
@@ -231,59 +215,6 @@ def _parts(run: PreparedRun) -> TrainingParts:
     return TrainingParts(run.accelerator, run.model, run.optimizer)
 
 
-# --- validation ----------------------------------------------------------------------------------
-
-
-def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str, float]:
-    """Validate and log the model as it is, and compare with the best validation before.
-
-    Returns:
-        The values of measures that compare checkpoints.
-    """
-    with log.paused():
-        validation = _measure(run, run.model)
-    log.validation(progress, validation, f"step {progress.step}")
-    comparing = validation_measures(run.recipe.task)
-    scores = {name: value for name, value in validation.values.items() if name in comparing}
-    compare(run, progress, scores.get(run.recipe.best_by))
-    return scores
-
-
-def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
-    """Note whether a validation is the best so far; tell when the patience is used up."""
-    measure = run.best_by
-    if value is None:
-        return
-    if progress.best is None or measure.rank(value) < measure.rank(progress.best):
-        progress.best, progress.stale = value, 0
-    else:
-        progress.stale += 1
-    is_much_worse = abs(value - progress.best) > WORSE_BY * abs(progress.best)
-    if progress.stale and progress.stale % STALE_WARNING == 0 and is_much_worse and run.is_main:
-        logger.warning(
-            "step %d: %s is %.4f, and was %.4f at its best %d validations before: if training "
-            "diverges, lower learning_rate or lengthen warmup_steps; the best checkpoint is kept",
-            *(progress.step, measure.label, value, progress.best, progress.stale),
-        )
-    if 0 < run.options.patience <= progress.stale and run.is_main:
-        logger.info(
-            "step %d: %s has not improved on %.4f for %d validations, so training ends",
-            progress.step,
-            run.recipe.best_by,
-            progress.best,
-            progress.stale,
-        )
-
-
-@torch.no_grad()
-def _measure(run: PreparedRun, model: PreTrainedModel, *, is_final: bool = False) -> Validation:
-    """Validate a model; call it on every process."""
-    average_running_statistics(model, run.accelerator)
-    model = whole_model(model).eval()
-    with run.accelerator.autocast():
-        return run.task.validate(model, run.accelerator, is_final=is_final)
-
-
 # --- saving --------------------------------------------------------------------------------------
 
 
@@ -323,112 +254,3 @@ def save(
     }
     with log.paused():
         save_checkpoint(_parts(run), run.output_dir, state, keep=keep)
-
-
-def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
-    """Write the model folder: the candidate that is the best by validation."""
-    candidates, model = _candidates(run), whole_model(run.model)
-    found: dict[str, Validation] = {}
-    for name, folders in candidates.items() if run.task.has_validation else ():
-        load_weights(model, average_checkpoints(folders))
-        found[name] = _measure(run, model, is_final=True)
-    # the best comes last, in the log too; of equal ones, the mean
-    ranked = sorted(candidates, key=lambda name: _rank(run, found.get(name)), reverse=True)
-    for name in ranked if found else ():
-        log.validation(progress, found[name], name, averaged=len(candidates[name]))
-    best = ranked[-1]
-    load_weights(model, average_checkpoints(candidates[best]))
-    if run.is_main:
-        _write_model(run, log, progress, model, best, found.get(best))
-        _log_choice(run, best, found)
-        if found:
-            _warn_of_no_success(run, found[best])
-    run.accelerator.wait_for_everyone()
-    return run.output_dir
-
-
-def _candidates(run: PreparedRun) -> dict[str, list[Path]]:
-    """Checkpoints of each model that may become the finished one, by name; their mean comes last.
-
-    These are the last checkpoint, the best one by validation and the mean of several (6.1). After
-    few steps weights still change fast, and the mean may be worse than its parts.
-    """
-    options, folders = run.options, all_checkpoints(run.output_dir)
-    if not folders:
-        raise ValueError(f"{run.output_dir} holds no checkpoints: were they removed meanwhile?")
-    count, by = options.average_checkpoints, run.recipe.best_by
-    ranked = best_checkpoints(folders, count, measures=run.task.measures, by=by)
-    mean = ranked[:count] if options.average_best else folders[-count:]
-    chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
-    return {_name(part): part for part in chosen}
-
-
-def _name(folders: list[Path]) -> str:
-    steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in folders)
-    return f"mean of checkpoints {steps}" if len(folders) > 1 else f"checkpoint {steps}"
-
-
-def _rank(run: PreparedRun, validation: Validation | None) -> float:
-    """A number that is lower for a better model; infinite where it is not known."""
-    value = math.nan if validation is None else validation.values.get(run.recipe.best_by, math.nan)
-    return math.inf if math.isnan(value) else run.best_by.rank(value)
-
-
-def _write_model(
-    run: PreparedRun,
-    log: MetricsLog,
-    progress: Progress,
-    model: PreTrainedModel,
-    name: str,
-    validation: Validation | None,
-) -> None:
-    """Write weights, code, processor, model card and curves; `name` says which model it is."""
-    entries, task = read_json_lines(log.path), run.task
-    facts = RunFacts(
-        model_name=run.output_dir.resolve().name,
-        recipe=run.recipe.to_yaml(),
-        parameters=model.num_parameters(),
-        steps=progress.step,
-        counts=progress.counts,
-        seconds=progress.seconds,
-        processes=run.accelerator.num_processes,
-        device=run.accelerator.device.type,
-        summary={
-            "finished model": name,
-            "computed in": precision_in_words(run.accelerator),
-            **run_summary(entries, task.measures, task.items),
-        },
-    )
-
-    def write(folder: Path) -> None:
-        with code_beside_weights(model, task.processor):
-            model.save_pretrained(folder)
-            task.save(folder)
-        task.card(facts, validation).save(folder / "README.md")
-        with suppress(ImportError):  # figures are an extra
-            name = run.output_dir.name
-            floors = {name: floor_of_run(folder)}  # by the config that was just saved
-            save_curves({name: entries}, folder / CURVES_FILE, task.measures, floors=floors)
-
-    write_files(run.output_dir, write)
-
-
-def _log_choice(run: PreparedRun, best: str, found: dict[str, Validation]) -> None:
-    """Say which model was written, and how good it and the others are by validation."""
-    by = run.recipe.best_by
-    values = {n: found[n].values[by] for n in found if by in found[n].values}
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-    reason = f": the best by {run.best_by.label} ({shown})" if shown else ""
-    logger.info("wrote %s to %s, in float32%s", best, run.output_dir, reason)
-
-
-def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
-    """Say so where the finished model has nothing right, by the main measure of that kind."""
-    measures = validation_measures(run.recipe.task)
-    higher = [name for name, measure in measures.items() if measure.better == "higher"]
-    main = [name for name in higher if name == run.recipe.best_by] or higher[:1]
-    if any(validation.values.get(name) == 0 for name in main):
-        logger.warning(
-            "%s of the finished model is 0: train longer, or lower learning_rate if the loss rose",
-            measures[main[0]].label,
-        )

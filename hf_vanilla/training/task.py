@@ -11,11 +11,13 @@ given, or from torch's global generator inside `losses`, which the engine seeds 
 nothing else of a task may draw from a global generator.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from huggingface_hub import ModelCard
@@ -83,6 +85,7 @@ class RunFacts:
         seconds: wall time of training, validation and saving.
         processes: number of processes.
         device: kind of device, such as `"cpu"`.
+        initial_model: from which the run started; None for random weights.
         summary: names and values for a table: last loss, throughput, best validation.
     """
 
@@ -94,15 +97,16 @@ class RunFacts:
     seconds: float
     processes: int
     device: str
+    initial_model: str | None = None
     summary: dict[str, str] = field(default_factory=dict)
 
-    def of_card(self, counted: str | None = None, *, start: str | None = None) -> dict[str, Any]:
+    def of_card(self, counted: str | None = None) -> dict[str, Any]:
         """What a run knows of its model, for `hub.card.CardFacts`.
 
         Args:
             counted: one of `counts` that the card names, such as `"target_tokens"`.
-            start: the model that training started from; None: new weights.
         """
+        start = self.initial_model
         total = f"{self.counts.get(counted, 0):,} {counted.replace('_', ' ')}, " if counted else ""
         return {
             "title": self.model_name,
@@ -256,6 +260,12 @@ class Task(Protocol):
 def weights_fingerprint(model: PreTrainedModel) -> str:
     """A number that differs between trained models, for `Task.facts`."""
     return f"{sum(weight.double().abs().sum().item() for weight in model.parameters()):.9g}"
+
+
+def data_fingerprint(rows: int, *arrays: np.ndarray) -> str:
+    """Number of rows and a digest of arrays, for `Task.facts`."""
+    digest = hashlib.sha256(b"".join(array.tobytes() for array in arrays))
+    return f"{rows}:{digest.hexdigest()[:16]}"
 
 
 def micro_batch_size(name: str, per_step: int, micro_batches: int) -> int:

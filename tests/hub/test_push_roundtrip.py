@@ -87,7 +87,7 @@ def script(run, trained_run):
     """Pushes the trained run to a repository."""
 
     def script(repo_id, *told, **environment):
-        command = (ROOT / "scripts/push_to_hub.py", "--model", trained_run, "--repo_id", repo_id)
+        command = ("-m", "hf_vanilla", "push", "--model", trained_run, "--repo_id", repo_id)
         return run(*command, *told, home="script", **environment)
 
     return script

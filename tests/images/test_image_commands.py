@@ -1,4 +1,4 @@
-"""The commands of an image model, evaluate and finetune, and the demo of images."""
+"""Evaluation and fine-tuning of an image model, and the demo of images."""
 
 import importlib.util
 import json
@@ -17,14 +17,10 @@ from hf_vanilla.data.images import digit_images, read_image_folder
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.images.evaluation import EvaluateImagesOptions, evaluate_images
-from hf_vanilla.images.finetuning import (
-    FinetuneImagesOptions,
-    ImageRows,
-    processed_size,
-    with_new_head,
-)
-from hf_vanilla.training.evaluate import evaluate, finetune_model, read_evaluation, read_finetuning
+from hf_vanilla.images.trainer import ImageRows, processed_size, with_new_head
+from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import read_recipe
+from hf_vanilla.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -98,16 +94,24 @@ def test_evaluate_refuses_what_the_model_does_not_know(images, tmp_path):
         EvaluateImagesOptions(model="m", dataset="d", batch_size=0)
 
 
-# --- finetune ----------------------------------------------------------------------------------
+# --- fine-tune ---------------------------------------------------------------------------------
 
 
-def test_finetune_learns_the_classes_of_a_folder_at_a_new_size(images, tmp_path):
+def tuned(start, images, folder, *more):
+    """Train a saved model further, as `hf-vanilla train` does."""
+    command = ["--initial_model", str(start), "--dataset", str(images), "--use_cpu", "true"]
+    command += ["--output_dir", str(folder), "--learning_rate", "0.01", "--warmup_steps", "2"]
+    command += ["--images_per_step", "8", "--images_per_batch", "8", "--trackers", "none"]
+    return train(read_recipe([*command, *more]))
+
+
+def test_a_run_from_a_saved_model_learns_the_classes_of_a_folder_at_a_new_size(images, tmp_path):
     start = model_folder(tmp_path / "start", [f"kind {n}" for n in range(7)], has_pooler=True)
-    command = ["--model", str(start), "--dataset", str(images), "--flip", "0.5"]
-    command += ["--image_height", "20", "--image_width", "10", "--rotation", "10"]
-    command += ["--output_dir", str(tmp_path / "tuned"), "--num_train_epochs", "8"]
-    command += ["--learning_rate", "0.01", "--use_cpu", "true", "--report_to", "none"]
-    folder = finetune_model(read_finetuning(command))
+    processor = AutoImageProcessor.from_pretrained(start)
+    processor.resample = 3
+    processor.save_pretrained(start)
+    size = ["--model.image_size", "[20, 10]", "--flip", "0.5", "--rotation", "10"]
+    folder = tuned(start, images, tmp_path / "tuned", *size, "--max_steps", "16")
     model = AutoModelForImageClassification.from_pretrained(folder)
     assert model.config.id2label == {0: "blue", 1: "red"}
     assert model.config.image_height_width == (20, 10)
@@ -117,10 +121,25 @@ def test_finetune_learns_the_classes_of_a_folder_at_a_new_size(images, tmp_path)
         EvaluateImagesOptions(model=str(folder), dataset=str(images), split="validation")
     )
     assert scores.accuracy == 1.0
-    assert AutoImageProcessor.from_pretrained(folder).size == {"height": 20, "width": 10}
+    after = AutoImageProcessor.from_pretrained(folder)
+    assert (dict(after.size), after.resample) == ({"height": 20, "width": 10}, 3)
+    assert (after.image_mean, after.image_std) == (processor.image_mean, processor.image_std)
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "accuracy 100.00 %" in card
+    assert "From start: 16 steps, 128 images" in card
     assert str(tmp_path) not in card
+
+
+def test_an_initial_model_that_does_not_fit_is_refused(images, tmp_path):
+    start = model_folder(tmp_path / "start", ["blue", "red"])
+    for more, message in (
+        (["--task", "object_detection"], "is a model of type 'vanilla_vit', and this task trains"),
+        (["--model.encoder_layers", "7"], "has another config: encoder_layers is 2 there and 7"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tuned(start, images, tmp_path / "run", *more)
+    with pytest.raises(OSError, match="nothing: no such folder"):
+        tuned(tmp_path / "nothing", images, tmp_path / "run", "--task", "image_classification")
 
 
 def test_a_new_head_is_zero_and_keeps_the_body(tmp_path):
@@ -145,20 +164,6 @@ def test_a_head_for_as_many_other_classes_is_new_and_one_for_the_same_is_kept(tm
     same = with_new_head(str(start), ("blue", "red"))
     for weight, kept in zip(same.parameters(), before.parameters(), strict=True):
         assert_close(weight, kept, rtol=0, atol=0)
-
-
-def test_unreadable_images_are_told_once_and_counted_in_the_card(images, tmp_path, caplog):
-    start = model_folder(tmp_path / "start", ["blue", "red"])
-    for number in (2, 4):
-        (images / "train" / "red" / f"{number}.png").write_bytes(b"no image")
-    command = ["--model", str(start), "--dataset", str(images), "--use_cpu", "true"]
-    command += ["--output_dir", str(tmp_path / "tuned"), "--num_train_epochs", "1"]
-    command += ["--report_to", "none", "--dataloader_num_workers", "1"]
-    with caplog.at_level("WARNING", logger="hf_vanilla"):
-        folder = finetune_model(read_finetuning(command))
-    told = "2 unreadable of 12 images of train were left out, the first is red/2.png"
-    assert caplog.text.count(told) == 1
-    assert told in (folder / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("resample", [2, 3])
@@ -189,11 +194,6 @@ def test_a_processor_that_makes_other_pixels_than_training_is_refused(images, na
     setattr(processor, name, value)
     with pytest.raises(ValueError, match=f"the image processor has {name}={value}: training"):
         ImageRows(read_image_folder(images / "train"), processor)
-
-
-def test_finetune_refuses_half_a_size():
-    with pytest.raises(ValueError, match="give both image_height and image_width, or neither"):
-        FinetuneImagesOptions(model="m", dataset="d", image_height=20)
 
 
 # --- demo --------------------------------------------------------------------------------------

@@ -26,11 +26,11 @@ from hf_vanilla.objects.coco_scores import score_detector
 from hf_vanilla.objects.detection import DetectionCollator
 from hf_vanilla.objects.detector import Detector, load_detector
 from hf_vanilla.objects.digit_scenes import digit_scenes
-from hf_vanilla.objects.finetuning import DetectionRows, ap_metrics
 from hf_vanilla.objects.options import DetectionData
 from hf_vanilla.objects.sources import read_coco, save_coco
 from hf_vanilla.objects.task import prepare
-from hf_vanilla.training.evaluate import evaluate, finetune_model, read_evaluation, read_finetuning
+from hf_vanilla.objects.trainer import DetectionRows, ap_metrics
+from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
 
@@ -296,13 +296,22 @@ def test_images_without_objects_teach_trainer_as_much_as_others(tmp_path):
 def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_path):
     start = tiny_detector(tmp_path / "model").bfloat16()
     start.save_pretrained(tmp_path / "model")
+    processor = AutoImageProcessor.from_pretrained(tmp_path / "model")
+    processor.image_mean = [0.5, 0.4, 0.3]
+    processor.save_pretrained(tmp_path / "model")
     path = scenes_on_disk(tmp_path / "coco", kept="89")
-    asked = ["--model", str(tmp_path / "model"), "--train_coco", str(path)]
-    asked += ["--validation_coco", str(path), "--output_dir", str(tmp_path / "out")]
+    asked = ["--initial_model", str(tmp_path / "model"), "--dataset", str(path)]
+    asked += ["--validation", str(path), "--output_dir", str(tmp_path / "out")]
     asked += ["--max_steps", "2", "--learning_rate", "1e-9", "--use_cpu", "True"]
-    asked += ["--report_to", "none", "--per_device_train_batch_size", "2"]
-    asked += ["--gradient_accumulation_steps", "2", "--eval_strategy", "epoch"]
-    folder = finetune_model(read_finetuning(asked))
+    asked += ["--trackers", "none", "--images_per_step", "4", "--images_per_batch", "2"]
+    with pytest.raises(ValueError, match="shortest_edge=9 and longest_edge=1333: initial_model"):
+        train(read_recipe([*asked, "--shortest_edge", "9"]))
+    with pytest.raises(ValueError, match="has its own backbone; leave backbone out"):
+        read_recipe([*asked, "--backbone", "resnet"])
+    folder = train(read_recipe(asked))
+    after = AutoImageProcessor.from_pretrained(folder)
+    assert after.size == processor.size
+    assert list(after.image_mean) == processor.image_mean
     model = AutoModelForObjectDetection.from_pretrained(folder)
     assert model.config.id2label == {0: "8", 1: "9"}
     assert model.dtype == torch.float32  # small steps would be lost in bfloat16

@@ -112,4 +112,4 @@ def test_the_program_of_the_next_commands_is_the_one_that_this_environment_has(
 def test_make_app_opens_the_named_model():
     command = ["make", "--dry-run", "app", "MODEL=runs/demo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith('scripts/app.py --model "runs/demo"\n')
+    assert done.stdout.endswith('hf-vanilla app --model "runs/demo"\n')

@@ -9,10 +9,9 @@ import small_run
 import torch
 from process_runs import assert_processes_agree
 from torch.testing import assert_close
-from transformers import AutoModelForTimeSeriesPrediction, TrainingArguments
+from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
-from hf_vanilla.tracks.finetuning import FinetuneTracksOptions, finetune_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
 from hf_vanilla.tracks.joint_options import JointDataOptions
 from hf_vanilla.tracks.joint_task import JointTrajectoryTask, prepare
@@ -300,8 +299,11 @@ def test_wrong_options_are_refused(tracks, tmp_path, change, message):
         recipe(tmp_path / "run", tracks, data=change)
 
 
-def test_finetune_refuses_a_joint_forecaster(tracks, first_stage, tmp_path):
-    options = FinetuneTracksOptions(model=str(first_stage), dataset=str(tracks), frame_seconds=0.4)
-    arguments = TrainingArguments(output_dir=str(tmp_path), report_to=[])
-    with pytest.raises(ValueError, match="forecasts whole scenes"):
-        finetune_tracks(options, arguments)
+def test_a_trained_stage_is_trained_further(tracks, second_stage, tmp_path):
+    more = {"initial_model": str(second_stage), "max_steps": 1, "learning_rate": 1e-9}
+    with pytest.raises(ValueError, match=r"holds VanillaForDiverse.*: set stage to second"):
+        train(recipe(tmp_path / "first", tracks, **more))
+    folder = train(recipe(tmp_path / "run", tracks, data={"stage": "second"}, **more))
+    before, after = (small_run.weights(path) for path in (second_stage, folder))
+    for name, weight in before.items():
+        assert_close(after[name], weight, rtol=0, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Fine-tuning a forecaster by Trainer, from the command line."""
+"""A forecaster of single agents, trained further on other tracks."""
 
 import pytest
 import torch
@@ -7,7 +7,9 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
-from hf_vanilla.training.evaluate import finetune_model, read_finetuning
+from hf_vanilla.training.evaluate import evaluate, read_evaluation
+from hf_vanilla.training.recipe import read_recipe
+from hf_vanilla.training.run import train
 
 SIZES = {"observed_steps": 5, "predicted_steps": 4, "num_modes": 3, "d_model": 12}
 HEADS = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
@@ -32,10 +34,10 @@ def tracks(tmp_path):
 
 
 def finetuned(model, tracks, folder, *more):
-    arguments = ["--model", model, "--dataset", tracks, "--validation", tracks]
+    arguments = ["--initial_model", model, "--dataset", tracks, "--validation", tracks]
     arguments += ["--output_dir", str(folder), "--max_steps", "20", "--learning_rate", "0.01"]
-    arguments += ["--per_device_train_batch_size", "16", "--use_cpu", "--report_to", "none"]
-    return finetune_model(read_finetuning([*arguments, "--disable_tqdm", "true", *more]))
+    arguments += ["--warmup_steps", "2", "--windows_per_step", "16", "--windows_per_batch", "16"]
+    return train(read_recipe([*arguments, "--use_cpu", "true", "--trackers", "none", *more]))
 
 
 def test_a_finetuned_model_has_a_smaller_error_and_keeps_rate_and_scale(start, tracks, tmp_path):
@@ -49,9 +51,7 @@ def test_a_finetuned_model_has_a_smaller_error_and_keeps_rate_and_scale(start, t
     assert model.config.largest_step > 0.3
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "minADE3" in card
-    assert "tracks.csv | 5 -> 4 steps of 0.4 s | per person" in card
-    from hf_vanilla.training.evaluate import evaluate, read_evaluation
-
+    assert "validation part | 5 -> 4 steps of 0.4 s | per person" in card
     asked = ["--dataset", tracks, "--frame_seconds", "0.4", "--device", "cpu"]
     errors = [
         evaluate(read_evaluation(["--model", name, *asked])).values["minADE3"]
@@ -60,25 +60,16 @@ def test_a_finetuned_model_has_a_smaller_error_and_keeps_rate_and_scale(start, t
     assert errors[1] < 0.7 * errors[0]
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (("--frame_seconds", "0.2"), "steps of 0.2 s, but the model has 0.4 s.*--step_seconds 0.4"),
-        (("--frame_seconds", "0.4", "--unit", "km"), "positions in km, but the model in m"),
-    ],
-)
-def test_tracks_that_do_not_fit_the_model_are_refused(start, tracks, tmp_path, more, message):
-    with pytest.raises(ValueError, match=message):
-        finetuned(start, tracks, tmp_path / "tuned", *more)
-
-
-def test_tracks_that_are_too_short_are_refused(start, tmp_path):
-    path = tmp_path / "short.csv"
-    path.write_text("frame,agent,x,y\n0,1,0,0\n1,1,1,0\n2,1,2,0\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"short.csv has no agent with 5 \+ 4 steps"):
-        finetuned(start, str(path), tmp_path / "tuned", "--frame_seconds", "0.4")
-
-
-def test_a_model_without_weights_is_refused(tracks, tmp_path):
-    with pytest.raises(ValueError, match="constant_turn has no weights"):
-        finetuned("constant_turn", tracks, tmp_path / "tuned", "--frame_seconds", "0.4")
+def test_tracks_and_models_that_do_not_fit_are_refused(start, tracks, tmp_path):
+    short = tmp_path / "short.csv"
+    short.write_text("frame,agent,x,y\n0,1,0,0\n1,1,1,0\n2,1,2,0\n", encoding="utf-8")
+    cases = (
+        (start, tracks, "0.2", (), "steps of 0.2 s, but the model has 0.4 s.*--step_seconds 0.4"),
+        (start, tracks, "0.4", ("--unit", "km"), "positions in km, but the model in m"),
+        (start, tracks, "0.4", ("--form", "one"), "Multimodal.*: set form to modes"),
+        (start, str(short), "0.4", (), r"short.csv has no agent with 5 \+ 4 steps"),
+        ("constant_turn", tracks, "0.4", ("--task", "trajectories"), "has no weights"),
+    )
+    for model, dataset, frame_seconds, more, message in cases:
+        with pytest.raises(ValueError, match=message):
+            finetuned(model, dataset, tmp_path / "tuned", "--frame_seconds", frame_seconds, *more)

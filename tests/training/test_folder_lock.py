@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hf_vanilla.training.folder_lock import locked
+from hf_vanilla.training.preparation import locked
 
 
 def test_a_folder_in_use_is_refused_with_the_process_that_holds_it(tmp_path):
@@ -24,7 +24,7 @@ def test_a_folder_in_use_is_refused_with_the_process_that_holds_it(tmp_path):
 def test_the_lock_of_a_killed_process_does_not_matter(tmp_path):
     program = (
         "import os, signal, sys\nfrom pathlib import Path\n"
-        "from hf_vanilla.training.folder_lock import locked\n"
+        "from hf_vanilla.training.preparation import locked\n"
         "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], check=False)

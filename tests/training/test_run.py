@@ -13,13 +13,15 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.text import task as translation
 from hf_vanilla.training import run as training
+from hf_vanilla.training import validation
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.metrics_log import Progress
 from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.run import compare, train
+from hf_vanilla.training.run import train
 from hf_vanilla.training.task import Validation
 from hf_vanilla.training.train_step import MicroBatch, training_steps
+from hf_vanilla.training.validation import compare
 
 NO_DROPOUT = {"dropout": 0.0, "label_smoothing": 0.0}
 
@@ -413,7 +415,7 @@ def scripted(monkeypatch, nlls):
     def measured(run, model, *, is_final=False):
         return Validation({"nll": 0.0 if is_final else next(values)})
 
-    monkeypatch.setattr(training, "_measure", measured)
+    monkeypatch.setattr(validation, "measure", measured)
 
 
 def test_the_best_checkpoints_are_averaged_and_kept_with_the_newest(

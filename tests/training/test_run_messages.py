@@ -9,14 +9,14 @@ import small_run
 import torch
 from accelerate import PartialState
 
-from hf_vanilla.training import metrics_log
-from hf_vanilla.training import run as training
+from hf_vanilla.training import metrics_log, validation
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.metrics_log import Progress
 from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.processes import MainProcessLogger
-from hf_vanilla.training.run import compare, train
+from hf_vanilla.training.run import train
 from hf_vanilla.training.task import Validation
+from hf_vanilla.training.validation import compare
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_validation_much_worse_than_the_best_is_reported_at_every_second_one(p
     ids=str,
 )
 def test_a_bleu_of_0_at_the_end_is_reported(prepared, caplog, values, is_reported):
-    training._warn_of_no_success(prepared, Validation(values))
+    validation._warn_of_no_success(prepared, Validation(values))
     assert ("validation BLEU of the finished model is 0: train" in caplog.text) == is_reported
     assert caplog.text.count("finished model") == is_reported
 

@@ -28,8 +28,7 @@ from hf_vanilla.training import (
 )
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.comparison import CompareOptions, compare_runs
-from hf_vanilla.training.folder_lock import locked
-from hf_vanilla.training.preparation import RECIPE_FILE
+from hf_vanilla.training.preparation import RECIPE_FILE, locked
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.sweep import (

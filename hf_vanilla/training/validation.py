@@ -1,0 +1,198 @@
+"""Validate a run, and write its finished model: the best of several by validation (6.1)."""
+
+import logging
+import math
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_vanilla.families import validation_measures
+from hf_vanilla.files import read_json_lines, write_files
+from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.plots.curves import floor_of_run, save_curves
+
+from .averaging import average_checkpoints
+from .checkpointing import (
+    all_checkpoints,
+    best_checkpoints,
+    checkpoint_state,
+    load_weights,
+    whole_model,
+)
+from .metrics_log import MetricsLog, Progress, run_summary
+from .preparation import PreparedRun
+from .processes import average_running_statistics, precision_in_words
+from .task import RunFacts, Validation
+
+logger = logging.getLogger(__name__)
+
+CURVES_FILE = "curves.png"
+STALE_WARNING = 2  # the user is warned at every second validation without a better one
+WORSE_BY = 0.2  # of the best value: smaller differences come and go near the end of training
+
+
+def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str, float]:
+    """Validate and log the model as it is, and compare with the best validation before.
+
+    Returns:
+        The values of measures that compare checkpoints.
+    """
+    with log.paused():
+        validation = measure(run, run.model)
+    log.validation(progress, validation, f"step {progress.step}")
+    comparing = validation_measures(run.recipe.task)
+    scores = {name: value for name, value in validation.values.items() if name in comparing}
+    compare(run, progress, scores.get(run.recipe.best_by))
+    return scores
+
+
+def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
+    """Note whether a validation is the best so far; tell when the patience is used up."""
+    best_by = run.best_by
+    if value is None:
+        return
+    if progress.best is None or best_by.rank(value) < best_by.rank(progress.best):
+        progress.best, progress.stale = value, 0
+    else:
+        progress.stale += 1
+    is_much_worse = abs(value - progress.best) > WORSE_BY * abs(progress.best)
+    if progress.stale and progress.stale % STALE_WARNING == 0 and is_much_worse and run.is_main:
+        logger.warning(
+            "step %d: %s is %.4f, and was %.4f at its best %d validations before: if training "
+            "diverges, lower learning_rate or lengthen warmup_steps; the best checkpoint is kept",
+            *(progress.step, best_by.label, value, progress.best, progress.stale),
+        )
+    if 0 < run.options.patience <= progress.stale and run.is_main:
+        logger.info(
+            "step %d: %s has not improved on %.4f for %d validations, so training ends",
+            progress.step,
+            run.recipe.best_by,
+            progress.best,
+            progress.stale,
+        )
+
+
+@torch.no_grad()
+def measure(run: PreparedRun, model: PreTrainedModel, *, is_final: bool = False) -> Validation:
+    """Validate a model; call it on every process."""
+    average_running_statistics(model, run.accelerator)
+    model = whole_model(model).eval()
+    with run.accelerator.autocast():
+        return run.task.validate(model, run.accelerator, is_final=is_final)
+
+
+def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
+    """Write the model folder: the candidate that is the best by validation."""
+    folders = all_checkpoints(run.output_dir)
+    if not folders:
+        raise ValueError(f"{run.output_dir} holds no checkpoints: were they removed meanwhile?")
+    by = _deciding(run, folders)
+    candidates, model = _candidates(run, folders, by), whole_model(run.model)
+    found: dict[str, Validation] = {}
+    for name, folders in candidates.items() if run.task.has_validation else ():
+        load_weights(model, average_checkpoints(folders))
+        found[name] = measure(run, model, is_final=True)
+    # the best comes last, in the log too; of equal ones, the mean
+    deciding = run.task.measures[by]
+
+    def rank(name: str) -> float:
+        value = found[name].values.get(by, math.nan) if name in found else math.nan
+        return math.inf if math.isnan(value) else deciding.rank(value)
+
+    ranked = sorted(candidates, key=rank, reverse=True)
+    for name in ranked if found else ():
+        log.validation(progress, found[name], name, averaged=len(candidates[name]))
+    best = ranked[-1]
+    load_weights(model, average_checkpoints(candidates[best]))
+    if run.is_main:
+        _write_model(run, log, progress, model, best, found.get(best))
+        values = {n: found[n].values[by] for n in found if by in found[n].values}
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+        reason = f": the best by {deciding.label} ({shown})" if shown else ""
+        logger.info("wrote %s to %s, in float32%s", best, run.output_dir, reason)
+        if found:
+            _warn_of_no_success(run, found[best])
+    run.accelerator.wait_for_everyone()
+    return run.output_dir
+
+
+def _deciding(run: PreparedRun, folders: list[Path]) -> str:
+    """`best_by`, or the task's first measure that was measured where this one was not.
+
+    Without translations, for instance, no checkpoint has a BLEU.
+    """
+    scored = {name for folder in folders for name in checkpoint_state(folder).get("scores", {})}
+    names = (run.recipe.best_by, *validation_measures(run.recipe.task))
+    return next((name for name in names if name in scored), run.recipe.best_by)
+
+
+def _candidates(run: PreparedRun, folders: list[Path], by: str) -> dict[str, list[Path]]:
+    """Checkpoints of each model that may become the finished one, by name; their mean comes last.
+
+    These are the last checkpoint, the best one by validation and the mean of several (6.1). After
+    few steps weights still change fast, and the mean may be worse than its parts.
+    """
+    options, count = run.options, run.options.average_checkpoints
+    ranked = best_checkpoints(folders, count, measures=run.task.measures, by=by)
+    mean = ranked[:count] if options.average_best else folders[-count:]
+    chosen = [part for part in (folders[-1:], ranked[:1], mean) if part]
+    return {_name(part): part for part in chosen}
+
+
+def _name(folders: list[Path]) -> str:
+    steps = ", ".join(folder.name.removeprefix("checkpoint-") for folder in folders)
+    return f"mean of checkpoints {steps}" if len(folders) > 1 else f"checkpoint {steps}"
+
+
+def _write_model(
+    run: PreparedRun,
+    log: MetricsLog,
+    progress: Progress,
+    model: PreTrainedModel,
+    name: str,
+    validation: Validation | None,
+) -> None:
+    """Write weights, code, processor, model card and curves; `name` says which model it is."""
+    entries, task = read_json_lines(log.path), run.task
+    facts = RunFacts(
+        model_name=run.output_dir.resolve().name,
+        recipe=run.recipe.to_yaml(),
+        parameters=model.num_parameters(),
+        steps=progress.step,
+        counts=progress.counts,
+        seconds=progress.seconds,
+        processes=run.accelerator.num_processes,
+        device=run.accelerator.device.type,
+        initial_model=run.options.initial_model,
+        summary={
+            "finished model": name,
+            "computed in": precision_in_words(run.accelerator),
+            **run_summary(entries, task.measures, task.items),
+        },
+    )
+
+    def write(folder: Path) -> None:
+        with code_beside_weights(model, task.processor):
+            model.save_pretrained(folder)
+            task.save(folder)
+        task.card(facts, validation).save(folder / "README.md")
+        with suppress(ImportError):  # figures are an extra
+            name = run.output_dir.name
+            floors = {name: floor_of_run(folder)}  # by the config that was just saved
+            save_curves({name: entries}, folder / CURVES_FILE, task.measures, floors=floors)
+
+    write_files(run.output_dir, write)
+
+
+def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
+    """Say so where the finished model has nothing right, by the main measure of that kind."""
+    measures = validation_measures(run.recipe.task)
+    higher = [name for name, measure in measures.items() if measure.better == "higher"]
+    main = [name for name in higher if name == run.recipe.best_by] or higher[:1]
+    if any(validation.values.get(name) == 0 for name in main):
+        logger.warning(
+            "%s of the finished model is 0: train longer, or lower learning_rate if the loss rose",
+            measures[main[0]].label,
+        )
