@@ -32,8 +32,7 @@ from hf_vanilla.options import Options, option
 
 from .card import translation_card
 from .encoding import EncodedPairs, LengthLimits, encode_pairs
-from .loading import load_translator
-from .precision import require_float
+from .loading import load_translator, require_float
 from .validation import validation_nll, validation_translations
 
 logger = logging.getLogger(__name__)
