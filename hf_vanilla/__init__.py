@@ -52,8 +52,7 @@ from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokeniz
 
 if TYPE_CHECKING:
     from hf_vanilla.data.batching import PairCollator
-    from hf_vanilla.text.demo_model import demo_model
-    from hf_vanilla.text.loading import load_translator
+    from hf_vanilla.text.loading import demo_model, load_translator
     from hf_vanilla.text.tokenizer_training import train_tokenizer
     from hf_vanilla.text.trainer import TokenBatches, bleu_metrics
     from hf_vanilla.text.translator import Translator, translate
@@ -112,7 +111,7 @@ LAZY = {
     "TokenBatches": "text.trainer",
     "Translator": "text.translator",
     "bleu_metrics": "text.trainer",
-    "demo_model": "text.demo_model",
+    "demo_model": "text.loading",
     "inverse_sqrt_schedule": "training.optimization",
     "load_translator": "text.loading",
     "paper_adam": "training.optimization",

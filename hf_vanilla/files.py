@@ -1,5 +1,6 @@
 """Files that are complete or absent: write to a temporary name, flush to disk, rename."""
 
+import hashlib
 import json
 import os
 import re
@@ -13,6 +14,11 @@ from typing import Any
 
 PARTIAL = ".partial"  # part of the name of everything that is not finished
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def digest_of(text: str) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of a text."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def check_output_file(path: str | Path, *, overwrite: bool = False) -> Path:

@@ -16,8 +16,7 @@ from hf_vanilla.app.component import style, theme
 from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry
 from hf_vanilla.loading import task_of_model
 from hf_vanilla.options import Options, option
-from hf_vanilla.text.demo_model import demo_model
-from hf_vanilla.text.precision import DTYPES
+from hf_vanilla.text.loading import DTYPES, demo_model
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from hf_vanilla.data.corpus import built_in_corpus
 from hf_vanilla.files import write_files, write_text
 from hf_vanilla.text.alignment_files import NUMBERS, validation_numbers
 from hf_vanilla.text.alignments import error_rates, save_head
-from hf_vanilla.text.demo_model import FACTS, FILES
-from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.loading import FACTS, FILES, load_translator
 from hf_vanilla.text.translator import translate
 from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train

@@ -28,7 +28,7 @@ import yaml
 
 from hf_vanilla.commands import COMMANDS
 from hf_vanilla.images.batches import image_processor
-from hf_vanilla.text.demo_model import demo_model
+from hf_vanilla.text.loading import demo_model
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = "--train_source train_source.txt --train_target train_target.txt"

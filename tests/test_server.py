@@ -10,7 +10,7 @@ import pytest
 from hf_vanilla import serve as app
 from hf_vanilla.app.component import message
 from hf_vanilla.serve import EXAMPLE, AppOptions, open_app, serve
-from hf_vanilla.text.demo_model import demo_model
+from hf_vanilla.text.loading import demo_model
 from hf_vanilla.text.page import TITLE
 
 gradio = pytest.importorskip("gradio")

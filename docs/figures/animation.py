@@ -18,8 +18,7 @@ from torch import Tensor
 from hf_vanilla.files import whole_file
 from hf_vanilla.plots.figures import THEMES, Theme, check_output, figure_style, new_figure
 from hf_vanilla.text.attentions import SPACE, Attentions, attentions
-from hf_vanilla.text.demo_model import demo_model
-from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.loading import demo_model, load_translator
 
 SENTENCE = "seven hundred forty-two thousand three hundred nineteen"
 SECONDS, LAST_SECONDS = 0.9, 2.7  # that a token, and the whole translation, are shown

@@ -20,8 +20,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING, import_ctranslate2
-from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.precision import require_float
+from hf_vanilla.text.loading import load_translator, require_float
 
 logger = logging.getLogger(__name__)
 

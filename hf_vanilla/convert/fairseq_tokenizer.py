@@ -15,7 +15,7 @@ from tokenizers import (
     processors,
 )
 
-from hf_vanilla.data.corpus import read_lines
+from hf_vanilla.data.lines import read_lines
 from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
 from hf_vanilla.options import install_hint
 

@@ -11,8 +11,7 @@ from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
-from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.precision import require_float
+from hf_vanilla.text.loading import load_translator, require_float
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
-from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.precision import require_float
+from hf_vanilla.text.loading import load_translator, require_float
 
 from .marian import NAMES, SAME_FIELDS, compare
 from .weight_names import is_zero_at, load_renamed, rename_to_theirs

@@ -5,13 +5,15 @@ Shapes: B batch, L any length, N sentence pairs, S source, T target.
 
 from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
+
+if TYPE_CHECKING:  # its import takes long, and a translator has no tables
+    import pyarrow as pa
 
 IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 
@@ -255,10 +257,10 @@ class PairCollator:
         self.pad_token_id = pad_token_id
 
     def __call__(
-        self, rows: Sequence[dict[str, Sequence[int]]] | Sequence[pa.Table] | pa.Table
+        self, rows: "Sequence[dict[str, Sequence[int]]] | Sequence[pa.Table] | pa.Table"
     ) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, all int64."""
-        if isinstance(rows, list) and isinstance(rows[0], pa.Table):
+        if isinstance(rows, list) and _is_table(rows[0]):
             (rows,) = rows  # DataLoader's list of one item, and the item is a whole batch
         ids, lengths = _concatenated(rows, "input_ids")
         labels, label_lengths = _concatenated(rows, "labels")
@@ -275,9 +277,19 @@ def padded(sequences: Sequence[Sequence[int]], value: int) -> Tensor:
     return _padded_table(np.concatenate(sequences), lengths, value)
 
 
+def padded_with_mask(sequences: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]:
+    """`padded`, and its attention mask `(B, L)` int64: 1 where a row has a token."""
+    lengths = np.array([len(sequence) for sequence in sequences])
+    return padded(sequences, value), torch.from_numpy(_is_real(lengths).astype(np.int64))
+
+
+def _is_table(rows: Any) -> bool:
+    return hasattr(rows, "column_names")
+
+
 def _concatenated(rows: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The sequences of one column in one 1-D array, and the `(B,)` lengths."""
-    if isinstance(rows, pa.Table):
+    if _is_table(rows):
         column = rows.column(name).combine_chunks()
         return column.flatten().to_numpy(), np.diff(column.offsets.to_numpy())
     sequences = [row[name] for row in rows]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .corpus import check_sentences
+from .lines import check_sentences
 
 
 @dataclass(frozen=True)

@@ -1,106 +1,26 @@
-"""Parallel text as rows of `source` and `target`: files, datasets, the built-in corpus."""
+"""Parallel text as datasets of `source` and `target`: of files, the Hub, the built-in corpus."""
 
-import gzip
-import hashlib
 import json
 import random
 import uuid
-import zlib
-from collections.abc import Collection, Iterator
-from io import BufferedIOBase
-from itertools import zip_longest
+from collections.abc import Collection
 from pathlib import Path
 from stat import S_IROTH
-from typing import Any, BinaryIO
+from typing import Any
 
 import datasets
 from datasets import Dataset, DatasetDict, IterableDataset, load_from_disk
 from datasets.exceptions import DatasetGenerationError
 
+from hf_vanilla.files import digest_of
 from hf_vanilla.loading import load_rows
+
+from .lines import check_text_file, read_pairs
 
 BUILT_IN_CORPUS = "numbers"
 # the built-in corpus has all numbers below DENSE, and SPARSE larger ones
 DENSE, SPARSE, LARGEST = 10_000, 40_000, 999_999
 EVALUATION_PAIRS = 1_000  # of validation and of test
-LONGEST_LINE = 2**24  # bytes; a .gz file of 2 MB can hold one of gigabytes
-
-
-def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or `.gz`, without line ends.
-
-    Only a line feed ends a line, so that both sides of a corpus have the same line numbers.
-
-    Raises:
-        ValueError: a line is not UTF-8; the message names file and line.
-        OSError: the file cannot be read, or a `.gz` file is incomplete or damaged.
-    """
-    path = Path(path)
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        try:
-            yield from decoded_lines(file, str(path))
-        except EOFError:
-            raise OSError(f"{path} is incomplete: its compressed data has no end") from None
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise OSError(f"{path} is damaged or no gzip file: {error}") from None
-
-
-def check_text_file(path: str | Path) -> Path:
-    """Check that a text file or pipe, such as bash's `<(command)`, is there; returns its path.
-
-    Raises:
-        OSError: it is missing, or a folder.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give a text file")
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
-    return path
-
-
-def decoded_lines(file: BufferedIOBase | BinaryIO, name: str) -> Iterator[str]:
-    """The lines of a binary stream as text, without line ends; `name` is for the error message.
-
-    Raises:
-        ValueError: a line is not UTF-8, or longer than `LONGEST_LINE`.
-    """
-    lines = iter(lambda: file.readline(LONGEST_LINE + 1), b"")
-    for number, line in enumerate(lines, start=1):
-        if len(line) > LONGEST_LINE:
-            raise ValueError(
-                f"{name}, line {number} has more than {LONGEST_LINE:,} bytes: put each sentence "
-                "into a line of its own"
-            )
-        try:
-            # some editors write a byte order mark at the start of a file
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            yield text.rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{name}, line {number}: byte {error.start + 1} is not UTF-8; "
-                "convert the text, for example with iconv -t utf-8"
-            ) from None
-
-
-def read_pairs(source: str | Path, target: str | Path) -> Iterator[dict[str, str]]:
-    """Rows of `source` and `target` from two files, line by line.
-
-    Raises:
-        ValueError: one file ends before the other, both are empty, or a line is not UTF-8.
-    """
-    number = 0
-    sides = zip_longest(read_lines(source), read_lines(target))
-    for number, (source_line, target_line) in enumerate(sides, start=1):
-        if source_line is None or target_line is None:
-            short, long = (source, target) if source_line is None else (target, source)
-            raise ValueError(
-                f"{short} ends after line {number - 1}, but {long} has more lines: "
-                f"line {number} has no translation"
-            )
-        yield {"source": source_line, "target": target_line}
-    if not number:
-        raise ValueError(f"{source} and {target} are empty: no sentence pairs to read")
 
 
 def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
@@ -120,7 +40,7 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
         if not path.is_file():  # a pipe: its content is new each time
             facts.append(uuid.uuid4().hex)
     # size and time are in the cache key, so an edited file is read again
-    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    key = digest_of("\n".join(facts))
     try:
         return Dataset.from_generator(
             read_pairs,
@@ -313,13 +233,3 @@ def built_in_corpus(seed: int = 0) -> DatasetDict:
     return DatasetDict(
         {split: Dataset.from_list([number_words(n) for n in part]) for split, part in splits}
     )
-
-
-def check_sentences(sentences: Any) -> None:
-    """Refuse one text where a sequence of texts is needed; it would be read letter by letter.
-
-    Raises:
-        ValueError: it is one text.
-    """
-    if isinstance(sentences, str | bytes):
-        raise ValueError(f"{sentences!r:.60} is one text: give a list of sentences, [text]")

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from hf_vanilla.data.corpus import built_in_numbers, read_pairs
+from hf_vanilla.data.corpus import built_in_numbers, number_words
+from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.files import check_output_file
 from hf_vanilla.options import Options, option
 
-from .alignment_links import alignment_line, word_spans
+from .alignment_links import AlignedPair, alignment_line, word_spans
 from .alignments import Aligner, AlignmentHead, default_head, error_rates, save_head, saved_head
 from .file_translation import STANDARD_STREAM, open_output
 from .loading import load_translator
-from .number_alignments import AlignedPair, aligned_number
 
 WINDOW_PAIRS = 512
 FORMATS = ("pharaoh", "jsonl")
@@ -142,3 +142,68 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
 def _link(part: str, sign: str) -> tuple[int, int]:
     source, target = part.split(sign)
     return int(source), int(target)
+
+
+# --- the built-in corpus ------------------------------------------------------------------------
+
+
+def aligned_number(number: int) -> AlignedPair:
+    """A number below a million in both languages, with the alignment of its parts.
+
+    "twenty-three" has the parts "twenty" and "three", "dreiundzwanzig" has "drei", "und" and
+    "zwanzig". "und" has no translation; a link of it to either neighbor is possible.
+    """
+    texts = number_words(number)
+    english, german, sure = _parts(number)
+    possible = set(sure)
+    for place, part in enumerate(german):
+        if part == "und":
+            possible |= {(i, place) for i, j in sure if abs(j - place) == 1}
+    return AlignedPair(
+        texts["source"],
+        texts["target"],
+        _spans(english, texts["source"]),
+        _spans(german, texts["target"]),
+        frozenset(sure),
+        frozenset(possible),
+    )
+
+
+def _parts(number: int) -> tuple[list[str], list[str], set[tuple[int, int]]]:
+    """Parts of both languages in their orders, and the pairs that translate each other."""
+    tens, ones = divmod(number, 10)
+    if number < 20 or (number < 100 and not ones):
+        words = number_words(number)
+        return [words["source"]], [words["target"]], {(0, 0)}
+    if number < 100:
+        first, second = (number_words(n) for n in (10 * tens, ones))
+        german = [_inside(second["target"]), "und", first["target"]]
+        return [first["source"], second["source"]], german, {(0, 2), (1, 0)}
+    unit, english_unit, german_unit = (
+        (1000, "thousand", "tausend") if number >= 1000 else (100, "hundred", "hundert")
+    )
+    count, rest = divmod(number, unit)
+    english, german, sure = _parts(count)
+    german[-1] = _inside(german[-1])
+    sure = {*sure, (len(english), len(german))}
+    english, german = [*english, english_unit], [*german, german_unit]
+    if rest:
+        more_english, more_german, more = _parts(rest)
+        sure |= {(i + len(english), j + len(german)) for i, j in more}
+        english, german = [*english, *more_english], [*german, *more_german]
+    return english, german, sure
+
+
+def _inside(german: str) -> str:
+    """A number word before another part of a word."""
+    return "ein" if german == "eins" else german
+
+
+def _spans(parts: list[str], text: str) -> tuple[tuple[int, int], ...]:
+    """Where each part is in a text that has them in this order."""
+    spans, first = [], 0
+    for part in parts:
+        first = text.index(part, first)
+        spans.append((first, first + len(part)))
+        first += len(part)
+    return tuple(spans)

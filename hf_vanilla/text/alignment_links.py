@@ -6,6 +6,7 @@ Shapes: S source tokens, T target tokens, U parts of the source, V parts of the 
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +17,27 @@ from hf_vanilla.models.search_vanilla import NAN_CAUSE
 # characters of a text, from and to; numbers of a source and a target part
 Spans = Sequence[tuple[int, int]]
 Links = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class AlignedPair:
+    """A pair of texts whose alignment is known.
+
+    Attributes:
+        source: text.
+        target: text.
+        source_spans: first and last-plus-one character of each part of the source.
+        target_spans: likewise of the target.
+        sure: pairs of part numbers, source and target, that translate each other.
+        possible: pairs that are neither right nor wrong, `sure` included.
+    """
+
+    source: str
+    target: str
+    source_spans: tuple[tuple[int, int], ...]
+    target_spans: tuple[tuple[int, int], ...]
+    sure: frozenset[tuple[int, int]]
+    possible: frozenset[tuple[int, int]]
 
 
 def word_spans(text: str) -> Spans:

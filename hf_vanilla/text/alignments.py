@@ -15,14 +15,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import padded
+from hf_vanilla.data.batching import padded, padded_with_mask
 from hf_vanilla.files import write_text
 from hf_vanilla.hub.card import ALIGNMENT_FILE
 from hf_vanilla.options import checked
 
-from .alignment_links import Links, Spans, best_links, part_weights, token_shares, word_spans
-from .attentions import eager_copy, start_token_id
-from .number_alignments import AlignedPair
+from .alignment_links import (
+    AlignedPair,
+    Links,
+    Spans,
+    best_links,
+    part_weights,
+    token_shares,
+    word_spans,
+)
+from .attentions import Attentions, eager_copy, start_token_id
 
 logger = logging.getLogger(__name__)
 
@@ -243,9 +250,7 @@ def _cross_attentions(
 ) -> tuple[Tensor, ...]:
     """`(B, H, T + 1, S)` per layer: step t writes target token t and reads token t - 1."""
     device = model.device
-    input_ids = padded(sources, model.config.pad_token_id)
-    lengths = torch.tensor([len(row) for row in sources])
-    attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
+    input_ids, attention_mask = padded_with_mask(sources, model.config.pad_token_id)
     start = start_token_id(model)
     read = padded([[start, *row] for row in targets], model.config.pad_token_id)
     return model(
@@ -301,3 +306,64 @@ def error_rates(
             for head, of_head in zip(heads, weights, strict=True):
                 links[head].append(best_links(of_head))
     return {head: error_rate(links[head], gold) for head in heads}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignedWords:
+    """The words of a sentence and of its translation.
+
+    Attributes:
+        source: words of the sentence, separated by white space.
+        target: those of the translation.
+        starts: the first token of each target word.
+        links: as of `Aligner.align`.
+        head: whose attention it is.
+    """
+
+    source: list[str]
+    target: list[str]
+    starts: list[int]
+    links: Links
+    head: AlignmentHead
+
+
+def aligned_words(
+    attentions: Attentions,
+    tokenizer: PreTrainedTokenizerBase,
+    sentence: str,
+    head: AlignmentHead | None = None,
+) -> AlignedWords | None:
+    """Align the words of a sentence by weights that are computed already.
+
+    Args:
+        attentions: of the sentence and its translation.
+        tokenizer: of the model.
+        sentence: source text.
+        head: which attention; None: the mean of the last layer but one.
+
+    Returns:
+        None where the tokenizer has a vocabulary per language.
+
+    Raises:
+        ValueError: the model has no such layer or head.
+    """
+    if not has_one_vocabulary(tokenizer):
+        return None
+    layers, heads = attentions.cross.shape[:2]
+    head = default_head(layers) if head is None else head
+    check_head(head, layers, heads)
+    ids = (tokenizer(sentence, verbose=False).input_ids, attentions.target_ids)
+    texts = (sentence, tokenizer.decode(ids[1], skip_special_tokens=True))
+    spans = [word_spans(text) for text in texts]
+    shares = [token_shares(tokenizer, *one) for one in zip(ids, texts, spans, strict=True)]
+    links: Links = []
+    if all(spans):
+        rows = head_weights(attentions.cross.unsqueeze(1).unbind(), head, 0)
+        # a translation that reached its limit has no step that reads the last token
+        rows = torch.cat([rows, rows[-1:]])
+        links = best_links(part_weights(rows, *shares, is_next=head.is_next))
+    source, target = (
+        [text[first:last] for first, last in of] for text, of in zip(texts, spans, strict=True)
+    )
+    starts = (shares[1] > 0).int().argmax(0).tolist() if target else []
+    return AlignedWords(source=source, target=target, starts=starts, links=links, head=head)

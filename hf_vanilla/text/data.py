@@ -1,5 +1,6 @@
-"""Text of a translation run: corpus, tokenizer, encoded pairs, fingerprints."""
+"""What a translation run starts with: corpus, tokenizer, encoded pairs, initial model."""
 
+import copy
 import hashlib
 import logging
 from dataclasses import dataclass
@@ -7,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset, concatenate_datasets
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import (
     BUILT_IN_CORPUS,
@@ -17,10 +19,13 @@ from hf_vanilla.data.corpus import (
     pairs_from_files,
 )
 from hf_vanilla.loading import load_saved
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.training.initial_model import OF_TRAINING, check_section
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 
 from .encoding import EncodedPairs, LengthLimits, encode_pairs
+from .loading import load_translator
 from .mixture import (
     add_tags,
     check_tags,
@@ -28,7 +33,7 @@ from .mixture import (
     mixture_pairs,
     tagged_pairs,
 )
-from .options import TranslationDataOptions
+from .options import TranslationDataOptions, changed_decoding
 from .token_shards import read_shards, shards_tokenizer, tokenizer_fingerprint
 from .tokenizer_training import train_tokenizer
 
@@ -218,3 +223,45 @@ def _fingerprint(pairs: EncodedPairs) -> str:
         for column in ("input_ids", "labels"):
             digest.update(np.concatenate(list(batch[column])).astype(np.int64).tobytes())
     return f"{count:,} pairs, {digest.hexdigest()[:16]}"
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """A trained model with its tokenizer.
+
+    Attributes:
+        model: on the CPU, in float32.
+        tokenizer: of both languages.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def copy_for(self, recipe: Recipe) -> PreTrainedModel:
+        """The model with the recipe's dropout, label smoothing and decoding."""
+        config = copy.deepcopy(self.model.config)
+        config.update({name: recipe.model[name] for name in OF_TRAINING & recipe.model.keys()})
+        model = VanillaForConditionalGeneration(config)
+        model.load_state_dict(self.model.state_dict())
+        model.generation_config = changed_decoding(self.model.generation_config, recipe.decoding)
+        return model
+
+
+def load_initial_model(recipe: Recipe) -> InitialModel | None:
+    """Load `initial_model` of a recipe; None where it names none.
+
+    Raises:
+        ValueError: it is no float model of this package, or the recipe's section `model` describes
+            another one.
+        OSError: there is no such model.
+    """
+    name = recipe.train.initial_model
+    if name is None:
+        return None
+    model, tokenizer = load_translator(name, dtype="float32", device=torch.device("cpu"))
+    if not isinstance(model, VanillaForConditionalGeneration):
+        raise ValueError(
+            f"initial_model={name!r} holds {type(model).__name__}: convert it by hf-vanilla convert"
+        )
+    check_section(name, model.config, recipe.model)
+    return InitialModel(model, tokenizer)

@@ -9,13 +9,13 @@ from accelerate import PartialState
 from hf_vanilla.models.search_vanilla_ensemble import AVERAGES
 from hf_vanilla.options import Options, option
 
+from .decoding import first_numbers
 from .engines import ENGINES
 from .generation_fields import check_fields
-from .precision import DTYPES
-from .sentence_splitting import SentenceSplitter
+from .loading import DTYPES
 from .terminology import Terminology, read_terminology
-from .text_translator import TextTranslator
-from .translator import Translator, first_numbers
+from .text_translator import SentenceSplitter, TextTranslator
+from .translator import Translator
 
 
 @dataclass(frozen=True, kw_only=True)

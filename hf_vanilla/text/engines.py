@@ -3,7 +3,7 @@
 import copy
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -15,18 +15,19 @@ from torch import nn
 from transformers import (
     AutoTokenizer,
     GenerationConfig,
-    LogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from hf_vanilla.data.batching import padded
 from hf_vanilla.loading import load_saved
-from hf_vanilla.models.search_vanilla import refuse_nan
+from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
+from hf_vanilla.models.search_vanilla_ensemble import Ensemble
 from hf_vanilla.options import install_hint
 
-from .generation_fields import check_own_search
+from .decoding import generated_texts, with_nan_check
+from .generation_fields import check_own_search, check_token_ids
+from .loading import check_dtype, load_translator
 from .n_best import Hypothesis, n_best_of_rows
 from .terminology import Term
 
@@ -63,19 +64,6 @@ class Engine(Protocol):
 
     def translate_rows(self, rows: list[list[int]]) -> list[str]:
         """One text per row of input ids, in the same order; each row ends in the end token."""
-
-
-class NanCheck(LogitsProcessor):
-    """Refuses NaN, from which no token can be drawn."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """The scores `(B, V)` as they are.
-
-        Raises:
-            ValueError: one is NaN.
-        """
-        refuse_nan(bool(scores.isnan().any()), step=input_ids.shape[1])
-        return scores
 
 
 class TorchEngine:
@@ -129,38 +117,16 @@ class TorchEngine:
                 found[row] = other
         return [text for text, _ in found]
 
-    def _changes(self) -> dict[str, Any]:
-        """What a call of `generate()` gets: `generate_kwargs`, and with sampling a check for NaN.
-
-        Greedy and beam search check by themselves.
-        """
-        changes = self.generate_kwargs
-        if not changes.get("do_sample", self.model.generation_config.do_sample):
-            return changes
-        return {**changes, "logits_processor": [*changes.get("logits_processor", ()), NanCheck()]}
-
-    @torch.inference_mode()
     def _translations(self, rows: list[list[int]], **asked: Any) -> list[tuple[str, list[int]]]:
-        """Text and generated ids, padding included, per row of input ids."""
-        input_ids = padded(rows, self.tokenizer.pad_token_id)
-        lengths = torch.tensor([len(row) for row in rows])
-        attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
-        # one sequence per sentence, whatever the generation config says
-        returned = {"num_return_sequences": 1, "return_dict_in_generate": False}
         with self._drawing(rows):
-            generated = self.model.generate(
-                input_ids=input_ids.to(self.model.device),
-                attention_mask=attention_mask.to(self.model.device),
-                **{**self._changes(), **returned, **asked},
-            )
-        ids = generated[:, 1:]  # some tokenizers do not count the start token as special
-        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
-        return list(zip(texts, ids.tolist(), strict=True))
+            options = {**self.generate_kwargs, **asked}
+            return generated_texts(self.model, self.tokenizer, rows, **options)
 
     def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:
         """The n best hypotheses per row of input ids, by beam search or sampling."""
         with self._drawing(rows):
-            return n_best_of_rows(self.model, self.tokenizer, rows, n, **self._changes())
+            changes = with_nan_check(self.model, self.generate_kwargs)
+            return n_best_of_rows(self.model, self.tokenizer, rows, n, **changes)
 
     @contextmanager
     def _drawing(self, rows: list[list[int]]) -> Iterator[None]:
@@ -363,3 +329,91 @@ def _changed(saved: GenerationConfig, decoding: dict[str, Any]) -> GenerationCon
     for name, value in decoding.items():
         setattr(changed, name, value)
     return changed
+
+
+# --- loading -------------------------------------------------------------------------------------
+
+
+def load_engine(
+    name: str,
+    engine: str = "torch",
+    *,
+    device: torch.device | None = None,
+    dtype: str | None = None,
+    ensemble: Sequence[str] = (),
+    ensemble_average: str = "probabilities",
+    **generate_kwargs: Any,
+) -> Engine:
+    """Load the engine of a model folder or Hub id.
+
+    Args:
+        name: folder or Hub id; for `"ctranslate2"` a folder of `hf-vanilla export`.
+        engine: `"torch"` or `"ctranslate2"`.
+        device: where to compute; None: a GPU if there is one.
+        dtype: as for `Translator`.
+        ensemble: further models, which decode together with the first one.
+        ensemble_average: mean of their `"probabilities"` or `"log_probabilities"`.
+        **generate_kwargs: changes to the model's generation config.
+
+    Raises:
+        ValueError: the engine is unknown, the folder has no model for it, the dtype is not
+            possible, a token id is beyond the vocabulary, the models of an ensemble have
+            different vocabularies, or an ensemble is to sample.
+        OSError: no model is found under this name.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    check_dtype(dtype)
+    if engine == "ctranslate2" and dtype is not None:
+        raise ValueError(
+            f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
+            "hf-vanilla export --quantization"
+        )
+    if engine == "ctranslate2" and ensemble:
+        raise ValueError("an ensemble needs the engine torch")
+    if engine == "ctranslate2":
+        return CTranslate2Engine(name, device=device, **generate_kwargs)
+    model, tokenizer = load_translator(name, dtype=dtype, device=device)
+    target_vocab_size = getattr(model.config, "target_vocab_size", None)
+    check_token_ids(generate_kwargs, target_vocab_size or model.config.vocab_size)
+    if ensemble:
+        what = "an ensemble needs greedy or beam search"
+        check_own_search(what, model.generation_config, generate_kwargs)
+    others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
+    for one in (model, *others):
+        pack(one)
+        store_by_columns(one)  # what could not be packed
+    if others:
+        generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
+    return TorchEngine(model, tokenizer, **generate_kwargs)
+
+
+def _further_model(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    other: str,
+    dtype: str | None,
+    device: torch.device | None,
+) -> PreTrainedModel:
+    """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
+    model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
+    check_same_vocabulary(name, tokenizer, other, its_tokenizer)
+    return model
+
+
+def check_same_vocabulary(
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    other: str,
+    its_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Check that two models of an ensemble, `name` and `other`, have the same tokens.
+
+    Raises:
+        ValueError: they have not.
+    """
+    if its_tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"{name} and {other} have different vocabularies: an ensemble needs models of one "
+            "tokenizer"
+        )

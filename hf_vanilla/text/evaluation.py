@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
-from hf_vanilla.data.corpus import read_pairs
+from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.options import UsageError, option
 
 from .decoding_options import DecodingOptions

@@ -14,17 +14,18 @@ from typing import TextIO
 import torch
 from accelerate import PartialState
 
-from hf_vanilla.data.corpus import check_text_file, decoded_lines, read_lines
+from hf_vanilla.data.lines import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
 from .alignment_links import alignment_line
 from .alignments import read_head
+from .decoding import first_numbers
 from .decoding_options import DecodingOptions
-from .demo_model import NOTE, demo_model
+from .loading import NOTE, demo_model
 from .n_best import Hypothesis
 from .text_translator import TextTranslator
-from .translator import Translator, first_numbers
+from .translator import Translator
 
 logger = logging.getLogger(__name__)
 

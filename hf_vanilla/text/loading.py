@@ -1,110 +1,34 @@
-"""Load what translates: a model with its tokenizer, or an engine."""
+"""Load a model that translates, in float32, bfloat16 or int8; the small model of the package."""
 
-from collections.abc import Sequence
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-
-from hf_vanilla.loading import load_saved
-from hf_vanilla.models.packing_vanilla import pack
-from hf_vanilla.models.search_vanilla_ensemble import Ensemble
-
-from .engines import (
-    ENGINES,
-    CTranslate2Engine,
-    Engine,
-    TorchEngine,
-    store_by_columns,
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
-from .generation_fields import check_own_search, check_token_ids
-from .precision import check_dtype, load_in
 
+from hf_vanilla.loading import load_model, load_saved
+from hf_vanilla.models.int8_vanilla import multiplies_bytes
+from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
+from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 
-def load_engine(
-    name: str,
-    engine: str = "torch",
-    *,
-    device: torch.device | None = None,
-    dtype: str | None = None,
-    ensemble: Sequence[str] = (),
-    ensemble_average: str = "probabilities",
-    **generate_kwargs: Any,
-) -> Engine:
-    """Load the engine of a model folder or Hub id.
+logger = logging.getLogger(__name__)
 
-    Args:
-        name: folder or Hub id; for `"ctranslate2"` a folder of `hf-vanilla export`.
-        engine: `"torch"` or `"ctranslate2"`.
-        device: where to compute; None: a GPU if there is one.
-        dtype: as for `Translator`.
-        ensemble: further models, which decode together with the first one.
-        ensemble_average: mean of their `"probabilities"` or `"log_probabilities"`.
-        **generate_kwargs: changes to the model's generation config.
-
-    Raises:
-        ValueError: the engine is unknown, the folder has no model for it, the dtype is not
-            possible, a token id is beyond the vocabulary, the models of an ensemble have
-            different vocabularies, or an ensemble is to sample.
-        OSError: no model is found under this name.
-    """
-    if engine not in ENGINES:
-        raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
-    check_dtype(dtype)
-    if engine == "ctranslate2" and dtype is not None:
-        raise ValueError(
-            f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
-            "hf-vanilla export --quantization"
-        )
-    if engine == "ctranslate2" and ensemble:
-        raise ValueError("an ensemble needs the engine torch")
-    if engine == "ctranslate2":
-        return CTranslate2Engine(name, device=device, **generate_kwargs)
-    model, tokenizer = load_translator(name, dtype=dtype, device=device)
-    target_vocab_size = getattr(model.config, "target_vocab_size", None)
-    check_token_ids(generate_kwargs, target_vocab_size or model.config.vocab_size)
-    if ensemble:
-        what = "an ensemble needs greedy or beam search"
-        check_own_search(what, model.generation_config, generate_kwargs)
-    others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
-    for one in (model, *others):
-        pack(one)
-        store_by_columns(one)  # what could not be packed
-    if others:
-        generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
-    return TorchEngine(model, tokenizer, **generate_kwargs)
-
-
-def _further_model(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    other: str,
-    dtype: str | None,
-    device: torch.device | None,
-) -> PreTrainedModel:
-    """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
-    model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
-    check_same_vocabulary(name, tokenizer, other, its_tokenizer)
-    return model
-
-
-def check_same_vocabulary(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    other: str,
-    its_tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    """Check that two models of an ensemble, `name` and `other`, have the same tokens.
-
-    Raises:
-        ValueError: they have not.
-    """
-    if its_tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"{name} and {other} have different vocabularies: an ensemble needs models of one "
-            "tokenizer"
-        )
+DTYPES = ("float32", "bfloat16", "int8")
+# what a model is loaded in, before int8 is made of it
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
+FILES = Path(__file__).with_name("demo_model_files")
+NOTE = (
+    "it knows English number words and German ones; a few numbers of one word, such as one and "
+    "four, come out wrong"
+)
+FACTS = "facts.json"  # what it was made from, and its score
 
 
 def load_translator(
@@ -131,3 +55,94 @@ def load_translator(
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(f"{name} is a model for CTranslate2: translate with --engine ctranslate2")
     return load_in(name, dtype, device), load_saved(AutoTokenizer, name)
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Refuse an unknown name.
+
+    Raises:
+        ValueError: it is not one of `DTYPES`.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
+
+
+def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTrainedModel:
+    """Load a sequence-to-sequence model, in evaluation mode.
+
+    Where the processor has no instructions for `dtype`, a float model computes in float32 and a
+    warning says so, because the dtype would only make it slower.
+
+    Args:
+        name: folder or Hub id.
+        dtype: one of `DTYPES`; None: as the model was saved.
+        device: where to compute; None: a GPU if there is one, for int8 always a CPU.
+
+    Raises:
+        ValueError: the dtype is unknown, or not possible for this model or device.
+        OSError: no model is found under this name.
+    """
+    check_dtype(dtype)
+    if dtype == "int8":
+        _require_cpu("dtype='int8'", device)
+    default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    place = device or (torch.device("cpu") if dtype == "int8" else default)
+    used = dtype
+    if dtype is not None and not has_instructions(dtype, place):
+        logger.warning("this processor has no instructions for %s: computing in float32", dtype)
+        used = "float32"
+    given: dict[str, Any] = {} if used is None else {"dtype": FLOATS[used]}
+    model = load_model(AutoModelForSeq2SeqLM, name, **given)
+    if not is_quantized(model):
+        return quantize(model) if used == "int8" else model.to(place)
+    if dtype in ("float32", "bfloat16"):
+        raise ValueError(
+            f"{name} has int8 weights: dtype={dtype!r} needs the float model that was quantized"
+        )
+    _require_cpu(f"{name} has int8 weights; int8", device)
+    return model
+
+
+def _require_cpu(what: str, device: torch.device | None) -> None:
+    if device is not None and device.type != "cpu":
+        raise ValueError(
+            f"{what} is for CPUs, but the model goes to {device.type!r}: load a float model with "
+            "dtype='bfloat16', or hide the GPUs by CUDA_VISIBLE_DEVICES=''"
+        )
+
+
+def has_instructions(dtype: str, device: torch.device) -> bool:
+    """Whether products of this dtype are faster than those of float32."""
+    if dtype == "int8":
+        return multiplies_bytes()
+    return dtype == "float32" or device.type != "cpu" or multiplies_bfloat16()
+
+
+def require_float(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model with int8 weights where others are needed.
+
+    Raises:
+        ValueError: it has int8 weights.
+    """
+    if is_quantized(model):
+        raise ValueError(f"{name} has int8 weights, which only translate: give the float model")
+
+
+def demo_model() -> str:
+    """The folder of the model, for `from_pretrained` and every `--model` option.
+
+    Examples:
+        >>> from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+        >>> import hf_vanilla
+        >>> model = AutoModelForSeq2SeqLM.from_pretrained(hf_vanilla.demo_model())
+        >>> tokenizer = AutoTokenizer.from_pretrained(hf_vanilla.demo_model())
+        >>> batch = tokenizer(["forty-two"], return_tensors="pt")
+        >>> tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+        ['zweiundvierzig']
+    """
+    return str(FILES)
+
+
+def demo_model_facts() -> dict[str, str | float]:
+    """`recipe_sha256` of the recipe's file, and `exact_match`, % of 1,000 unseen numbers."""
+    return json.loads((FILES / FACTS).read_text(encoding="utf-8"))

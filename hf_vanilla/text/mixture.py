@@ -14,7 +14,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import TokenBatchSampler
-from hf_vanilla.data.corpus import check_text_file, pairs_from_files
+from hf_vanilla.data.corpus import pairs_from_files
+from hf_vanilla.data.lines import check_text_file
 from hf_vanilla.options import check_names, is_finite_number
 
 # the fractional parts of the multiples of the golden ratio are spread evenly over [0, 1)

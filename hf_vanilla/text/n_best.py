@@ -1,19 +1,26 @@
-"""The n-best list of one sentence: translations with the scores of the search (6.1)."""
+"""The n-best list of a sentence, with the scores of the search (6.1); scores of given translations.
+
+Shapes: B batch, S source, T target, V vocabulary.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import padded
+from hf_vanilla.data.batching import batch_bounds, padded, padded_with_mask
 from hf_vanilla.models.generation_vanilla import length_penalty, merged_settings, penalty_form
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
+from hf_vanilla.models.search_vanilla import NAN_CAUSE
 from hf_vanilla.models.search_vanilla_constraints import IMPOSSIBLE
 
-from .forced_decoding import log_probs_of_pairs
+from .attentions import start_token_id
 from .search_record import SearchRecord
 
 
@@ -107,9 +114,7 @@ def n_best_of_rows(
             fewer where the settings leave no more.
         **generate_kwargs: changes to the model's generation config.
     """
-    input_ids = padded(rows, tokenizer.pad_token_id)
-    lengths = torch.tensor([len(row) for row in rows])
-    attention_mask = (torch.arange(input_ids.shape[1]) < lengths.unsqueeze(1)).long()
+    input_ids, attention_mask = padded_with_mask(rows, tokenizer.pad_token_id)
     returned = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True}
     found = model.generate(
         input_ids=input_ids.to(model.device),
@@ -122,7 +127,10 @@ def n_best_of_rows(
     scores = found.get("sequences_scores")
     if scores is None:
         pairs = [(rows[i // n], row) for i, row in enumerate(ids)]
-        values = _model_scores(model, pairs, settings)
+        values = [
+            math.fsum(log_probs) / _penalty(len(log_probs), settings)
+            for log_probs in log_probs_of_pairs(model, pairs)
+        ]
     else:
         values = scores.tolist()
     hypotheses = [Hypothesis(*one) for one in zip(texts, ids, values, strict=True)]
@@ -142,18 +150,6 @@ def _penalty(length: int, settings: GenerationConfig) -> float:
     return length_penalty(length, alpha, penalty_form(settings))
 
 
-def _model_scores(
-    model: PreTrainedModel,
-    pairs: list[tuple[list[int], list[int]]],
-    settings: GenerationConfig,
-) -> list[float]:
-    """Log-probability of each target in nats, divided by the length penalty."""
-    return [
-        math.fsum(values) / _penalty(len(values), settings)
-        for values in log_probs_of_pairs(model, pairs)
-    ]
-
-
 def _rows_until_end(sequences: Tensor, settings: GenerationConfig) -> list[list[int]]:
     """Token ids of each sequence, without the start token, up to its end token."""
     lengths = lengths_until_end(
@@ -164,3 +160,56 @@ def _rows_until_end(sequences: Tensor, settings: GenerationConfig) -> list[list[
     )
     pairs = zip(sequences.tolist(), lengths.tolist(), strict=True)
     return [row[1:length] for row, length in pairs]
+
+
+@torch.inference_mode()
+def log_probs_of_pairs(
+    model: PreTrainedModel,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    tokens_per_batch: int = 4096,
+) -> list[list[float]]:
+    """Log-probability in nats of every target token, given the source and the tokens before it.
+
+    Args:
+        model: an encoder-decoder in evaluation mode.
+        pairs: input ids and target ids of each pair; the targets have no start token.
+        tokens_per_batch: upper limit of pairs times longest side.
+
+    Returns:
+        One list per pair, in the same order, with one number per target id.
+
+    Raises:
+        ValueError: a log-probability is NaN.
+    """
+    longest = [max(len(source), len(target)) for source, target in pairs]
+    order = sorted(range(len(pairs)), key=lambda i: -longest[i])
+    lengths = np.minimum([longest[i] for i in order], tokens_per_batch)
+    found: list[list[float]] = [[] for _ in pairs]
+    for begin, end in pairwise(batch_bounds(lengths, tokens_per_batch).tolist()):
+        batch = order[begin:end]
+        log_probs = _batch_log_probs(model, [pairs[i] for i in batch]).tolist()
+        for i, row in zip(batch, log_probs, strict=True):
+            found[i] = row[: len(pairs[i][1])]
+            if any(map(math.isnan, found[i])):
+                raise ValueError(f"log-probabilities are NaN: {NAN_CAUSE}")
+    return found
+
+
+def _batch_log_probs(
+    model: PreTrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> torch.Tensor:
+    """`(B, T)`; entries behind a pair's target are meaningless."""
+    pad, device = model.config.pad_token_id, model.device
+    input_ids, attention_mask = padded_with_mask([source for source, _ in pairs], pad)  # (B, S)
+    targets = padded([target for _, target in pairs], pad).to(device)  # (B, T)
+    start = targets.new_full((len(pairs), 1), start_token_id(model))
+    logits = model(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
+        decoder_input_ids=torch.cat([start, targets[:, :-1]], dim=1),
+        use_cache=False,
+    ).logits  # (B, T, V)
+    log_probs = logits.float().log_softmax(dim=-1)
+    return log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

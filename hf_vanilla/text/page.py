@@ -11,7 +11,7 @@ from typing import Any
 from hf_vanilla.app.component import import_gradio, page_of_component
 from hf_vanilla.hub.card import public_name
 
-from .demo_model import NOTE, demo_model
+from .loading import NOTE, demo_model
 from .page_answer import answer_of_attention, answer_of_layer, answer_of_result
 from .page_search import Search, lengths_of, sampling_of
 from .page_service import Service
@@ -141,15 +141,12 @@ class TextPage:
         """
         asked_name = str(asked.get("model") or "").strip()
         name = self.model if self.fixed_model or asked_name == self.shown else asked_name
-        if name != self.model and os.path.lexists(name):
-            self._check_folder(name)
-        return name
-
-    def _check_folder(self, name: str) -> None:
-        """Refuse a folder that visitors cannot read."""
+        if name == self.model or not os.path.lexists(name):
+            return name
         path = Path(name).resolve()
         if not self.models_folder or not path.is_relative_to(Path(self.models_folder).resolve()):
             raise ValueError(f"{name}: this page reads no such folder: give a Hub id.")
+        return name
 
     def functions(self) -> dict[str, Callable[[Any], Any]]:
         """What the script calls; bad input is answered by `error`, a text."""

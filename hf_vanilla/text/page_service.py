@@ -13,10 +13,9 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .aligned_words import AlignedWords, aligned_words
-from .alignments import saved_head
+from .alignments import AlignedWords, aligned_words, saved_head
 from .attentions import Attentions, attentions
-from .doubts import doubt, fragment_ids
+from .decoding import doubt, fragment_ids
 from .layer_steps import LayerSteps, has_layer_steps, layer_steps
 from .loading import load_translator
 from .n_best import Hypothesis

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_vanilla.data.corpus import read_pairs
+from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.files import check_output_file
 from hf_vanilla.options import Options, option
 
 from .attentions import readable_tokens
 from .file_translation import STANDARD_STREAM, open_output
-from .forced_decoding import log_probs_of_pairs
 from .loading import load_translator
+from .n_best import log_probs_of_pairs
 
 FORMATS = ("tsv", "jsonl")
 WINDOW_PAIRS = 8192  # sorted by length together

@@ -25,8 +25,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 from hf_vanilla.options import Options, option
 
-from .demo_model import demo_model
-from .loading import load_translator
+from .loading import demo_model, load_translator
 
 logger = logging.getLogger(__name__)
 

@@ -30,20 +30,17 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 
 from .card import translation_card
-from .data import TextData, prepare_text, text_facts
+from .data import InitialModel, TextData, load_initial_model, prepare_text, text_facts
 from .encoding import EncodedPairs
-from .initial_model import InitialModel, load_initial_model
 from .mixture import SEED_OF_CORPUS, MixtureOrder
 from .options import MEASURES, TranslationDataOptions
-from .regularization import rdrop_outputs
-from .subword_dropout import SubwordDropout
+from .regularization import SubwordDropout, rdrop_outputs
 from .text_noise import SourceNoise
 from .validation import (
     plain_nll,
     validation_nll,
     validation_translations,
 )
-from .work import training_flops
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
 
@@ -336,3 +333,33 @@ def samples(pairs: Dataset, translations: Sequence[str]) -> list[dict[str, str]]
 def perplexity(nll: float) -> float:
     """The exponential of nats per token, limited to the range of a float."""
     return math.exp(min(nll, 700.0))
+
+
+def training_flops(config: VanillaConfig, source_lengths: Tensor, target_lengths: Tensor) -> int:
+    """Floating-point operations of the matrix products of one forward and backward pass.
+
+    A product with a weight costs 2 operations per weight and token in the forward pass and 4 in the
+    backward pass: 6 in all. Per layer, with h heads of d_k and d_v, the projections of an attention
+    have 2 d h (d_k + d_v) weights, half of them for queries and output, half for keys and values;
+    attention itself costs h (d_k + d_v) multiplications for each pair of positions, and half as
+    many pairs where it is causal. Embedding, softmax, norms and recomputation by gradient
+    checkpointing are not counted; neither is padding.
+
+    Args:
+        config: of the model.
+        source_lengths: `(B,)` int64 real tokens.
+        target_lengths: `(B,)` likewise.
+    """
+    source, target = int(source_lengths.sum()), int(target_lengths.sum())
+    d_model, heads = config.d_model, config.encoder_attention_heads
+    width = heads * sum(config.head_widths(heads))  # h (d_k + d_v)
+    encoder = source * (2 * d_model * width + 2 * d_model * config.encoder_ffn_dim)
+    encoder += width * int((source_lengths**2).sum())
+    heads = config.decoder_attention_heads
+    width = heads * sum(config.head_widths(heads))
+    # self-attention, and the target's side of cross-attention; its other side reads the source
+    decoder = target * (3 * d_model * width + 2 * d_model * config.decoder_ffn_dim)
+    decoder += source * d_model * width
+    decoder += width * int((target_lengths**2).sum() // 2 + (source_lengths * target_lengths).sum())
+    output = target * d_model * config.target_vocab_size
+    return 6 * (config.encoder_layers * encoder + config.decoder_layers * decoder + output)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from hf_vanilla.files import whole_file, write_files, write_text
+from hf_vanilla.files import digest_of, whole_file, write_files, write_text
 from hf_vanilla.loading import load_saved
 from hf_vanilla.options import checked, shown
 
@@ -91,7 +91,7 @@ class StreamedPairs:
         self._following: int | None = None
         digest, self._count = hashlib.sha256(), 0
         for row in tqdm(rows, desc="Counting", unit="pair"):
-            digest.update(_bytes([row["source"], row["target"]]))
+            digest.update(json.dumps([row["source"], row["target"]]).encode())
             self._count += 1
         if not self._count:
             raise ValueError("the stream has no sentence pairs")
@@ -180,7 +180,7 @@ def read_shards(folder: Path, limits: LengthLimits) -> EncodedPairs:
         _read_shard(prepared.path(folder, shard), len(prepared.rows(shard)))
         for shard in range(prepared.shards)
     ]
-    key = hashlib.sha256(json.dumps(asdict(prepared)).encode()).hexdigest()[:16]
+    key = digest_of(json.dumps(asdict(prepared)))
     return pairs_within(concatenate_datasets(parts), limits, f"vanilla-shards-{key}")
 
 
@@ -234,7 +234,7 @@ def shards_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Number of entries and hash of the vocabulary."""
     entries = json.dumps(sorted(tokenizer.get_vocab().items()))
-    return f"{len(tokenizer):,} entries, {hashlib.sha256(entries.encode()).hexdigest()[:16]}"
+    return f"{len(tokenizer):,} entries, {digest_of(entries)}"
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -282,8 +282,4 @@ def _corpus_fingerprint(pairs: Dataset | StreamedPairs) -> str:
         return pairs.fingerprint
     rows = np.unique(np.linspace(0, len(pairs) - 1, SAMPLED_ROWS).astype(np.int64))
     texts = pairs[rows.tolist()]
-    return hashlib.sha256(_bytes([texts["source"], texts["target"]])).hexdigest()[:16]
-
-
-def _bytes(texts: list[Any]) -> bytes:
-    return json.dumps(texts).encode(errors="surrogatepass")
+    return digest_of(json.dumps([texts["source"], texts["target"]]))

@@ -19,7 +19,7 @@ from tokenizers import (
     trainers,
 )
 
-from hf_vanilla.data.corpus import read_lines
+from hf_vanilla.data.lines import read_lines
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
 from hf_vanilla.options import Options, option

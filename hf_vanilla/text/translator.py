@@ -1,59 +1,34 @@
-"""Translate sentences: sort by length, batch by tokens, decode, restore the order."""
+"""Translate sentences: with an engine, alignments, n-best lists, given phrases."""
 
 import logging
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
-from itertools import count, islice, pairwise, tee
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import count, islice, tee
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from accelerate import PartialState
-from accelerate.utils import gather_object
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import batch_bounds
-from hf_vanilla.data.corpus import check_sentences
+from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 
 from .alignment_links import Links
 from .alignments import Aligner, AlignmentHead, saved_head
-from .doubts import doubt, fragment_ids
-from .engines import Engine, TorchEngine
-from .loading import load_engine
+from .decoding import (
+    TOKENS_PER_BATCH,
+    WINDOW_LINES,
+    Sentence,
+    SentenceDecoder,
+    check_tokens_per_batch,
+)
+from .engines import Engine, TorchEngine, load_engine
 from .n_best import Hypothesis
-from .phrases import sentences_with_phrases
-from .terminology import phrase_of
+from .terminology import phrase_of, sentences_with_phrases
 
 logger = logging.getLogger(__name__)
 
-# sentences sorted by length together: enough for batches with little padding
-WINDOW_LINES = 8192
-SHOWN_LINES = 10  # in a message about many
 
-
-@dataclass(frozen=True)
-class Sentence:
-    """One sentence to translate.
-
-    Attributes:
-        text: raw.
-        line: where it stands, for messages and `failed`.
-        phrases: what the translation must contain.
-    """
-
-    text: str
-    line: int
-    phrases: Sequence[str] = ()
-
-
-# ids of a batch of sentences, and the phrases of each, to their results
-Decode = Callable[[list[list[int]], list[Sequence[str]]], list[Any]]
-
-
-class Translator:
+class Translator(SentenceDecoder):
     """Translate any number of sentences, in order, each as soon as its window is done.
 
     Up to `window` sentences are read ahead and sorted by length, so that batches have little
@@ -99,14 +74,12 @@ class Translator:
         *,
         engine: str = "torch",
         dtype: str | None = None,
-        tokens_per_batch: int = 4096,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
         window: int = WINDOW_LINES,
         processes: PartialState | None = None,
         **generate_kwargs: Any,
     ) -> None:
         check_tokens_per_batch(tokens_per_batch)
-        if window < 1:
-            raise ValueError(f"window={window}: give a positive number")
         folder = model if isinstance(model, str | Path) else None
         if isinstance(model, str | Path):
             device = None if processes is None else processes.device
@@ -116,15 +89,10 @@ class Translator:
             names = ", ".join([*generate_kwargs, *([] if dtype is None else ["dtype"])])
             raise ValueError(f"{names}: a Translator of an engine takes no options of the search")
         self.engine: Engine = model
-        self.tokens_per_batch = tokens_per_batch
-        self.window = window
-        self.processes = processes
-        self.failed: list[int] = []
         self._folder = folder
-        self._fragments = fragment_ids(self.engine.tokenizer)
-        self._decode_rows: Decode = self._texts_of_rows
-        self._has_translated = False
-        self._error: Exception | None = None  # the engine's latest
+        super().__init__(
+            model.tokenizer, tokens_per_batch=tokens_per_batch, window=window, processes=processes
+        )
 
     def translate(
         self,
@@ -170,7 +138,7 @@ class Translator:
             total: their number, for the progress bar.
         """
         self.failed = []
-        return self._results(sentences, progress, total, self._texts_of_rows, "")
+        return self.results(sentences, self._texts_of_rows, progress=progress, total=total)
 
     def translate_aligned(
         self,
@@ -258,9 +226,12 @@ class Translator:
         engine.check_n_best(n)
         self.failed = []
         total = len(sentences) if isinstance(sentences, Sized) else None
-        numbered = map(Sentence, sentences, count(first_line))
-        return self._results(
-            numbered, progress, total, lambda rows, _: engine.n_best_rows(rows, n), []
+        return self.results(
+            map(Sentence, sentences, count(first_line)),
+            lambda rows, _: engine.n_best_rows(rows, n),
+            blank=[],
+            progress=progress,
+            total=total,
         )
 
     def _texts_of_rows(self, rows: list[list[int]], phrases: list[Sequence[str]]) -> list[str]:
@@ -270,152 +241,6 @@ class Translator:
         tokenizer = self.engine.tokenizer
         asked = [[phrase_of(tokenizer, text) for text in of_one] for of_one in phrases]
         return self.engine.constrained_rows(rows, Constraints(asked))
-
-    def _results(
-        self,
-        sentences: Iterable[Sentence],
-        progress: bool,
-        total: int | None,
-        decode: Decode,
-        blank: Any,
-    ) -> Iterator[Any]:
-        """What `decode` returns for each sentence, in order; `blank` for blank and failed ones."""
-        self._decode_rows = decode
-        is_main = self.processes is None or self.processes.is_main_process
-        is_hidden = not progress or not is_main or sys.stderr is None
-        sentences = iter(sentences)
-        with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
-            while window := list(islice(sentences, self.window)):
-                yield from self._translate_window(window, bar, blank)
-
-    def _translate_window(self, window: list[Sentence], bar: tqdm, blank: Any) -> list[Any]:
-        rows = self._tokenize(window)
-        bar.update(len(window) - len(rows))
-        batches = self._batches(rows)
-        if self.processes is not None:
-            # the batches are sorted by length; every process gets long and short ones
-            batches = batches[self.processes.process_index :: self.processes.num_processes]
-        found: list[tuple[int, Any]] = []
-        for batch in batches:
-            found += self._translate_batch(rows, batch, window)
-            bar.update(len(batch))
-        if self.processes is not None:
-            found = gather_object(found)
-            self.failed = gather_object(self.failed)
-        self.failed = sorted(set(self.failed))
-        self._check_progress(rows, found)
-        results = [blank] * len(window)
-        for index, result in found:
-            results[index] = result
-        self._report_doubts(window, rows, found)
-        return results
-
-    def _report_doubts(
-        self, window: list[Sentence], rows: dict[int, list[int]], found: list[tuple[int, Any]]
-    ) -> None:
-        """Log the lines whose translation is probably wrong."""
-        if self.processes is not None and not self.processes.is_main_process:
-            return
-        lines: dict[str, list[int]] = {}
-        for index, result in sorted(found, key=lambda pair: pair[0]):
-            text = result if isinstance(result, str) else "".join(one.text for one in result)
-            reason = doubt(rows[index], text, self._fragments)
-            if reason is not None:
-                lines.setdefault(reason, []).append(window[index].line)
-        for reason, numbers in lines.items():
-            logger.warning("%s (lines: %s)", reason, first_numbers(numbers))
-
-    def _check_progress(self, rows: dict[int, list[int]], found: list[tuple[int, Any]]) -> None:
-        """Raise the engine's error if it has failed at every sentence up to now."""
-        self._has_translated |= bool(found)
-        if rows and not self._has_translated:
-            raise self._no_translation() from self._error
-
-    def _no_translation(self) -> ValueError:
-        reason = " ".join(str(self._error).split()) or type(self._error).__name__
-        return ValueError(f"no sentence can be translated: {reason}")
-
-    def _tokenize(self, window: list[Sentence]) -> dict[int, list[int]]:
-        """Input ids of all sentences that are not blank, by index in the window."""
-        texts = [sentence.text for sentence in window]
-        indices = [i for i, text in enumerate(texts) if not isinstance(text, str) or text.strip()]
-        try:
-            ids = self._input_ids([texts[i] for i in indices])
-            rows = dict(zip(indices, ids, strict=True))
-        except Exception:  # of any kind, because of one sentence: tokenize each alone
-            rows = {}
-            for index in indices:
-                try:
-                    (rows[index],) = self._input_ids([texts[index]])
-                except Exception as error:
-                    self._record_failure(window[index].line, error)
-        limit = self.engine.tokenizer.model_max_length
-        for index, row in rows.items():
-            if len(row) > limit:
-                message = "line %d has %d tokens; only the first %d are used"
-                logger.warning(message, window[index].line, len(row), limit)
-                del row[limit - 1 : -1]  # keep </s>, the last one
-        return {index: row for index, row in rows.items() if row}
-
-    def _input_ids(self, sentences: list[str]) -> list[list[int]]:
-        return self.engine.tokenizer(sentences, verbose=False).input_ids if sentences else []
-
-    def _batches(self, rows: dict[int, list[int]]) -> list[list[int]]:
-        """Indices of sentences of similar length; the first batch is the longest."""
-        indices = sorted(rows, key=lambda index: -len(rows[index]))
-        # a sentence longer than the limit is a batch of its own
-        lengths = np.minimum([len(rows[index]) for index in indices], self.tokens_per_batch)
-        bounds = batch_bounds(lengths, self.tokens_per_batch).tolist()
-        return [indices[begin:end] for begin, end in pairwise(bounds)]
-
-    def _translate_batch(
-        self, rows: dict[int, list[int]], batch: list[int], window: list[Sentence]
-    ) -> list[tuple[int, Any]]:
-        """Indices and results; a batch that fails is halved until one sentence is left."""
-        try:
-            phrases = [window[i].phrases for i in batch]
-            found = self._decode([rows[i] for i in batch], phrases)
-            return list(zip(batch, found, strict=True))
-        except Exception as error:  # of any kind, out of memory included
-            if len(batch) == 1:
-                self._error = error
-                if not self._works(rows[batch[0]][-1:]):
-                    if isinstance(error, ValueError | OSError):
-                        raise
-                    raise self._no_translation() from error
-                self._record_failure(window[batch[0]].line, error)
-                return []
-        half = len(batch) // 2
-        return [
-            pair
-            for part in (batch[:half], batch[half:])
-            for pair in self._translate_batch(rows, part, window)
-        ]
-
-    def _decode(self, rows: list[list[int]], phrases: list[Sequence[str]]) -> list[Any]:
-        found = self._decode_rows(rows, phrases)
-        if len(found) != len(rows):
-            raise ValueError(f"the engine returned {len(found)} texts for {len(rows)} sentences")
-        return found
-
-    def _works(self, row: list[int]) -> bool:
-        """Whether the engine can translate a sentence that is only an end token."""
-        try:
-            self._decode([row], [()])
-        except Exception:
-            return False
-        return True
-
-    def _record_failure(self, line: int, error: Exception) -> None:
-        reason = " ".join(str(error).split())
-        logger.warning("line %d cannot be translated and becomes empty: %s", line, reason)
-        self.failed.append(line)
-
-
-def first_numbers(lines: Sequence[int]) -> str:
-    """The first line numbers of many, for a message."""
-    numbers = ", ".join(map(str, lines[:SHOWN_LINES]))
-    return numbers + (", ..." if len(lines) > SHOWN_LINES else "")
 
 
 def _aligned(
@@ -435,7 +260,7 @@ def translate(
     tokenizer: PreTrainedTokenizerBase,
     sentences: Sequence[str],
     *,
-    tokens_per_batch: int = 4096,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
     progress: bool = False,
     **generate_kwargs: Any,
 ) -> list[str]:
@@ -452,13 +277,3 @@ def translate(
     engine = TorchEngine(model, tokenizer, **generate_kwargs)
     translator = Translator(engine, tokens_per_batch=tokens_per_batch)
     return list(translator.translate(sentences, progress=progress))
-
-
-def check_tokens_per_batch(tokens_per_batch: int) -> None:
-    """Refuse a limit below 1.
-
-    Raises:
-        ValueError: it is below 1.
-    """
-    if tokens_per_batch < 1:
-        raise ValueError(f"tokens_per_batch={tokens_per_batch}: give a positive number")

@@ -1,5 +1,7 @@
 """Validation of a translation model: NLL of all pairs, translations by all processes, scores."""
 
+from itertools import count
+
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
@@ -10,8 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 
+from .decoding import Sentence, SentenceDecoder, generated_texts
 from .encoding import EncodedPairs
-from .translator import translate
 
 
 @torch.no_grad()
@@ -59,7 +61,10 @@ def validation_translations(
         pairs: rows of `source` and `target`.
     """
     rows = range(accelerator.process_index, len(pairs), accelerator.num_processes)
-    texts = translate(model, tokenizer, pairs.select(rows)["source"][:])
+    sentences = map(Sentence, pairs.select(rows)["source"][:], count(1))
+    texts = SentenceDecoder(tokenizer).results(
+        sentences, lambda rows, _: [text for text, _ in generated_texts(model, tokenizer, rows)]
+    )
     parts = gather_object(list(zip(rows, texts, strict=True)))
     return [text for _, text in sorted(parts)]
 

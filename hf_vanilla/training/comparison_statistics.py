@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.data.corpus import read_lines
+from hf_vanilla.data.lines import read_lines
 
 from .sweep_file import TEST_FILE, SweepRun, TestSet
 

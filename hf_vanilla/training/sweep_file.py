@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.data.bleu import check_bleu_tokenizer
-from hf_vanilla.data.corpus import check_text_file, read_lines
+from hf_vanilla.data.lines import check_text_file, read_lines
 from hf_vanilla.families import DEFAULT_TASK
 from hf_vanilla.options import check_names, is_finite_number, read_yaml, shown
 

@@ -31,9 +31,9 @@ from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.commands import run
 from hf_vanilla.convert.to_marian import to_marian
 from hf_vanilla.data.bleu import score_translations
-from hf_vanilla.data.corpus import read_lines
-from hf_vanilla.text.loading import load_engine, load_translator
-from hf_vanilla.text.precision import DTYPES
+from hf_vanilla.data.lines import read_lines
+from hf_vanilla.text.engines import load_engine
+from hf_vanilla.text.loading import DTYPES, load_translator
 
 MARIAN, PLAIN = "MarianMTModel", "hf_vanilla, transformers' search"
 OURS = "hf_vanilla"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
-from hf_vanilla.data.corpus import read_lines, read_pairs
+from hf_vanilla.data.lines import read_lines, read_pairs
 from hf_vanilla.plots.figures import (
     check_output,
     figure_style,

@@ -14,7 +14,7 @@ import time
 
 from hf_vanilla import Translator
 from hf_vanilla.data.bleu import score_translations
-from hf_vanilla.data.corpus import read_pairs
+from hf_vanilla.data.lines import read_pairs
 
 
 def main() -> None:

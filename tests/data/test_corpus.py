@@ -11,17 +11,15 @@ from datasets import Dataset, DatasetDict, Features, Translation, Value
 from hf_vanilla.data.corpus import (
     DENSE,
     EVALUATION_PAIRS,
-    LONGEST_LINE,
     SPARSE,
     built_in_corpus,
     number_words,
     pairs_from_dataset,
     pairs_from_files,
-    read_lines,
-    read_pairs,
     stream_from_files,
     streams_from_dataset,
 )
+from hf_vanilla.data.lines import LONGEST_LINE, read_lines, read_pairs
 
 GERMAN = "ein Haus am See\ndas große Haus\nam See\n"
 ENGLISH = "a house by the lake\nthe big house\nby the lake\n"

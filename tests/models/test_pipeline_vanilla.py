@@ -22,7 +22,7 @@ from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.models.search_vanilla_ensemble import Ensemble
 from hf_vanilla.text.engines import TorchEngine
-from hf_vanilla.text.forced_decoding import log_probs_of_pairs
+from hf_vanilla.text.n_best import log_probs_of_pairs
 from hf_vanilla.text.terminology import phrase_of
 from hf_vanilla.text.translator import Translator, translate
 

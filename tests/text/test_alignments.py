@@ -9,19 +9,24 @@ import pytest
 import torch
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
-from hf_vanilla.text.aligned_words import aligned_words
-from hf_vanilla.text.alignment_files import AlignOptions, align_files
-from hf_vanilla.text.alignment_links import part_weights, pharaoh, token_shares, word_spans
+from hf_vanilla.text.alignment_files import AlignOptions, align_files, aligned_number
+from hf_vanilla.text.alignment_links import (
+    AlignedPair,
+    part_weights,
+    pharaoh,
+    token_shares,
+    word_spans,
+)
 from hf_vanilla.text.alignments import (
     Aligner,
     AlignmentHead,
+    aligned_words,
     error_rate,
     error_rates,
     saved_head,
 )
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.number_alignments import AlignedPair, aligned_number
 from hf_vanilla.text.translator import Translator
 
 # --- numbers ------------------------------------------------------------------------------------

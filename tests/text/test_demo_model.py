@@ -9,11 +9,10 @@ import pytest
 from safetensors import safe_open
 
 from hf_vanilla.data.corpus import built_in_corpus, built_in_numbers
+from hf_vanilla.text.alignment_files import aligned_number
 from hf_vanilla.text.alignments import error_rates, saved_head
-from hf_vanilla.text.demo_model import demo_model, demo_model_facts
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
-from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.number_alignments import aligned_number
+from hf_vanilla.text.loading import demo_model, demo_model_facts, load_translator
 from hf_vanilla.text.translator import translate
 from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train

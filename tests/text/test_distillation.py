@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import small_run
 
-from hf_vanilla.data.corpus import read_lines
+from hf_vanilla.data.lines import read_lines
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.translator import translate

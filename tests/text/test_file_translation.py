@@ -13,9 +13,8 @@ import small_run
 
 from hf_vanilla.text import file_translation
 from hf_vanilla.text import translator as translation
-from hf_vanilla.text.engines import TorchEngine
+from hf_vanilla.text.engines import TorchEngine, load_engine
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
-from hf_vanilla.text.loading import load_engine
 from hf_vanilla.text.translator import translate
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "translate.py"
@@ -47,6 +46,21 @@ def test_line_i_of_the_output_translates_line_i_of_the_input(files, trained):
     options, _, output = files
     translate_file(options())
     assert lines_of(output) == [*translate(*trained, SOURCES), ""]
+
+
+def test_the_command_starts_without_the_libraries_of_datasets(files):
+    _, source, output = files
+    program = """if True:
+        import sys
+        from hf_vanilla.commands import main
+        assert main(["translate", *sys.argv[1:]]) == 0
+        print(sorted({"datasets", "pandas", "pyarrow"} & set(sys.modules)))
+    """
+    options = ["--input", str(source), "--output", str(output)]
+    command = [sys.executable, "-c", program, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+    assert len(lines_of(output)) == len(SOURCES) + 1
 
 
 def test_blank_lines_and_other_line_ends_keep_line_numbers(files, trained):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_vanilla.text.attentions import CROSS, DECODER, ENCODER
-from hf_vanilla.text.head_patterns import head_patterns
+from hf_vanilla.text.page_answer import head_patterns
 
 Q, K = 5, 7
 

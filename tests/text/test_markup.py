@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from hf_vanilla.data.corpus import number_words
-from hf_vanilla.text.demo_model import demo_model
+from hf_vanilla.text.loading import demo_model
 from hf_vanilla.text.markup import ITEM, NUMBER, TAG_NAME, parts, take_out
 from hf_vanilla.text.markup_placement import put_back
 from hf_vanilla.text.terminology import Terminology

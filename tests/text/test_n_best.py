@@ -7,8 +7,7 @@ import torch
 
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
-from hf_vanilla.text.forced_decoding import log_probs_of_pairs
-from hf_vanilla.text.n_best import best_translations
+from hf_vanilla.text.n_best import best_translations, log_probs_of_pairs
 from hf_vanilla.text.translator import Translator
 
 SENTENCE = "three one four"

@@ -20,11 +20,12 @@ from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctra
 from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.hub.card import languages_of
+from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized
 from hf_vanilla.models.search_vanilla_conditions import is_as_built
-from hf_vanilla.text import precision
+from hf_vanilla.text import loading
 from hf_vanilla.text.evaluation import EvaluateOptions
-from hf_vanilla.text.precision import load_in, multiplies_bfloat16, require_float
+from hf_vanilla.text.loading import load_in, require_float
 
 PAIRS = small_run.digit_pairs()
 SOURCES = [source for source, _ in PAIRS[:19]]
@@ -52,8 +53,8 @@ def int8_folder(trained_run, tmp_path_factory):
 @pytest.fixture
 def instructions(monkeypatch):
     """Every dtype is used, also on a processor without instructions for it."""
-    monkeypatch.setattr(precision, "multiplies_bytes", lambda: True)
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(loading, "multiplies_bytes", lambda: True)
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: True)
 
 
 @pytest.mark.usefixtures("instructions")
@@ -116,8 +117,8 @@ def test_the_pipeline_translates_in_int8(trained_run, int8_folder):
 def test_without_instructions_a_float_model_stays_float_and_one_warning_says_so(
     trained_run, monkeypatch, caplog
 ):
-    monkeypatch.setattr(precision, "multiplies_bytes", lambda: False)
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(loading, "multiplies_bytes", lambda: False)
+    monkeypatch.setattr(loading, "multiplies_bfloat16", lambda: False)
     for dtype in ("int8", "bfloat16"):
         caplog.clear()
         with caplog.at_level(logging.WARNING):

@@ -11,8 +11,8 @@ from hf_vanilla.models.generation_vanilla import paper_decoding
 from hf_vanilla.options import UsageError, parse_options
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.file_translation import TranslateOptions
-from hf_vanilla.text.forced_decoding import log_probs_of_pairs
 from hf_vanilla.text.generation_fields import KINDS, check_fields
+from hf_vanilla.text.n_best import log_probs_of_pairs
 from hf_vanilla.text.scoring import ScoreOptions
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import read_recipe
@@ -199,7 +199,7 @@ def test_a_translator_of_two_equal_folders_translates_as_one(trained_run, traine
 
 
 def test_models_of_other_vocabularies_are_no_ensemble(trained_run):
-    from hf_vanilla.text.demo_model import demo_model
+    from hf_vanilla.text.loading import demo_model
 
     with pytest.raises(ValueError, match="have different vocabularies: an ensemble needs"):
         Translator(str(trained_run), ensemble=[demo_model()])

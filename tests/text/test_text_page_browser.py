@@ -9,8 +9,7 @@ from chromium import HOSTILE, PHONE, launched, needs_chromium, served, tab_of, v
 
 from hf_vanilla import train_tokenizer
 from hf_vanilla.serve import AppOptions
-from hf_vanilla.text.aligned_words import aligned_words
-from hf_vanilla.text.alignments import Aligner
+from hf_vanilla.text.alignments import Aligner, aligned_words
 from hf_vanilla.text.attentions import CROSS, DECODER, ENCODER, attentions, word_starts
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.n_best import best_translations

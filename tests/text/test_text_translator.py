@@ -14,12 +14,11 @@ from hf_vanilla.data.corpus import number_words
 from hf_vanilla.text.alignment_links import pharaoh
 from hf_vanilla.text.alignments import Aligner, AlignmentHead, saved_head
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
-from hf_vanilla.text.demo_model import demo_model
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
-from hf_vanilla.text.sentence_splitting import Piece, SentenceSplitter
+from hf_vanilla.text.loading import demo_model
 from hf_vanilla.text.terminology import Terminology, phrase_of, read_terminology
-from hf_vanilla.text.text_translator import TextTranslator
+from hf_vanilla.text.text_translator import Piece, SentenceSplitter, TextTranslator
 from hf_vanilla.text.translator import Translator
 
 

@@ -6,8 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.text.task import TranslationTask, perplexity
-from hf_vanilla.text.work import training_flops
+from hf_vanilla.text.task import TranslationTask, perplexity, training_flops
 from hf_vanilla.training.task import Work
 
 # --- operations --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def run_ranks(monkeypatch):
         barrier.wait()
         return together
 
-    monkeypatch.setattr("hf_vanilla.text.translator.gather_object", gather)
+    monkeypatch.setattr("hf_vanilla.text.decoding.gather_object", gather)
     monkeypatch.setattr("hf_vanilla.text.file_translation.PartialState", lambda cpu: ranks.own)
 
     def run(function):
