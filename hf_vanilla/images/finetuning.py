@@ -14,7 +14,6 @@ from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.data.images import LabelledImages, check_classes
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .augmentation import Augmentation, augment
@@ -129,8 +128,7 @@ def finetune_images(options: FinetuneImagesOptions, arguments: TrainingArguments
     scores = trainer.evaluate() if validation is not None else {}
     folder = Path(arguments.output_dir)
     if trainer.is_world_process_zero():
-        with code_beside_weights(model):
-            model.save_pretrained(folder)
+        model.save_pretrained(folder)
         processor.save_pretrained(folder)
         _write_card(options, model, trainer, scores, folder)
         logger.info("wrote the model to %s, in float32", folder)

@@ -31,9 +31,12 @@ from .search_vanilla_beams import (
     is_searched,
     with_finished,
 )
-from .search_vanilla_constraints import ConstrainedSearch
-from .search_vanilla_decoder import OutputBuffer, SearchDecoder
-from .search_vanilla_ensemble import EncodedEnsemble, EnsembleDecoder
+from .search_vanilla_decoder import (
+    EncodedEnsemble,
+    EnsembleDecoder,
+    OutputBuffer,
+    SearchDecoder,
+)
 from .stacks_vanilla import VanillaPreTrainedModel
 
 # Each treats every hypothesis by itself, so sentences may leave the batch and change places; what
@@ -237,7 +240,7 @@ def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *r
     """Keep sentences `rows` wherever something is stored per sentence."""
     decoder.select(rows)
     for rule in rules:
-        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd | ConstrainedSearch):
+        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd):
             rule.select(rows)
 
 
@@ -286,7 +289,7 @@ def beam_search(
     count = candidate_count(config)
     expand: Any = partial(best_candidates, may_overwrite=can_drop)
     move: Any = advance
-    constrained: ConstrainedSearch | None = inputs.get("constraints")
+    constrained = inputs.get("constraints")
     if constrained is not None:
         constrained.start(state, config)
         expand, move = constrained.candidates, constrained.advance
@@ -314,7 +317,9 @@ def beam_search(
             results = with_finished(results, state)
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             state = state.rows(rows)
-            _select_sentences(rows, decoder, constrained, *logits_processor, *stopping_criteria)
+            _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
+            if constrained is not None:
+                constrained.select(rows)
         step_logits = decoder.read(state.active[:, :, 0, state.length - 1])
     found = with_finished(results, state)
     if constrained is not None:

@@ -13,9 +13,8 @@ Shapes: B sentences at the start, b of them still active, n beams, c candidates 
 step, m of them before the choice, N phrases, F = 2 N their forms, W tokens of a form, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import permutations
 
 import torch
@@ -92,25 +91,6 @@ class Constraints:
                     "nothing: remove the token"
                 )
         return ConstrainedSearch([outermost(of_one) for of_one in self.phrases], limits)
-
-
-def constrained(
-    search: Callable,
-    constraints: Constraints | None,
-    settings: GenerationConfig,
-    limits: Tensor | None,
-) -> Callable:
-    """A search under constraints; the search itself where no sentence has any.
-
-    Args:
-        search: `beam_search`.
-        constraints: of the call.
-        settings: of the call.
-        limits: as in `Constraints.search`.
-    """
-    if constraints is None or not any(constraints.phrases):
-        return search
-    return partial(search, constraints=constraints.search(settings, limits))
 
 
 def outermost(phrases: Sequence[Phrase]) -> list[Phrase]:

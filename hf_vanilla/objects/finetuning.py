@@ -14,7 +14,6 @@ from transformers import Trainer, TrainingArguments
 from hf_vanilla.data.image_models import check_processor, load_image_processor
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .augmentation import BoxAugmentation, augmented
@@ -136,9 +135,8 @@ def finetune_objects(options: FinetuneObjectsOptions, arguments: TrainingArgumen
         scores = None
         if validation is not None:
             scores = score_detector(Detector(model.eval(), processor), validation)
-        with code_beside_weights(model, processor):
-            model.save_pretrained(folder)
-            processor.save_pretrained(folder)
+        model.save_pretrained(folder)
+        processor.save_pretrained(folder)
         _card(options, trainer, train, scores).save(folder / "README.md")
         logger.info("wrote the model to %s, in float32", folder)
     return folder

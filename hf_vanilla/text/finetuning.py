@@ -27,7 +27,6 @@ from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.hub.card import CARD_FILE, hub_id, languages_of, public_name
 from hf_vanilla.hub.push import Repository, push_model
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .card import translation_card
@@ -329,8 +328,7 @@ def write_result(
         arguments.push_to_hub,
         False,
     )  # the Trainer knows no card of ours
-    with code_beside_weights(model, tokenizer):
-        trainer.save_model()
+    trainer.save_model()
     arguments.push_to_hub = pushes
     if trainer.is_world_process_zero():
         if nll is not None:

@@ -9,14 +9,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.packing_vanilla import pack
-from hf_vanilla.models.search_vanilla_ensemble import Ensemble
+from hf_vanilla.models.search_vanilla_decoder import Ensemble
 
 from .engines import (
     ENGINES,
     CTranslate2Engine,
     Engine,
     TorchEngine,
-    store_by_columns,
 )
 from .generation_fields import check_own_search, check_token_ids
 from .precision import check_dtype, load_in
@@ -70,7 +69,6 @@ def load_engine(
     others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
     for one in (model, *others):
         pack(one)
-        store_by_columns(one)  # what could not be packed
     if others:
         generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
     return TorchEngine(model, tokenizer, **generate_kwargs)

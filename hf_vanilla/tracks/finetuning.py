@@ -12,7 +12,6 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_vanilla.loading import task_of_model
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import option
 from hf_vanilla.training.task import RunFacts
 
@@ -110,8 +109,7 @@ def finetune_tracks(options: FinetuneTracksOptions, arguments: TrainingArguments
             float(model.config.largest_step), float(train.scenes.displacements.max(initial=0))
         )
         scores = None if validation is None else _scores(model.eval(), validation, options)
-        with code_beside_weights(model):
-            model.save_pretrained(folder)
+        model.save_pretrained(folder)
         _card(options, trainer, train.scenes, scores).save(folder / "README.md")
         logger.info("wrote the model to %s, in float32", folder)
     return folder

@@ -262,7 +262,7 @@ def test_the_script_pushes_code_that_computes_every_number_of_the_package(pushed
     assert visitor["scripted"][what] == pushed["main"][what]
 
 
-@pytest.mark.parametrize("pushed_by", ["coded", "scripted", "pipeline"])
+@pytest.mark.parametrize("pushed_by", ["coded", "scripted"])
 def test_pushed_code_brings_the_pipeline_for_translation(pushed, visitor, pushed_by):
     assert visitor["translations"][pushed_by] == pushed["main"]["translations"]
 
