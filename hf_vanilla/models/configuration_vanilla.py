@@ -150,23 +150,9 @@ class VanillaConfig(VanillaTwoSidedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive; the optional ones may be None."""
-        for name in (
-            "vocab_size",
-            "d_model",
-            "encoder_layers",
-            "encoder_attention_heads",
-            "encoder_ffn_dim",
-            "decoder_layers",
-            "decoder_attention_heads",
-            "decoder_ffn_dim",
-            "max_position_embeddings",
-            "decoder_vocab_size",
-            "head_dim",
-            "v_head_dim",
-        ):
-            value = vars(self)[name]
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: give a positive number")
+        optional = ("decoder_vocab_size", "head_dim", "v_head_dim")
+        given = [name for name in optional if vars(self)[name] is not None]
+        self.require_positive("vocab_size", "max_position_embeddings", *given)
         if self.position_offset < 0:
             raise ValueError(f"position_offset={self.position_offset}: give 0 or more")
 
@@ -202,10 +188,7 @@ class VanillaConfig(VanillaTwoSidedConfig):
             ("position_frequencies", POSITION_FREQUENCIES),
             ("label_smoothing_type", LABEL_SMOOTHING_TYPES),
         ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}"
-                )
+            self.require_choice(name, choices)
 
     def validate_smoothing(self) -> None:
         """Some tokens are left to smooth over, and a pad token exists if it is to be excluded."""

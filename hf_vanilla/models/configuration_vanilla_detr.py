@@ -92,11 +92,7 @@ class VanillaDetrConfig(VanillaTwoSidedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""
-        self.require_positive(
-            *("num_channels", "num_queries", "d_model", "encoder_layers", "decoder_layers"),
-            *("encoder_attention_heads", "decoder_attention_heads"),
-            *("encoder_ffn_dim", "decoder_ffn_dim"),
-        )
+        self.require_positive("num_channels", "num_queries")
 
     def validate_positions(self) -> None:
         """The width holds sine and cosine of row and column."""

@@ -91,10 +91,7 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""
-        self.require_positive(
-            *("num_channels", "d_model", "encoder_layers"),
-            *("encoder_attention_heads", "encoder_ffn_dim"),
-        )
+        self.require_positive("num_channels")
 
     def validate_patches(self) -> None:
         """An image is cut into whole patches."""
@@ -112,13 +109,8 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
 
     def validate_names(self) -> None:
         """An unknown name never becomes a default."""
-        for name, choices in (
-            ("position_start", POSITION_STARTS),
-            ("problem_type", (*PROBLEM_TYPES, None)),
-        ):
-            if getattr(self, name) not in choices:
-                known = ", ".join(str(choice) for choice in choices)
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
+        self.require_choice("position_start", POSITION_STARTS)
+        self.require_choice("problem_type", (*PROBLEM_TYPES, None))
 
     def validate_positions(self) -> None:
         """Sine and cosine of row and of column need a width that four divides."""

@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .boxes_vanilla_detr import generalized_iou, to_corners
-from .matching_vanilla_detr import DETR_COSTS, NO_LABEL, MatchingCosts, Targets, match
+from .matching_vanilla_detr import (
+    DETR_COSTS,
+    NO_LABEL,
+    MatchingCosts,
+    Targets,
+    generalized_iou,
+    match,
+    to_corners,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

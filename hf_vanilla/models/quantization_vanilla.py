@@ -278,13 +278,12 @@ def _quantized_layer(module: nn.Module) -> QuantizedLinear | QuantizedEmbedding 
     return None
 
 
-def _copy_values(module: nn.Module, new: QuantizedLinear | QuantizedEmbedding) -> None:
+def _copy_values(module: Any, new: QuantizedLinear | QuantizedEmbedding) -> None:
     """Quantize the weight of a float layer into a quantized one."""
-    old: Any = module
-    levels, scale = quantized(old.weight.detach())
-    new.weight.data, new.weight_scale.data = levels, scale.squeeze(1)
+    new.weight.data, scale = quantized(module.weight.detach())
+    new.weight_scale.data = scale.squeeze(1)
     if isinstance(new, QuantizedLinear) and new.bias is not None:
-        new.bias.data = old.bias.detach().clone()
+        new.bias.data = module.bias.detach().clone()
 
 
 # --- transformers' interface -------------------------------------------------------------------

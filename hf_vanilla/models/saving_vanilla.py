@@ -56,11 +56,11 @@ FAMILIES = {
             (
                 "AutoTokenizer",
                 "tokenizer_class",
-                "tokenization_vanilla_fairseq.VanillaFairseqTokenizer",
+                "tokenization_vanilla.VanillaFairseqTokenizer",
             ),
             ("AutoTokenizer", "fast_tokenizer_class", "tokenization_vanilla.VanillaTokenizer"),
         ),
-        with_code={"tokenization_vanilla_fairseq.VanillaFairseqTokenizer": "AutoTokenizer"},
+        with_code={"tokenization_vanilla.VanillaFairseqTokenizer": "AutoTokenizer"},
         # transformers 5 refuses the name "translation"
         pipelines={
             "vanilla-translation": (

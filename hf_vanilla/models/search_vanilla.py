@@ -297,7 +297,8 @@ def beam_search(
     step_logits = decoder.read_prompt(prompts[:, 0])
     while True:
         step_logits = step_logits.to(torch.float32)
-        log_probs = _log_probs(step_logits, buffer)
+        out = None if buffer is None else buffer.like(tuple(step_logits.shape), step_logits)
+        log_probs = torch.log_softmax(step_logits, dim=-1, out=out)
         log_probs = logits_processor(_ids(state.active, state.length), log_probs)
         scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)
         candidates = expand(state, log_probs, count)
@@ -330,12 +331,6 @@ def beam_search(
 def _ids(hypotheses: Tensor, length: int) -> Tensor:
     """The first ids of hypotheses `(b, m, 2, L)`, `(b * m, length)`."""
     return hypotheses[:, :, 0, :length].flatten(0, 1)
-
-
-def _log_probs(logits: Tensor, buffer: OutputBuffer | None) -> Tensor:
-    """Log-probabilities of `(b * n, V)` float32 logits."""
-    out = None if buffer is None else buffer.like((logits.shape[0], logits.shape[1]), logits)
-    return torch.log_softmax(logits, dim=-1, out=out)
 
 
 def _beam_output(

@@ -154,17 +154,12 @@ def is_as_built(model: VanillaPreTrainedModel) -> bool:
         and not hasattr(model, "hf_device_map")
         and type(model).forward is VanillaForConditionalGeneration.forward
         and type(decoder).forward is VanillaDecoder.forward
-        and all(is_own_layer(layer) for layer in decoder.layers)
+        and all(
+            type(layer) is VanillaDecoderLayer
+            and type(layer.self_attn) is type(layer.encoder_attn) is VanillaAttention
+            for layer in decoder.layers
+        )
         and not any(is_changed(module) for module in model.modules())
-    )
-
-
-def is_own_layer(layer: Any) -> bool:
-    """Whether a decoder layer and its attentions are those of this package."""
-    return (
-        type(layer) is VanillaDecoderLayer
-        and type(layer.self_attn) is VanillaAttention
-        and type(layer.encoder_attn) is VanillaAttention
     )
 
 

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
-from .positions_vanilla import LearnedPositions
 from .stacks_vanilla import VanillaPreTrainedModel
 
 AVERAGES = ("probabilities", "log_probabilities")
@@ -32,8 +31,6 @@ STEPS_AT_ONCE = 32
 PADDED_STEPS_AT_ONCE = 8
 # the storage has at least so many of these parts before they double
 LEAST_PARTS = 8
-# sinusoids are computed for so many steps at once
-POSITIONS_AHEAD = 64
 
 
 class GrowingLayer(DynamicLayer):
@@ -159,7 +156,7 @@ class OutputBuffer:
     def __init__(self) -> None:
         self.storage: Tensor | None = None
 
-    def like(self, shape: tuple[int, int], tensor: Tensor) -> Tensor:
+    def like(self, shape: tuple[int, ...], tensor: Tensor) -> Tensor:
         """The first rows of the array, `shape`, in dtype and device of `tensor`.
 
         Args:
@@ -212,7 +209,6 @@ class SearchDecoder:
         self.buffer = buffer
         self.cache = BeamCache(beams)
         self.length = 0  # tokens of a hypothesis
-        self.positions: list[Tensor] = []  # of the next steps, the next one last
         # (b, n, slots): 0 for a beam's own past, else -inf; None with one beam, which has no other
         self.mask: Tensor | None = None
         self.source_masks = [
@@ -245,7 +241,7 @@ class SearchDecoder:
     def read(self, input_ids: Tensor) -> Tensor:
         """Logits `(b * n, V)` after one more token of each beam, `(b, n)`."""
         vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
-        hidden_states = vectors + self._next_position(vectors)  # (b, n, D)
+        hidden_states = vectors + self.decoder.embed_positions(1, self.length, vectors)  # (b, n, D)
         mask = None
         if self.mask is not None:
             self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
@@ -293,14 +289,6 @@ class SearchDecoder:
                 past_key_values=self.cache,
             )
         return hidden_states
-
-    def _next_position(self, like: Tensor) -> Tensor:
-        """Position vector of the newest tokens, `(D,)`."""
-        if not self.positions:
-            table = self.decoder.embed_positions
-            ahead = 1 if isinstance(table, LearnedPositions) else POSITIONS_AHEAD  # it has an end
-            self.positions = list(table(ahead, self.length, like).flip(0))
-        return self.positions.pop()
 
 
 # --- ensembles ----------------------------------------------------------------------------------

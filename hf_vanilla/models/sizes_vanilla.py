@@ -2,6 +2,7 @@
 """What the configs of all model families share: what layers read from them, checks, saving."""
 
 import re
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from huggingface_hub.dataclasses import strict
@@ -109,6 +110,26 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
 
+    def require_choice(self, name: str, choices: Iterable[Any]) -> None:
+        """Refuse an unknown name, so that it never becomes a default.
+
+        Args:
+            name: of a field.
+            choices: its possible values.
+
+        Raises:
+            ValueError: the value is none of them; the message names them.
+        """
+        if getattr(self, name) not in choices:
+            known = ", ".join(str(choice) for choice in choices)
+            raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
+
+    def validate_layers(self) -> None:
+        """Sizes and counts of the layers are positive."""
+        self.require_positive(
+            *("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+        )
+
     def validate_head_split(self) -> None:
         """Heads divide d_model."""
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
@@ -130,12 +151,8 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         self.require_positive("layer_norm_eps")
 
     def validate_activation(self) -> None:
-        """An unknown name never becomes a default."""
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function={self.activation_function!r}: choose one of "
-                f"{', '.join(sorted(ACT2FN))}"
-            )
+        """The activation is one of transformers."""
+        self.require_choice("activation_function", sorted(ACT2FN))
 
     def forget_code(self) -> None:
         """Remove the fields that name source files beside the weights."""
@@ -177,3 +194,7 @@ class VanillaTwoSidedConfig(VanillaPreTrainedConfig):
     decoder_attention_heads: int = 8
     decoder_ffn_dim: int = 2048
     is_encoder_decoder: bool = True
+
+    def validate_decoder_layers(self) -> None:
+        """Sizes and counts of the decoder's layers are positive."""
+        self.require_positive("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim")
