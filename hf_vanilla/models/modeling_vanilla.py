@@ -252,7 +252,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         forget_defaults(self.generation_config)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels shifted right by one behind the start token, `(B, T)`; -100 becomes padding.
+        """Labels shifted right by one after the start token, `(B, T)`; -100 becomes padding.
 
         Raises:
             ValueError: the config has no start or no padding token.

@@ -239,7 +239,7 @@ def lengths_until_end(
 ) -> Tensor:
     """Tokens of each generated sequence up to its end token; padding follows it in a batch.
 
-    The start token may be the end token as well, so the search begins behind the prompt.
+    The start token may be the end token as well, so the search begins after the prompt.
 
     Args:
         sequences: `(N, T)` int64, as `generate()` returns them.

@@ -334,12 +334,12 @@ class VanillaInt8Quantizer(HfQuantizer):
         Raises:
             ValueError: `device_map` names one.
         """
-        places = kwargs.get("device_map")
-        found = places.values() if isinstance(places, dict) else [places]
+        devices = kwargs.get("device_map")
+        named = devices.values() if isinstance(devices, dict) else [devices]
         # "auto" is a CPU on a machine without a GPU; on others the first product refuses
-        if any(str(place) not in ("None", "cpu", "cpu:0", "auto") for place in found):
+        if any(str(device) not in ("None", "cpu", "cpu:0", "auto") for device in named):
             raise ValueError(
-                f"device_map={places!r}: int8 weights are for CPUs: leave it out, or load the "
+                f"device_map={devices!r}: int8 weights are for CPUs: leave it out, or load the "
                 "float model with dtype='bfloat16'"
             )
 

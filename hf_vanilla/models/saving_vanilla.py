@@ -144,8 +144,8 @@ def register_families() -> None:
         for auto_class, keyword, processor in family.processors:
             # without Pillow, transformers has no image processors, and text needs none
             if auto_class != "AutoImageProcessor" or is_vision_available():
-                chosen = {keyword: _load(processor)}
-                getattr(transformers, auto_class).register(config, **chosen, exist_ok=True)
+                classes = {keyword: _load(processor)}
+                getattr(transformers, auto_class).register(config, **classes, exist_ok=True)
         for name, (pipeline, auto_class) in family.pipelines.items():
             auto_model = getattr(transformers, auto_class)
             PIPELINE_REGISTRY.register_pipeline(

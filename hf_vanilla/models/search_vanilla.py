@@ -39,7 +39,7 @@ from .search_vanilla_decoder import (
 )
 from .stacks_vanilla import VanillaPreTrainedModel
 
-# Each treats every hypothesis by itself, so sentences may leave the batch and change places; what
+# Each treats every hypothesis by itself, so sentences may leave the batch and be reordered; what
 # one stores per sentence, `_select_sentences` selects. With any other kind, all sentences stay.
 ROWWISE_PROCESSORS = (
     SourceLengthEnd,
@@ -85,8 +85,8 @@ def is_rowwise(
 def rows_to_keep(is_active: list[bool]) -> list[int]:
     """Rows of the b active sentences; finished ones among the first b are replaced from the end."""
     count = sum(is_active)
-    behind = [row for row in range(count, len(is_active)) if is_active[row]]
-    return [row if is_active[row] else behind.pop() for row in range(count)]
+    later = [row for row in range(count, len(is_active)) if is_active[row]]
+    return [row if is_active[row] else later.pop() for row in range(count)]
 
 
 NAN_CAUSE = "a weight is NaN or infinite, as after a training that diverged"
@@ -245,7 +245,7 @@ def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *r
 
 
 def _records(config: GenerationConfig) -> tuple[Any, Any]:
-    """Empty tuples for the scores and the logits of each step; None: they are not asked for."""
+    """Empty tuples for the scores and the logits of each step; None: the call wants none."""
     has_records = config.return_dict_in_generate
     names = ("output_scores", "output_logits")
     scores, logits = (() if has_records and getattr(config, name) else None for name in names)
