@@ -46,9 +46,8 @@ from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
 from hf_vanilla.models.pretrained_vanilla import VanillaPreTrainedModel
 from hf_vanilla.models.quantization_vanilla import VanillaInt8Config, quantize
-from hf_vanilla.models.saving_vanilla import register_families
-from hf_vanilla.models.tokenization_vanilla import VanillaTokenizer
-from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+from hf_vanilla.models.saving_vanilla import register_families, save_with_code
+from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer, VanillaTokenizer
 
 if TYPE_CHECKING:
     from hf_vanilla.data.batching import PairCollator
@@ -101,6 +100,7 @@ __all__ = [
     "load_translator",
     "paper_adam",
     "quantize",
+    "save_with_code",
     "train_tokenizer",
     "translate",
 ]

@@ -65,7 +65,6 @@ def push(folder, repo_id, coded_repo_id):
     with torch.no_grad():
         doubled.lm_head.weight.mul_(2.0)
     doubled.push_to_hub(repo_id, revision="doubled")
-    hf_vanilla.VanillaTranslationPipeline(model, tokenizer).push_to_hub(repo_id + "-pipeline")
     hf_vanilla.VanillaConfig.register_for_auto_class()
     hf_vanilla.VanillaTokenizer.register_for_auto_class("AutoTokenizer")
     model.register_for_auto_class("AutoModelForSeq2SeqLM")
@@ -120,7 +119,6 @@ def visit(repo_id, coded_repo_id, private_repo_id, scripted_repo_id):
         for place, where in (
             ("coded", {"model": coded_repo_id, "trust_remote_code": True}),
             ("scripted", {"model": scripted_repo_id, **told}),
-            ("pipeline", {"model": repo_id + "-pipeline", "trust_remote_code": True}),
         )
     }
     found["pipeline_not_trusted"] = refusal(

@@ -15,7 +15,6 @@ from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajec
 from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
     VanillaForDiverseTrajectoryPrediction,
 )
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, checked, option, read_yaml, shown
 from hf_vanilla.tracks.card import converted_track_card
 
@@ -144,8 +143,7 @@ def convert_agentformer(options: AgentFormerOptions) -> Path:
             *(scene, PUBLISHED[scene], options.output, scene),
         )
     with whole_folder(options.output) as folder:
-        with code_beside_weights(model):
-            model.save_pretrained(folder)
+        model.save_pretrained(folder)
         sources = [public_name(name) for name in (options.input, options.second) if name]
         change = f"AgentFormer (Yuan et al., 2021), converted from {' and '.join(sources)}"
         converted_track_card(Path(options.output).resolve().name, change).save(folder / CARD_FILE)

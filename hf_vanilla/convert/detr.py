@@ -18,7 +18,6 @@ from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .checkpoint_files import read_checkpoint
@@ -91,8 +90,7 @@ def convert_detr(options: DetrOptions) -> Path:
         model = from_detr(
             weights, config, origin=options.input, without_masks=options.without_masks
         )
-        with code_beside_weights(model):
-            model.save_pretrained(folder)
+        model.save_pretrained(folder)
         processor.save_pretrained(folder)
         if (theirs := _transformers_model(source)) is not None:
             require_same_outputs(

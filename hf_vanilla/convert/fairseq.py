@@ -14,7 +14,6 @@ from transformers import GenerationConfig
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .checkpoint_files import read_checkpoint, toolkit_of_content, toolkit_of_path
@@ -180,9 +179,8 @@ def _convert_one(path: Path, options: FairseqOptions, output: Path) -> None:
             model_max_length=model.config.max_position_embeddings,
         ),
     )
-    with code_beside_weights(model, tokenizer):
-        model.save_pretrained(output)
-        tokenizer.save_pretrained(output)
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
 
 
 def _text_files(

@@ -16,7 +16,7 @@ from tokenizers import (
 )
 
 from hf_vanilla.data.lines import read_lines
-from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import install_hint
 
 # ids 0 to 3 of every dictionary, not listed in its file

@@ -18,8 +18,7 @@ from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import found_on_hub, load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.saving_vanilla import code_beside_weights
-from hf_vanilla.models.tokenization_vanilla_fairseq import VanillaFairseqTokenizer
+from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
@@ -93,9 +92,8 @@ def convert_fsmt(options: FsmtOptions) -> Path:
         model = _model(_read_weights(folder), settings, options.input)
         model.generation_config = _decoding(folder, settings)
         tokenizer = _tokenizer(folder, settings)
-        with code_beside_weights(model, tokenizer):
-            model.save_pretrained(output)
-            tokenizer.save_pretrained(output)
+        model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
         carry_over(options.input, output)
     return Path(options.output)
 

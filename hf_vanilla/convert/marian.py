@@ -25,7 +25,6 @@ from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .checkpoint_files import toolkit_of_path
@@ -132,9 +131,8 @@ def convert_marian(options: MarianOptions) -> Path:
         if options.check:
             same = ours if frequencies == "transformers" else read(frequencies="transformers")
             logger.info("%s", compare(theirs, same, tokenizer))
-        with code_beside_weights(ours, tokenizer):
-            ours.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        ours.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         carry_over(options.input, folder)
     return Path(options.output)
 

@@ -9,7 +9,6 @@ import torch
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.models.quantization_vanilla import quantize
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.loading import load_translator, require_float
 
@@ -40,9 +39,8 @@ def quantize_folder(options: QuantizeOptions) -> Path:
         require_float(model, options.model)
         before = model.get_memory_footprint()
         quantize(model)
-        with code_beside_weights(model, tokenizer):
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
         name = public_name(options.model)
         change = f"int8 weights, made from {name} by `hf-vanilla quantize`."
         carry_over(options.model, folder, change=change)

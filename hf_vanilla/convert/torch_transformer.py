@@ -21,7 +21,6 @@ from hf_vanilla.models.configuration_vanilla import (
     VanillaConfig,
 )
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .checkpoint_files import read_checkpoint, toolkit_of_content
@@ -79,8 +78,7 @@ def convert_torch(options: TorchOptions) -> Path:
         content = read_checkpoint(options.input, trust_pickle=options.trust_pickle)
         weights = _state_dict(content, options)
         model = from_torch(weights, options)
-        with code_beside_weights(model):
-            model.save_pretrained(folder)
+        model.save_pretrained(folder)
     return Path(options.output)
 
 

@@ -21,7 +21,6 @@ from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_model, load_saved, load_with_report, read_settings
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .same_outputs import require_same_outputs
@@ -250,9 +249,8 @@ def authors_processor(config: VanillaVitConfig) -> ViTImageProcessorPil:
 def save_image_model(
     model: VanillaForImageClassification | VanillaVitModel, processor: Any, folder: Path
 ) -> None:
-    """A complete model folder: weights, config, their code, and the image processor."""
-    with code_beside_weights(model):
-        model.save_pretrained(folder)
+    """A complete model folder: weights, config and the image processor."""
+    model.save_pretrained(folder)
     processor.save_pretrained(folder)
 
 

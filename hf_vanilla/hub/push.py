@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from huggingface_hub import (
 from transformers import PreTrainedModel
 
 from hf_vanilla.loading import load_folder
-from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.models.saving_vanilla import save_with_code
 from hf_vanilla.options import Options, option
 
 from .card import CARD_FILE, bare_card, pushed_card
@@ -104,7 +104,9 @@ def push_model(
     to = {"token": repository.token}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with code_beside_weights(model, tokenizer) if with_code else nullcontext():
+        if with_code:
+            save_with_code(model, folder, tokenizer)
+        else:
             model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)

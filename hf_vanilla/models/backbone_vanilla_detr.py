@@ -64,7 +64,7 @@ class VanillaDetrBackbone(nn.Module):
         self.model = AutoBackbone.from_config(config.backbone_config)
         if not getattr(self.model, "channels", None):
             raise ValueError(
-                f"{type(self.model).__name__} tells no channels: choose a backbone that gives "
+                f"{type(self.model).__name__} has no channels: choose a backbone that gives "
                 "feature maps, such as resnet, by backbone_config"
             )
         self.width: int = self.model.channels[-1]

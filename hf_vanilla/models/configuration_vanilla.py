@@ -17,7 +17,7 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 20
 
 from huggingface_hub.dataclasses import strict
 
-from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
+from .sizes_vanilla import LAYER_TP_PLAN, VanillaTwoSidedConfig
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "learned")
 POSITION_LAYOUTS = ("interleaved", "concatenated")
@@ -27,34 +27,20 @@ LABEL_SMOOTHING_TYPES = {"non_target": 1, "uniform": 0, "non_target_non_pad": 2}
 
 
 @strict
-class VanillaConfig(VanillaPreTrainedConfig):
+class VanillaConfig(VanillaTwoSidedConfig):
     r"""Configuration of the post-norm encoder-decoder of "Attention Is All You Need" (section 3).
+
+    Sizes, rates and biases of its layers are fields of `VanillaTwoSidedConfig`, whose defaults are
+    the paper's.
 
     Args:
         vocab_size (`int`, defaults to 37000): entries of the source table; of the one shared table
             unless `share_encoder_decoder_embeddings` is off.
         decoder_vocab_size (`int`, *optional*): entries of the target table. None: `vocab_size`.
-        d_model (`int`, defaults to 512): width of every hidden state.
-        encoder_layers (`int`, defaults to 6): N of the encoder.
-        encoder_attention_heads (`int`, defaults to 8): h of the encoder.
-        encoder_ffn_dim (`int`, defaults to 2048): d_ff of the encoder.
-        decoder_layers (`int`, defaults to 6): N of the decoder.
-        decoder_attention_heads (`int`, defaults to 8): h of the decoder, in both its attentions.
-        decoder_ffn_dim (`int`, defaults to 2048): d_ff of the decoder.
         head_dim (`int`, *optional*): d_k, width of a head's queries and keys in every attention.
             If None, each attention takes d_model / heads; the field then reads as the encoder's
             width and is saved as null.
         v_head_dim (`int`, *optional*): d_v, width of a head's values; None as for `head_dim`.
-        dropout (`float`, defaults to 0.1): P_drop, on every sublayer's output and on the sum of
-            embedding and position (5.4).
-        attention_dropout (`float`, defaults to 0.0): on the attention weights; not in the
-            paper's base.
-        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network; not in the
-            paper.
-        activation_function (`str`, defaults to `"relu"`): a name of
-            `transformers.activations.ACT2FN`.
-        attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
-        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
         final_layer_norm (`bool`, defaults to `False`): one more LayerNorm after the last layer of
             each stack; not in the paper (`torch.nn.Transformer` adds it).
         scale_embedding (`bool`, defaults to `True`): multiply embeddings by sqrt(d_model) (3.4).
@@ -100,31 +86,13 @@ class VanillaConfig(VanillaPreTrainedConfig):
 
     model_type = "vanilla"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 - transformers' form
-    attribute_map = {  # noqa: RUF012 - transformers' form
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    }
     # how several GPUs share the weights; applies to a whole model and to each of its stacks
     base_model_tp_plan = {"shared": "embedding_rowwise", **LAYER_TP_PLAN}  # noqa: RUF012
 
     vocab_size: int = 37_000
     decoder_vocab_size: int | None = None
-    d_model: int = 512
-    encoder_layers: int = 6
-    encoder_attention_heads: int = 8
-    encoder_ffn_dim: int = 2048
-    decoder_layers: int = 6
-    decoder_attention_heads: int = 8
-    decoder_ffn_dim: int = 2048
     head_dim: int | None = None  # type: ignore[assignment]  # reads as a number
     v_head_dim: int | None = None  # type: ignore[assignment]  # reads as a number
-    dropout: float | int = 0.1
-    attention_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    activation_function: str = "relu"
-    attention_bias: bool = False
-    layer_norm_eps: float = 1e-6
     final_layer_norm: bool = False
     scale_embedding: bool = True
     zero_pad_embedding: bool = True
@@ -144,7 +112,6 @@ class VanillaConfig(VanillaPreTrainedConfig):
     bos_token_id: int | None = None
     decoder_start_token_id: int | None = 0
     use_cache: bool = True
-    is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         # transformers reads this field as an int, so no property can resolve the default
@@ -183,23 +150,9 @@ class VanillaConfig(VanillaPreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive; the optional ones may be None."""
-        for name in (
-            "vocab_size",
-            "d_model",
-            "encoder_layers",
-            "encoder_attention_heads",
-            "encoder_ffn_dim",
-            "decoder_layers",
-            "decoder_attention_heads",
-            "decoder_ffn_dim",
-            "max_position_embeddings",
-            "decoder_vocab_size",
-            "head_dim",
-            "v_head_dim",
-        ):
-            value = vars(self)[name]
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}: give a positive number")
+        optional = ("decoder_vocab_size", "head_dim", "v_head_dim")
+        given = [name for name in optional if vars(self)[name] is not None]
+        self.require_positive("vocab_size", "max_position_embeddings", *given)
         if self.position_offset < 0:
             raise ValueError(f"position_offset={self.position_offset}: give 0 or more")
 
@@ -235,10 +188,7 @@ class VanillaConfig(VanillaPreTrainedConfig):
             ("position_frequencies", POSITION_FREQUENCIES),
             ("label_smoothing_type", LABEL_SMOOTHING_TYPES),
         ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r}: choose one of {', '.join(choices)}"
-                )
+            self.require_choice(name, choices)
 
     def validate_smoothing(self) -> None:
         """Some tokens are left to smooth over, and a pad token exists if it is to be excluded."""

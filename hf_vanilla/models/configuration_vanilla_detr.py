@@ -9,14 +9,21 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig, ResNetConfig
 
-from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
+from .sizes_vanilla import LAYER_TP_PLAN, VanillaTwoSidedConfig
 
 
 @strict
-class VanillaDetrConfig(VanillaPreTrainedConfig):
+class VanillaDetrConfig(VanillaTwoSidedConfig):
     r"""Configuration of DETR: a backbone, the 2017 layers, learned queries, two heads.
 
+    The other sizes and rates of its layers are fields of `VanillaTwoSidedConfig`.
+
     Args:
+        d_model (`int`, defaults to 256): as there.
+        attention_dropout (`float`, defaults to 0.1): as there.
+        activation_dropout (`float`, defaults to 0.1): as there.
+        attention_bias (`bool`, defaults to `True`): as there.
+        layer_norm_eps (`float`, defaults to 1e-5): as there.
         backbone_config (`PreTrainedConfig` or `dict`, *optional*): a backbone of transformers with
             `channels`. None: ResNet-50, last stage.
         backbone_is_pretrained (`bool`, defaults to `True`): fix the statistics of every BatchNorm
@@ -25,20 +32,6 @@ class VanillaDetrConfig(VanillaPreTrainedConfig):
         dilation (`bool`, defaults to `False`): stride 1 and dilation 2 in the last stage (DC5).
         num_channels (`int`, defaults to 3): of the images.
         num_queries (`int`, defaults to 100): objects an image can have at most.
-        d_model (`int`, defaults to 256): width of every hidden state.
-        encoder_layers (`int`, defaults to 6): layers of the encoder.
-        encoder_attention_heads (`int`, defaults to 8): heads of an encoder layer.
-        encoder_ffn_dim (`int`, defaults to 2048): width inside its feed-forward network.
-        decoder_layers (`int`, defaults to 6): layers of the decoder.
-        decoder_attention_heads (`int`, defaults to 8): heads of a decoder layer.
-        decoder_ffn_dim (`int`, defaults to 2048): width inside its feed-forward network.
-        dropout (`float`, defaults to 0.1): on the output of every sublayer.
-        attention_dropout (`float`, defaults to 0.1): on the attention weights.
-        activation_dropout (`float`, defaults to 0.1): inside the feed-forward network.
-        activation_function (`str`, defaults to `"relu"`): a name of
-            `transformers.activations.ACT2FN`.
-        attention_bias (`bool`, defaults to `True`): biases on the four projections of attention.
-        layer_norm_eps (`float`, defaults to 1e-5): added to the variance in every LayerNorm.
         auxiliary_loss (`bool`, defaults to `True`): the loss counts every decoder layer, each
             matched anew; False: the last layer only. It never changes the logits.
         class_cost (`float`, defaults to 1.0): weight of the class in the matching.
@@ -59,11 +52,6 @@ class VanillaDetrConfig(VanillaPreTrainedConfig):
     """
 
     model_type = "vanilla_detr"
-    attribute_map = {  # noqa: RUF012 - transformers' form
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    }
     base_model_tp_plan = LAYER_TP_PLAN
     # what Trainer would gather beside logits and boxes would fill the memory over a data set
     keys_to_ignore_at_inference = [  # noqa: RUF012 - transformers' form
@@ -78,16 +66,8 @@ class VanillaDetrConfig(VanillaPreTrainedConfig):
     num_channels: int = 3
     num_queries: int = 100
     d_model: int = 256
-    encoder_layers: int = 6
-    encoder_attention_heads: int = 8
-    encoder_ffn_dim: int = 2048
-    decoder_layers: int = 6
-    decoder_attention_heads: int = 8
-    decoder_ffn_dim: int = 2048
-    dropout: float | int = 0.1
     attention_dropout: float | int = 0.1
     activation_dropout: float | int = 0.1
-    activation_function: str = "relu"
     attention_bias: bool = True
     layer_norm_eps: float = 1e-5
     auxiliary_loss: bool = True
@@ -97,7 +77,6 @@ class VanillaDetrConfig(VanillaPreTrainedConfig):
     bbox_loss_coefficient: float | int = 5.0
     giou_loss_coefficient: float | int = 2.0
     eos_coefficient: float | int = 0.1
-    is_encoder_decoder: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.backbone_config is None:
@@ -113,11 +92,7 @@ class VanillaDetrConfig(VanillaPreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""
-        self.require_positive(
-            *("num_channels", "num_queries", "d_model", "encoder_layers", "decoder_layers"),
-            *("encoder_attention_heads", "decoder_attention_heads"),
-            *("encoder_ffn_dim", "decoder_ffn_dim"),
-        )
+        self.require_positive("num_channels", "num_queries")
 
     def validate_positions(self) -> None:
         """The width holds sine and cosine of row and column."""

@@ -16,23 +16,20 @@ PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "r
 class VanillaVitConfig(VanillaPreTrainedConfig):
     r"""Configuration of the Vision Transformer: a pre-norm encoder over image patches.
 
+    The other sizes and rates of its layers are fields of `VanillaPreTrainedConfig`.
+
     Args:
+        d_model (`int`, defaults to 768): as there.
+        encoder_layers (`int`, defaults to 12): as there.
+        encoder_attention_heads (`int`, defaults to 12): as there.
+        encoder_ffn_dim (`int`, defaults to 3072): as there.
+        dropout (`float`, defaults to 0.0): as there.
+        activation_function (`str`, defaults to `"gelu"`): as there.
+        attention_bias (`bool`, defaults to `True`): as there.
         image_size (`int` or pair of `int`, defaults to 224): height and width in pixels; one number
             means both. A multiple of `patch_size`.
         patch_size (`int` or pair of `int`, defaults to 16): height and width of a patch in pixels.
         num_channels (`int`, defaults to 3): channels of an image.
-        d_model (`int`, defaults to 768): width of every hidden state.
-        encoder_layers (`int`, defaults to 12): number of layers.
-        encoder_attention_heads (`int`, defaults to 12): attention heads of a layer.
-        encoder_ffn_dim (`int`, defaults to 3072): width inside the feed-forward network.
-        dropout (`float`, defaults to 0.0): on the output of every sublayer and on the sum of patch
-            embedding and position.
-        attention_dropout (`float`, defaults to 0.0): on the attention weights.
-        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network.
-        activation_function (`str`, defaults to `"gelu"`): a name of
-            `transformers.activations.ACT2FN`.
-        attention_bias (`bool`, defaults to `True`): biases on the four projections of attention.
-        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
         position_start (`str`, defaults to `"sinusoid_2d"`): initial value of the learned positions:
             sines and cosines of row and column, or `"normal"`: N(0, 0.02), as in the authors' code.
         has_pooler (`bool`, defaults to `False`): a Linear and a tanh on the class token
@@ -67,11 +64,8 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
     encoder_attention_heads: int = 12
     encoder_ffn_dim: int = 3072
     dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
     activation_function: str = "gelu"
     attention_bias: bool = True
-    layer_norm_eps: float = 1e-6
     position_start: str = "sinusoid_2d"
     has_pooler: bool = False
     label_smoothing: float | int = 0.0
@@ -97,10 +91,7 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""
-        self.require_positive(
-            *("num_channels", "d_model", "encoder_layers"),
-            *("encoder_attention_heads", "encoder_ffn_dim"),
-        )
+        self.require_positive("num_channels")
 
     def validate_patches(self) -> None:
         """An image is cut into whole patches."""
@@ -118,13 +109,8 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
 
     def validate_names(self) -> None:
         """An unknown name never becomes a default."""
-        for name, choices in (
-            ("position_start", POSITION_STARTS),
-            ("problem_type", (*PROBLEM_TYPES, None)),
-        ):
-            if getattr(self, name) not in choices:
-                known = ", ".join(str(choice) for choice in choices)
-                raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
+        self.require_choice("position_start", POSITION_STARTS)
+        self.require_choice("problem_type", (*PROBLEM_TYPES, None))
 
     def validate_positions(self) -> None:
         """Sine and cosine of row and of column need a width that four divides."""

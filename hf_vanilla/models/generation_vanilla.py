@@ -176,7 +176,7 @@ def has_source_limit(settings: GenerationConfig) -> bool:
 
 
 def filling_ids(config: GenerationConfig) -> tuple[list[int], int]:
-    """The end tokens, and the token behind a finished hypothesis; -1 where neither is set."""
+    """The end tokens, and the token after a finished hypothesis; -1 where neither is set."""
     ends = config.eos_token_id
     end_ids = [] if ends is None else torch.as_tensor(ends).flatten().tolist()
     if config.pad_token_id is not None:

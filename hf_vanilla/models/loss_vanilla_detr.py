@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from .boxes_vanilla_detr import generalized_iou, to_corners
-from .matching_vanilla_detr import DETR_COSTS, NO_LABEL, MatchingCosts, Targets, match
+from .matching_vanilla_detr import (
+    DETR_COSTS,
+    NO_LABEL,
+    MatchingCosts,
+    Targets,
+    generalized_iou,
+    match,
+    to_corners,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +93,12 @@ def detection_loss(
             "optimizer step, or neither"
         )
     matched = match(logits, boxes, targets, weights.costs)  # (N, B, M)
-    layer, image, place = (matched >= 0).nonzero(as_tuple=True)
-    query = matched[layer, image, place]
+    layer, image, slot = (matched >= 0).nonzero(as_tuple=True)
+    query = matched[layer, image, slot]
     layers, images, queries, classes = logits.shape
 
     expected = torch.full(logits.shape[:3], classes - 1, device=logits.device)  # (N, B, Q)
-    expected[layer, image, query] = labels[image, place]
+    expected[layer, image, query] = labels[image, slot]
     class_weights = logits.new_ones(classes, dtype=torch.float32)
     class_weights[-1] = weights.no_object
     of_queries = cross_entropy(
@@ -103,7 +110,7 @@ def detection_loss(
     divisor = objects + weights.no_object * (queries * num_images - objects)
     label = of_queries.view(layers, -1).sum(dim=1) / divisor
 
-    found, wanted = boxes[layer, image, query].float(), target_boxes[image, place].float()
+    found, wanted = boxes[layer, image, query].float(), target_boxes[image, slot].float()
     distances = (found - wanted).abs().sum(dim=-1)
     overlaps = 1 - generalized_iou(to_corners(found), to_corners(wanted))
     nothing = distances.new_zeros(layers)

@@ -6,7 +6,6 @@ Shapes: B batch, S source, T target, D `d_model`, V vocabulary.
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +34,6 @@ from .generation_vanilla import (
     with_settings,
 )
 from .loss_vanilla import training_loss
-from .quantization_vanilla import VanillaInt8Quantizer  # noqa: F401 - registers itself
-from .search_vanilla import beam_search, greedy_search
-from .search_vanilla_conditions import can_search
-from .search_vanilla_constraints import Constraints, constrained
-from .search_vanilla_ensemble import Ensemble
 from .stacks_vanilla import (
     VanillaDecoder,
     VanillaEncoder,
@@ -258,7 +252,7 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         forget_defaults(self.generation_config)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels shifted right by one behind the start token, `(B, T)`; -100 becomes padding.
+        """Labels shifted right by one after the start token, `(B, T)`; -100 becomes padding.
 
         Raises:
             ValueError: the config has no start or no padding token.
@@ -292,8 +286,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         """Translate: transformers' `generate()` with the paper's limits and length penalty (6.1).
 
         A hypothesis gets at most source length + `max_tokens_beyond_source` tokens.
-        `max_new_tokens` replaces that limit; a smaller `max_length` counts too. Our own search
-        runs where it serves the call, otherwise transformers' with the same result.
+        `max_new_tokens` replaces that limit; a smaller `max_length` counts too. The package's own
+        search runs where it serves the call, otherwise transformers' with the same result.
 
         Args:
             inputs: `(B, S)` int64 source; or `input_ids`, `inputs_embeds`, `encoder_outputs`.
@@ -301,9 +295,9 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             logits_processor: list of processors beside those of the settings.
             stopping_criteria: list of criteria beside those of the settings.
             *args: transformers' further arguments.
-            **kwargs: settings by name, inputs, and transformers' further arguments; and
-                `ensemble`, an `Ensemble` of models that decode together with this one;
-                `constraints`, `Constraints` of phrases that the translations contain.
+            **kwargs: settings by name, inputs, and transformers' further arguments; with the
+                package also `ensemble`, an `Ensemble` of models that decode together with this
+                one, and `constraints`, `Constraints` of phrases that the translations contain.
 
         Raises:
             ValueError: `length_penalty_form` is unknown, `num_beams` is below 1, the batch is
@@ -315,8 +309,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
                 inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
             )
         forget_defaults(self.generation_config)  # written after each batch of an evaluation
-        ensemble = kwargs.pop("ensemble", None)
-        constraints: Constraints | None = kwargs.pop("constraints", None)
+        names = {"ensemble", "constraints"} & kwargs.keys()
+        extras = {name: value for name in names if (value := kwargs.pop(name)) is not None}
         settings, arguments = merged_settings(self.generation_config, generation_config, kwargs)
         if inputs is not None:
             arguments["input_ids"] = inputs
@@ -331,17 +325,14 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             if (end_ids := settings.forced_eos_token_id) is not None:
                 logits_processor = [*(logits_processor or []), SourceLengthEnd(limits, end_ids)]
         is_beam, form = (settings.num_beams or 1) > 1, penalty_form(settings)
-        is_own = type(self).forward is VanillaForConditionalGeneration.forward
-        if is_own and not args and can_search(self, settings, arguments):
-            greedy = partial(greedy_search, streamer=kwargs.get("streamer"))
-            search = beam_search if is_beam else greedy
-            search = self._of_ensemble(search, ensemble, arguments)
-            kwargs["custom_generate"] = constrained(search, constraints, settings, limits)
-        elif ensemble is not None or constraints is not None:
+        search = None if args else self.own_search(settings, arguments, limits, **extras)
+        if search is not None:
+            kwargs["custom_generate"] = search
+        elif extras:
             raise ValueError(
                 "an ensemble decodes by greedy or beam search of input_ids, constraints by beam "
                 "search, both without hooks and records of the decoder: leave out the other "
-                "arguments"
+                "arguments; without the package hf_vanilla there is neither"
             )
         elif is_beam and form == "gnmt":
             alpha = settings.length_penalty
@@ -351,17 +342,15 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
             inputs, generation_config, logits_processor, stopping_criteria, *args, **kwargs
         )
 
-    def _of_ensemble(
-        self, search: Callable, ensemble: Ensemble | None, arguments: dict[str, Any]
-    ) -> Callable:
-        """The search with the other models of an ensemble, after these have read the source."""
-        if ensemble is None:
-            return search
-        ensemble.check(self)
-        if arguments.get("input_ids") is None:
-            raise ValueError("an ensemble needs input_ids, which every model reads")
-        encoded = ensemble.encode(arguments["input_ids"], arguments["attention_mask"])
-        return partial(search, ensemble=encoded)
+    def own_search(
+        self, settings: GenerationConfig, arguments: dict[str, Any], limits: Tensor | None, **_: Any
+    ) -> Callable | None:
+        """What `generate()` calls in place of transformers' search; None: that search runs.
+
+        The package replaces this method by `search_vanilla_conditions.own_search`, which is faster
+        and has ensembles and constraints. Code beside weights runs transformers' search.
+        """
+        return None
 
     def _source_mask(self, arguments: dict[str, Any]) -> Tensor | None:
         """The mask given, or else which source ids are no padding; None with neither."""

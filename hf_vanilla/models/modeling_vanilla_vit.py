@@ -336,10 +336,10 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
         )
 
     def _records_states(self, options: dict[str, Any]) -> bool:
-        """Whether the caller or the config asks for more than the logits."""
+        """Whether the caller or the config wants more than the logits."""
         for name in ("output_attentions", "output_hidden_states"):
-            asked = options.get(name)
-            if (getattr(self.config, name) if asked is None else asked) is not False:
+            value = options.get(name)
+            if (getattr(self.config, name) if value is None else value) is not False:
                 return True
         return False
 

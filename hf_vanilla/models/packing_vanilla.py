@@ -4,42 +4,47 @@
 Shapes: I inputs, O outputs.
 """
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .int8_vanilla import NO_POST_OP, PackedQuantized, QuantizedLinear, refuse_to_save
-
-# rows of the product that a weight is packed for; other numbers are as correct
-ROWS = 64
+from .onednn_vanilla import can_multiply, float_product, multiplies_bfloat16, packed_weight
+from .quantization_vanilla import IntegerProduct, QuantizedLinear
 
 
 class PackedLinear(nn.Module):
-    """One or several linear layers with the same input, packed; no gradients, and not saved.
+    """One or several layers with the same input in one packed product; no gradients, not saved.
 
     Args:
-        layers: `nn.Linear` on a CPU, in float32 or bfloat16, all with a bias or none.
+        layers: on a CPU, all with a bias or none: `nn.Linear` in float32 or bfloat16, or quantized
+            ones, whose own weights are no longer needed.
+        dtype: of the outputs of quantized ones; those of the others have that of their weights.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[Any], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.in_features = layers[0].in_features
         self.out_features = sum(layer.out_features for layer in layers)
+        if isinstance(layers[0], QuantizedLinear):
+            self.product: Callable[[Tensor], Tensor] = IntegerProduct(layers, dtype)
+            return
         weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        self.bias = torch.cat(biases) if biases else None
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, ROWS)
+        bias = torch.cat(biases) if biases else None
+        self.product = partial(float_product, weight=packed_weight(weight), bias=bias)
 
     def forward(self, states: Tensor) -> Tensor:
         """Outputs `(..., O)` for `(..., I)`."""
-        linear = torch.ops.mkldnn._linear_pointwise.default
-        return linear(states, self.packed, self.bias, *NO_POST_OP)
+        return self.product(states)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        refuse_to_save()
+        raise ValueError(
+            "this model is packed for decoding and cannot be saved: save the one that "
+            "load_translator or from_pretrained loads"
+        )
 
 
 class JoinedPacked(nn.Module):
@@ -53,7 +58,7 @@ class JoinedPacked(nn.Module):
     def __init__(self, layers: Sequence[Any], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.widths = [layer.out_features for layer in layers]
-        self.product = packed(layers, dtype)
+        self.product = PackedLinear(layers, dtype)
 
     def forward(self, states: Tensor) -> tuple[Tensor, ...]:
         """The output of each layer."""
@@ -95,16 +100,11 @@ def pack(model: nn.Module) -> None:
             _pack_projections(module, dtype, is_joined=not name.endswith("encoder_attn"))
         for child_name, child in list(module.named_children()):
             if is_packable(child):
-                setattr(module, child_name, packed([child]))
-    _leave_file(model)
-    model.eval()  # a new module trains, and our search leaves models that train to transformers
-
-
-def _leave_file(model: nn.Module) -> None:
-    """Copy the weights that remain: each would keep the whole file of a loaded model in memory."""
+                setattr(module, child_name, PackedLinear([child]))
     for weight in model.parameters():
-        if weight.device.type == "cpu":
+        if weight.device.type == "cpu":  # a copy: each keeps the whole file of a loaded model
             weight.data = weight.data.clone()
+    model.eval()  # a new module trains, and our search leaves models that train to transformers
 
 
 def _pack_projections(attention: Any, dtype: torch.dtype, *, is_joined: bool) -> None:
@@ -116,50 +116,13 @@ def _pack_projections(attention: Any, dtype: torch.dtype, *, is_joined: bool) ->
     if is_joined:
         attention.joined = JoinedPacked(layers, dtype)
     for index, (name, layer) in enumerate(zip(names, layers, strict=True)):
-        part = PartOfJoined(attention.joined, index) if is_joined else packed([layer], dtype)
+        part = PartOfJoined(attention.joined, index) if is_joined else PackedLinear([layer], dtype)
         setattr(attention, name, part)
 
 
-def packed(
-    layers: Sequence[Any], dtype: torch.dtype = torch.float32
-) -> PackedLinear | PackedQuantized:
-    """Layers with the same input in one packed product.
-
-    Args:
-        layers: all float or all quantized.
-        dtype: of the outputs of quantized ones; those of the others have that of their weights.
-    """
-    if isinstance(layers[0], QuantizedLinear):
-        return PackedQuantized(layers, dtype)
-    return PackedLinear(layers)
-
-
 def is_packable(layer: Any) -> bool:
-    """Whether `packed` may replace a layer."""
+    """Whether `PackedLinear` may replace a layer."""
     if type(layer) not in (nn.Linear, QuantizedLinear) or layer.weight.device.type != "cpu":
         return False
     dtype = layer.weight.dtype
-    return dtype == torch.int8 or (
-        dtype in (torch.float32, torch.bfloat16) and can_pack(layer.weight.dtype)
-    )
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 numbers; True if torch cannot tell."""
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    known = [bool(value) for name, value in capabilities.items() if "bf16" in name]
-    return any(known) if known else True
-
-
-@cache
-def can_pack(dtype: torch.dtype) -> bool:
-    """Whether torch has the operators for this dtype, and they compute a product.
-
-    They are no public interface of torch.
-    """
-    layer, states = nn.Linear(5, 3, dtype=dtype), torch.ones((2, 5), dtype=dtype)
-    try:
-        found = PackedLinear([layer])(states)
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return torch.allclose(found, layer(states), atol=1e-5 if dtype == torch.float32 else 0.1)
+    return dtype == torch.int8 or (dtype in (torch.float32, torch.bfloat16) and can_multiply(dtype))

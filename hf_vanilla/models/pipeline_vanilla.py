@@ -13,7 +13,6 @@ from transformers import GenerationMixin
 from transformers.pipelines.base import Pipeline
 
 from .generation_vanilla import length_penalty
-from .saving_vanilla import code_beside_weights
 
 # written to the config of a saved model, for `pipeline()`
 CUSTOM_PIPELINES = {
@@ -218,10 +217,9 @@ class VanillaTranslationPipeline(Pipeline):
         return records
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:
-        """Save model and tokenizer with the code that they and this pipeline need."""
-        with code_beside_weights(self.model, self.tokenizer):
-            self.model.save_pretrained(save_directory, **kwargs)
-            self.tokenizer.save_pretrained(save_directory, **kwargs)
+        """Save model and tokenizer; their code too where they were loaded from such code."""
+        self.model.save_pretrained(save_directory, **kwargs)
+        self.tokenizer.save_pretrained(save_directory, **kwargs)
 
 
 def _check_text(text: Any) -> None:
@@ -241,7 +239,7 @@ def lengths_until_end(
 ) -> Tensor:
     """Tokens of each generated sequence up to its end token; padding follows it in a batch.
 
-    The start token may be the end token as well, so the search begins behind the prompt.
+    The start token may be the end token as well, so the search begins after the prompt.
 
     Args:
         sequences: `(N, T)` int64, as `generate()` returns them.

@@ -1,32 +1,195 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""Models with weights of 8 bits: how they are made, and how transformers saves and loads them."""
+"""Models with weights of 8 bits, for decoding on a CPU: how they compute, are made and loaded.
 
+A weight matrix is int8 with one float32 scale per output channel. Activations are quantized as they
+come: each row by its own maximum, so a sentence's result does not depend on the rest of the batch.
+The product of the two is exact in integers. It is computed by torch's oneDNN operators where the
+processor multiplies 8-bit numbers, and otherwise in float32, with the same result.
+
+Saved code of an int8 translation model is loaded from here, so this file has the model's classes.
+Shapes: I inputs, O outputs, V vocabulary, D `d_model`, B batch, L any length.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .int8_vanilla import (
-    JoinedProjections,
-    PackedQuantized,
-    QuantizedEmbedding,
-    QuantizedLinear,
-    quantized,
-)
+from .modeling_vanilla import VanillaForConditionalGeneration, VanillaModel  # noqa: F401
+from .onednn_vanilla import LARGEST, byte_product, can_multiply, exact_product, packed_weight
 from .stacks_vanilla import VanillaEmbedding
 
 METHOD = "vanilla_int8"
 # version of the names and meaning of the saved tensors
 FORMAT = 1
+# the scale of a row of zeros; any positive number that is a normal float
+LEAST_SCALE = 1e-30
+
+
+def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows `(..., I)` as int8 from -127 to 127, and the scale of each, `(..., 1)`."""
+    scale = rows.abs().amax(dim=-1, keepdim=True).clamp_min_(LEAST_SCALE).div_(LARGEST)
+    return (rows / scale).round_().to(torch.int8), scale
+
+
+# --- products ----------------------------------------------------------------------------------
+
+
+class IntegerProduct:
+    """The product of activations with int8 weights, packed for this processor.
+
+    Args:
+        layers: linear layers with the same input, joined into one product.
+        dtype: of the outputs; None: that of the inputs.
+
+    Raises:
+        ValueError: the weights are not on a CPU.
+    """
+
+    def __init__(
+        self, layers: "Sequence[QuantizedLinear]", dtype: torch.dtype | None = None
+    ) -> None:
+        self.dtype = dtype
+        weights = [layer.weight.detach() for layer in layers]
+        device = weights[0].device.type
+        if device != "cpu":
+            raise ValueError(
+                f"int8 weights are on the device {device!r}, but only a CPU computes with them: "
+                "move the model to the CPU, or load the float model with dtype='bfloat16'"
+            )
+        self.versions = _versions(layers)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        self.scale = torch.cat([layer.weight_scale.detach() for layer in layers])
+        biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self.is_fast = can_multiply(torch.int8)
+        self.weight = weight
+        if self.is_fast:
+            self.weight = packed_weight(self.weight)
+            self.zero_points = torch.zeros(len(weight), dtype=torch.int32)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Outputs `(..., O)` of all layers for `(..., I)`."""
+        if states.requires_grad:
+            states = states.detach()
+        rows, row_scale = quantized(states.to(torch.float32))
+        if self.is_fast:
+            product = byte_product(rows, self.weight, self.scale, self.zero_points)
+        else:
+            product = exact_product(rows, self.weight).mul_(self.scale)
+        product.mul_(row_scale)
+        if self.bias is not None:
+            product.add_(self.bias)  # two passes: addcmul takes three times as long as both
+        return product.to(self.dtype or states.dtype)
+
+
+def _versions(layers: "Sequence[QuantizedLinear]") -> list[tuple[int, int]]:
+    """Changes when a weight is replaced or written to."""
+    return [(id(layer.weight), layer.weight._version) for layer in layers]
+
+
+# --- layers ------------------------------------------------------------------------------------
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with int8 weights; no gradients.
+
+    Args:
+        in_features: I.
+        out_features: O.
+        bias: whether there is one; float32.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = _constant(torch.empty((out_features, in_features), dtype=torch.int8))
+        self.weight_scale = _constant(torch.empty(out_features))
+        self.bias = _constant(torch.empty(out_features)) if bias else None
+        self._product: IntegerProduct | None = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Outputs `(..., O)` for `(..., I)`."""
+        self._product = current_product(self._product, (self,))
+        return self._product(states)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the packed weights, which cannot be copied."""
+        return {**self.__dict__, "_product": None}
+
+    def extra_repr(self) -> str:
+        """Sizes, as `nn.Linear` shows them."""
+        has_bias = self.bias is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={has_bias}"
+
+
+class JoinedProjections:
+    """Query, key and value of the same input in one product, so it is quantized once.
+
+    Args:
+        layers: the projections.
+    """
+
+    def __init__(self, layers: Sequence[QuantizedLinear]) -> None:
+        self.layers = tuple(layers)
+        self.widths = [layer.out_features for layer in layers]
+        self._product: IntegerProduct | None = None
+
+    def __call__(self, states: Tensor) -> tuple[Tensor, ...]:
+        """The output of each layer."""
+        self._product = current_product(self._product, self.layers)
+        return self._product(states).split(self.widths, dim=-1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the packed weights, which cannot be copied."""
+        return {**self.__dict__, "_product": None}
+
+
+def current_product(
+    product: IntegerProduct | None, layers: Sequence[QuantizedLinear]
+) -> IntegerProduct:
+    """The product of these layers: the one given, unless a weight has changed since."""
+    if product is not None and product.versions == _versions(layers):
+        return product
+    return IntegerProduct(layers)
+
+
+class QuantizedEmbedding(VanillaEmbedding):
+    """Token embeddings (3.4) as int8 with a scale per token; a head may share the table.
+
+    Args:
+        num_embeddings: V.
+        embedding_dim: D.
+        padding_idx: the token whose vector is zero.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, device="meta")
+        shape = (num_embeddings, embedding_dim)
+        self.weight = _constant(torch.empty(shape, dtype=torch.int8))
+        self.weight_scale = _constant(torch.empty(num_embeddings))
+
+    def rows(self, input_ids: Tensor) -> Tensor:
+        """Vectors `(B, L, D)` of the ids `(B, L)`, float32."""
+        levels = nn.functional.embedding(input_ids, self.weight)
+        return levels * nn.functional.embedding(input_ids, self.weight_scale.unsqueeze(1))
+
+
+def _constant(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
+
+
+# --- models ------------------------------------------------------------------------------------
 
 
 def is_quantized(model: nn.Module) -> bool:
     """Whether a model has weights of this file."""
-    kinds = (QuantizedLinear, PackedQuantized)
+    kinds = (QuantizedLinear, QuantizedEmbedding)
     return any(isinstance(module, kinds) for module in model.modules())
 
 
@@ -115,13 +278,12 @@ def _quantized_layer(module: nn.Module) -> QuantizedLinear | QuantizedEmbedding 
     return None
 
 
-def _copy_values(module: nn.Module, new: QuantizedLinear | QuantizedEmbedding) -> None:
+def _copy_values(module: Any, new: QuantizedLinear | QuantizedEmbedding) -> None:
     """Quantize the weight of a float layer into a quantized one."""
-    old: Any = module
-    levels, scale = quantized(old.weight.detach())
-    new.weight.data, new.weight_scale.data = levels, scale.squeeze(1)
+    new.weight.data, scale = quantized(module.weight.detach())
+    new.weight_scale.data = scale.squeeze(1)
     if isinstance(new, QuantizedLinear) and new.bias is not None:
-        new.bias.data = old.bias.detach().clone()
+        new.bias.data = module.bias.detach().clone()
 
 
 # --- transformers' interface -------------------------------------------------------------------
@@ -172,12 +334,12 @@ class VanillaInt8Quantizer(HfQuantizer):
         Raises:
             ValueError: `device_map` names one.
         """
-        places = kwargs.get("device_map")
-        found = places.values() if isinstance(places, dict) else [places]
+        devices = kwargs.get("device_map")
+        named = devices.values() if isinstance(devices, dict) else [devices]
         # "auto" is a CPU on a machine without a GPU; on others the first product refuses
-        if any(str(place) not in ("None", "cpu", "cpu:0", "auto") for place in found):
+        if any(str(device) not in ("None", "cpu", "cpu:0", "auto") for device in named):
             raise ValueError(
-                f"device_map={places!r}: int8 weights are for CPUs: leave it out, or load the "
+                f"device_map={devices!r}: int8 weights are for CPUs: leave it out, or load the "
                 "float model with dtype='bfloat16'"
             )
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""The model families: their Auto classes, and the code that is saved beside their weights."""
+"""The model families: their Auto classes, and how a model is saved with its code."""
 
 import importlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -56,11 +56,11 @@ FAMILIES = {
             (
                 "AutoTokenizer",
                 "tokenizer_class",
-                "tokenization_vanilla_fairseq.VanillaFairseqTokenizer",
+                "tokenization_vanilla.VanillaFairseqTokenizer",
             ),
             ("AutoTokenizer", "fast_tokenizer_class", "tokenization_vanilla.VanillaTokenizer"),
         ),
-        with_code={"tokenization_vanilla_fairseq.VanillaFairseqTokenizer": "AutoTokenizer"},
+        with_code={"tokenization_vanilla.VanillaFairseqTokenizer": "AutoTokenizer"},
         # transformers 5 refuses the name "translation"
         pipelines={
             "vanilla-translation": (
@@ -133,7 +133,9 @@ FAMILIES = {
 
 
 def register_families() -> None:
-    """Make transformers' Auto classes and `pipeline()` find the classes of all families."""
+    """Make transformers' Auto classes and `pipeline()` find all families; set our own search."""
+    translator = _load("modeling_vanilla.VanillaForConditionalGeneration")
+    translator.own_search = _load("search_vanilla_conditions.own_search")
     for model_type, family in FAMILIES.items():
         config = _load(family.config)
         transformers.AutoConfig.register(model_type, config, exist_ok=True)
@@ -142,8 +144,8 @@ def register_families() -> None:
         for auto_class, keyword, processor in family.processors:
             # without Pillow, transformers has no image processors, and text needs none
             if auto_class != "AutoImageProcessor" or is_vision_available():
-                chosen = {keyword: _load(processor)}
-                getattr(transformers, auto_class).register(config, **chosen, exist_ok=True)
+                classes = {keyword: _load(processor)}
+                getattr(transformers, auto_class).register(config, **classes, exist_ok=True)
         for name, (pipeline, auto_class) in family.pipelines.items():
             auto_model = getattr(transformers, auto_class)
             PIPELINE_REGISTRY.register_pipeline(
@@ -162,43 +164,62 @@ def _load(name: Any) -> Any:
     return getattr(importlib.import_module(home), class_name)
 
 
-@contextmanager
-def code_beside_weights(model: PreTrainedModel, processor: Any = None) -> Iterator[None]:
-    """Within this context, saving or pushing writes the source files of the classes too.
+def save_with_code(
+    model: PreTrainedModel, save_directory: str | Path, processor: Any = None
+) -> None:
+    """Save a model with the source files of its classes.
 
     Such a folder loads with `trust_remote_code=True` where this package is not installed, and its
-    pipelines too. transformers keeps the setting on the classes, so it is restored afterwards.
+    pipelines too. `save_pretrained` alone writes no code.
 
     Args:
-        model: of one of the families; any other model is saved as without this context.
-        processor: its tokenizer or image processor, if that is saved too.
+        model: of one of the families; the files of any other model are those of `save_pretrained`.
+        save_directory: folder; made if it is new.
+        processor: its tokenizer or image processor, which is saved too.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from hf_vanilla import VanillaConfig, VanillaModel, save_with_code
+        >>> model = VanillaModel(VanillaConfig(vocab_size=20, d_model=16, encoder_layers=1,
+        ...                                    decoder_layers=1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_with_code(model, folder)
+        ...     (Path(folder) / "modeling_vanilla.py").is_file()
+        True
     """
-    family = FAMILIES.get(getattr(model.config, "model_type", ""))
-    # by name: where the code came with the weights, not every file of this folder is there
-    if family is None or _short_name(type(model.config)) != family.config:
-        yield
-        return
-    auto_classes: dict[Any, str] = {type(model.config): "AutoConfig"}
-    name = _short_name(type(model))
-    auto_classes |= {
-        type(model): auto for auto in family.models if name in family.class_names(auto)
-    }
-    name = _short_name(type(processor))
-    if name in family.with_code:
-        auto_classes[type(processor)] = family.with_code[name]
+    auto_classes = _auto_classes(model, processor)
+    # transformers keeps the setting on the classes, so it is restored afterwards
     before = {kind: kind._auto_class for kind in auto_classes}
-    for kind, auto_class in auto_classes.items():
-        kind.register_for_auto_class(auto_class)
-    # transformers itself adds only the class that is saved
-    if "AutoModel" in family.models:
-        model.config.auto_map = {"AutoModel": family.models["AutoModel"]}
     try:
-        yield
+        for kind, auto_class in auto_classes.items():
+            kind.register_for_auto_class(auto_class)
+        body = FAMILIES[model.config.model_type].models.get("AutoModel") if auto_classes else None
+        if body is not None:  # transformers itself adds only the class that is saved
+            model.config.auto_map = {"AutoModel": body}
+        model.save_pretrained(save_directory)
+        if processor is not None:
+            processor.save_pretrained(save_directory)
     finally:
         for kind, auto_class in before.items():
             kind._auto_class = auto_class
-        if before[type(model.config)] is None:
+        if before:
             model.config.forget_code()
+
+
+def _auto_classes(model: PreTrainedModel, processor: Any) -> dict[Any, str]:
+    """Classes whose code is saved -> their Auto classes; none for a model of no family."""
+    config = type(model.config)
+    family = FAMILIES.get(getattr(config, "model_type", ""))
+    if family is None or config is not _load(family.config):
+        return {}
+    found: dict[Any, str] = {config: "AutoConfig"}
+    for auto_class in family.models:
+        if _short_name(type(model)) in family.class_names(auto_class):
+            found[type(model)] = auto_class
+    if (name := _short_name(type(processor))) in family.with_code:
+        found[type(processor)] = family.with_code[name]
+    return found
 
 
 def _short_name(kind: type) -> str:

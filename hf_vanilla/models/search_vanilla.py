@@ -31,12 +31,15 @@ from .search_vanilla_beams import (
     is_searched,
     with_finished,
 )
-from .search_vanilla_constraints import ConstrainedSearch
-from .search_vanilla_decoder import OutputBuffer, SearchDecoder
-from .search_vanilla_ensemble import EncodedEnsemble, EnsembleDecoder
+from .search_vanilla_decoder import (
+    EncodedEnsemble,
+    EnsembleDecoder,
+    OutputBuffer,
+    SearchDecoder,
+)
 from .stacks_vanilla import VanillaPreTrainedModel
 
-# Each treats every hypothesis by itself, so sentences may leave the batch and change places; what
+# Each treats every hypothesis by itself, so sentences may leave the batch and be reordered; what
 # one stores per sentence, `_select_sentences` selects. With any other kind, all sentences stay.
 ROWWISE_PROCESSORS = (
     SourceLengthEnd,
@@ -82,8 +85,8 @@ def is_rowwise(
 def rows_to_keep(is_active: list[bool]) -> list[int]:
     """Rows of the b active sentences; finished ones among the first b are replaced from the end."""
     count = sum(is_active)
-    behind = [row for row in range(count, len(is_active)) if is_active[row]]
-    return [row if is_active[row] else behind.pop() for row in range(count)]
+    later = [row for row in range(count, len(is_active)) if is_active[row]]
+    return [row if is_active[row] else later.pop() for row in range(count)]
 
 
 NAN_CAUSE = "a weight is NaN or infinite, as after a training that diverged"
@@ -237,12 +240,12 @@ def _select_sentences(rows: Tensor, decoder: SearchDecoder | EnsembleDecoder, *r
     """Keep sentences `rows` wherever something is stored per sentence."""
     decoder.select(rows)
     for rule in rules:
-        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd | ConstrainedSearch):
+        if isinstance(rule, SourceLengthCriteria | SourceLengthEnd):
             rule.select(rows)
 
 
 def _records(config: GenerationConfig) -> tuple[Any, Any]:
-    """Empty tuples for the scores and the logits of each step; None: they are not asked for."""
+    """Empty tuples for the scores and the logits of each step; None: the call wants none."""
     has_records = config.return_dict_in_generate
     names = ("output_scores", "output_logits")
     scores, logits = (() if has_records and getattr(config, name) else None for name in names)
@@ -286,7 +289,7 @@ def beam_search(
     count = candidate_count(config)
     expand: Any = partial(best_candidates, may_overwrite=can_drop)
     move: Any = advance
-    constrained: ConstrainedSearch | None = inputs.get("constraints")
+    constrained = inputs.get("constraints")
     if constrained is not None:
         constrained.start(state, config)
         expand, move = constrained.candidates, constrained.advance
@@ -294,7 +297,8 @@ def beam_search(
     step_logits = decoder.read_prompt(prompts[:, 0])
     while True:
         step_logits = step_logits.to(torch.float32)
-        log_probs = _log_probs(step_logits, buffer)
+        out = None if buffer is None else buffer.like(tuple(step_logits.shape), step_logits)
+        log_probs = torch.log_softmax(step_logits, dim=-1, out=out)
         log_probs = logits_processor(_ids(state.active, state.length), log_probs)
         scores, logits = _recorded(scores, log_probs), _recorded(logits, step_logits)
         candidates = expand(state, log_probs, count)
@@ -314,7 +318,9 @@ def beam_search(
             results = with_finished(results, state)
             rows = torch.tensor(rows_to_keep(active), device=input_ids.device)
             state = state.rows(rows)
-            _select_sentences(rows, decoder, constrained, *logits_processor, *stopping_criteria)
+            _select_sentences(rows, decoder, *logits_processor, *stopping_criteria)
+            if constrained is not None:
+                constrained.select(rows)
         step_logits = decoder.read(state.active[:, :, 0, state.length - 1])
     found = with_finished(results, state)
     if constrained is not None:
@@ -325,12 +331,6 @@ def beam_search(
 def _ids(hypotheses: Tensor, length: int) -> Tensor:
     """The first ids of hypotheses `(b, m, 2, L)`, `(b * m, length)`."""
     return hypotheses[:, :, 0, :length].flatten(0, 1)
-
-
-def _log_probs(logits: Tensor, buffer: OutputBuffer | None) -> Tensor:
-    """Log-probabilities of `(b * n, V)` float32 logits."""
-    out = None if buffer is None else buffer.like((logits.shape[0], logits.shape[1]), logits)
-    return torch.log_softmax(logits, dim=-1, out=out)
 
 
 def _beam_output(

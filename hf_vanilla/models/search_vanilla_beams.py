@@ -146,7 +146,7 @@ def finish(
         is_end: `(b, c)` bool, whether a stopping criterion ends a candidate.
         config: settings of this call.
     """
-    # a candidate behind the best n may not finish
+    # a candidate after the best n may not finish
     is_end = is_end & (torch.arange(is_end.shape[1], device=is_end.device) < config.num_beams)
     is_closed = ~state.may_improve
     if config.early_stopping is True:
@@ -188,7 +188,7 @@ def is_searched(state: BeamState, config: GenerationConfig) -> Tensor:
 def goes_on(state: BeamState, is_end: Tensor, config: GenerationConfig) -> Tensor:
     """Whether another step follows, bool without dimensions.
 
-    As in transformers' search, each of the three conditions is asked of the whole batch. So steps
+    As in transformers' search, each of the three conditions is that of the whole batch. So steps
     that change no result may follow: one sentence cannot improve, another has all hypotheses.
 
     Args:

@@ -5,7 +5,9 @@ Both give the same result. Ours serves ordinary calls; a call with anything it d
 a hook, a cache of the caller's or an argument, goes to transformers' search.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,13 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from .attention_vanilla import VanillaAttention
 from .layers_vanilla import VanillaDecoderLayer
+from .modeling_vanilla import VanillaForConditionalGeneration
+from .search_vanilla import beam_search, greedy_search
 from .stacks_vanilla import VanillaDecoder, VanillaPreTrainedModel
+
+if TYPE_CHECKING:
+    from .search_vanilla_constraints import Constraints
+    from .search_vanilla_decoder import Ensemble
 
 # arguments of `generate()`, besides settings, that our search takes as transformers' does
 KNOWN_ARGUMENTS = {
@@ -45,6 +53,44 @@ STEPS_OF_GENERATE = {
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # how transformers records attention weights; these hooks do nothing unless asked to record
 OWN_HOOKS = "transformers.utils.output_capturing"
+
+
+def own_search(
+    model: VanillaForConditionalGeneration,
+    settings: GenerationConfig,
+    arguments: dict[str, Any],
+    limits: Tensor | None,
+    *,
+    ensemble: "Ensemble | None" = None,
+    constraints: "Constraints | None" = None,
+) -> Callable | None:
+    """What `generate()` calls in place of transformers' search; None: that search has to run.
+
+    Args:
+        model: the one that generates.
+        settings: of this call.
+        arguments: of this call, without settings.
+        limits: `(B,)` most tokens of each sentence, prompt included; None: `max_length`.
+        ensemble: models that decode together with this one, which read the source here.
+        constraints: phrases that the translations contain.
+
+    Raises:
+        ValueError: the ensemble or the constraints do not fit the call.
+    """
+    if not can_search(model, settings, arguments):
+        return None
+    search: Callable = partial(greedy_search, streamer=arguments.get("streamer"))
+    if (settings.num_beams or 1) > 1:
+        search = beam_search
+    if ensemble is not None:
+        ensemble.check(model)
+        if arguments.get("input_ids") is None:
+            raise ValueError("an ensemble needs input_ids, which every model reads")
+        encoded = ensemble.encode(arguments["input_ids"], arguments["attention_mask"])
+        search = partial(search, ensemble=encoded)
+    if constraints is not None and any(constraints.phrases):
+        search = partial(search, constraints=constraints.search(settings, limits))
+    return search
 
 
 def can_search(
@@ -106,18 +152,14 @@ def is_as_built(model: VanillaPreTrainedModel) -> bool:
         not torch.compiler.is_compiling()
         and model.config._attn_implementation in ("eager", "sdpa")
         and not hasattr(model, "hf_device_map")
+        and type(model).forward is VanillaForConditionalGeneration.forward
         and type(decoder).forward is VanillaDecoder.forward
-        and all(is_own_layer(layer) for layer in decoder.layers)
+        and all(
+            type(layer) is VanillaDecoderLayer
+            and type(layer.self_attn) is type(layer.encoder_attn) is VanillaAttention
+            for layer in decoder.layers
+        )
         and not any(is_changed(module) for module in model.modules())
-    )
-
-
-def is_own_layer(layer: Any) -> bool:
-    """Whether a decoder layer and its attentions are those of this package."""
-    return (
-        type(layer) is VanillaDecoderLayer
-        and type(layer.self_attn) is VanillaAttention
-        and type(layer.encoder_attn) is VanillaAttention
     )
 
 

@@ -13,9 +13,8 @@ Shapes: B sentences at the start, b of them still active, n beams, c candidates 
 step, m of them before the choice, N phrases, F = 2 N their forms, W tokens of a form, V vocabulary.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import permutations
 
 import torch
@@ -47,7 +46,7 @@ class Phrase:
 
     @property
     def forms(self) -> tuple[list[int], list[int]]:
-        """What must be in the ids of a translation behind `START`: one of these two."""
+        """What must be in the ids of a translation after `START`: one of these two."""
         return list(self.ids), [START, *(self.at_start or self.ids)]
 
     def is_in(self, ids: Sequence[int]) -> bool:
@@ -88,29 +87,10 @@ class Constraints:
                 raise ValueError("a phrase of the constraints has no tokens: remove it")
             if not {*phrase.ids, *phrase.at_start}.isdisjoint(ends):
                 raise ValueError(
-                    f"the constraint {phrase} has an end token, behind which a translation has "
+                    f"the constraint {phrase} has an end token, after which a translation has "
                     "nothing: remove the token"
                 )
         return ConstrainedSearch([outermost(of_one) for of_one in self.phrases], limits)
-
-
-def constrained(
-    search: Callable,
-    constraints: Constraints | None,
-    settings: GenerationConfig,
-    limits: Tensor | None,
-) -> Callable:
-    """A search under constraints; the search itself where no sentence has any.
-
-    Args:
-        search: `beam_search`.
-        constraints: of the call.
-        settings: of the call.
-        limits: as in `Constraints.search`.
-    """
-    if constraints is None or not any(constraints.phrases):
-        return search
-    return partial(search, constraints=constraints.search(settings, limits))
 
 
 def outermost(phrases: Sequence[Phrase]) -> list[Phrase]:
@@ -248,15 +228,17 @@ class ConstrainedSearch:
         parents, tokens = index // vocabulary, index % vocabulary
         seen = self._seen_after(parents, tokens)  # (b, m, F)
         missing = self._missing(seen)
-        # behind this token
+        # after this token
         room = (self.limits.unsqueeze(1) - self.last - (state.length + 1)).clamp(min=0)
         is_repeated = torch.zeros_like(missing, dtype=torch.bool)
         is_repeated[:, 1:] = index[:, 1:] == index[:, :-1]
         is_lost = is_repeated | (self._least(seen, missing) > room) | ~(scores > IMPOSSIBLE)
-        chosen = in_turn(missing, scores, is_lost)[:, :count]  # (b, c)
-        scores = scores.masked_fill(is_lost, 2 * LOWEST).gather(1, chosen)
-        parents, tokens = parents.gather(1, chosen), tokens.gather(1, chosen)
-        self.chosen = seen.gather(1, chosen.unsqueeze(-1).expand(-1, -1, seen.shape[2]))
+        selected = in_turn(missing, scores, is_lost)[:, :count]  # (b, c)
+        scores = scores.masked_fill(is_lost, 2 * LOWEST).gather(1, selected)
+        parents, tokens = parents.gather(1, selected), tokens.gather(1, selected)
+        self.seen_by_candidates = seen.gather(
+            1, selected.unsqueeze(-1).expand(-1, -1, seen.shape[2])
+        )
         sequences = state.active.gather(
             1, parents[:, :, None, None].expand(-1, -1, *state.active.shape[2:])
         )
@@ -275,7 +257,7 @@ class ConstrainedSearch:
             config: settings of this call.
         """
         is_real = candidates.scores > IMPOSSIBLE
-        is_whole = is_real & (self._missing(self.chosen) == 0)
+        is_whole = is_real & (self._missing(self.seen_by_candidates) == 0)
         finish(state, candidates, is_end & is_whole, config)
         is_active = is_real & ~is_end
         order = torch.arange(is_end.shape[1], device=is_end.device) + ~is_active * is_end.shape[1]
@@ -286,7 +268,9 @@ class ConstrainedSearch:
         state.active = candidates.sequences.gather(
             1, best[:, :, None, None].expand(-1, -1, *candidates.sequences.shape[2:])
         )
-        self.seen = self.chosen.gather(1, best.unsqueeze(-1).expand(-1, -1, self.seen.shape[2]))
+        self.seen = self.seen_by_candidates.gather(
+            1, best.unsqueeze(-1).expand(-1, -1, self.seen.shape[2])
+        )
         state.length += 1
         has_active = (state.active_scores > IMPOSSIBLE).any(dim=1, keepdim=True)
         state.may_improve = state.may_improve & has_active & can_improve(state, config)
@@ -381,10 +365,10 @@ def in_turn(missing: Tensor, scores: Tensor, is_lost: Tensor) -> Tensor:
     groups = missing.masked_fill(is_lost, int(missing.max()) + 1)
     grouped, by_group = groups.gather(1, by_score).sort(dim=1, stable=True)
     order = by_score.gather(1, by_group)  # by group, then by score
-    place = torch.arange(missing.shape[1], device=missing.device).expand_as(missing)
+    position = torch.arange(missing.shape[1], device=missing.device).expand_as(missing)
     is_first = torch.ones_like(is_lost)
     is_first[:, 1:] = grouped[:, 1:] != grouped[:, :-1]
-    rank = place - torch.where(is_first, place, 0).cummax(dim=1).values
+    rank = position - torch.where(is_first, position, 0).cummax(dim=1).values
     rank = torch.where(is_lost.gather(1, order), rank + missing.shape[1], rank)
     turns = (rank * (int(groups.max()) + 1) + grouped).argsort(dim=1, stable=True)
     return order.gather(1, turns)

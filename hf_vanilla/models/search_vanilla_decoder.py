@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""The decoder during a search: a KV cache with one row per sentence for all its beams.
+"""The decoder during a search, of one model or of an ensemble: one row of cache for all beams.
 
 The newest tokens of the n beams are n queries of the same row, and a mask lets each beam attend to
 its own past. So the source's keys and values exist once per sentence, and no step reorders or
@@ -9,6 +9,9 @@ Shapes: B sentences at the start, b of them still active, n beams, P prompt, S s
 V vocabulary. A slot is one entry of the self-attention cache: a token of the prompt or of a beam.
 """
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,17 +20,17 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
-from .positions_vanilla import LearnedPositions
 from .stacks_vanilla import VanillaPreTrainedModel
 
+AVERAGES = ("probabilities", "log_probabilities")
+# ids that all models must share
+SHARED_FIELDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
 # steps for which the storage of the cache grows at once
 STEPS_AT_ONCE = 32
 # the same where attention reads the whole storage; for longer hypotheses, both double
 PADDED_STEPS_AT_ONCE = 8
 # the storage has at least so many of these parts before they double
 LEAST_PARTS = 8
-# sinusoids are computed for so many steps at once
-POSITIONS_AHEAD = 64
 
 
 class GrowingLayer(DynamicLayer):
@@ -153,7 +156,7 @@ class OutputBuffer:
     def __init__(self) -> None:
         self.storage: Tensor | None = None
 
-    def like(self, shape: tuple[int, int], tensor: Tensor) -> Tensor:
+    def like(self, shape: tuple[int, ...], tensor: Tensor) -> Tensor:
         """The first rows of the array, `shape`, in dtype and device of `tensor`.
 
         Args:
@@ -206,7 +209,6 @@ class SearchDecoder:
         self.buffer = buffer
         self.cache = BeamCache(beams)
         self.length = 0  # tokens of a hypothesis
-        self.positions: list[Tensor] = []  # of the next steps, the next one last
         # (b, n, slots): 0 for a beam's own past, else -inf; None with one beam, which has no other
         self.mask: Tensor | None = None
         self.source_masks = [
@@ -239,7 +241,7 @@ class SearchDecoder:
     def read(self, input_ids: Tensor) -> Tensor:
         """Logits `(b * n, V)` after one more token of each beam, `(b, n)`."""
         vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
-        hidden_states = vectors + self._next_position(vectors)  # (b, n, D)
+        hidden_states = vectors + self.decoder.embed_positions(1, self.length, vectors)  # (b, n, D)
         mask = None
         if self.mask is not None:
             self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
@@ -288,10 +290,124 @@ class SearchDecoder:
             )
         return hidden_states
 
-    def _next_position(self, like: Tensor) -> Tensor:
-        """Position vector of the newest tokens, `(D,)`."""
-        if not self.positions:
-            table = self.decoder.embed_positions
-            ahead = 1 if isinstance(table, LearnedPositions) else POSITIONS_AHEAD  # it has an end
-            self.positions = list(table(ahead, self.length, like).flip(0))
-        return self.positions.pop()
+
+# --- ensembles ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    """Models that translate together with the one whose `generate(ensemble=...)` is called.
+
+    Attributes:
+        models: `VanillaForConditionalGeneration`s in evaluation mode, on the same device.
+        average: of `"probabilities"`, or of `"log_probabilities"`, whose mean is normalized.
+
+    Raises:
+        ValueError: there is no model, or the average is unknown.
+    """
+
+    models: Sequence[Any]
+    average: str = "probabilities"
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("an ensemble needs a second model")
+        if self.average not in AVERAGES:
+            raise ValueError(f"average={self.average!r}: choose one of {', '.join(AVERAGES)}")
+
+    def check(self, first: VanillaPreTrainedModel) -> None:
+        """Refuse models that do not share the vocabulary of the first one.
+
+        Raises:
+            ValueError: sizes or special ids differ, or a model trains.
+        """
+        for model in self.models:
+            sizes = [(m.config.vocab_size, m.config.target_vocab_size) for m in (first, model)]
+            if sizes[0] != sizes[1]:
+                raise ValueError(
+                    f"the models of an ensemble have vocabularies of {sizes[0]} and {sizes[1]} "
+                    "tokens (source, target): give models of one vocabulary"
+                )
+            for name in SHARED_FIELDS:
+                values = [getattr(m.config, name) for m in (first, model)]
+                if values[0] != values[1]:
+                    raise ValueError(
+                        f"{name} is {values[0]} in one model of an ensemble and {values[1]} in "
+                        "another: give models of one vocabulary"
+                    )
+            if model.training:
+                raise ValueError("a model of the ensemble is in training mode: call eval()")
+
+    @torch.no_grad()
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> "EncodedEnsemble":
+        """Read the source `(B, S)` with every model."""
+        states = [
+            model.base_model.encoder(
+                input_ids=input_ids, attention_mask=attention_mask
+            ).last_hidden_state
+            for model in self.models
+        ]
+        return EncodedEnsemble(self, states, attention_mask)
+
+
+@dataclass(frozen=True)
+class EncodedEnsemble:
+    """The models with their encoder outputs.
+
+    Attributes:
+        ensemble: the models.
+        states: `(B, S, D)` of each model.
+        attention_mask: `(B, S)`; None: all tokens are real.
+    """
+
+    ensemble: Ensemble
+    states: Sequence[Tensor]
+    attention_mask: Tensor | None
+
+    def decoder(self, first: SearchDecoder) -> "EnsembleDecoder":
+        """The decoder of all models, that of the calling model first."""
+        others = [
+            SearchDecoder(model, states, self.attention_mask, beams=first.beams)
+            for model, states in zip(self.ensemble.models, self.states, strict=True)
+        ]
+        return EnsembleDecoder([first, *others], self.ensemble.average)
+
+
+class EnsembleDecoder:
+    """`SearchDecoder`s that read the same tokens; their logits are joined log-probabilities.
+
+    Args:
+        members: one decoder per model.
+        average: as in `Ensemble`.
+    """
+
+    def __init__(self, members: Sequence[SearchDecoder], average: str) -> None:
+        self.members, self.average = members, average
+
+    def read_prompt(self, input_ids: Tensor) -> Tensor:
+        """Log-probabilities `(B * n, V)` after the prompt `(B, P)`."""
+        return self._joined([member.read_prompt(input_ids) for member in self.members])
+
+    def read(self, input_ids: Tensor) -> Tensor:
+        """Log-probabilities `(b * n, V)` after one more token of each beam, `(b, n)`."""
+        return self._joined([member.read(input_ids) for member in self.members])
+
+    def reorder(self, parents: Tensor) -> None:
+        """As `SearchDecoder.reorder`."""
+        for member in self.members:
+            member.reorder(parents)
+
+    def select(self, rows: Tensor) -> None:
+        """As `SearchDecoder.select`."""
+        for member in self.members:
+            member.select(rows)
+
+    def past_key_values(self) -> Any:
+        """The cache of the first model."""
+        return self.members[0].past_key_values()
+
+    def _joined(self, logits: Sequence[Tensor]) -> Tensor:
+        log_probs = torch.stack([one.float().log_softmax(dim=-1) for one in logits])
+        if self.average == "probabilities":
+            return log_probs.logsumexp(dim=0) - math.log(len(logits))
+        return log_probs.mean(dim=0).log_softmax(dim=-1)

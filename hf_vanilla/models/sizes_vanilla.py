@@ -1,28 +1,17 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """What the configs of all model families share: what layers read from them, checks, saving."""
 
+import re
+from collections.abc import Iterable
 from typing import Any, Protocol
 
+from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
 
 class LayerSizes(Protocol):
-    """Widths, head counts and rates of the layers of Figure 1; the config of each family has them.
-
-    Attributes:
-        d_model: width of every hidden state.
-        encoder_attention_heads: h of an encoder layer.
-        encoder_ffn_dim: d_ff of an encoder layer.
-        decoder_attention_heads: h of a decoder layer, in both its attentions.
-        decoder_ffn_dim: d_ff of a decoder layer.
-        dropout: rate on the output of every sublayer (5.4).
-        attention_dropout: rate on the attention weights.
-        activation_dropout: rate inside the feed-forward network.
-        activation_function: a name of `transformers.activations.ACT2FN`.
-        attention_bias: whether the four projections of attention have biases.
-        layer_norm_eps: added to the variance in every LayerNorm.
-    """
+    """What a layer of Figure 1 reads from its config; `VanillaTwoSidedConfig` describes it."""
 
     d_model: int
     encoder_attention_heads: int
@@ -56,11 +45,46 @@ LAYER_TP_PLAN = {
 }
 
 
+@strict
 class VanillaPreTrainedConfig(PreTrainedConfig):
-    """Base class of every config in this package; `LayerSizes` says which fields it reads."""
+    r"""Base class of every config in this package: its fields shape the layers of an encoder.
+
+    A config that has other defaults declares these fields again.
+
+    Args:
+        d_model (`int`, defaults to 512): width of every hidden state.
+        encoder_layers (`int`, defaults to 6): N, layers of the encoder.
+        encoder_attention_heads (`int`, defaults to 8): h of an encoder layer.
+        encoder_ffn_dim (`int`, defaults to 2048): d_ff, width inside its feed-forward network.
+        dropout (`float`, defaults to 0.1): P_drop, on every sublayer's output and on the sum of
+            input and position (5.4).
+        attention_dropout (`float`, defaults to 0.0): on the attention weights.
+        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network.
+        activation_function (`str`, defaults to `"relu"`): a name of
+            `transformers.activations.ACT2FN`.
+        attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
+        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
+    """
+
+    attribute_map = {  # noqa: RUF012 - transformers' form
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    d_model: int = 512
+    encoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    attention_bias: bool = False
+    layer_norm_eps: float = 1e-6
 
     @property
-    def head_dim(self: Any) -> int:
+    def head_dim(self) -> int:
         """Width of one encoder head's queries, keys and values."""
         return self.d_model // max(self.encoder_attention_heads, 1)  # validation refuses 0
 
@@ -69,7 +93,7 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         """Width of one head's values: `head_dim`."""
         return self.head_dim
 
-    def head_widths(self: Any, num_heads: int) -> tuple[int, int]:
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
         """Widths of keys and of values in an attention with `num_heads` heads."""
         return self.d_model // num_heads, self.d_model // num_heads
 
@@ -86,7 +110,27 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
 
-    def validate_head_split(self: Any) -> None:
+    def require_choice(self, name: str, choices: Iterable[Any]) -> None:
+        """Refuse an unknown name, so that it never becomes a default.
+
+        Args:
+            name: of a field.
+            choices: its possible values.
+
+        Raises:
+            ValueError: the value is none of them; the message names them.
+        """
+        if getattr(self, name) not in choices:
+            known = ", ".join(str(choice) for choice in choices)
+            raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
+
+    def validate_layers(self) -> None:
+        """Sizes and counts of the layers are positive."""
+        self.require_positive(
+            *("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+        )
+
+    def validate_head_split(self) -> None:
         """Heads divide d_model."""
         for name in ("encoder_attention_heads", "decoder_attention_heads"):
             heads = getattr(self, name, 0)
@@ -106,13 +150,9 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         """What is added to the variance is positive."""
         self.require_positive("layer_norm_eps")
 
-    def validate_activation(self: Any) -> None:
-        """An unknown name never becomes a default."""
-        if self.activation_function not in ACT2FN:
-            raise ValueError(
-                f"activation_function={self.activation_function!r}: choose one of "
-                f"{', '.join(sorted(ACT2FN))}"
-            )
+    def validate_activation(self) -> None:
+        """The activation is one of transformers."""
+        self.require_choice("activation_function", sorted(ACT2FN))
 
     def forget_code(self) -> None:
         """Remove the fields that name source files beside the weights."""
@@ -130,7 +170,31 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
         dtype: Any = getattr(self, "dtype", None)
         if getattr(self, "quantization_config", None) is not None:
             self.dtype = "int8"
+            named: dict[str, Any] = getattr(self, "auto_map", None) or {}
+            for auto_class, name in named.items():
+                # this file has the same classes, and reads int8 weights
+                named[auto_class] = re.sub(r"\bmodeling_vanilla\.", "quantization_vanilla.", name)
         try:
             super().save_pretrained(save_directory, *args, **kwargs)
         finally:
             self.dtype = dtype
+
+
+@strict
+class VanillaTwoSidedConfig(VanillaPreTrainedConfig):
+    r"""Base class of the configs with an encoder and a decoder.
+
+    Args:
+        decoder_layers (`int`, defaults to 6): N, layers of the decoder.
+        decoder_attention_heads (`int`, defaults to 8): h of both its attentions.
+        decoder_ffn_dim (`int`, defaults to 2048): d_ff, width inside its feed-forward network.
+    """
+
+    decoder_layers: int = 6
+    decoder_attention_heads: int = 8
+    decoder_ffn_dim: int = 2048
+    is_encoder_decoder: bool = True
+
+    def validate_decoder_layers(self) -> None:
+        """Sizes and counts of the decoder's layers are positive."""
+        self.require_positive("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.dynamic_module_utils import custom_object_save
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.processing_utils import Unpack
@@ -62,6 +63,13 @@ class VanillaTextPreTrainedModel(VanillaPreTrainedModel):
     """Base class of the models with token embeddings: their config, and how tables are resized."""
 
     config_class = VanillaConfig
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does; beside saved code, the code of int8 weights if it has them."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        quantizer = getattr(self, "hf_quantizer", None)
+        if quantizer is not None and self._auto_class is not None:
+            custom_object_save(quantizer, save_directory)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """Resize as transformers does, and keep both vocabulary sizes of a shared table equal."""

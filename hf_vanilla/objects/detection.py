@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.models.boxes_vanilla_detr import to_centers
-from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
+from hf_vanilla.models.matching_vanilla_detr import NO_LABEL, to_centers
 
 if TYPE_CHECKING:
     from PIL.Image import Image

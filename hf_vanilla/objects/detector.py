@@ -14,7 +14,7 @@ from transformers import AutoModelForObjectDetection
 
 from hf_vanilla.data.image_files import ImageError
 from hf_vanilla.data.image_models import answers_for_files, load_image_model
-from hf_vanilla.models.boxes_vanilla_detr import to_corners
+from hf_vanilla.models.matching_vanilla_detr import to_corners
 
 from .detection import resized_size
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from hf_vanilla.models.search_vanilla_ensemble import AVERAGES
+from hf_vanilla.models.search_vanilla_decoder import AVERAGES
 from hf_vanilla.options import Options, option
 
 from .decoding import first_numbers

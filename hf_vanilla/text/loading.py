@@ -14,8 +14,7 @@ from transformers import (
 )
 
 from hf_vanilla.loading import load_model, load_saved
-from hf_vanilla.models.int8_vanilla import multiplies_bytes
-from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
+from hf_vanilla.models.onednn_vanilla import can_multiply, multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 
 logger = logging.getLogger(__name__)
@@ -114,7 +113,7 @@ def _require_cpu(what: str, device: torch.device | None) -> None:
 def has_instructions(dtype: str, device: torch.device) -> bool:
     """Whether products of this dtype are faster than those of float32."""
     if dtype == "int8":
-        return multiplies_bytes()
+        return can_multiply(torch.int8)
     return dtype == "float32" or device.type != "cpu" or multiplies_bfloat16()
 
 

@@ -13,7 +13,6 @@ from hf_vanilla.families import load_part, task_entry, validation_measures
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
 from hf_vanilla.loading import load_saved, task_of_model
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.options import Options, option
 
 from .checkpointing import WEIGHTS_FILE, all_checkpoints, best_checkpoints, load_weights
@@ -88,10 +87,9 @@ def average_run(options: AverageOptions) -> Path:
             model.generation_config = load_saved(GenerationConfig, run)
         load_weights(model, average_checkpoints(chosen))
         processor = load_saved(load_part(entry.processor), run) if entry.processor else None
-        with code_beside_weights(model, processor):
-            model.save_pretrained(folder)
-            if processor is not None:
-                processor.save_pretrained(folder)
+        model.save_pretrained(folder)
+        if processor is not None:
+            processor.save_pretrained(folder)
         names = ", ".join(path.name for path in chosen)
         change = f"Mean of {names} of {run.resolve().name}, by `hf-vanilla average`."
         carry_over(str(run), folder, change=change)

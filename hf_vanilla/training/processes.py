@@ -22,7 +22,7 @@ from accelerate.utils import (
 )
 from torch import Tensor, nn
 
-from hf_vanilla.models.packing_vanilla import multiplies_bfloat16
+from hf_vanilla.models.onednn_vanilla import multiplies_bfloat16
 
 from .recipe import TrainRecipe
 

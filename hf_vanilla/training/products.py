@@ -5,14 +5,13 @@ of their registers; oneDNN, which torch calls for bfloat16, is twice as fast.
 Shapes: N tokens, I inputs, O outputs.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-NO_POST_OP: tuple[str, list[Any], str] = ("none", [], "")
+from hf_vanilla.models.onednn_vanilla import can_multiply, float_product
 
 
 def use_faster_products(model: nn.Module) -> None:
@@ -24,7 +23,7 @@ def use_faster_products(model: nn.Module) -> None:
     Args:
         model: its layers of exactly the class `nn.Linear` are changed in place.
     """
-    if not (is_onednn_faster() and can_use_onednn()):
+    if not (is_onednn_faster() and can_multiply(torch.float32)):
         return
     for parent in model.modules():
         for name, layer in list(parent.named_children()):
@@ -40,17 +39,6 @@ def is_onednn_faster() -> bool:
     capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     is_amd = str(capabilities.get("cpu_name", "")).startswith("AMD")
     return is_amd and bool(capabilities.get("avx512_f")) and torch.backends.mkl.is_available()
-
-
-@cache
-def can_use_onednn() -> bool:
-    """Whether torch has the operator, and it computes a product; it is no public interface."""
-    layer, states = nn.Linear(5, 3), torch.linspace(-1, 1, 35).view(7, 5)
-    try:
-        found = _product(states, layer.weight.detach(), layer.bias.detach())
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return torch.allclose(found, layer(states), atol=1e-5)
 
 
 class OneDnnLinear(nn.Linear):
@@ -82,7 +70,7 @@ class _OneDnnProduct(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Outputs `(..., O)`."""
         ctx.save_for_backward(input, weight)
-        return _product(input, weight, bias)
+        return float_product(input, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -92,7 +80,7 @@ class _OneDnnProduct(torch.autograd.Function):
         gradient = gradient.contiguous()
         rows = gradient.flatten(0, -2)  # (N, O)
         return (
-            _product(gradient, weight.t()) if needed[0] else None,
+            float_product(gradient, weight.t()) if needed[0] else None,
             _weight_gradient(rows, input.contiguous().flatten(0, -2)) if needed[1] else None,
             rows.sum(0) if needed[2] else None,
         )
@@ -104,9 +92,5 @@ def _weight_gradient(gradient: Tensor, input: Tensor) -> Tensor:
     The operator copies its first argument into another order, so this is the smaller one.
     """
     if gradient.size(-1) <= input.size(-1):
-        return _product(gradient.t(), input.t())
-    return _product(input.t(), gradient.t()).t()
-
-
-def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise.default(input, weight, bias, *NO_POST_OP)
+        return float_product(gradient.t(), input.t())
+    return float_product(input.t(), gradient.t()).t()

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import read_json_lines, write_files
-from hf_vanilla.models.saving_vanilla import code_beside_weights
 from hf_vanilla.plots.curves import floor_of_run, save_curves
 
 from .averaging import average_checkpoints
@@ -174,9 +173,8 @@ def _write_model(
     )
 
     def write(folder: Path) -> None:
-        with code_beside_weights(model, task.processor):
-            model.save_pretrained(folder)
-            task.save(folder)
+        model.save_pretrained(folder)
+        task.save(folder)
         task.card(facts, validation).save(folder / "README.md")
         with suppress(ImportError):  # figures are an extra
             name = run.output_dir.name

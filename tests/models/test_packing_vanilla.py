@@ -8,10 +8,10 @@ from lively import lively_model, sources
 from torch import nn
 
 from hf_vanilla import quantize
-from hf_vanilla.models import int8_vanilla, packing_vanilla
-from hf_vanilla.models.int8_vanilla import QuantizedLinear
-from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, can_pack, pack
-from hf_vanilla.models.quantization_vanilla import is_quantized
+from hf_vanilla.models import packing_vanilla, quantization_vanilla
+from hf_vanilla.models.onednn_vanilla import can_multiply
+from hf_vanilla.models.packing_vanilla import JoinedPacked, PackedLinear, pack
+from hf_vanilla.models.quantization_vanilla import QuantizedLinear, is_quantized
 from hf_vanilla.models.search_vanilla_conditions import is_as_built
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_packed_layer_computes_the_product_of_its_layers(dtype, has_bias):
-    if not can_pack(dtype):
+    if not can_multiply(dtype):
         pytest.skip("this processor or this torch has no packed products")
     layers = [nn.Linear(37, width, bias=has_bias, dtype=dtype) for width in (11, 5)]
     states = torch.randn((2, 7, 37), dtype=dtype)
@@ -41,7 +41,7 @@ def test_a_packed_model_has_the_same_logits_and_translations():
     packed, batch = copy.deepcopy(model), sources(5, 3, 7)
     pack(packed)
     kinds = {type(module) for module in packed.modules()}
-    assert (nn.Linear in kinds) != can_pack(torch.float32)
+    assert (nn.Linear in kinds) != can_multiply(torch.float32)
     ids = batch["input_ids"]
     logits = [m(input_ids=ids, decoder_input_ids=ids).logits for m in (model, packed)]
     assert torch.allclose(*logits, atol=1e-4)
@@ -54,7 +54,7 @@ def test_a_packed_model_has_the_same_logits_and_translations():
 def test_our_search_runs_on_a_packed_model():
     model = lively_model().float()
     pack(model)
-    assert any(isinstance(module, PackedLinear) for module in model.modules()) == can_pack(
+    assert any(isinstance(module, PackedLinear) for module in model.modules()) == can_multiply(
         torch.float32
     )
     assert is_as_built(model)
@@ -72,7 +72,7 @@ def test_layers_of_other_dtypes_stay(monkeypatch):
     double = nn.Sequential(nn.Linear(3, 4).double())
     pack(double)
     assert type(double[0]) is nn.Linear
-    monkeypatch.setattr(packing_vanilla, "can_pack", lambda dtype: False)
+    monkeypatch.setattr(packing_vanilla, "can_multiply", lambda dtype: False)
     single = nn.Sequential(nn.Linear(3, 4))
     pack(single)
     assert type(single[0]) is nn.Linear
@@ -87,7 +87,7 @@ def test_a_packed_int8_model_has_the_logits_and_translations_of_the_int8_model(
 ):
     monkeypatch.setattr(packing_vanilla, "multiplies_bfloat16", lambda: has_bfloat16)
     if not has_bytes:
-        monkeypatch.setattr(int8_vanilla, "multiplies_bytes", lambda: False)
+        monkeypatch.setattr(quantization_vanilla, "can_multiply", lambda dtype: False)
     model = quantize(lively_model(attention_bias=True, lm_head_bias=True).float())
     small, batch = copy.deepcopy(model), sources(5, 3, 7)
     pack(small)
@@ -108,7 +108,7 @@ def test_a_packed_int8_model_has_the_logits_and_translations_of_the_int8_model(
 
 
 def test_a_packed_model_refuses_to_be_saved(tmp_path):
-    if not can_pack(torch.float32):
+    if not can_multiply(torch.float32):
         pytest.skip("this torch has no packed products")
     model = lively_model().float()
     pack(model)

@@ -19,8 +19,9 @@ from hf_vanilla import (
     VanillaTranslationPipeline,
 )
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
+from hf_vanilla.models.saving_vanilla import save_with_code
 from hf_vanilla.models.search_vanilla_constraints import Constraints
-from hf_vanilla.models.search_vanilla_ensemble import Ensemble
+from hf_vanilla.models.search_vanilla_decoder import Ensemble
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.n_best import log_probs_of_pairs
 from hf_vanilla.text.terminology import phrase_of
@@ -279,8 +280,8 @@ def test_our_own_task_name_is_known_with_the_package(trained_run, expected):
     assert texts_of(made(TEXTS)) == expected
 
 
-def test_a_saved_pipeline_is_found_by_the_name_translation(translator, expected, tmp_path):
-    translator.save_pretrained(tmp_path)
+def test_a_model_with_its_code_is_found_by_the_name_translation(translator, expected, tmp_path):
+    save_with_code(translator.model, tmp_path, translator.tokenizer)
     made = pipeline("translation", model=str(tmp_path), trust_remote_code=True)
     assert texts_of(made(TEXTS, batch_size=4)) == expected
     with pytest.raises(ValueError, match="trust_remote_code=True"):
@@ -302,11 +303,12 @@ print(json.dumps([type(made).__module__, found]))
 
 
 @pytest.mark.slow
-def test_a_trained_folder_translates_without_the_package_and_so_does_its_copy(
-    translator, trained_run, tmp_path
+def test_a_folder_with_code_translates_without_the_package_and_so_does_its_copy(
+    translator, tmp_path
 ):
+    save_with_code(translator.model, tmp_path / "coded", translator.tokenizer)
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, trained_run, tmp_path / "again", json.dumps(TEXTS)],
+        [sys.executable, "-c", ALONE, tmp_path / "coded", tmp_path / "again", json.dumps(TEXTS)],
         env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

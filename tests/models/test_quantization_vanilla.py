@@ -15,15 +15,14 @@ from torch import nn
 from transformers import AutoModelForSeq2SeqLM, MarianConfig, MarianMTModel
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, VanillaInt8Config, quantize
-from hf_vanilla.models import int8_vanilla
-from hf_vanilla.models.int8_vanilla import (
+from hf_vanilla.models import quantization_vanilla
+from hf_vanilla.models.onednn_vanilla import can_multiply, exact_product
+from hf_vanilla.models.quantization_vanilla import (
     IntegerProduct,
     QuantizedLinear,
-    exact_product,
-    multiplies_bytes,
     quantized,
+    replace_layers,
 )
-from hf_vanilla.models.quantization_vanilla import replace_layers
 
 KINDS = {
     "tied": {},
@@ -41,7 +40,7 @@ KINDS = {
 def processor(request, monkeypatch):
     """With the products of this processor, and with those of one that has no instructions."""
     if not request.param:
-        monkeypatch.setattr(int8_vanilla, "multiplies_bytes", lambda: False)
+        monkeypatch.setattr(quantization_vanilla, "can_multiply", lambda dtype: False)
 
 
 def quantized_linear(linear: nn.Linear) -> QuantizedLinear:
@@ -153,7 +152,7 @@ def has_byte_instructions() -> bool:
 def test_the_fast_product_runs_where_the_processor_has_its_instructions():
     if not has_byte_instructions():
         pytest.skip("this processor has no instructions for 8-bit products")
-    assert multiplies_bytes()
+    assert can_multiply(torch.int8)
     product = IntegerProduct([quantized_linear(nn.Linear(40, 24))])
     assert product.is_fast
     assert product.weight.is_mkldnn
@@ -166,11 +165,11 @@ torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from transformers import AutoModelForSeq2SeqLM
 import hf_vanilla
-from hf_vanilla.models.int8_vanilla import multiplies_bytes
+from hf_vanilla.models.onednn_vanilla import can_multiply
 model = AutoModelForSeq2SeqLM.from_pretrained(sys.argv[2])
 ids = torch.tensor([[5, 9, 3, 1], [7, 2, 8, 1]])
 logits = model(input_ids=ids, decoder_input_ids=ids).logits.detach()
-print(multiplies_bytes())
+print(can_multiply(torch.int8))
 torch.save((logits, model.generate(ids)), sys.argv[3])
 """
 

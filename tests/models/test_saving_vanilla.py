@@ -1,4 +1,4 @@
-"""Code goes beside the weights when asked for, and nothing points at code that is not there."""
+"""`save_with_code` alone writes code, and nothing points at code that is not there."""
 
 import json
 
@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, Mar
 
 from hf_vanilla import VanillaFairseqTokenizer, VanillaForConditionalGeneration, VanillaModel
 from hf_vanilla.models.pipeline_vanilla import CUSTOM_PIPELINES
-from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.models.saving_vanilla import save_with_code
 
 POINTERS = {"auto_map", "custom_pipelines"}
 
@@ -19,8 +19,7 @@ def config_in(folder):
 
 @pytest.fixture
 def coded(tiny_model, tmp_path):
-    with code_beside_weights(tiny_model):
-        tiny_model.save_pretrained(tmp_path / "coded")
+    save_with_code(tiny_model, tmp_path / "coded")
     return tmp_path / "coded"
 
 
@@ -55,9 +54,13 @@ def test_the_package_is_preferred_to_the_saved_code(coded):
     assert type(model) is VanillaForConditionalGeneration
 
 
-def test_an_error_while_saving_restores_the_classes(tiny_model):
-    with pytest.raises(OSError, match="full"), code_beside_weights(tiny_model):
+def test_an_error_while_saving_restores_the_classes(tiny_model, tmp_path, monkeypatch):
+    def fail(*arguments, **options):
         raise OSError("the disk is full")
+
+    monkeypatch.setattr(tiny_model, "save_pretrained", fail)
+    with pytest.raises(OSError, match="full"):
+        save_with_code(tiny_model, tmp_path)
     assert type(tiny_model)._auto_class is type(tiny_model.config)._auto_class is None
     assert not POINTERS & vars(tiny_model.config).keys()
 
@@ -67,8 +70,7 @@ def test_a_model_of_transformers_is_left_as_it_is(tmp_path):
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 10}
     ends = {"decoder_start_token_id": 10, "eos_token_id": 0, "forced_eos_token_id": 0}
     model = MarianMTModel(MarianConfig(**sizes, **heads, **ends))
-    with code_beside_weights(model):
-        model.save_pretrained(tmp_path)
+    save_with_code(model, tmp_path)
     assert not list(tmp_path.glob("*.py"))
     assert not POINTERS & config_in(tmp_path).keys()
 
@@ -79,9 +81,7 @@ def test_a_tokenizer_that_needs_its_class_takes_it_along(tiny_model, tmp_path):
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     told = {"source_vocab_size": 5, "unk_token": "<unk>"}  # "b" is a word of the target only
     tokenizer = VanillaFairseqTokenizer(tokenizer_object=backend, **told)
-    with code_beside_weights(tiny_model, tokenizer):
-        tiny_model.save_pretrained(tmp_path)
-        tokenizer.save_pretrained(tmp_path)
+    save_with_code(tiny_model, tmp_path, tokenizer)
     there = AutoTokenizer.from_pretrained(tmp_path, trust_remote_code=True)
     assert type(there).__module__.startswith("transformers_modules.")
     assert there("a b").input_ids == tokenizer("a b").input_ids == [4, 3]

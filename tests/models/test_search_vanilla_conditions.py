@@ -14,6 +14,7 @@ from transformers.generation import RepetitionPenaltyLogitsProcessor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models import search_vanilla_conditions
 from hf_vanilla.models.attention_vanilla import eager_attention
 from hf_vanilla.models.search_vanilla_conditions import can_search
 
@@ -45,8 +46,7 @@ def ways(monkeypatch):
         ways.append(not ways.plain and can_search(*args, **kwargs))
         return ways[-1]
 
-    module = sys.modules[VanillaForConditionalGeneration.__module__]
-    monkeypatch.setattr(module, "can_search", watched)
+    monkeypatch.setattr(search_vanilla_conditions, "can_search", watched)
     return ways
 
 

@@ -7,7 +7,7 @@ import torch
 from lively import EOS, V, gnmt, lively_model, sources, spoken
 from reference import beam_search
 
-from hf_vanilla.models.search_vanilla_ensemble import Ensemble
+from hf_vanilla.models.search_vanilla_decoder import Ensemble
 
 LONGEST = 7
 
@@ -105,7 +105,7 @@ def test_models_that_do_not_fit_are_refused():
 
 
 def test_the_mean_of_two_probabilities_by_hand():
-    from hf_vanilla.models.search_vanilla_ensemble import EnsembleDecoder
+    from hf_vanilla.models.search_vanilla_decoder import EnsembleDecoder
 
     logits = [torch.tensor([[0.9, 0.1]]).log(), torch.tensor([[0.5, 0.5]]).log()]
     plain = EnsembleDecoder([], "probabilities")._joined(logits).exp()

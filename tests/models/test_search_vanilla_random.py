@@ -1,7 +1,6 @@
 """Random searches: `generate()` finds what transformers' own search finds, tokens and scores."""
 
 import random
-import sys
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from lively import EOS, PAD, V, lively_model, sources
 from torch.testing import assert_close
 from transformers.cache_utils import DynamicCache
 
-from hf_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.models import search_vanilla_conditions
 
 # the same double-precision sums in another order, kept by `generate` in float32
 SCORES = {"rtol": 1e-6, "atol": 1e-6}
@@ -94,8 +93,7 @@ def assert_both_searches_agree(seed, monkeypatch):
     ours = model.generate(**batch, **settings)
     recorded = model.generate(**batch, **settings, **records)
     with monkeypatch.context() as patch:
-        module = sys.modules[VanillaForConditionalGeneration.__module__]
-        patch.setattr(module, "can_search", lambda *_: False)
+        patch.setattr(search_vanilla_conditions, "can_search", lambda *_: False)
         theirs = model.generate(**batch, **settings, **records)
     assert type(theirs.past_key_values.self_attention_cache) is DynamicCache
     # results beyond the finished hypotheses included, whose scores are about -1e9
@@ -129,8 +127,7 @@ def assert_dead_ends_agree(seed, monkeypatch):
     records = {"return_dict_in_generate": True, "output_scores": True}
     ours = model.generate(**batch, **settings, **records)
     with monkeypatch.context() as patch:
-        module = sys.modules[VanillaForConditionalGeneration.__module__]
-        patch.setattr(module, "can_search", lambda *_: False)
+        patch.setattr(search_vanilla_conditions, "can_search", lambda *_: False)
         theirs = model.generate(**batch, **settings, **records)
     assert torch.equal(ours.sequences, theirs.sequences), (seed, settings)
     return any(scores.isnan().any() for scores in theirs.scores)

@@ -19,7 +19,7 @@ from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPredic
 from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_spread import VanillaForTrajectoryDensityPrediction
-from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.models.saving_vanilla import save_with_code
 from hf_vanilla.tracks.loading import SCENE_FORMS
 
 pytestmark = pytest.mark.slow
@@ -67,8 +67,8 @@ def test_all_forms_load_and_predict_the_same_without_the_package(tmp_path, forms
         if hasattr(model, "fit_codebook"):
             model.fit_codebook(torch.randn(100, 8, 2), torch.randn(100, 12, 2))
         torch.manual_seed(0)
-        with code_beside_weights(model), torch.no_grad():
-            model.save_pretrained(tmp_path / form.__name__)
+        save_with_code(model, tmp_path / form.__name__)
+        with torch.no_grad():
             expected[form.__name__] = model(past).trajectories
     environment = {
         **os.environ,

@@ -11,7 +11,7 @@ from image_files import coloured
 from image_models import vit
 
 from hf_vanilla.images.batches import image_processor
-from hf_vanilla.models.saving_vanilla import code_beside_weights
+from hf_vanilla.models.saving_vanilla import save_with_code
 
 pytestmark = pytest.mark.slow
 
@@ -43,15 +43,13 @@ with open(sys.argv[5], "w") as file:
 
 def classifier_folder(folder):
     model = vit(id2label={index: f"kind {index}" for index in range(7)})
-    with code_beside_weights(model):
-        model.save_pretrained(folder)
+    save_with_code(model, folder)
     image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1]).save_pretrained(folder)
 
 
 def detector_folder(folder):
     model = tiny_detector(folder)
-    with code_beside_weights(model):
-        model.save_pretrained(folder)
+    save_with_code(model, folder)
 
 
 @pytest.mark.parametrize(

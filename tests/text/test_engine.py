@@ -18,7 +18,7 @@ from hf_vanilla import (
     quantize,
     train_tokenizer,
 )
-from hf_vanilla.models.int8_vanilla import quantized
+from hf_vanilla.models.quantization_vanilla import quantized
 from hf_vanilla.text.attentions import attentions, readable_tokens
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.n_best import best_translations, n_best_of_rows

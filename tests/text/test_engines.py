@@ -11,12 +11,12 @@ from torch import nn
 from transformers import GenerationConfig
 
 from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
-from hf_vanilla.models.packing_vanilla import PackedLinear, can_pack
+from hf_vanilla.models.onednn_vanilla import can_multiply
+from hf_vanilla.models.packing_vanilla import PackedLinear
 from hf_vanilla.text.engines import (
     CTranslate2Engine,
     TorchEngine,
     import_ctranslate2,
-    store_by_columns,
 )
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.text.loading import load_translator
@@ -47,29 +47,12 @@ def test_both_engines_give_equal_translations(exported, ours):
     assert list(ctranslate2.translate(lines)) == list(Translator(ours).translate(lines))
 
 
-def test_column_major_weights_keep_translations_values_ties_and_size(trained):
-    model, tokenizer = trained
-    stored = copy.deepcopy(model)
-    store_by_columns(stored)
-    rows = tokenizer(SOURCES).input_ids
-    assert TorchEngine(stored, tokenizer).translate_rows(rows) == TorchEngine(
-        model, tokenizer
-    ).translate_rows(rows)
-    layer = stored.model.decoder.layers[0].fc1.weight
-    assert layer.stride() == (1, layer.shape[0])
-    assert layer.untyped_storage().nbytes() == layer.numel() * layer.element_size()
-    assert stored.lm_head.weight.is_contiguous()  # the embedding looks up its rows
-    assert stored.lm_head.weight is stored.get_input_embeddings().weight
-    for name, weight in model.state_dict().items():
-        assert torch.equal(stored.state_dict()[name], weight)
-
-
 def test_a_translator_packs_only_a_model_that_it_loads(trained, trained_run):
     model, tokenizer = trained
     given = Translator(TorchEngine(model, tokenizer)).engine.model
     assert type(given.model.decoder.layers[0].fc1) is nn.Linear
     loaded = Translator(str(trained_run)).engine.model
-    expected = PackedLinear if can_pack(torch.float32) else nn.Linear
+    expected = PackedLinear if can_multiply(torch.float32) else nn.Linear
     assert type(loaded.model.decoder.layers[0].fc1) is expected
 
 
