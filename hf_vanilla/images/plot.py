@@ -1,23 +1,21 @@
-"""Figures of an image classifier: attention on an image, positions, patch filters, confusion."""
+"""Figures of an image classifier: attention on an image, positions, patch filters, confusion.
+
+Shapes: P patches in R rows and K columns, D `d_model`.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hf_vanilla.data.image_files import open_image
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
 
-from .attention import (
-    PatchAttention,
-    patch_attention,
-    patch_filters,
-    position_similarity,
-)
-from .classifier import load_classifier
+from .classifier import PatchAttention, load_classifier, patch_attention
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,6 +64,37 @@ def plot_patches(options: PlotPatchesOptions) -> Path:
         else:
             save_patch_attention(image, attention, path, layer=options.layer)
     return path
+
+
+def position_similarity(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Cosine of each patch's position with all others.
+
+    Args:
+        positions: `(1, 1 + P, D)`.
+        grid: rows and columns of patches.
+
+    Returns:
+        `(R, K, R, K)` in [-1, 1].
+    """
+    unit = nn.functional.normalize(positions[0, 1:].detach().float(), dim=-1)
+    return (unit @ unit.T).view(*grid, *grid)
+
+
+def patch_filters(projection: Tensor, count: int) -> Tensor:
+    """Main directions of the patch projection, as images.
+
+    Args:
+        projection: `(D, C, height, width)` weights of the convolution.
+        count: how many, at most D.
+
+    Returns:
+        `(count, C, height, width)` in [0, 1], the strongest first.
+    """
+    flat = projection.detach().float().flatten(1)
+    _, _, directions = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    filters = directions[:count]
+    low, high = filters.amin(1, keepdim=True), filters.amax(1, keepdim=True)
+    return ((filters - low) / (high - low).clamp(min=1e-12)).view(-1, *projection.shape[1:])
 
 
 @figure_style()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hf_vanilla.data.image_commands import image_paths
@@ -13,9 +14,8 @@ from hf_vanilla.data.image_files import open_image
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import THEMES, check_output, figure_style, new_figure, save_figure
 
-from .attention import ObjectAttention, object_attention, query_places
 from .coco_scores import ObjectScores
-from .detector import Detector, load_detector
+from .detector import Detector, ObjectAttention, load_detector, object_attention
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,7 +60,7 @@ def plot_objects(options: PlotObjectsOptions) -> Path:
     path = check_output(options.output, overwrite=options.overwrite)
     detector = load_detector(options.model, device="cpu")
     if options.kind == "places":
-        save_places(_places(detector, options.image), path)
+        save_places(query_centers(detector, options.image), path)
         return path
     image = open_image(options.image)
     attention = object_attention(detector, image)
@@ -183,15 +183,24 @@ def save_precision(scores: ObjectScores, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _places(detector: Detector, folder: str) -> list[Tensor]:
-    found, sizes = [], []
+def query_centers(detector: Detector, folder: str) -> list[Tensor]:
+    """Centers of each query's boxes over the images of a folder.
+
+    Returns:
+        For each query `(n, 2)`, x and y in shares of the image.
+
+    Raises:
+        ValueError: the folder holds no image.
+    """
+    centers: list[Tensor] = []  # of each image, by query
     for path in image_paths([folder]):
         image = open_image(path)
-        found += detector.detect([image])
-        sizes.append((image.height, image.width))
-    if not found:
+        entry = detector.detect([image])[0]
+        inside = (entry.boxes[:, :2] + entry.boxes[:, 2:]) / 2 / (image.width, image.height)
+        centers.append(torch.from_numpy(inside[np.argsort(entry.queries)]).float())
+    if not centers:
         raise ValueError(f"{folder} holds no image: give a folder of images")
-    return query_places(found, sizes, detector.model.config.num_queries)
+    return list(torch.stack(centers, dim=1))
 
 
 def _panels(rows: int, columns: int, *, inches: float) -> tuple[Any, Any]:
