@@ -2,10 +2,9 @@
 
 from hf_vanilla.commands import run
 from hf_vanilla.data.images import load_images
-from hf_vanilla.images.attention import patch_attention
-from hf_vanilla.images.classifier import load_classifier
+from hf_vanilla.images.classifier import load_classifier, patch_attention
+from hf_vanilla.images.evaluation import score_classifier
 from hf_vanilla.images.plot import save_patch_attention
-from hf_vanilla.images.scores import score_classifier
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 

@@ -178,17 +178,9 @@ def config_of_weights(
         raise ValueError("these names are not the authors': convert the folder, not its file")
     queries, d_model = weights["query_embed.weight"].shape
     layers = {
-        side: 1
-        + max(int(n.split(".")[3]) for n in weights if n.startswith(f"transformer.{side}.layers."))
-        for side in ("encoder", "decoder")
+        side: _count(weights, f"transformer.{side}.layers.") for side in ("encoder", "decoder")
     }
-    depths = [
-        1
-        + max(
-            int(n.split(".")[4]) for n in weights if n.startswith(f"backbone.0.body.layer{stage}.")
-        )
-        for stage in (1, 2, 3, 4)
-    ]
+    depths = [_count(weights, f"backbone.0.body.layer{stage}.") for stage in (1, 2, 3, 4)]
     stem = weights["backbone.0.body.conv1.weight"]  # (width, C, 7, 7)
     is_basic = "backbone.0.body.layer1.0.bn3.weight" not in weights
     last = "bn2" if is_basic else "bn3"
@@ -310,9 +302,8 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
 
 
 def _count(weights: dict[str, Tensor], prefix: str) -> int:
-    """How many numbers follow a prefix in names, from 0 on."""
-    found = {name.removeprefix(prefix).split(".")[0] for name in weights if name.startswith(prefix)}
-    return len(found)
+    """How many numbers follow a prefix in names."""
+    return len({n.removeprefix(prefix).split(".")[0] for n in weights if n.startswith(prefix)})
 
 
 def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor]:

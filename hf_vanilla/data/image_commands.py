@@ -1,21 +1,34 @@
 """What the commands that read images share: paths on the command line, and the output."""
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from hf_vanilla.files import whole_file
 from hf_vanilla.options import UsageError, options_and_paths, parse_options
 
-from .image_files import IMAGE_SUFFIXES
+from .image_files import IMAGE_SUFFIXES, ImageError
+from .image_models import FileResult
+
+logger = logging.getLogger(__name__)
 
 STDIN = "-"
 
 
-def read_image_command(arguments: Sequence[str], options: type) -> tuple[Any, tuple[str, ...]]:
+@dataclass(frozen=True)
+class ImageRequest:
+    """A parsed command line: the command's options, and paths of files and folders."""
+
+    options: Any
+    paths: tuple[str, ...]
+
+
+def read_image_request(arguments: Sequence[str], options: type) -> ImageRequest:
     """Options and paths of a command line, in any order; a single `-` reads paths from stdin.
 
     Args:
@@ -29,7 +42,7 @@ def read_image_command(arguments: Sequence[str], options: type) -> tuple[Any, tu
     parsed = parse_options(options, given)
     if not paths:
         raise UsageError("missing: paths of images or folders, or - to read them from stdin")
-    return parsed, tuple(paths)
+    return ImageRequest(parsed, tuple(paths))
 
 
 def check_paths(paths: Iterable[str]) -> None:
@@ -58,6 +71,28 @@ def image_paths(paths: Iterable[str]) -> Iterator[str]:
             yield from image_paths(inner)
         else:
             yield path
+
+
+def reported(results: Iterable[FileResult], *, stops: bool) -> Iterator[FileResult]:
+    """The same results; warns of unreadable images and logs their number at the end.
+
+    Args:
+        results: of image files.
+        stops: end at the first unreadable image.
+
+    Raises:
+        ImageError: it ended so.
+    """
+    count = unreadable = 0
+    for result in results:
+        count += 1
+        if result.error is not None:
+            if stops:
+                raise ImageError(result.error)
+            unreadable += 1
+            logger.warning("%s", result.error)
+        yield result
+    logger.info("%d images, %d of them unreadable", count, unreadable)
 
 
 @contextmanager

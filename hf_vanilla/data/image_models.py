@@ -1,11 +1,13 @@
-"""What the classifier and the detector share: loading by name, and files in batches."""
+"""What the classifier and the detector share: loading, files in batches, attention weights."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from transformers import AutoImageProcessor
+from transformers import AutoImageProcessor, PreTrainedModel
 
 from hf_vanilla.loading import load_model, load_saved, read_settings
 
@@ -14,7 +16,7 @@ from .image_files import ImageError, open_image
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 def load_image_model(
@@ -55,26 +57,44 @@ def load_image_processor(name: str) -> Any:
         ) from None
 
 
-def answers_for_files(
+@dataclass(frozen=True)
+class FileResult(Generic[Result]):
+    """Result of a model for one image file.
+
+    Attributes:
+        name: path of the image.
+        result: None where the image is unreadable.
+        error: why it is unreadable; None where it is not.
+    """
+
+    name: str
+    result: Result | None = None
+    error: str | None = None
+
+
+def results_of_files(
     paths: Iterable[str],
-    answer: "Callable[[Iterator[Image]], list[Answer]]",
+    results_of: "Callable[[Iterator[Image]], Sequence[Result]]",
     *,
     batch_size: int,
-) -> Iterator[tuple[str, Answer | ImageError]]:
-    """Each path with the answer for its image, in their order; an unreadable file with its error.
+) -> Iterator[FileResult[Result]]:
+    """One result for each path, in their order; an unreadable file gets its error.
 
     Args:
         paths: of image files.
-        answer: one result for each image of a batch. Its images are opened one after another, so
-            that only what `answer` keeps of them is held together.
+        results_of: one result for each image of a batch. Its images are opened one after another,
+            so that only what it stores of them is in memory together.
         batch_size: files at a time.
     """
     remaining = iter(paths)
     while batch := list(islice(remaining, batch_size)):
         errors: dict[str, ImageError] = {}
-        found = iter(answer(_opened(batch, errors)))
+        results = iter(results_of(_opened(batch, errors)))
         for path in batch:
-            yield path, errors[path] if path in errors else next(found)
+            if path in errors:
+                yield FileResult(path, error=str(errors[path]))
+            else:
+                yield FileResult(path, next(results))
 
 
 def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Image]":
@@ -88,6 +108,17 @@ def _opened(paths: Iterable[str], errors: dict[str, ImageError]) -> "Iterator[Im
             errors[path] = error
         else:
             yield image
+
+
+@contextmanager
+def eager_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Attention by the implementation that returns weights, until the end of the block."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def check_processor(processor: Any, resample: int | None = None) -> None:

@@ -1,6 +1,6 @@
-"""A trained image classifier: images to labels with probabilities.
+"""A trained image classifier: images to labels with probabilities, and its attention.
 
-Shapes: B batch, C labels.
+Shapes: B batch, C labels, L layers, H heads, P patches in R rows and K columns.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,8 +12,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageClassification
 
-from hf_vanilla.data.image_files import ImageError
-from hf_vanilla.data.image_models import answers_for_files, load_image_model
+from hf_vanilla.data.image_models import (
+    FileResult,
+    eager_attention,
+    load_image_model,
+    results_of_files,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -29,21 +33,6 @@ class Guess:
 
     label: str
     probability: float
-
-
-@dataclass(frozen=True)
-class Classified:
-    """Result for one image.
-
-    Attributes:
-        name: path of the image.
-        guesses: most probable first; empty where the image is unreadable.
-        error: why it is unreadable; None where it is not.
-    """
-
-    name: str
-    guesses: tuple[Guess, ...] = ()
-    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,14 +78,9 @@ class Classifier:
 
     def classify(
         self, paths: Iterable[str], *, top_k: int = 5, batch_size: int = 32
-    ) -> Iterator[Classified]:
-        """One result for each path, in their order; an unreadable file gets its error."""
-        answer = partial(self.guesses, top_k=top_k)
-        for path, found in answers_for_files(paths, answer, batch_size=batch_size):
-            if isinstance(found, ImageError):
-                yield Classified(path, error=str(found))
-            else:
-                yield Classified(path, found)
+    ) -> Iterator[FileResult[tuple[Guess, ...]]]:
+        """Guesses for each path, most probable first; an unreadable file gets its error."""
+        return results_of_files(paths, partial(self.guesses, top_k=top_k), batch_size=batch_size)
 
 
 def load_classifier(name: str, *, device: str | None = None) -> Classifier:
@@ -118,3 +102,60 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
         device=device,
     )
     return Classifier(model, processor)
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PatchAttention:
+    """Attention weights of one image.
+
+    Attributes:
+        weights: `(L, H, 1 + P, 1 + P)`; rows are queries and sum to 1.
+        grid: rows and columns of patches.
+        guesses: the model's labels for the image.
+    """
+
+    weights: Tensor
+    grid: tuple[int, int]
+    guesses: tuple[Guess, ...]
+
+    @property
+    def of_class_token(self) -> Tensor:
+        """`(L, H, R, K)`: what the class token gives to each patch."""
+        return self.weights[:, :, 0, 1:].unflatten(-1, self.grid)
+
+    @property
+    def rollout(self) -> Tensor:
+        """`(R, K)`: see `rollout`."""
+        return rollout(self.weights)[0, 1:].unflatten(-1, self.grid)
+
+
+@torch.inference_mode()
+def patch_attention(classifier: Classifier, image: "Image", *, top_k: int = 5) -> PatchAttention:
+    """Attention of every layer and head for one RGB image."""
+    model = classifier.model
+    pixels = classifier.processor(image, return_tensors="pt")["pixel_values"].to(model.device)
+    with eager_attention(model):
+        attentions = model(pixels, output_attentions=True).attentions
+    weights = torch.cat(attentions).float().cpu()  # L of (1, H, 1 + P, 1 + P)
+    return PatchAttention(weights, model.config.grid, classifier.guesses([image], top_k=top_k)[0])
+
+
+def rollout(weights: Tensor) -> Tensor:
+    """Attention through all layers: the product of each layer's mean over heads and the identity.
+
+    The identity stands for the residual connection, and both count half (Abnar and Zuidema, 2020).
+
+    Args:
+        weights: `(L, H, N, N)`, rows sum to 1.
+
+    Returns:
+        `(N, N)`, rows sum to 1.
+    """
+    identity = torch.eye(weights.shape[-1])
+    product = identity
+    for layer in weights.mean(dim=1):
+        product = (layer + identity) / 2 @ product
+    return product

@@ -1,18 +1,164 @@
-"""Score an image model on a folder or dataset, from the command line."""
+"""Scores of an image classifier: accuracy, classes mixed up, calibration; and their command.
+
+Shapes: N images, C labels.
+"""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from hf_vanilla.data.image_files import ImageError
 from hf_vanilla.data.images import LabelledImages, load_images, read_image_folder
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
-from .classifier import load_classifier
+from .classifier import Classifier, load_classifier
 from .plot import save_confusion
-from .scores import ImageScores, score_classifier
 
 logger = logging.getLogger(__name__)
+
+CALIBRATION_BINS = 15
+SHOWN_CLASSES = 50
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """Scores over a set of images.
+
+    Attributes:
+        label_names: classes, in the order of `confusion`.
+        confusion: `(C, C)` int64 counts; row: true class, column: most probable class.
+        top5: share of images whose class is among the five most probable, 0 to 1.
+        calibration_error: expected calibration error over 15 bins of equal width, 0 to 1.
+        nats: mean negative log-likelihood of the true class.
+        unreadable: images that were left out.
+    """
+
+    label_names: tuple[str, ...]
+    confusion: Tensor
+    top5: float
+    calibration_error: float
+    nats: float
+    unreadable: int = 0
+
+    @property
+    def images(self) -> int:
+        """How many images were scored."""
+        return int(self.confusion.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images whose most probable class is right, 0 to 1."""
+        return float(self.confusion.diagonal().sum()) / self.images
+
+    @property
+    def by_class(self) -> list[tuple[str, int, int]]:
+        """Name, right images and all images of each class."""
+        right, count = self.confusion.diagonal().tolist(), self.confusion.sum(1).tolist()
+        return list(zip(self.label_names, right, count, strict=True))
+
+    def __str__(self) -> str:
+        lines = [
+            f"accuracy {100 * self.accuracy:.2f} % of {self.images:,} images",
+            f"among the first five {100 * self.top5:.2f} %",
+            f"{self.nats:.4f} nats per image",
+            f"expected calibration error {100 * self.calibration_error:.2f} % "
+            f"({CALIBRATION_BINS} bins)",
+        ]
+        if self.unreadable:
+            lines.append(f"{self.unreadable:,} images were unreadable and are not counted")
+        shown = [entry for entry in self.by_class if entry[2]][:SHOWN_CLASSES]
+        width = max(len(name) for name, _, _ in shown)
+        lines += [
+            f"  {name:{width}}  {100 * right / count:6.2f} % of {count:,}"
+            for name, right, count in shown
+        ]
+        return "\n".join(lines)
+
+
+def score_probabilities(
+    probabilities: Tensor, labels: Tensor, label_names: Sequence[str], *, unreadable: int = 0
+) -> ImageScores:
+    """Scores of predicted probabilities.
+
+    Args:
+        probabilities: `(N, C)`; rows sum to 1.
+        labels: `(N,)` int64 true classes.
+        label_names: C names.
+        unreadable: images that were left out.
+
+    Raises:
+        ValueError: there is nothing to score.
+    """
+    if not len(labels):
+        raise ValueError("there are no images to score")
+    classes = len(label_names)
+    confidence, guess = probabilities.max(-1)
+    confusion = torch.bincount(labels * classes + guess, minlength=classes**2)
+    five = probabilities.topk(min(5, classes)).indices.eq(labels.unsqueeze(1)).any(-1)
+    own = probabilities.gather(1, labels.unsqueeze(1)).squeeze(1)
+    return ImageScores(
+        label_names=tuple(label_names),
+        confusion=confusion.view(classes, classes),
+        top5=float(five.double().mean()),
+        calibration_error=calibration_error(confidence, guess == labels),
+        nats=float(-own.double().clamp(min=1e-12).log().mean()),
+        unreadable=unreadable,
+    )
+
+
+def calibration_error(confidence: Tensor, is_right: Tensor) -> float:
+    """Mean distance between confidence and accuracy over 15 bins of confidence, by their sizes.
+
+    Args:
+        confidence: `(N,)` in [0, 1], probability of the chosen class.
+        is_right: `(N,)` bool.
+    """
+    bins = (confidence.double() * CALIBRATION_BINS).ceil().long().clamp(1, CALIBRATION_BINS) - 1
+    gaps = torch.zeros(CALIBRATION_BINS, dtype=torch.float64)
+    gaps.index_add_(0, bins, confidence.double() - is_right.double())
+    return float(gaps.abs().sum() / len(confidence))
+
+
+def score_classifier(
+    classifier: Classifier,
+    images: LabelledImages,
+    *,
+    batch_size: int = 32,
+    stop_at_unreadable: bool = False,
+) -> ImageScores:
+    """Scores of a classifier on labelled images, whose labels index the model's own.
+
+    Raises:
+        ValueError: there is nothing to score, or an image is unreadable and the options say to
+            stop.
+    """
+    rows, probabilities, labels, unreadable = range(len(images)), [], [], 0
+    for first in range(0, len(images), batch_size):
+        opened = []
+        for row in rows[first : first + batch_size]:
+            try:
+                opened.append(images.open(row))
+            except (ImageError, FileNotFoundError) as error:
+                if stop_at_unreadable:
+                    raise ImageError(str(error)) from None
+                unreadable += 1
+                continue
+            labels.append(int(images.labels[row]))
+        if opened:
+            probabilities.append(classifier.probabilities(opened))
+    if not probabilities:
+        raise ValueError(f"{images.origin}: there are no readable images to score")
+    return score_probabilities(
+        torch.cat(probabilities), torch.tensor(labels), images.label_names, unreadable=unreadable
+    )
+
+
+# --- the command ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """What a recipe can set for image classification: images, augmentation, the size of a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
@@ -82,10 +82,5 @@ class ImageDataOptions(Options):
     def augmentation(self) -> Augmentation:
         """How training images are changed at random."""
         return Augmentation(
-            rotation=self.rotation,
-            scale=self.scale,
-            shift=self.shift,
-            flip=self.flip,
-            crop=self.crop,
-            brightness=self.brightness,
+            **{part.name: getattr(self, part.name) for part in fields(Augmentation)}
         )

@@ -15,8 +15,7 @@ from hf_vanilla.app.component import import_gradio, page_of_component
 from hf_vanilla.app.pictures import picture_url, received_picture
 from hf_vanilla.hub.card import public_name
 
-from .attention import patch_attention
-from .classifier import Classifier, load_classifier
+from .classifier import Classifier, load_classifier, patch_attention
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,11 +75,8 @@ class ImagePage:
             return {"error": str(error)}
         with self._lock:
             attention = patch_attention(self.classifier, image)
-        guesses = [
-            {"label": guess.label, "probability": guess.probability} for guess in attention.guesses
-        ]
         return {
-            "labels": guesses,
+            "labels": [vars(guess) for guess in attention.guesses],
             "image": self._seen(image),
             "grid": list(attention.grid),
             "weights": _thousandths(attention.of_class_token.flatten(2)),

@@ -1,23 +1,26 @@
-"""Figures of an image classifier: attention on an image, positions, patch filters, confusion."""
+"""Figures of an image classifier: attention on an image, positions, patch filters, confusion.
+
+Shapes: P patches in R rows and K columns, D `d_model`.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hf_vanilla.data.image_files import open_image
 from hf_vanilla.options import Options, option
-from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
-
-from .attention import (
-    PatchAttention,
-    patch_attention,
-    patch_filters,
-    position_similarity,
+from hf_vanilla.plots.figures import (
+    check_output,
+    figure_style,
+    image_panels,
+    save_figure,
+    show_image,
 )
-from .classifier import load_classifier
+
+from .classifier import PatchAttention, load_classifier, patch_attention
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -68,6 +71,37 @@ def plot_patches(options: PlotPatchesOptions) -> Path:
     return path
 
 
+def position_similarity(positions: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Cosine of each patch's position with all others.
+
+    Args:
+        positions: `(1, 1 + P, D)`.
+        grid: rows and columns of patches.
+
+    Returns:
+        `(R, K, R, K)` in [-1, 1].
+    """
+    unit = nn.functional.normalize(positions[0, 1:].detach().float(), dim=-1)
+    return (unit @ unit.T).view(*grid, *grid)
+
+
+def patch_filters(projection: Tensor, count: int) -> Tensor:
+    """Main directions of the patch projection, as images.
+
+    Args:
+        projection: `(D, C, height, width)` weights of the convolution.
+        count: how many, at most D.
+
+    Returns:
+        `(count, C, height, width)` in [0, 1], the strongest first.
+    """
+    flat = projection.detach().float().flatten(1)
+    _, _, directions = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
+    filters = directions[:count]
+    low, high = filters.amin(1, keepdim=True), filters.amax(1, keepdim=True)
+    return ((filters - low) / (high - low).clamp(min=1e-12)).view(-1, *projection.shape[1:])
+
+
 @figure_style()
 def save_patch_attention(
     image: "Image", attention: PatchAttention, path: Path, *, layer: int | None = None
@@ -89,10 +123,10 @@ def save_patch_attention(
         if not -len(weights) <= layer < len(weights):
             raise ValueError(f"layer={layer}: the model has layers 0 to {len(weights) - 1}")
         layers = range(len(weights))[layer:][:1]
-    figure, panels = _panels(len(layers), weights.shape[1])
+    figure, panels = image_panels(len(layers), weights.shape[1], inches=1.4)
     for row, number in enumerate(layers):
         for head, panel in enumerate(panels[row]):
-            _overlay(panel, image, weights[number, head])
+            show_image(panel, image, weights[number, head])
             panel.set_title(f"layer {number}, head {head}", fontsize=7)
     guess = attention.guesses[0]
     figure.suptitle(f"attention of the class token; {guess.label}: {guess.probability:.2f}")
@@ -102,10 +136,10 @@ def save_patch_attention(
 @figure_style()
 def save_rollout(image: "Image", attention: PatchAttention, path: Path) -> None:
     """Save the image beside its attention rollout through all layers."""
-    figure, panels = _panels(1, 2, inches=3.0)
-    _overlay(panels[0][0], image, None)
+    figure, panels = image_panels(1, 2, inches=3.0)
+    show_image(panels[0][0], image)
     panels[0][0].set_title("image")
-    _overlay(panels[0][1], image, attention.rollout)
+    show_image(panels[0][1], image, attention.rollout)
     panels[0][1].set_title("attention rollout of the class token")
     save_figure(figure, path)
 
@@ -114,7 +148,7 @@ def save_rollout(image: "Image", attention: PatchAttention, path: Path) -> None:
 def save_positions(similarity: Tensor, path: Path) -> None:
     """Save the cosine of each position with all others: one panel for each patch."""
     rows, columns = similarity.shape[:2]
-    figure, panels = _panels(rows, columns, inches=0.7)
+    figure, panels = image_panels(rows, columns, inches=0.7)
     for row in range(rows):
         for column in range(columns):
             panels[row][column].imshow(similarity[row, column].numpy(), vmin=-1, vmax=1)
@@ -126,7 +160,7 @@ def save_positions(similarity: Tensor, path: Path) -> None:
 def save_filters(filters: Tensor, path: Path) -> None:
     """Save the main directions of the patch projection as small images."""
     columns = 8
-    figure, panels = _panels(-(-len(filters) // columns), columns, inches=0.7)
+    figure, panels = image_panels(-(-len(filters) // columns), columns, inches=0.7)
     for number, values in enumerate(filters):
         panels[number // columns][number % columns].imshow(values.permute(1, 2, 0).numpy())
     figure.suptitle("main directions of the patch projection")
@@ -149,7 +183,7 @@ def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) 
     if count > MOST_CLASSES:
         raise ValueError(f"{count} classes do not fit into a figure: at most {MOST_CLASSES}")
     side = min(12.0, 2.5 + 0.35 * count)
-    figure, panels = _panels(1, 1, inches=side)
+    figure, panels = image_panels(1, 1, inches=side)
     panel, shares = panels[0][0], confusion / confusion.sum(1, keepdim=True).clamp(min=1)
     panel.set_axis_on()
     panel.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
@@ -162,21 +196,3 @@ def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) 
         text = str(int(confusion[row, column]))
         panel.text(column, row, text, ha="center", va="center", color=color, fontsize=7)
     save_figure(figure, path)
-
-
-def _panels(rows: int, columns: int, *, inches: float = 1.4) -> tuple[Any, Any]:
-    """A figure and its axes without ticks, `[row][column]`."""
-    figure = new_figure((columns * inches + 0.4, rows * (inches + 0.15) + 0.6))
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for panel in panels.flat:
-        panel.set_axis_off()
-    return figure, panels
-
-
-def _overlay(panel: Any, image: "Image", weights: Tensor | None) -> None:
-    """The image, and weights of its patches as a layer of colour over it."""
-    panel.imshow(np.asarray(image), extent=(0, 1, 1, 0), interpolation="nearest")
-    if weights is not None:
-        panel.imshow(
-            weights.numpy(), extent=(0, 1, 1, 0), alpha=0.55, cmap="inferno", vmin=0, aspect="auto"
-        )

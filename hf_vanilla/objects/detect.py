@@ -1,25 +1,35 @@
 """Detect objects in files and folders of images, from the command line."""
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from hf_vanilla.data.image_commands import check_paths, image_paths, output_file, read_image_command
-from hf_vanilla.data.image_files import ImageError, open_image
+from hf_vanilla.data.image_commands import (
+    ImageRequest,
+    check_paths,
+    image_paths,
+    output_file,
+    read_image_request,
+    reported,
+)
+from hf_vanilla.data.image_files import open_image
+from hf_vanilla.data.image_models import FileResult
 from hf_vanilla.options import Options, option
 
 from .coco_scores import coco_results
-from .detector import Detected, Found, load_detector
-from .drawing import drawn_objects
+from .detector import Found, load_detector
 from .sources import read_coco
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FORMATS = ("jsonl", "coco")
+# for readers with any colour vision (the palette of Okabe and Ito)
+COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+SMALLEST_SIDE = 256  # smaller images are enlarged, so that labels can be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +68,6 @@ class DetectOptions(Options):
 
 
 @dataclass(frozen=True)
-class Detection:
-    """What a command line asks for: options, and paths of files and folders."""
-
-    options: DetectOptions
-    paths: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class CocoIds:
     """The ids of a COCO file; without one, the image's path and the label's number.
 
@@ -91,32 +93,37 @@ class CocoIds:
         raise ValueError(f"{path} is not among the {len(self.images)} images of the annotations")
 
 
-def read_detection(arguments: Sequence[str]) -> Detection:
-    """Options and paths of a command line; see `read_image_command`."""
-    return Detection(*read_image_command(arguments, DetectOptions))
+def read_detection(arguments: Sequence[str]) -> ImageRequest:
+    """Options and paths of a command line."""
+    return read_image_request(arguments, DetectOptions)
 
 
-def detect_files(asked: Detection) -> None:
+def detect_files(request: ImageRequest) -> None:
     """Write the objects of each image, in the order of the paths; folders by sorted names.
 
     Raises:
         ValueError: the model is another, or an image is unreadable and the options say to stop.
         OSError: a path does not exist, or the output cannot be written.
     """
-    options = asked.options
-    check_paths(asked.paths)
+    options = request.options
+    check_paths(request.paths)
     detector = load_detector(options.model, device=options.device)
     names = detector.label_names
     ids = coco_ids(options.annotations, names)
-    results = detector.detect_files(image_paths(asked.paths), batch_size=options.batch_size)
-    chosen = _chosen(results, options)
+    results = detector.detect_files(image_paths(request.paths), batch_size=options.batch_size)
+    passing: Iterator[FileResult[Found]] = (
+        result
+        if result.result is None
+        else replace(result, result=result.result.above(options.lowest_score))
+        for result in reported(results, stops=options.stop_at_unreadable)
+    )
     if options.draw is not None:
-        chosen = _drawing(chosen, Path(options.draw), names)
+        passing = _drawing(passing, Path(options.draw), names)
     with output_file(options.output) as file:
         if options.format == "coco":
-            _write_coco(chosen, file, ids)
+            _write_coco(passing, file, ids)
         else:
-            for result in chosen:
+            for result in passing:
                 file.write(line_of(result, names) + "\n")
 
 
@@ -136,11 +143,11 @@ def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:
     return CocoIds(images, tuple(of_name[name] for name in label_names))
 
 
-def line_of(result: Detected, label_names: Sequence[str]) -> str:
+def line_of(result: FileResult[Found], label_names: Sequence[str]) -> str:
     """One result as a line of JSON, without its end; boxes are left, top, right, bottom."""
-    if result.found is None:
+    if result.result is None:
         return json.dumps({"path": result.name, "objects": [], "error": result.error})
-    found = result.found
+    found = result.result
     objects = [
         {"label": label_names[label], "score": float(score), "box": [round(v, 3) for v in box]}
         for label, score, box in zip(found.labels, found.scores, found.boxes.tolist(), strict=True)
@@ -148,46 +155,70 @@ def line_of(result: Detected, label_names: Sequence[str]) -> str:
     return json.dumps({"path": result.name, "objects": objects})
 
 
-def _chosen(results: Iterable[Detected], options: DetectOptions) -> Iterator[Detected]:
-    """Results with objects above the threshold; counts them in the log at the end."""
-    count = unreadable = 0
-    for result in results:
-        count += 1
-        if result.found is None:
-            unreadable += 1
-            if options.stop_at_unreadable:
-                raise ImageError(str(result.error))
-            logger.warning("%s", result.error)
-            yield result
-        else:
-            yield Detected(result.name, result.found.above(options.lowest_score))
-    logger.info("%d images, %d of them unreadable", count, unreadable)
-
-
 def _drawing(
-    results: Iterable[Detected], folder: Path, label_names: Sequence[str]
-) -> Iterator[Detected]:
+    results: Iterable[FileResult[Found]], folder: Path, label_names: Sequence[str]
+) -> Iterator[FileResult[Found]]:
     """Draw each readable image into a folder while results pass; names are kept."""
     folder.mkdir(parents=True, exist_ok=True)
     used: set[str] = set()
     for number, result in enumerate(results):
-        if result.found is not None:
+        if result.result is not None:
             stem = Path(result.name).stem
             name = stem if stem not in used else f"{stem}-{number}"  # of another folder
             used.add(name)
-            picture = drawn_objects(open_image(result.name), _shown(result.found), label_names)
+            found = result.result
+            shown = found.above(0.5) if len(found) > 50 else found
+            picture = drawn_objects(open_image(result.name), shown, label_names)
             picture.save(folder / f"{name}.png")
         yield result
 
 
-def _shown(found: Found) -> Found:
-    return found.above(0.5) if len(found) > 50 else found
-
-
-def _write_coco(results: Iterable[Detected], file: TextIO, ids: CocoIds) -> None:
+def _write_coco(results: Iterable[FileResult[Found]], file: TextIO, ids: CocoIds) -> None:
     entries: list[dict[str, Any]] = []
     for result in results:
-        if result.found is not None:
-            entries += coco_results([result.found], ids.categories, [ids.image_id(result.name)])
+        if result.result is not None:
+            entries += coco_results([result.result], ids.categories, [ids.image_id(result.name)])
     json.dump(entries, file)
     file.write("\n")
+
+
+# --- drawing -------------------------------------------------------------------------------------
+
+
+def drawn_objects(image: "Image", found: Found, label_names: Sequence[str]) -> "Image":
+    """A copy of an RGB image with boxes, labels and scores; small images are enlarged."""
+    from PIL import Image, ImageDraw
+
+    factor = max(1, -(-SMALLEST_SIDE // min(image.size)))
+    size = (image.width * factor, image.height * factor)
+    picture = image.resize(size, Image.Resampling.NEAREST) if factor > 1 else image.copy()
+    pen = ImageDraw.Draw(picture)
+    for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True):
+        colour = COLOURS[int(label) % len(COLOURS)]
+        left, top, right, bottom = (box * factor).tolist()
+        if right < left or bottom < top:
+            continue
+        pen.rectangle((left, top, right, bottom), outline=colour, width=2)
+        text = f"{label_names[label]} {score:.2f}"
+        corner = (left + 3, max(top - 12, 0))
+        pen.rectangle(pen.textbbox(corner, text), fill=colour)
+        pen.text(corner, text, fill="black")
+    return picture
+
+
+def gallery(images: "Sequence[Image]", columns: int = 4) -> "Image":
+    """Images of equal size side by side in rows.
+
+    Raises:
+        ValueError: there are none.
+    """
+    from PIL import Image
+
+    if not images:
+        raise ValueError("a gallery needs at least one image")
+    width, height = images[0].size
+    rows = -(-len(images) // columns)
+    sheet = Image.new("RGB", (width * min(columns, len(images)), height * rows))
+    for number, image in enumerate(images):
+        sheet.paste(image, (width * (number % columns), height * (number // columns)))
+    return sheet

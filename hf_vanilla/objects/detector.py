@@ -1,6 +1,6 @@
-"""A trained object detector: images to boxes with labels and scores.
+"""A trained object detector: images to boxes with labels and scores, and its attention.
 
-Shapes: B batch, Q queries, K classes.
+Shapes: B batch, Q queries, K classes, S = h * w positions of the feature map.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +12,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForObjectDetection
 
-from hf_vanilla.data.image_files import ImageError
-from hf_vanilla.data.image_models import answers_for_files, load_image_model
+from hf_vanilla.data.image_models import (
+    FileResult,
+    eager_attention,
+    load_image_model,
+    results_of_files,
+)
 from hf_vanilla.models.matching_vanilla_detr import to_corners
 
 from .detection import resized_size
@@ -49,21 +53,6 @@ class Found:
         """Those with a score of at least `threshold`."""
         kept = self.scores >= threshold
         return Found(self.labels[kept], self.scores[kept], self.boxes[kept], self.queries[kept])
-
-
-@dataclass(frozen=True)
-class Detected:
-    """Result for one image.
-
-    Attributes:
-        name: path of the image.
-        found: its objects; None where it is unreadable.
-        error: why it is unreadable; None where it is not.
-    """
-
-    name: str
-    found: Found | None = None
-    error: str | None = None
 
 
 def found_objects(
@@ -146,13 +135,11 @@ class Detector:
             size = {"height": height, "width": width}
         return self.processor(image, size=size, return_tensors="pt")["pixel_values"]
 
-    def detect_files(self, paths: Iterable[str], *, batch_size: int = 8) -> Iterator[Detected]:
-        """One result for each path, in their order; an unreadable file gets its error."""
-        for path, found in answers_for_files(paths, self.detect, batch_size=batch_size):
-            if isinstance(found, ImageError):
-                yield Detected(path, error=str(found))
-            else:
-                yield Detected(path, found)
+    def detect_files(
+        self, paths: Iterable[str], *, batch_size: int = 8
+    ) -> Iterator[FileResult[Found]]:
+        """The objects of each path, in their order; an unreadable file gets its error."""
+        return results_of_files(paths, self.detect, batch_size=batch_size)
 
 
 def load_detector(name: str, *, device: str | None = None) -> Detector:
@@ -174,3 +161,48 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
         device=device,
     )
     return Detector(model, processor)
+
+
+# --- attention -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ObjectAttention:
+    """Attention weights of the last layers for one image.
+
+    Attributes:
+        found: the objects of the image, the surest first, with their queries.
+        cross: `(Q, h, w)` mean over heads of the last decoder layer: what each query gives to each
+            position; sums to 1 for each query.
+        encoder: `(h, w, h, w)` mean over heads of the last encoder layer: what each position (the
+            first pair) gives to each position (the second pair); sums to 1 over the second.
+    """
+
+    found: Found
+    cross: Tensor
+    encoder: Tensor
+
+    def from_position(self, row: int, column: int) -> Tensor:
+        """`(h, w)`: what one position gives to all others; sums to 1."""
+        return self.encoder[row, column]
+
+    def to_position(self, row: int, column: int) -> Tensor:
+        """`(h, w)`: what all positions give to one; need not sum to 1."""
+        return self.encoder[:, :, row, column]
+
+
+@torch.inference_mode()
+def object_attention(detector: Detector, image: "Image") -> ObjectAttention:
+    """Attention of the last encoder and decoder layer for one RGB image."""
+    model = detector.model
+    inputs = detector.processor(image, return_tensors="pt").to(model.device)
+    with eager_attention(model):
+        outputs = model(inputs["pixel_values"], output_attentions=True)
+    size = tuple(outputs.feature_size)
+    sizes = [(image.height, image.width)]
+    encoder = outputs.encoder_attentions[-1][0].float().mean(0).cpu()  # (S, S)
+    return ObjectAttention(
+        found_objects(outputs.logits, outputs.pred_boxes, sizes)[0],
+        outputs.cross_attentions[-1][0].float().mean(0).cpu().unflatten(-1, size),
+        encoder.unflatten(0, size).unflatten(-1, size),
+    )

@@ -1,6 +1,6 @@
 """What a recipe can set for object detection: images, augmentation, the size of a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
@@ -100,9 +100,5 @@ class DetectionData(Options):
     @property
     def augmentation(self) -> BoxAugmentation:
         """How training images are changed at random."""
-        return BoxAugmentation(
-            flip=self.flip,
-            crop=self.crop,
-            smallest_scale=self.smallest_scale,
-            brightness=self.brightness,
-        )
+        names = [part.name for part in fields(BoxAugmentation)]
+        return BoxAugmentation(**{name: getattr(self, name) for name in names})

@@ -15,8 +15,7 @@ from hf_vanilla.app.component import import_gradio, page_of_component
 from hf_vanilla.app.pictures import picture_url, received_picture
 from hf_vanilla.hub.card import public_name
 
-from .attention import object_attention
-from .detector import Detector, load_detector
+from .detector import Detector, load_detector, object_attention
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -6,16 +6,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hf_vanilla.data.image_commands import image_paths
 from hf_vanilla.data.image_files import open_image
 from hf_vanilla.options import Options, option
-from hf_vanilla.plots.figures import THEMES, check_output, figure_style, new_figure, save_figure
+from hf_vanilla.plots.figures import (
+    THEMES,
+    check_output,
+    figure_style,
+    image_panels,
+    new_figure,
+    save_figure,
+    show_image,
+)
 
-from .attention import ObjectAttention, object_attention, query_places
 from .coco_scores import ObjectScores
-from .detector import Detector, load_detector
+from .detector import Detector, ObjectAttention, load_detector, object_attention
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -60,7 +68,7 @@ def plot_objects(options: PlotObjectsOptions) -> Path:
     path = check_output(options.output, overwrite=options.overwrite)
     detector = load_detector(options.model, device="cpu")
     if options.kind == "places":
-        save_places(_places(detector, options.image), path)
+        save_places(query_centers(detector, options.image), path)
         return path
     image = open_image(options.image)
     attention = object_attention(detector, image)
@@ -85,8 +93,8 @@ def save_boxes(
     threshold: float = 0.5,
 ) -> None:
     """Save an image with the boxes, labels and scores of its objects."""
-    figure, panels = _panels(1, 1, inches=4.0)
-    _show(panels[0][0], image)
+    figure, panels = image_panels(1, 1, inches=4.0)
+    show_image(panels[0][0], image)
     found = attention.found.above(threshold)
     for label, score, box in zip(found.labels, found.scores, found.boxes.tolist(), strict=True):
         _draw_box(panels[0][0], box, f"{label_names[label]} {score:.2f}", int(label))
@@ -112,10 +120,10 @@ def save_query_attention(
         raise ValueError(f"no object has a score of {threshold} or more: give a lower --threshold")
     count = min(len(found), MOST_PANELS)
     columns = min(count, 5)
-    figure, panels = _panels(-(-count // columns), columns, inches=2.0)
+    figure, panels = image_panels(-(-count // columns), columns, inches=2.0)
     for place in range(count):
         panel, label = panels[place // columns][place % columns], int(found.labels[place])
-        _show(panel, image, attention.cross[found.queries[place]])
+        show_image(panel, image, attention.cross[found.queries[place]])
         _draw_box(panel, found.boxes[place].tolist(), "", label)
         panel.set_title(
             f"query {found.queries[place]}: {label_names[label]} {found.scores[place]:.2f}",
@@ -145,12 +153,12 @@ def save_encoder_attention(
         raise ValueError(f"pixel x={x}, y={y} lies outside of {image.width} x {image.height}")
     rows, columns = attention.encoder.shape[:2]
     row, column = y * rows // image.height, x * columns // image.width
-    figure, panels = _panels(1, 2, inches=3.0)
+    figure, panels = image_panels(1, 2, inches=3.0)
     weights = attention.from_position(row, column), attention.to_position(row, column)
     for panel, shown, title in zip(
         panels[0], weights, ("attention from the pixel", "attention to the pixel"), strict=True
     ):
-        _show(panel, image, shown)
+        show_image(panel, image, shown)
         panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)
         panel.set_title(title)
     save_figure(figure, path)
@@ -161,7 +169,7 @@ def save_places(places: Sequence[Tensor], path: Path) -> None:
     """Save the centers of each query's boxes over many images, a panel for each query."""
     shown = places[:MOST_PANELS]
     columns = min(len(shown), 5)
-    figure, panels = _panels(-(-len(shown) // columns), columns, inches=1.4)
+    figure, panels = image_panels(-(-len(shown) // columns), columns, inches=1.4)
     for query, centers in enumerate(shown):
         panel = panels[query // columns][query % columns]
         panel.set_axis_on()
@@ -183,32 +191,24 @@ def save_precision(scores: ObjectScores, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _places(detector: Detector, folder: str) -> list[Tensor]:
-    found, sizes = [], []
+def query_centers(detector: Detector, folder: str) -> list[Tensor]:
+    """Centers of each query's boxes over the images of a folder.
+
+    Returns:
+        For each query `(n, 2)`, x and y in shares of the image.
+
+    Raises:
+        ValueError: the folder holds no image.
+    """
+    centers: list[Tensor] = []  # of each image, by query
     for path in image_paths([folder]):
         image = open_image(path)
-        found += detector.detect([image])
-        sizes.append((image.height, image.width))
-    if not found:
+        entry = detector.detect([image])[0]
+        inside = (entry.boxes[:, :2] + entry.boxes[:, 2:]) / 2 / (image.width, image.height)
+        centers.append(torch.from_numpy(inside[np.argsort(entry.queries)]).float())
+    if not centers:
         raise ValueError(f"{folder} holds no image: give a folder of images")
-    return query_places(found, sizes, detector.model.config.num_queries)
-
-
-def _panels(rows: int, columns: int, *, inches: float) -> tuple[Any, Any]:
-    """A figure and its axes without ticks, `[row][column]`."""
-    figure = new_figure((columns * inches + 0.4, rows * (inches + 0.2) + 0.6))
-    panels = figure.subplots(rows, columns, squeeze=False)
-    for panel in panels.flat:
-        panel.set_axis_off()
-    return figure, panels
-
-
-def _show(panel: Any, image: "Image", weights: Tensor | None = None) -> None:
-    """The image in its pixels, and weights of the feature map as colour over it."""
-    extent = (0, image.width, image.height, 0)
-    panel.imshow(np.asarray(image), extent=extent, interpolation="nearest")
-    if weights is not None:
-        panel.imshow(weights.numpy(), extent=extent, alpha=0.55, cmap="inferno", vmin=0)
+    return list(torch.stack(centers, dim=1))
 
 
 def _draw_box(panel: Any, box: Sequence[float], told: str, label: int) -> None:

@@ -108,31 +108,35 @@ def _problems(
     by_class: Sequence[tuple[str, int]],
     num_queries: int,
 ) -> list[str]:
-    found = [
-        (_rows(images, lambda row: counts[row] > num_queries),
+    def without_area(row: int) -> bool:
+        boxes = images.objects[row].boxes
+        return bool((boxes[:, 2:] <= boxes[:, :2]).any())
+
+    faults: tuple[tuple[Callable[[int], bool], str], ...] = (
+        (lambda row: counts[row] > num_queries,
          f"images have more than {num_queries} objects: raise num_queries"),
-        (_rows(images, lambda row: not counts[row]),
+        (lambda row: not counts[row],
          "images have no object to train on: right only if nothing is in them"),
-        (_rows(images, lambda row: bool(_outside(images, row).any())),
+        (lambda row: _reaches_outside(images, row),
          "images have boxes that reach more than a pixel outside: they are cut at the border"),
-        (_rows(images, lambda row: bool(_without_area(images, row).any())),
+        (without_area,
          "images have boxes without area, which are not trained on: remove them"),
-        (_rows(images, lambda row: _has_duplicates(images, row)),
+        (lambda row: _has_duplicates(images, row),
          f"images have two boxes of one class with IoU over {DUPLICATE_IOU}: remove one"),
-    ]  # fmt: skip
-    told = [
-        f"{len(rows):,} {what} ({', '.join(str(images.names[row]) for row in rows[:SHOWN])})"
-        for rows, what in found
-        if rows
-    ]
+    )  # fmt: skip
+    lines = []
+    for is_faulty, fault in faults:
+        if rows := [row for row in range(len(images)) if is_faulty(row)]:
+            examples = ", ".join(str(images.names[row]) for row in rows[:SHOWN])
+            lines.append(f"{len(rows):,} {fault} ({examples})")
     if empty := [name for name, count in by_class if not count]:
-        told.append(
+        lines.append(
             f"{len(empty)} classes have no object ({', '.join(empty[:SHOWN])}): remove them or "
             "check the export"
         )
     if hint := corner_form_hint(images):
-        told.append(hint)
-    return _file_problems(images) + told
+        lines.append(hint)
+    return _file_problems(images) + lines
 
 
 def _file_problems(images: DetectionImages) -> list[str]:
@@ -178,20 +182,11 @@ def corner_form_hint(images: DetectionImages) -> str | None:
     )
 
 
-def _rows(images: DetectionImages, is_so: Callable[[int], bool]) -> list[int]:
-    return [row for row in range(len(images)) if is_so(row)]
-
-
-def _outside(images: DetectionImages, row: int) -> np.ndarray:
+def _reaches_outside(images: DetectionImages, row: int) -> bool:
     height, width = images.sizes[row]
     boxes = images.objects[row].boxes
     limits = np.asarray([width, height, width, height]) + 1
-    return np.any((boxes < -1) | (boxes > limits), axis=1)
-
-
-def _without_area(images: DetectionImages, row: int) -> np.ndarray:
-    boxes = images.objects[row].boxes
-    return ((boxes[:, 2:] - boxes[:, :2]) <= 0).any(axis=1)
+    return bool(((boxes < -1) | (boxes > limits)).any())
 
 
 def _has_duplicates(images: DetectionImages, row: int) -> bool:

@@ -250,3 +250,20 @@ def _characters(families: tuple[str, ...]) -> frozenset[str]:
 
     files = [findfont(FontProperties(family=[name])) for name in families]
     return frozenset(chr(code) for file in files for code in get_font(file).get_charmap())
+
+
+def image_panels(rows: int, columns: int, *, inches: float) -> tuple[Any, Any]:
+    """A figure and its axes of `inches` without ticks, `[row][column]`."""
+    figure = new_figure((columns * inches + 0.4, rows * (inches + 0.2) + 0.6))
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for panel in panels.flat:
+        panel.set_axis_off()
+    return figure, panels
+
+
+def show_image(panel: Any, image: Any, weights: Any = None) -> None:
+    """An image in its pixels, and the weights of a grid over it as colour, `(R, K)`, by rows."""
+    extent = (0, image.width, image.height, 0)
+    panel.imshow(image, extent=extent, interpolation="nearest")
+    if weights is not None:
+        panel.imshow(weights, extent=extent, alpha=0.55, cmap="inferno", vmin=0)

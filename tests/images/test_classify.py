@@ -53,10 +53,10 @@ def test_labels_equal_those_of_transformers_pipeline(folder, images):
     found = list(load_classifier(str(folder)).classify(paths, top_k=3, batch_size=2))
     expected = pipeline("image-classification", model=str(folder))(paths, top_k=3)
     for result, guesses in zip(found, expected, strict=True):
-        assert [guess.label for guess in result.guesses] == [guess["label"] for guess in guesses]
+        assert [guess.label for guess in result.result] == [guess["label"] for guess in guesses]
         scores = [guess["score"] for guess in guesses]
         # the pipeline takes one image at a time, which sums in another order
-        assert [guess.probability for guess in result.guesses] == pytest.approx(scores, abs=1e-5)
+        assert [guess.probability for guess in result.result] == pytest.approx(scores, abs=1e-5)
 
 
 def test_every_path_gets_one_line_in_its_order(capsys, folder, images, tmp_path):

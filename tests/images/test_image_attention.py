@@ -7,14 +7,9 @@ from image_models import vit
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.images.attention import (
-    patch_attention,
-    patch_filters,
-    position_similarity,
-    rollout,
-)
 from hf_vanilla.images.batches import image_processor
-from hf_vanilla.images.classifier import Classifier
+from hf_vanilla.images.classifier import Classifier, patch_attention, rollout
+from hf_vanilla.images.plot import patch_filters, position_similarity
 
 
 def classifier():

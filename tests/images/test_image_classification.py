@@ -13,8 +13,8 @@ from transformers import pipeline
 
 from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.images.classifier import load_classifier
+from hf_vanilla.images.evaluation import score_classifier
 from hf_vanilla.images.options import ImageDataOptions
-from hf_vanilla.images.scores import score_classifier
 from hf_vanilla.images.task import prepare, training_flops
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.training.run import train

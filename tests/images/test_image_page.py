@@ -12,8 +12,8 @@ from PIL import Image
 from torch.testing import assert_close
 
 from hf_vanilla.app import pictures
-from hf_vanilla.images.attention import patch_attention
 from hf_vanilla.images.batches import image_processor
+from hf_vanilla.images.classifier import patch_attention
 from hf_vanilla.images.page import ImagePage, centred
 from hf_vanilla.serve import AppOptions, open_app, page_of
 from hf_vanilla.text.page import TextPage

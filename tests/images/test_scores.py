@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from hf_vanilla.data.images import read_image_folder
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import Classifier
-from hf_vanilla.images.scores import calibration_error, score_classifier, score_probabilities
+from hf_vanilla.images.evaluation import calibration_error, score_classifier, score_probabilities
 
 
 def test_accuracy_confusion_and_nats_by_hand():

@@ -9,9 +9,8 @@ import torch
 from detection_files import tiny_detector, write_coco
 from PIL import Image
 
-from hf_vanilla.objects.attention import object_attention
 from hf_vanilla.objects.detect import detect_files, read_detection
-from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.objects.detector import load_detector, object_attention
 from hf_vanilla.options import UsageError
 from hf_vanilla.plots.plot import plot, read_plot
 

@@ -11,7 +11,7 @@ from detection_files import tiny_detector
 from PIL import Image
 
 from hf_vanilla.objects import page as objects_page
-from hf_vanilla.objects.attention import object_attention
+from hf_vanilla.objects.detector import object_attention
 from hf_vanilla.objects.page import ObjectsPage
 from hf_vanilla.serve import AppOptions, page_of
 
