@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
 
-.PHONY: demo demo-images demo-objects demo-tracks app test test-release docs lint format types
+.PHONY: demo demo-images demo-objects demo-tracks app test test-release docs lint format types options
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.ready-demo  ## train on the built-in data, translate, score, draw
@@ -39,6 +39,10 @@ docs: build/the_paper_in_code.ipynb  ## the site, in build/site
 build/the_paper_in_code.ipynb: docs/notebooks/the_paper_in_code.py $(wildcard hf_vanilla/*.py hf_vanilla/*/*.py) | $(READY)
 	@mkdir -p $(@D)
 	OMP_NUM_THREADS=1 $(BIN)/jupytext --to ipynb --set-kernel python3 --execute --output $@ $<
+
+options: $(READY)  ## rewrite tests/options.txt, a line for each pair of command and option
+	$(BIN)/python scripts/list_options.py
+	wc -l tests/options.txt
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,19 +1,28 @@
 """Help and shell completion of the commands from one file of options, without importing torch.
 
 The options are declared by dataclasses in modules that import torch and transformers, which takes
-seconds. `scripts/list_options.py` writes what `--help` shows of them to `command_options.json`, and
-a test compares the two. This file imports only the standard library, and is loaded by its path.
+seconds. What `--help` shows of them is in `command_options.json` of a wheel; elsewhere the first
+`--help` writes it to the user's cache. This file imports only the standard library, and is loaded
+by its path.
 """
 
+import contextlib
+import importlib
+import importlib.util
+import io
 import json
+import os
 import sys
+import zlib
 from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser, HelpFormatter
 from argparse import RawDescriptionHelpFormatter as RawFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-OPTIONS_FILE = Path(__file__).with_name("command_options.json")
+PACKAGE = Path(__file__).resolve().parent
+OPTIONS_FILE = PACKAGE / "command_options.json"  # in a wheel
+TRAINER_OPTION = "per_device_train_batch_size"
 HELP_OPTIONS = ("-h", "--help")
 
 
@@ -35,7 +44,9 @@ class OptionFormatter(ArgumentDefaultsHelpFormatter):
         shown = ", ".join(one_spelling(action.option_strings))
         if not shown:
             return super()._format_action_invocation(action)
-        value = "VALUE" if action.choices is None else f"{{{','.join(map(str, action.choices))}}}"
+        value = str(action.metavar or "VALUE")
+        if action.choices is not None:
+            value = f"{{{','.join(map(str, action.choices))}}}"
         return shown + {0: "", "?": "", "+": f" {value} ..."}.get(action.nargs, f" {value}")
 
 
@@ -71,6 +82,7 @@ def _described_option(action: Action) -> dict[str, Any]:
         "help": action.help,
         "default": None if action.default in (None, []) else str(action.default),
         "nargs": action.nargs,
+        "metavar": action.metavar,
         "choices": None if action.choices is None else [str(choice) for choice in action.choices],
     }
     return {name: value for name, value in facts.items() if value is not None}
@@ -112,12 +124,112 @@ def add_option(group: Any, option: dict[str, Any]) -> Action:
 
 
 def listed_options() -> dict[str, Any]:
-    """The file of options: by command, then by the arguments that choose among its helps.
+    """What `declared_options` returns, from the wheel's file or from the user's cache.
+
+    The cache is written where it is missing, or of other sources.
+    """
+    if OPTIONS_FILE.is_file():
+        return json.loads(OPTIONS_FILE.read_text(encoding="utf-8"))
+    sources, file = _sources(), _cache_file()
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        stored = json.loads(file.read_text(encoding="utf-8"))
+        if stored["sources"] == sources:
+            return stored["commands"]
+    declared = declared_options()
+    with contextlib.suppress(OSError):  # it cannot be written: the next help is slow too
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_name(f"{file.name}.{os.getpid()}.partial")
+        unfinished.write_text(json.dumps({"sources": sources, "commands": declared}), "utf-8")
+        unfinished.replace(file)
+    return declared
+
+
+def _cache_file() -> Path:
+    """One file for each place where the package is installed, in the platform's folder."""
+    home = os.path.abspath(os.path.expanduser("~"))
+    folder = {"win32": os.environ.get("LOCALAPPDATA"), "darwin": f"{home}/Library/Caches"}.get(
+        sys.platform, os.environ.get("XDG_CACHE_HOME")
+    )
+    name = f"options-{zlib.crc32(str(PACKAGE).encode()):08x}.json"
+    return Path(folder or f"{home}/.cache", "hf_vanilla", name)
+
+
+def _sources() -> str:
+    """Size and time of every source file and of transformers, and the version of Python."""
+    states = [
+        (path, (state := os.stat(path)).st_size, state.st_mtime_ns)
+        for folder, _, names in sorted(os.walk(PACKAGE))
+        for path in (os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))
+    ]
+    library = importlib.util.find_spec("transformers")  # located, not imported
+    if library is not None and library.origin is not None:
+        states.append((library.origin, 0, os.stat(library.origin).st_mtime_ns))
+    return repr((states, sys.version))
+
+
+def declared_options() -> dict[str, Any]:
+    """What the helps of all commands show, from their dataclasses; it imports them all.
 
     Returns:
-        `{"convert": {"": ..., "--format marian": ...}, ...}` of `described` parsers.
+        `{"convert": {"": ..., "--format marian": ...}, ...}`: by command, then by the arguments
+        that choose among its helps, `described` parsers. A help with options of transformers has
+        the `transformers` version they belong to.
     """
-    return json.loads(OPTIONS_FILE.read_text(encoding="utf-8"))
+    commands, families, formats, plots = (
+        importlib.import_module(f"hf_vanilla.{name}")
+        for name in ("commands", "families", "convert.formats", "plots.plot")
+    )
+    variants = {
+        "train": [f"--task {task}" for task in families.TASKS],
+        "convert": [f"--format {form}" for form in formats.FORMATS],
+        "plot": list(plots.all_figures()),
+    }
+    declared: dict[str, Any] = {name: {} for name in commands.COMMANDS}
+    for name, helps in declared.items():
+        for chosen in ("", *variants.get(name, ())):
+            with contextlib.suppress(ImportError):  # of an extra; the command itself reports it
+                helps[chosen] = facts = described(help_parser(name, chosen))
+                options = [option["dest"] for g in facts["groups"] for option in g["options"]]
+                if TRAINER_OPTION in options:
+                    facts["transformers"] = _version_of_transformers()
+    return declared
+
+
+def help_parser(name: str, chosen: str) -> ArgumentParser:
+    """The parser that prints the help of a command, made from its dataclasses.
+
+    Args:
+        name: of the command.
+        chosen: arguments that choose among its helps; empty: the first help.
+    """
+    commands, options = (
+        importlib.import_module(f"hf_vanilla.{n}") for n in ("commands", "options")
+    )
+    readers = [commands._resolve(reader) for reader in commands.COMMANDS[name].options]
+    arguments = [*chosen.split(), "--help"]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            if isinstance(readers[0], type):
+                options.parse_options(readers, arguments)
+            readers[0](arguments)
+    except options.HelpShown as shown:
+        return shown.parser
+    raise ValueError(f"{name} {chosen} has no help")
+
+
+def option_names() -> list[str]:
+    """`COMMAND --OPTION` of all commands, each once, without those of transformers."""
+    return sorted(
+        {
+            f"{command} {option['names'][0]}"
+            for command, helps in declared_options().items()
+            for facts in helps.values()
+            for group in facts["groups"]
+            if not (group["title"] or "").endswith("of transformers")
+            for option in group["options"]
+            if option["dest"] != "help"
+        }
+    )
 
 
 def fast_help(name: str, arguments: Sequence[str]) -> ArgumentParser | None:
@@ -129,15 +241,26 @@ def fast_help(name: str, arguments: Sequence[str]) -> ArgumentParser | None:
 
     Returns:
         None where no help is asked for, or where it depends on more than the arguments, such as
-        on a recipe or on a model.
+        on a recipe, on a model, or on another version of transformers than the file's.
     """
     if not set(HELP_OPTIONS) & set(arguments):
         return None
     chosen = " ".join(a for a in arguments if a not in HELP_OPTIONS).replace("=", " ")
     facts = listed_options().get(name, {}).get(chosen)
-    if facts is None:
+    if facts is None or not _is_current(facts):
         return None
     return described_parser(facts, f"hf-vanilla {name}")
+
+
+def _is_current(facts: dict[str, Any]) -> bool:
+    version = facts.get("transformers")
+    return version is None or version == _version_of_transformers()
+
+
+def _version_of_transformers() -> str:
+    from importlib.metadata import version  # slow to import
+
+    return version("transformers")
 
 
 # --- completion ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 import reprlib
-from argparse import ArgumentError, Namespace
+from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
 from pathlib import Path
@@ -28,6 +28,19 @@ class UsageError(ValueError):
     def __init__(self, message: str, examples: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.examples = examples
+
+
+class HelpShown(SystemExit):
+    """The help of a parser was printed.
+
+    Args:
+        parser: whose help is printed.
+    """
+
+    def __init__(self, parser: ArgumentParser) -> None:
+        parser.print_help()
+        super().__init__(0)
+        self.parser = parser
 
 
 TYPE_NAMES = {
@@ -235,14 +248,16 @@ def parsed_values(
     Raises:
         UsageError: an option is unknown, missing or of the wrong type.
         ValueError: a text cannot be read as the option's value.
+        HelpShown: `--help` is given.
     """
     parser = _parser(classes, epilog, chosen)
+    if {"-h", "--help"} & set(arguments):
+        raise HelpShown(parser)
     rest = _listed_models(arguments, classes)
     sections = sorted(name for kind in classes for name in noted(kind, "is_section"))
     entries = {name: pop_section(rest, name) for name in sections}
     known = [f.name for c in classes for f in fields(c)]
-    if not {"-h", "--help"} & set(rest):
-        _check_given(given_options(rest), classes, elsewhere)
+    _check_given(given_options(rest), classes, elsewhere)
     # what was not given is left to the dataclass: the parser has its own defaults, for the help
     read = Namespace(**dict.fromkeys(known, MISSING))
     try:
@@ -412,17 +427,23 @@ def _without_notes(kind: type) -> type:
         (
             declared.name,
             str | None if "read" in declared.metadata else types[declared.name],
-            _help_field(declared),
+            _help_field(declared, types[declared.name]),
         )
         for declared in fields(kind)
     ]
-    group = {"_argument_group_name": getattr(kind, "_argument_group_name", kind.__name__)}
+    title = getattr(kind, "_argument_group_name", None)
+    group = {} if title is None else {"_argument_group_name": title}
     return make_dataclass(kind.__name__, columns, namespace=group, kw_only=True)
 
 
-def _help_field(declared: Field) -> Any:
-    """A field with the help alone, and a default that the help can show."""
-    metadata = {"help": declared.metadata.get("help")}
+def _help_field(declared: Field, hint: Any) -> Any:
+    """A field with the help, a word for the value, and a default that the help can show."""
+    text, types = declared.metadata.get("help", ""), _runtime_types(hint)
+    named = re.match(r"(?:\w+ )?(file|folder)\b", text)
+    metadata = {"help": text}
+    if bool not in types:
+        word = named[1] if named and str in types else "value"
+        metadata["metavar"] = "N" if int in types else word.upper()
     if "read" in declared.metadata:
         return field(default=None, metadata=metadata)
     factory = declared.default_factory

@@ -1,59 +1,38 @@
-"""Write the options of all commands to hf_vanilla/command_options.json: scripts/list_options.py."""
+"""The names of all options for tests/options.txt, and what `--help` shows of them for wheels.
 
-import contextlib
+`make options` rewrites tests/options.txt, whose lines are the pairs of command and option. As a
+hook of hatch, this file adds `command_options.json` to a wheel that is built where torch and
+transformers are installed. Without it, the first `--help` writes it to the user's cache.
+"""
+
 import json
 import sys
-from argparse import ArgumentParser
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-from hf_vanilla import commands
-from hf_vanilla.command_help import OPTIONS_FILE, described
-from hf_vanilla.convert.formats import FORMATS
-from hf_vanilla.families import TASKS
-from hf_vanilla.options import parse_options
-from hf_vanilla.plots.plot import all_figures
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def variants(name: str) -> list[str]:
-    """The arguments that choose among the helps of a command; empty: its first help."""
-    chosen = {
-        "train": [f"--task {task}" for task in TASKS],
-        "convert": [f"--format {form}" for form in FORMATS],
-        "plot": list(all_figures()),
-    }
-    return ["", *chosen.get(name, [])]
+class OptionsHook(BuildHookInterface):
+    """Adds the file of options to a wheel."""
 
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Write the file into the folder of the build; nothing for an editable install."""
+        if version == "editable" or find_spec("torch") is None:  # as in an isolated build
+            return
+        sys.path.insert(0, self.root)
+        from hf_vanilla.command_help import OPTIONS_FILE, declared_options
 
-def help_parser(name: str, chosen: str) -> ArgumentParser:
-    """The parser that prints the help of a command, made from its dataclasses."""
-    found = []
-    readers = [commands._resolve(reader) for reader in commands.COMMANDS[name].options]
-    classes = [reader for reader in readers if isinstance(reader, type)]
-    arguments = [*chosen.split(), "--help"]
-    with (
-        patch.object(sys, "argv", [f"{commands.PROGRAM} {name}"]),
-        patch.object(ArgumentParser, "print_help", lambda parser, *_: found.append(parser)),
-        contextlib.suppress(SystemExit),
-    ):
-        if classes:
-            parse_options(classes, arguments)
-        for reader in readers:
-            reader(arguments)
-    return found[0]
-
-
-def options_of_all_commands() -> dict[str, dict[str, Any]]:
-    """What `hf_vanilla/command_options.json` should contain."""
-    listed: dict[str, dict[str, Any]] = {}
-    for name in commands.COMMANDS:
-        listed[name] = {}
-        for chosen in variants(name):
-            listed[name][chosen] = described(help_parser(name, chosen))
-    return listed
+        file = Path(self.directory, OPTIONS_FILE.name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(declared_options(), ensure_ascii=False), encoding="utf-8")
+        build_data["force_include"][str(file)] = f"hf_vanilla/{OPTIONS_FILE.name}"
 
 
 if __name__ == "__main__":
-    text = json.dumps(options_of_all_commands(), indent=1, ensure_ascii=False)
-    OPTIONS_FILE.write_text(f"{text}\n", encoding="utf-8")
-    print(OPTIONS_FILE)
+    from hf_vanilla.command_help import option_names
+
+    (ROOT / "tests" / "options.txt").write_text("".join(f"{name}\n" for name in option_names()))

@@ -107,7 +107,7 @@ def test_the_wheel_contains_the_package_recipes_and_model_card(built):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix != ".pyc"]
     files = [path.relative_to(ROOT).as_posix() for path in files]
-    assert names == {*files, "hf_vanilla_command.py"}
+    assert names == {*files, "hf_vanilla_command.py", "hf_vanilla/command_options.json"}
     recipes = {f"hf_vanilla/recipes/{name}.yaml" for name in shipped_recipes()}
     assert recipes | {"hf_vanilla/py.typed", "hf_vanilla/hub/model_card.md"} <= names
 

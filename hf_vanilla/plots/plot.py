@@ -1,13 +1,12 @@
 """The figures by name, and their one command line."""
 
-import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_vanilla.families import TASKS, load_part
-from hf_vanilla.options import UsageError, check_names, parse_options
+from hf_vanilla.options import HelpShown, UsageError, check_names, parse_options
 
 # figures of no task -> import strings of the function that draws it and of its options
 OF_NO_TASK: dict[str, tuple[str, str]] = {
@@ -36,8 +35,7 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         ValueError: a value is impossible.
     """
     if arguments and arguments[0] in ("-h", "--help"):
-        _print_help()
-        sys.exit(0)
+        raise HelpShown(_help_of_all())
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"missing: which figure; first comes one of {', '.join(all_figures())}")
     name = arguments[0].replace("-", "_")
@@ -47,14 +45,14 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
     )
 
 
-def _print_help() -> None:
-    """The figures, a line each."""
+def _help_of_all() -> ArgumentParser:
+    """A parser whose help has the figures, a line each."""
     lines = [
         f"  {name:12} {(load_part(options).__doc__ or '').splitlines()[0]}"
         for name, (_, options) in all_figures().items()
     ]
-    ArgumentParser(
+    return ArgumentParser(
         usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",
         description="\n".join(["Draw a figure and save it as PNG or SVG:", "", *lines]),
         formatter_class=RawDescriptionHelpFormatter,
-    ).print_help()
+    )

@@ -39,7 +39,7 @@ from hf_vanilla.commands import run
 from hf_vanilla.convert.ctranslate2 import to_ctranslate2
 from hf_vanilla.convert.to_marian import to_marian
 from hf_vanilla.files import read_json_lines, write_text
-from hf_vanilla.options import option
+from hf_vanilla.options import Options, option
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
@@ -73,7 +73,7 @@ PAD, EOS = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuOptions:
+class GpuOptions(Options):
     """Measure training and decoding on a GPU."""
 
     output: str = option("gpu_benchmark", "folder for results.json and results.md")
