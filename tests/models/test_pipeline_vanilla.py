@@ -1,9 +1,6 @@
 """The translation pipeline gives what `generate()` gives, in order, in transformers 4's form."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -289,7 +286,6 @@ def test_a_saved_pipeline_is_found_by_the_name_translation(translator, expected,
 
 ALONE = """
 import json, sys
-sys.modules["hf_vanilla"] = None
 from transformers import pipeline
 folder, again = sys.argv[1:3]
 texts = json.loads(sys.argv[3])
@@ -303,15 +299,11 @@ print(json.dumps([type(made).__module__, found]))
 
 @pytest.mark.slow
 def test_a_trained_folder_translates_without_the_package_and_so_does_its_copy(
-    translator, trained_run, tmp_path
+    program_without_package, translator, trained_run, tmp_path
 ):
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, trained_run, tmp_path / "again", json.dumps(TEXTS)],
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("python", "-c", ALONE, trained_run, tmp_path / "again", json.dumps(TEXTS))
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = program_without_package(*words, environment=environment)
     assert done.returncode == 0, done.stderr
     module, found = json.loads(done.stdout)
     assert module.startswith("transformers_modules.")
