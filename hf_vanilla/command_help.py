@@ -8,7 +8,6 @@ by its path.
 
 import contextlib
 import importlib
-import importlib.util
 import io
 import json
 import os
@@ -22,7 +21,6 @@ from typing import Any
 
 PACKAGE = Path(__file__).resolve().parent
 OPTIONS_FILE = PACKAGE / "command_options.json"  # in a wheel
-TRAINER_OPTION = "per_device_train_batch_size"
 HELP_OPTIONS = ("-h", "--help")
 
 
@@ -155,15 +153,12 @@ def _cache_file() -> Path:
 
 
 def _sources() -> str:
-    """Size and time of every source file and of transformers, and the version of Python."""
+    """Size and time of every source file, and the version of Python."""
     states = [
         (path, (state := os.stat(path)).st_size, state.st_mtime_ns)
         for folder, _, names in sorted(os.walk(PACKAGE))
         for path in (os.path.join(folder, name) for name in sorted(names) if name.endswith(".py"))
     ]
-    library = importlib.util.find_spec("transformers")  # located, not imported
-    if library is not None and library.origin is not None:
-        states.append((library.origin, 0, os.stat(library.origin).st_mtime_ns))
     return repr((states, sys.version))
 
 
@@ -172,8 +167,7 @@ def declared_options() -> dict[str, Any]:
 
     Returns:
         `{"convert": {"": ..., "--format marian": ...}, ...}`: by command, then by the arguments
-        that choose among its helps, `described` parsers. A help with options of transformers has
-        the `transformers` version they belong to.
+        that choose among its helps, `described` parsers.
     """
     commands, families, formats, plots = (
         importlib.import_module(f"hf_vanilla.{name}")
@@ -188,10 +182,7 @@ def declared_options() -> dict[str, Any]:
     for name, helps in declared.items():
         for chosen in ("", *variants.get(name, ())):
             with contextlib.suppress(ImportError):  # of an extra; the command itself reports it
-                helps[chosen] = facts = described(help_parser(name, chosen))
-                options = [option["dest"] for g in facts["groups"] for option in g["options"]]
-                if TRAINER_OPTION in options:
-                    facts["transformers"] = _version_of_transformers()
+                helps[chosen] = described(help_parser(name, chosen))
     return declared
 
 
@@ -218,14 +209,13 @@ def help_parser(name: str, chosen: str) -> ArgumentParser:
 
 
 def option_names() -> list[str]:
-    """`COMMAND --OPTION` of all commands, each once, without those of transformers."""
+    """`COMMAND --OPTION` of all commands, each once."""
     return sorted(
         {
             f"{command} {option['names'][0]}"
             for command, helps in declared_options().items()
             for facts in helps.values()
             for group in facts["groups"]
-            if not (group["title"] or "").endswith("of transformers")
             for option in group["options"]
             if option["dest"] != "help"
         }
@@ -241,26 +231,15 @@ def fast_help(name: str, arguments: Sequence[str]) -> ArgumentParser | None:
 
     Returns:
         None where no help is asked for, or where it depends on more than the arguments, such as
-        on a recipe, on a model, or on another version of transformers than the file's.
+        on a recipe or on a model.
     """
     if not set(HELP_OPTIONS) & set(arguments):
         return None
     chosen = " ".join(a for a in arguments if a not in HELP_OPTIONS).replace("=", " ")
     facts = listed_options().get(name, {}).get(chosen)
-    if facts is None or not _is_current(facts):
+    if facts is None:
         return None
     return described_parser(facts, f"hf-vanilla {name}")
-
-
-def _is_current(facts: dict[str, Any]) -> bool:
-    version = facts.get("transformers")
-    return version is None or version == _version_of_transformers()
-
-
-def _version_of_transformers() -> str:
-    from importlib.metadata import version  # slow to import
-
-    return version("transformers")
 
 
 # --- completion ---------------------------------------------------------------------------------

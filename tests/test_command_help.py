@@ -1,6 +1,5 @@
 """Help and completion from the file of options, against the dataclasses that declare them."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -77,7 +76,7 @@ def classes_of_all_commands():
     with patch.object(options, "_without_notes", side_effect=options._without_notes) as read:
         declared_options()
     found = dict.fromkeys(call.args[0] for call in read.call_args_list)
-    chosen = ("evaluate_options", "finetune_options")
+    chosen = ("evaluate_options",)
     return {*found, *(load_part(getattr(c, name)) for c in TASKS.values() for name in chosen)}
 
 
@@ -109,7 +108,7 @@ def test_fast_help_prints_the_text_of_the_parser(listed, monkeypatch):
         assert fast == slow.format_help(), (name, chosen)
 
 
-@pytest.mark.parametrize("name", ["train", "finetune", "translate", "evaluate"])
+@pytest.mark.parametrize("name", ["train", "translate", "evaluate"])
 def test_help_of_a_command_imports_no_torch(name, listed):
     code = (
         "import runpy, sys\n"
@@ -130,22 +129,13 @@ def test_help_of_a_command_imports_no_torch(name, listed):
     [
         ("train", ["--max_steps", "3"]),
         ("train", ["--recipe", "digits", "--help"]),
-        ("finetune", ["--model", "m", "--help"]),
+        ("evaluate", ["--model", "m", "--help"]),
         ("nothing", ["--help"]),
     ],
     ids=str,
 )
 def test_help_that_depends_on_more_than_the_arguments_is_not_in_the_file(name, arguments):
     assert fast_help(name, arguments) is None
-
-
-def test_options_of_another_transformers_than_the_wheels_are_not_shown(tmp_path, monkeypatch):
-    (tmp_path / "options.json").write_text(json.dumps(declared_options()))
-    monkeypatch.setattr(command_help, "OPTIONS_FILE", tmp_path / "options.json")
-    assert fast_help("finetune", ["--help"]) is not None
-    monkeypatch.setattr(command_help, "_version_of_transformers", lambda: "1.2.3")
-    assert fast_help("finetune", ["--help"]) is None
-    assert fast_help("train", ["--help"]) is not None
 
 
 def test_both_forms_of_a_chosen_format_have_the_same_help():
@@ -216,8 +206,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["trans"], ["translate", "translate-corpus"]),
         (["train", "--recip"], ["--recipe"]),
         (["train", "--num_crop"], []),
-        (["finetune", "--per_device_tr"], ["--per_device_train_batch_size"]),
-        (["plot", "pos"], ["positions"]),
+        (["plot", "pat"], ["patches"]),
     ],
     ids=str,
 )
