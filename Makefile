@@ -24,13 +24,14 @@ demo-tracks: $(VENV)/.ready-demo  ## train on generated walkers, compare, draw t
 app: $(VENV)/.ready-app  ## translate in a browser and see attention weights, by MODEL or the model in the package
 	$(BIN)/hf-vanilla app $(if $(MODEL),--model "$(MODEL)")
 
-# tensors are small: one thread each; the tests of a file share what they train
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# tensors are small: one thread each; the tests of a file share what they train; long files come first
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
+	--dist loadfile --no-loadscope-reorder
 
 test: lint types  ## all checks, and all tests but those of test-release
 	$(PYTEST) -m "not release"
 
-test-release: $(READY)  ## the tests that take half a minute or more each and rarely fail
+test-release: $(READY)  ## the tests that take long and rarely fail
 	$(PYTEST) -m release
 
 docs: build/the_paper_in_code.ipynb  ## the site, in build/site

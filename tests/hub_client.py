@@ -87,7 +87,6 @@ def pull(repo_id, *places):
 
 def visit(repo_id, coded_repo_id, private_repo_id, scripted_repo_id):
     """Without our package and without a token."""
-    sys.modules["hf_vanilla"] = None
     import torch
     from transformers import AutoModel, AutoTokenizer, pipeline
 

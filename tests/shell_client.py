@@ -1,10 +1,11 @@
-"""A program that a page types: send its words and its streams to `shell_server.py`.
+"""A program that a test or a page types: send its words and its streams to `shell_server.py`.
 
 It runs without site packages and imports little, since a page has many commands.
 """
 
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -13,6 +14,10 @@ with socket.socket(socket.AF_UNIX) as connection:
     connection.connect(path)
     socket.send_fds(connection, [b"\0"], [0, 1, 2])
     with connection.makefile("rw") as stream:
-        stream.write(json.dumps({"words": words, "folder": os.getcwd()}) + "\n")
+        request = {"words": words, "folder": os.getcwd(), "environment": dict(os.environ)}
+        stream.write(json.dumps(request) + "\n")
         stream.flush()
-        sys.exit(int(stream.readline() or 1))
+        status = stream.readline()
+        if not status:  # the fork was killed
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.exit(int(status))

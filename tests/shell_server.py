@@ -1,7 +1,9 @@
-"""Run the commands of pages, each in a fork of one process that has imported everything.
+"""Run programs, each in a fork of one process that has imported everything.
 
-`shell_server.py SOCKET` serves `shell_client.py`. A command runs as the page has it, unless
-`SMALLER` or `REPLACED` names it.
+`shell_server.py SOCKET SIDE` serves `shell_client.py`; on the side "without", importing this
+package fails. A fork has folder, streams and environment of its client, also those variables that
+libraries read while they are imported. With `SMALLER` in its environment, a command is one of
+seconds, as `SMALLER` and `REPLACED` say.
 """
 
 import contextlib
@@ -59,7 +61,7 @@ def only_read_options(words):
 def only_launch_one(words):
     """Run the script or module of a launcher's command in this one process."""
     start = next(i for i, word in enumerate(words) if word == "-m" or word.endswith(".py"))
-    run_command(["python", *words[start:]])
+    run_smaller(["python", *words[start:]])
 
 
 def copy_small_archive(words):
@@ -80,7 +82,10 @@ REPLACED = {
 }
 
 
-def run_command(words):
+def run_smaller(words):
+    """Run a command of a page, which may take days, or change what other tests use."""
+    corpus = sys.modules["hf_vanilla.data.corpus"]  # tens of thousands of numbers take a minute
+    corpus.DENSE, corpus.SPARSE, corpus.EVALUATION_PAIRS = 100, 100, 12
     typed = " ".join([Path(words[0]).name, *words[1:]])
     ours = OURS.match(typed)
     name = (ours[1] or ours[2]).replace("-", "_") if ours else typed
@@ -103,6 +108,9 @@ def run_program(words):
     """Run a Python script, a module, or the entry point of an installed program."""
     name, sys.argv = Path(words[0]).name, words
     if name.startswith("python"):
+        if words[1] == "-c":
+            sys.argv = ["-c", *words[3:]]
+            return exec(words[2], {"__name__": "__main__"})
         sys.argv = words[2:] if words[1] == "-m" else words[1:]
         sys.path.insert(0, str(Path(sys.argv[0]).parent))
         run = runpy.run_module if words[1] == "-m" else runpy.run_path
@@ -111,6 +119,19 @@ def run_program(words):
         return sys.exit(importlib.import_module("hf_vanilla.commands").main())
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name=name)
     return sys.exit(entry.load()())
+
+
+def read_settings_of_the_hub():
+    """Address, caches and token as if the libraries were imported now."""
+    import huggingface_hub
+    from transformers import dynamic_module_utils
+    from transformers.utils import hub
+
+    constants = importlib.reload(huggingface_hub.constants)
+    huggingface_hub.hf_api.api.endpoint = constants.ENDPOINT
+    modules = os.environ.get("HF_MODULES_CACHE", os.path.join(constants.HF_HOME, "modules"))
+    hub.HF_MODULES_CACHE = modules
+    dynamic_module_utils.HF_MODULES_CACHE = modules
 
 
 class Command(socketserver.BaseRequestHandler):
@@ -126,9 +147,13 @@ class Command(socketserver.BaseRequestHandler):
         with self.request.makefile("rw") as stream:
             request = json.loads(stream.readline())
             os.chdir(request["folder"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
             status = 0
             try:
-                run_command(request["words"])
+                read_settings_of_the_hub()
+                run = run_smaller if "SMALLER" in os.environ else run_program
+                run(request["words"])
             except SystemExit as end:
                 status = end.code if isinstance(end.code, int) else int(end.code is not None)
                 sys.stderr.write(f"{end.code}\n" if isinstance(end.code, str) else "")
@@ -142,12 +167,12 @@ class Command(socketserver.BaseRequestHandler):
 
 
 @contextlib.contextmanager
-def served(folder, environment):
+def served(folder, side="with"):
     """Serve in a process of its own: the environment of a shell that finds `PROGRAMS`.
 
     Args:
         folder: for the programs, and the home of the shell.
-        environment: further variables of shell and server.
+        side: "without", if importing this package shall fail.
     """
     # the path of a socket may have a hundred characters, and pytest's folders are deep
     with tempfile.TemporaryDirectory() as place:
@@ -158,12 +183,12 @@ def served(folder, environment):
             "LANG": "C.UTF-8",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
+            "SACREBLEU": str(folder / "sacrebleu"),
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HOME": str(folder / "hub-cache"),
-            **environment,
         }
-        command = (sys.executable, str(TESTS / "shell_server.py"), f"{place}/socket")
+        command = (sys.executable, str(TESTS / "shell_server.py"), f"{place}/socket", side)
         with subprocess.Popen(command, env=environment) as running:
             client = f"'{sys.executable}' -S -E '{TESTS / 'shell_client.py'}' '{place}/socket'"
             (folder / "bin").mkdir()
@@ -182,12 +207,19 @@ class Server(socketserver.ForkingMixIn, socketserver.UnixStreamServer):
     """A fork for each command."""
 
 
+def imported(side):
+    """Names of modules that most programs import."""
+    if side == "without":
+        sys.modules["hf_vanilla"] = None
+        auto = [f"transformers.models.auto.{name}_auto" for name in ("modeling", "tokenization")]
+        return ["torch", *auto, "transformers.modeling_utils", "transformers.pipelines"]
+    commands = importlib.import_module("hf_vanilla.commands").COMMANDS.values()
+    actions = [command.action.split(":")[0] for command in commands]
+    return ["matplotlib.pyplot", "sacrebleu", "transformers.trainer_seq2seq", *actions]
+
+
 if __name__ == "__main__":
-    commands = importlib.import_module("hf_vanilla.commands")
-    actions = [command.action.split(":")[0] for command in commands.COMMANDS.values()]
-    for module in ("matplotlib.pyplot", "sacrebleu", "transformers.trainer_seq2seq", *actions):
+    for module in imported(sys.argv[2]):
         importlib.import_module(module)
     sys.modules["torch"].set_num_threads(1)  # a fork would wait for the threads of its parent
-    corpus = sys.modules["hf_vanilla.data.corpus"]  # tens of thousands of numbers take a minute
-    corpus.DENSE, corpus.SPARSE, corpus.EVALUATION_PAIRS = 100, 100, 12
     Server(sys.argv[1], Command).serve_forever()

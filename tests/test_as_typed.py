@@ -22,7 +22,6 @@ import hub_server
 import image_files
 import image_models
 import pytest
-import shell_server
 import small_run
 import yaml
 
@@ -154,7 +153,7 @@ DOUBTED = "A man is riding a bike.\n\nforty-two\n"
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory):
+def typed(shell, tmp_path_factory):
     """Types a line in a folder with text, images, boxes and a small model of each family."""
     folder = tmp_path_factory.mktemp("typed")
     files = small_run.write_corpus(folder)
@@ -174,23 +173,22 @@ def typed(tmp_path_factory):
     sweep["options"] = {**options, "model": small_run.MODEL}
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     with hub_server.HubServer() as hub:
-        given = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub_server.TOKEN}
-        with shell_server.served(tmp_path_factory.mktemp("home"), given) as environment:
+        told = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub_server.TOKEN, "SMALLER": "1"}
 
-            def run(line, text=""):
-                return subprocess.run(
-                    ["/bin/bash", "-e", "-o", "pipefail", "-c", line],
-                    cwd=folder,
-                    env=environment,
-                    input=text,
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    timeout=300,
-                )
+        def run(line, text=""):
+            return subprocess.run(
+                ["/bin/bash", "-e", "-o", "pipefail", "-c", line],
+                cwd=folder,
+                env={**shell, **told},
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
 
-            run.folder = folder
-            yield run
+        run.folder = folder
+        yield run
 
 
 def test_every_command_has_a_row():

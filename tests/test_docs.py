@@ -22,7 +22,6 @@ import image_models
 import opus
 import pytest
 import sacrebleu
-import shell_server
 import torch
 import yaml
 from datasets import Dataset
@@ -139,31 +138,25 @@ def add_opus_model(hub, folder):
 
 
 @pytest.fixture(scope="module")
-def shell(tmp_path_factory):
-    """Environment of the shell whose programs ask one server, which stops at the end."""
-    folder = tmp_path_factory.mktemp("shell")
+def environment(shell, tmp_path_factory):
+    """Of the shell that runs a page's commands, with a Hub of its own and small archives."""
+    folder = tmp_path_factory.mktemp("archives")
     write_fairseq_archive(folder)
-    write_sacrebleu_set(folder / "sacrebleu" / "wmt14" / "full")
+    write_sacrebleu_set(Path(shell["SACREBLEU"]) / "wmt14" / "full")
     with hub_server.HubServer() as hub:
         add_opus_model(hub, folder / "opus")
-        environment = {
-            "SMALL_ARCHIVES": str(folder),
-            "SACREBLEU": str(folder / "sacrebleu"),
-            "HF_ENDPOINT": hub.endpoint,
-            "HF_TOKEN": hub_server.TOKEN,
-        }
-        with shell_server.served(folder, environment) as shell:
-            yield shell
+        told = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub_server.TOKEN, "SMALLER": "1"}
+        yield {**shell, **told, "SMALL_ARCHIVES": str(folder)}
 
 
 @pytest.fixture
-def clone(shell, trained_run, tmp_path, monkeypatch):
+def clone(environment, trained_run, tmp_path, monkeypatch):
     """What a reader has: a clone with its environment, text files, two trained models."""
     for name in CLONE:  # a copy: what a page writes must not come into the repository
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         (tmp_path / name).parent.mkdir(exist_ok=True)
         copy(ROOT / name, tmp_path / name)
-    programs = Path(shell["PATH"].split(":")[0])
+    programs = Path(environment["PATH"].split(":")[0])
     shutil.copytree(programs, tmp_path / ".venv" / "bin")
     (tmp_path / ".venv" / "bin" / "activate").touch()
     for ready in re.findall(r"\$\(VENV\)/(\.[\w-]+)", (ROOT / "Makefile").read_text("utf-8")):
@@ -233,12 +226,12 @@ def run_page(text, path, environment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES_WITH_CODE)
-def test_the_code_blocks_of_a_page_run(page, shell, clone, trained_run, fresh_accelerator):
+def test_the_code_blocks_of_a_page_run(page, environment, clone, trained_run, fresh_accelerator):
     text = TEXTS[page]
     for old, new in REPLACED.items():
         text = text.replace(old, new)
     add_models(clone, trained_run, text)
-    run_page(text, ROOT / page, shell)
+    run_page(text, ROOT / page, environment)
 
 
 @pytest.mark.slow
@@ -251,9 +244,9 @@ def test_the_code_blocks_of_a_page_run(page, shell, clone, trained_run, fresh_ac
         ("```yaml\nmax_stepz: 3\n```", "did you mean"),
     ],
 )
-def test_a_block_that_does_not_work_fails(block, message, shell, clone):
+def test_a_block_that_does_not_work_fails(block, message, environment, clone):
     with pytest.raises(Exception, match=message):
-        run_page(f"# A page\n\n{block}\n", clone / "page.md", shell)
+        run_page(f"# A page\n\n{block}\n", clone / "page.md", environment)
 
 
 def mentions(pattern):

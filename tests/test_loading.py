@@ -1,10 +1,7 @@
 """The one way a saved model is loaded: it runs no code, takes whole models, and says why not."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -126,20 +123,14 @@ def test_a_damaged_folder_is_refused_in_one_line_that_names_it(family, folders, 
         refusal(family, folder)
 
 
-def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(tmp_path):
+def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(program, tmp_path):
     evil, mark = tmp_path / "evil", tmp_path / "ran"
     evil.mkdir()
     classes = {"AutoConfig": "nice.C", "AutoModelForSeq2SeqLM": "nice.M"}
     (evil / "config.json").write_text(json.dumps({"model_type": "nice", "auto_map": classes}))
     (evil / "nice.py").write_text(f"open({str(mark)!r}, 'w')")
-    done = subprocess.run(
-        [sys.executable, "-m", "hf_vanilla", "translate", "--model", str(evil)],
-        input="Hello.\n1\ny\nyes\n",
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
-        check=False,
-    )
+    command = ("python", "-m", "hf_vanilla", "translate", "--model", evil)
+    done = program(*command, input="Hello.\n1\ny\nyes\n")
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1

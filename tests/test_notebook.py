@@ -8,6 +8,9 @@ import nbclient
 import nbformat
 import pytest
 
+# `make docs` executes the notebook too
+pytestmark = pytest.mark.release
+
 NOTEBOOK = Path(__file__).resolve().parent.parent / "docs/notebooks/the_paper_in_code.py"
 
 # for each exercise, a right and a wrong answer as a student could write them in the notebook

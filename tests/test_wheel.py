@@ -140,6 +140,7 @@ def test_the_trained_model_translates(installed, trained_model):
     assert (len(lines), lines[1]) == (4, "")
 
 
+@pytest.mark.release
 def test_the_pipeline_is_registered(installed, trained_model):
     folder, _ = trained_model
     code = (
@@ -150,6 +151,7 @@ def test_the_pipeline_is_registered(installed, trained_model):
     assert done.stdout == "{'translation_text': ''}\n"
 
 
+@pytest.mark.release
 def test_an_unknown_recipe_is_one_line_with_the_shipped_recipes(installed, tmp_path):
     command = ("-m", "hf_vanilla", "train", "--recipe", "zzz")
     done = run(installed / "python", *command, cwd=tmp_path, fails=True)

@@ -1,9 +1,6 @@
 """Push here, pull there: the real clients against the Hub's protocol on this machine."""
 
 import json
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -33,32 +30,24 @@ def hub():
 
 
 @pytest.fixture(scope="module")
-def run(hub, tmp_path_factory):
-    """A program in a process that knows this Hub and no other; `home` is its cache."""
+def run(hub, program, program_without_package, tmp_path_factory):
+    """A program in a process that knows this Hub and no other; `home` is its cache.
+
+    The visitor does not have the package.
+    """
     homes = tmp_path_factory.mktemp("homes")
 
     def run(*command, home, status=0, **changes):
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith("HF_")}
         environment = {
             "HF_ENDPOINT": hub.endpoint,
             "HF_HOME": str(homes / home),
             "HF_TOKEN": hub_server.TOKEN,
-            "HF_HUB_DISABLE_XET": "1",  # it speaks another protocol
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
             **changes,
         }
-        done = subprocess.run(
-            [sys.executable, *map(str, command)],
-            env=inherited | {name: text for name, text in environment.items() if text},
-            cwd=homes,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        environment = {name: text for name, text in environment.items() if text}
+        start = program_without_package if home == "visit" else program
+        done = start("python", *command, environment=environment, cwd=homes)
         assert done.returncode == status, done.stderr
         return done
 

@@ -97,10 +97,10 @@ def test_an_interrupted_run_ends_in_the_same_weights(images, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_processes_and_micro_batches_give_the_same_weights(images, tmp_path):
+def test_processes_and_micro_batches_give_the_same_weights(processes, images, tmp_path):
     data = {"images_per_batch": 2}
     assert_processes_agree(
-        lambda folder: recipe(folder, images, data=data), tmp_path, ignored="k_proj.bias"
+        processes, lambda folder: recipe(folder, images, data=data), tmp_path, ignored="k_proj.bias"
     )
 
 

@@ -164,7 +164,7 @@ def test_the_page_works_by_mouse(visit, page, files):
         by_mouse(tab, page, files)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @needs_chromium
 def test_the_page_works_by_keyboard(visit, page, files):
     with visit() as tab:
@@ -185,7 +185,7 @@ def test_the_page_works_by_keyboard(visit, page, files):
         tab.locator(".labels").wait_for(state="hidden")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @needs_chromium
 def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, files):
     with visit(is_slow=True, **PHONE) as tab:

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 
 pytest.importorskip("transformers.exporters.runners", reason="programs that run came with 5.23")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # float32, sums in another order
 

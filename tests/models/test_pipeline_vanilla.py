@@ -1,9 +1,6 @@
 """The translation pipeline gives what `generate()` gives, in order, in transformers 4's form."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -290,7 +287,6 @@ def test_a_model_with_its_code_is_found_by_the_name_translation(translator, expe
 
 ALONE = """
 import json, sys
-sys.modules["hf_vanilla"] = None
 from transformers import pipeline
 folder, again = sys.argv[1:3]
 texts = json.loads(sys.argv[3])
@@ -304,16 +300,12 @@ print(json.dumps([type(made).__module__, found]))
 
 @pytest.mark.slow
 def test_a_folder_with_code_translates_without_the_package_and_so_does_its_copy(
-    translator, tmp_path
+    program_without_package, translator, tmp_path
 ):
     save_with_code(translator.model, tmp_path / "coded", translator.tokenizer)
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, tmp_path / "coded", tmp_path / "again", json.dumps(TEXTS)],
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("python", "-c", ALONE, tmp_path / "coded", tmp_path / "again", json.dumps(TEXTS))
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    done = program_without_package(*words, environment=environment)
     assert done.returncode == 0, done.stderr
     module, found = json.loads(done.stdout)
     assert module.startswith("transformers_modules.")

@@ -1,9 +1,6 @@
 """A saved model works where this package is not installed: its files travel with the weights."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -70,24 +67,14 @@ json.dump(
 
 
 @pytest.fixture(scope="module")
-def both_sides(tmp_path_factory):
+def both_sides(program, program_without_package, tmp_path_factory):
     folder = tmp_path_factory.mktemp("travel")
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(folder / "modules"),
-        "OMP_NUM_THREADS": "1",
-    }
-
-    def run(code, *arguments):
-        subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)], check=True, env=environment
-        )
-
-    run(SAVE, folder / "model")
+    environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(folder / "modules")}
+    told = {"environment": environment, "check": True}
+    program("python", "-c", SAVE, folder / "model", **told)
     results = {}
-    for side in ("with", "without"):
-        run(USE, folder / "model", side, folder / side)
+    for side, run in (("with", program), ("without", program_without_package)):
+        run("python", "-c", USE, folder / "model", side, folder / side, **told)
         results[side] = json.loads((folder / side).read_text())
     return folder / "model", results
 

@@ -137,7 +137,7 @@ def test_a_dead_end_ends_as_in_transformers(monkeypatch):
     assert sum(assert_dead_ends_agree(seed, monkeypatch) for seed in range(20)) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("first", range(0, 2000, 100))
 def test_two_thousand_random_searches_equal_transformers(first, monkeypatch):
     for seed in range(first, first + 100):

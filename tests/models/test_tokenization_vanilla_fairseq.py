@@ -1,9 +1,7 @@
 """A tokenizer with a dictionary per side survives saving, text_target and collators."""
 
 import json
-import os
 import pickle
-import subprocess
 import sys
 
 import pytest
@@ -119,7 +117,6 @@ def test_it_goes_to_another_process_as_it_is(make):
 
 USE = """
 import json, sys
-sys.modules["hf_vanilla"] = None
 from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1], trust_remote_code=True)
 batch = tokenizer("the house", text_target="das Haus")
@@ -128,16 +125,14 @@ print(json.dumps([batch.input_ids, batch.labels, tokenizer.decode(batch.labels[:
 
 
 @pytest.mark.slow
-def test_it_loads_where_the_package_is_not_installed(make, tmp_path, monkeypatch):
+def test_it_loads_where_the_package_is_not_installed(
+    program_without_package, make, tmp_path, monkeypatch
+):
     monkeypatch.setattr(VanillaFairseqTokenizer, "_auto_class", "AutoTokenizer")
     make().save_pretrained(tmp_path / "saved")
     (tmp_path / "saved" / "config.json").write_text(json.dumps({"model_type": "marian"}))
-    done = subprocess.run(
-        [sys.executable, "-c", USE, str(tmp_path / "saved")],
-        env={**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"HF_MODULES_CACHE": str(tmp_path / "modules")}
+    words = ("python", "-c", USE, tmp_path / "saved")
+    done = program_without_package(*words, environment=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[4, 5, 2], [5, 6, 2], "das"]

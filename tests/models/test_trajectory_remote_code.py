@@ -1,9 +1,5 @@
 """Saved forecasters of all forms load where this package is not installed."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -26,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 USE = """
 import sys
-sys.modules["hf_vanilla"] = None
 import torch
 from transformers import AutoModelForTimeSeriesPrediction
 past = torch.load(sys.argv[1] + "/past.pt")
@@ -58,7 +53,9 @@ STAGES = (VanillaForJointTrajectoryPrediction, VanillaForDiverseTrajectoryPredic
     ],
     ids=["agents", "joint", "scenes"],
 )
-def test_all_forms_load_and_predict_the_same_without_the_package(tmp_path, forms, config, shape):
+def test_all_forms_load_and_predict_the_same_without_the_package(
+    program_without_package, tmp_path, forms, config, shape
+):
     past = torch.randn(shape)
     torch.save(past, tmp_path / "past.pt")
     expected = {}
@@ -70,19 +67,9 @@ def test_all_forms_load_and_predict_the_same_without_the_package(tmp_path, forms
         save_with_code(model, tmp_path / form.__name__)
         with torch.no_grad():
             expected[form.__name__] = model(past).trajectories
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(tmp_path / "modules"),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", USE, str(tmp_path), *expected],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
+    words = ("python", "-c", USE, tmp_path, *expected)
+    done = program_without_package(*words, environment=environment)
     assert done.returncode == 0, done.stderr
     for name, tracks in expected.items():
         assert_close(torch.load(tmp_path / name / "found.pt"), tracks, rtol=0, atol=1e-5)

@@ -1,9 +1,6 @@
 """Saved models of images work in transformers' pipeline where this package is not installed."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from detection_files import tiny_detector
@@ -56,25 +53,16 @@ def detector_folder(folder):
     ("task", "make_folder"),
     [("image-classification", classifier_folder), ("object-detection", detector_folder)],
 )
-def test_a_pipeline_gives_the_same_with_and_without_the_package(task, make_folder, tmp_path):
+def test_a_pipeline_gives_the_same_with_and_without_the_package(
+    program, program_without_package, task, make_folder, tmp_path
+):
     make_folder(tmp_path / "model")
     coloured(tmp_path / "image.png", (200, 30, 90), size=(33, 21))
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(tmp_path / "modules"),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     found = {}
-    for side in ("with", "without"):
+    for side, run in (("with", program), ("without", program_without_package)):
         arguments = [tmp_path / "model", tmp_path / "image.png", side, tmp_path / f"{side}.json"]
-        done = subprocess.run(
-            [sys.executable, "-c", USE, task, *map(str, arguments)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run("python", "-c", USE, task, *arguments, environment=environment)
         assert done.returncode == 0, done.stderr
         found[side] = json.loads((tmp_path / f"{side}.json").read_text())
         if side == "with":

@@ -190,13 +190,16 @@ def test_micro_batches_give_the_gradient_of_one_batch(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_and_micro_batches_give_the_same_weights(tmp_path):
+def test_processes_and_micro_batches_give_the_same_weights(processes, tmp_path):
     """With fixed statistics of BatchNorm; others are those of a micro-batch."""
     ResNetForImageClassification(ResNetConfig(**TINY_BACKBONE)).save_pretrained(tmp_path / "resnet")
     data = {"backbone": str(tmp_path / "resnet"), "images_per_batch": 1}
     model = {"backbone_is_pretrained": True}
     assert_processes_agree(
-        lambda folder: recipe(folder, model=model, data=data), tmp_path, ignored="k_proj.bias"
+        processes,
+        lambda folder: recipe(folder, model=model, data=data),
+        tmp_path,
+        ignored="k_proj.bias",
     )
 
 

@@ -121,7 +121,7 @@ def test_the_page_works_by_mouse(visit, page, files):
         by_mouse(tab, page, files)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @needs_chromium
 def test_the_page_works_by_keyboard(visit, page, files):
     found = page.look(sent(picture()))
@@ -150,7 +150,7 @@ def test_the_page_works_by_keyboard(visit, page, files):
         assert shown_weights(tab) == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @needs_chromium
 def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, page, files):
     found = page.look(sent(picture()))

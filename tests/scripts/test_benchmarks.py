@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 BENCHMARKS = Path(__file__).resolve().parent.parent.parent / "scripts" / "benchmarks"
 SMALL = ("--vocab_size", "300", "--tokens_per_batch", "64", "--sentences_per_batch", "2")

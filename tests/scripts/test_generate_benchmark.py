@@ -9,7 +9,7 @@ import pytest
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "generate.py"
 

@@ -1,9 +1,6 @@
 """The programs in `scripts/` as a user types them, in an empty working directory."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,34 +17,34 @@ SCRIPTS = Path(__file__).resolve().parent.parent.parent / "scripts"
 TRAINER = ("--max_steps=3", "--use_cpu=True", "--report_to=none")
 
 
-def script(folder, name, *arguments):
-    """Run a script; returns what it prints."""
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / name), *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture
+def script(program, tmp_path):
+    """Runs a script in an empty working directory; returns what it prints."""
+
+    def script(name, *arguments):
+        done = program("python", SCRIPTS / name, *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return script
 
 
-def test_train_prints_the_folder_of_the_model(corpus_files, tmp_path):
+def test_train_prints_the_folder_of_the_model(script, corpus_files, tmp_path):
     recipe = small_run.recipe("run", corpus_files, eval_sentences=3)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
-    done = script(tmp_path, "train.py", "--recipe", "recipe.yaml", "--max_steps", "4")
+    done = script("train.py", "--recipe", "recipe.yaml", "--max_steps", "4")
     assert done.stdout == "run\n"
     assert "bleu" in done.stderr
     assert "shared tensor" not in done.stderr
 
 
-def test_finetune_trains_scores_and_saves_a_translation_model(trained_run, corpus_files, tmp_path):
+def test_finetune_trains_scores_and_saves_a_translation_model(
+    script, trained_run, corpus_files, tmp_path
+):
     files = [f"--{name}={path}" for name, path in corpus_files.items()]
     told = ("--eval_strategy=steps", "--eval_steps=3", "--predict_with_generate=True")
     given = ("--model", trained_run, "--max_length=40", "--output_dir=tuned")
-    script(tmp_path, "finetune.py", *given, *files, *TRAINER, *told)
+    script("finetune.py", *given, *files, *TRAINER, *told)
     model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "tuned")
     before = AutoModelForSeq2SeqLM.from_pretrained(trained_run)
     assert model.config.use_cache
@@ -56,14 +53,14 @@ def test_finetune_trains_scores_and_saves_a_translation_model(trained_run, corpu
     assert {"eval_loss", "eval_bleu", "eval_chrf"} <= scores.keys()
 
 
-def test_finetune_images_gives_a_model_the_classes_of_a_folder(tmp_path):
+def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path):
     for split in ("train", "validation"):
         colour_folder(tmp_path / "photos" / split, count=4)
     vit().save_pretrained(tmp_path / "vit")
     processor = image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1])
     processor.save_pretrained(tmp_path / "vit")
     given = ("--model=vit", "--dataset=photos", "--validation=photos", "--output_dir=tuned")
-    script(tmp_path, "finetune_images.py", *given, "--flip=0.5", *TRAINER)
+    script("finetune_images.py", *given, "--flip=0.5", *TRAINER)
     model = AutoModelForImageClassification.from_pretrained(tmp_path / "tuned")
     assert model.config.id2label == {0: "blue", 1: "red"}
     scores = json.loads((tmp_path / "tuned" / "eval_results.json").read_text(encoding="utf-8"))

@@ -48,11 +48,17 @@ def expected(trained):
     return translate(*trained, LINES, num_beams=1)
 
 
+def command_of(options, *more):
+    """Of `corpus_run.py`, which can kill itself."""
+    told = [f"--{name}={getattr(options, name)}" for name in ("model", "output", "num_beams")]
+    told += [f"--input={options.input[0]}", f"--lines_per_shard={options.lines_per_shard}"]
+    return [PROGRAM, *told, *more]
+
+
 def start(options, *more):
-    arguments = [f"--{name}={getattr(options, name)}" for name in ("model", "output", "num_beams")]
-    arguments += [f"--input={options.input[0]}", f"--lines_per_shard={options.lines_per_shard}"]
+    """A process of its own, since Ray starts further ones."""
     return subprocess.Popen(
-        [sys.executable, str(PROGRAM), *arguments, *more],
+        [sys.executable, *map(str, command_of(options, *more))],
         env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -97,10 +103,10 @@ def test_a_run_whose_model_does_not_load_binds_no_later_run(
 
 
 def test_a_killed_run_continues_and_reports_the_shard_it_repeats(
-    options, expected, tmp_path, caplog
+    program, options, expected, tmp_path, caplog
 ):
-    run = start(options(), "--dies_at=4", "--tokens_per_batch=4096")  # a shard is one batch
-    run.communicate()
+    told = ("--dies_at=4", "--tokens_per_batch=4096")  # a shard is one batch
+    run = program("python", *command_of(options(), *told))
     assert run.returncode == -signal.SIGKILL
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.txt")}
     assert len(done) == 3
@@ -114,12 +120,12 @@ def test_a_killed_run_continues_and_reports_the_shard_it_repeats(
 
 
 def test_lists_of_a_corpus_continue_after_a_kill_with_the_same_rows(
-    options, corpus, trained, tmp_path
+    program, options, corpus, trained, tmp_path
 ):
     corpus.write_text("".join(f"{line}\n" for line in LINES[:30]), encoding="utf-8")
     asked = {"n_best": 2, "num_beams": 3, "lines_per_shard": 10}
-    run = start(options(**asked), "--dies_at=2", "--n_best=2", "--tokens_per_batch=4096")
-    run.communicate()
+    told = ("--dies_at=2", "--n_best=2", "--tokens_per_batch=4096")
+    run = program("python", *command_of(options(**asked), *told))
     assert run.returncode == -signal.SIGKILL
     report = translate_corpus(options(**asked))
     assert (report.done_before, report.redone) == (1, 1)

@@ -210,7 +210,7 @@ def run_script(trained_run, *arguments, shell='exec "$@"', **environment):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("shell", "message"),
     [
@@ -227,7 +227,7 @@ def test_a_closed_stream_is_named(trained_run, shell, message):
     assert done.stderr.decode().splitlines()[-1] == message
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_closed_stderr_changes_nothing(trained, trained_run, tmp_path):
     (tmp_path / "in").write_text("one\n")
     arguments = ("--input", tmp_path / "in", "--output", tmp_path / "out")
@@ -236,7 +236,7 @@ def test_a_closed_stderr_changes_nothing(trained, trained_run, tmp_path):
     assert lines_of(tmp_path / "out") == [*translate(*trained, ["one"], num_beams=1), ""]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_stdout_is_utf8_in_every_locale(trained, trained_run, tmp_path):
     expected = translate(*trained, SOURCES, num_beams=1)
     assert not "".join(expected).isascii()
@@ -247,7 +247,7 @@ def test_stdout_is_utf8_in_every_locale(trained, trained_run, tmp_path):
     assert done.stdout.decode("utf-8").split("\n") == [*expected, ""]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_process_substitution_is_an_input(trained, trained_run):
     shell = 'exec "$@" --input <(echo one; echo two)'
     done = run_script(trained_run, shell=shell)

@@ -121,6 +121,7 @@ def test_translate_and_read_a_weight_of_the_map(visit, found, seen):
     assert "head 1" in tab.locator(".said").inner_text()
 
 
+@pytest.mark.release
 def test_the_map_has_a_bracket_for_each_word(visit, trained):
     text = "three onefour"
     tab = asked(visit(), text)
@@ -132,6 +133,7 @@ def test_the_map_has_a_bracket_for_each_word(visit, trained):
     assert len(word_starts(seen.source)) < len(seen.source)
 
 
+@pytest.mark.release
 def test_kind_layer_and_head_change_the_map(visit, seen):
     tab = asked(visit())
     for kind, keys in ((ENCODER, seen.source), (DECODER, seen.read)):
@@ -141,6 +143,7 @@ def test_kind_layer_and_head_change_the_map(visit, seen):
     said(tab, "<start>\u2069” 100 %")  # all that the decoder has at its first step
 
 
+@pytest.mark.release
 def test_a_head_of_the_grid_opens_the_map(visit):
     tab = asked(visit())
     show(tab, "heads")
@@ -150,6 +153,7 @@ def test_a_head_of_the_grid_opens_the_map(visit):
     said(tab, "layer 0, head 1")
 
 
+@pytest.mark.release
 def test_tokens_have_probabilities_and_the_chosen_one_is_marked(visit, seen):
     tab = asked(visit())
     show(tab, "tokens")
@@ -163,6 +167,7 @@ def test_tokens_have_probabilities_and_the_chosen_one_is_marked(visit, seen):
     said(tab, f"“\u2068{seen.target[1]}\u2069” had a probability of")
 
 
+@pytest.mark.release
 def test_another_hypothesis_is_shown_and_compared(visit, found):
     tab = asked(visit())
     tab.get_by_label("Translation").select_option("1")
@@ -176,6 +181,7 @@ def test_another_hypothesis_is_shown_and_compared(visit, found):
     ]
 
 
+@pytest.mark.release
 def test_words_are_linked_and_the_word_of_the_chosen_token_is_named(visit, trained, found, seen):
     tab = asked(visit())
     (links,) = Aligner(*trained).align([(SENTENCE, found[0].text)])
@@ -201,6 +207,7 @@ def test_words_are_linked_and_the_word_of_the_chosen_token_is_named(visit, train
     said(tab, "is aligned with")
 
 
+@pytest.mark.release
 def test_sampling_follows_its_fields_and_the_link(visit, found):
     tab = asked(visit())
     tab.locator("select.search").select_option("sampling")
@@ -230,6 +237,7 @@ def test_sampling_follows_its_fields_and_the_link(visit, found):
     assert tab.evaluate("window.shifts") == []
 
 
+@pytest.mark.release
 def test_lengths_limit_the_translation_and_are_in_the_link(visit, trained):
     limits = {"min_new_tokens": 9, "max_new_tokens": 12}
     expected = best_translations(*trained, SENTENCE, num_beams=3, **limits)[0].text
@@ -248,6 +256,7 @@ def test_lengths_limit_the_translation_and_are_in_the_link(visit, trained):
     assert tab.evaluate("window.shifts") == []
 
 
+@pytest.mark.release
 def test_two_models_are_compared(visit, deep):
     tab = asked(visit())
     tab.get_by_label("Second model").fill(deep)
@@ -256,6 +265,7 @@ def test_two_models_are_compared(visit, deep):
     assert any(text.startswith(deep[:20]) for text in drawn(tab))
 
 
+@pytest.mark.release
 def test_a_layer_shows_its_vectors_with_formulas(visit, seen):
     tab = asked(visit())
     show(tab, "layer")
@@ -267,6 +277,7 @@ def test_a_layer_shows_its_vectors_with_formulas(visit, seen):
     said(tab, f"“\u2068{seen.target[1]}\u2069” in head 0")
 
 
+@pytest.mark.release
 def test_downloads_are_complete_files(visit, found):
     tab = asked(visit())
     contents = {}
@@ -286,6 +297,7 @@ def test_downloads_are_complete_files(visit, found):
 # --- by keyboard, by touch, right to left -------------------------------------------------------
 
 
+@pytest.mark.release
 def test_the_page_works_by_keyboard(visit, seen, trained_run, found):
     tab = visit()
     tab.get_by_label("Sentence", exact=True).focus()
@@ -327,6 +339,7 @@ def test_the_page_works_by_keyboard(visit, seen, trained_run, found):
     said(tab, "head 1")
 
 
+@pytest.mark.release
 def test_a_phone_shows_result_and_map_at_once_and_every_target_is_large_enough(visit, seen):
     tab = asked(visit(**PHONE))
     for part in (".translation", ".panel"):
@@ -355,6 +368,7 @@ def test_a_phone_shows_result_and_map_at_once_and_every_target_is_large_enough(v
     said(tab, "Step 2 of")
 
 
+@pytest.mark.release
 def test_every_view_answers_to_arrow_keys_buttons_and_taps(visit):
     tab = asked(visit(**PHONE), "three one four six")
     panel = tab.locator(".panel")
@@ -379,6 +393,7 @@ def test_every_view_answers_to_arrow_keys_buttons_and_taps(visit):
             changes(lambda: tab.locator(".panel [data-click]").first.tap())
 
 
+@pytest.mark.release
 def test_an_error_leaves_nothing_to_choose(visit):
     tab = asked(visit())
     expect(tab.get_by_label("Head")).to_be_enabled()
@@ -399,6 +414,7 @@ def deep(tiny_model, tmp_path):
     return str(tmp_path / "deep")
 
 
+@pytest.mark.release
 def test_another_model_and_text_from_right_to_left(visit, deep):
     tab = visit()
     tab.get_by_label("Model folder or Hub id").fill(deep)
@@ -419,6 +435,7 @@ def test_another_model_and_text_from_right_to_left(visit, deep):
 # --- the address -------------------------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_a_link_shows_the_same_view(visit):
     tab = asked(visit())
     tab.get_by_label("Head").select_option("1")
@@ -431,6 +448,7 @@ def test_a_link_shows_the_same_view(visit):
     assert other.url.split("#")[1] == tab.url.split("#")[1]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -454,6 +472,7 @@ def test_a_state_that_cannot_be_used_is_ignored_with_a_word(visit, folder, chang
 # --- bad input, several visitors ---------------------------------------------------------------
 
 
+@pytest.mark.release
 def test_html_in_a_text_and_a_model_name_is_text(visit):
     tab = asked(visit(), HOSTILE)
     tab.get_by_label("Attention").select_option(ENCODER)
@@ -466,6 +485,7 @@ def test_html_in_a_text_and_a_model_name_is_text(visit):
     expect(tab.get_by_role("alert")).to_contain_text("<img src=x onerror=")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("", "There is no text"), ("one " * 500, "the limit is"), ("x" * 20_000, "20,000 characters")],
@@ -480,6 +500,7 @@ def test_a_refused_text_shows_a_message_and_the_next_text_works(visit, text, exp
     expect(tab.get_by_role("alert")).to_be_empty()
 
 
+@pytest.mark.release
 def test_a_broken_model_shows_a_message_and_the_old_model_works(visit, tmp_path, folder):
     (tmp_path / "config.json").write_text("{")
     tab = asked(visit())
@@ -490,6 +511,7 @@ def test_a_broken_model_shows_a_message_and_the_old_model_works(visit, tmp_path,
     asked(tab)
 
 
+@pytest.mark.release
 def test_a_late_answer_to_a_view_leaves_a_newer_message(visit, monkeypatch):
     released, inside = threading.Event(), Service.inside
 
@@ -509,6 +531,7 @@ def test_a_late_answer_to_a_view_leaves_a_newer_message(visit, monkeypatch):
     expect(tab.get_by_role("alert")).to_contain_text("There is no text")
 
 
+@pytest.mark.release
 def test_two_visitors_at_once_see_their_own_results(visit, trained):
     sentences = ["three one four", "eight"]
     tabs = [visit(), visit()]
@@ -525,6 +548,7 @@ def test_two_visitors_at_once_see_their_own_results(visit, trained):
 # --- axe and layout shift -----------------------------------------------------------------------
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "phone"])
 def test_axe_finds_nothing_and_nothing_moves_in_any_state(visit, scheme, context):
@@ -544,6 +568,7 @@ def test_axe_finds_nothing_and_nothing_moves_in_any_state(visit, scheme, context
     assert tab.evaluate("window.shifts") == []
 
 
+@pytest.mark.release
 def test_nothing_moves_while_the_page_is_loaded_slowly(browser, address):
     with tab_of(browser, address, is_slow=True) as tab:
         tab.locator(".about:not(:empty)").wait_for()

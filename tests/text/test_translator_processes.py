@@ -1,9 +1,5 @@
 """Two processes of Accelerate share a file; the output equals that of one process."""
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,40 +105,13 @@ def test_rank_0_writes_the_file_and_no_rank_translates_everything(
     assert written == [*translate(*trained, LINES), ""]
 
 
-def launch(folder, *arguments):
-    """Two processes on a CPU, by torchrun."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"),
-            *("--master_port", str(port), str(SCRIPT), *map(str, arguments)),
-        ],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.slow
-def test_two_processes_write_the_translations_of_one(trained, trained_run, tmp_path):
+def test_two_processes_write_the_translations_of_one(processes, trained, trained_run, tmp_path):
     (tmp_path / "in").write_text("".join(f"{line}\n" for line in LINES), encoding="utf-8")
-    arguments = (
-        "--model",
-        trained_run,
-        "--input",
-        "in",
-        "--output",
-        "out",
-        "--tokens_per_batch",
-        40,
-    )
-    done = launch(tmp_path, *arguments)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "out\n"
+    options = ("--model", trained_run, "--input", "in", "--output", "out", "--tokens_per_batch", 40)
+    done = processes(2, "python", SCRIPT, *options, cwd=tmp_path)
+    assert [one.returncode for one in done] == [0, 0], done
+    assert sorted(one.stdout for one in done) == ["", "out\n"]
     assert (tmp_path / "out").read_text(encoding="utf-8").split("\n") == [
         *translate(*trained, LINES),
         "",
@@ -150,7 +119,7 @@ def test_two_processes_write_the_translations_of_one(trained, trained_run, tmp_p
 
 
 @pytest.mark.slow
-def test_stdin_is_refused_with_two_processes(trained_run, tmp_path):
-    done = launch(tmp_path, "--model", trained_run)
-    assert done.returncode
-    assert "error: 2 processes cannot share stdin: give a regular file by --input" in done.stderr
+def test_stdin_is_refused_with_two_processes(processes, trained_run, tmp_path):
+    for done in processes(2, "python", SCRIPT, "--model", trained_run, cwd=tmp_path):
+        assert done.returncode == 1
+        assert "error: 2 processes cannot share stdin: give a regular file" in done.stderr

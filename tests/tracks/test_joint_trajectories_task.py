@@ -259,9 +259,10 @@ def test_scenes_whose_loss_is_not_finite_are_saved_for_inspection(tracks, tmp_pa
 
 
 @pytest.mark.slow
-def test_processes_and_micro_batches_give_the_same_weights(tracks, tmp_path):
+def test_processes_and_micro_batches_give_the_same_weights(processes, tracks, tmp_path):
     # noise on positions and latents is drawn per micro-batch, whose number all runs share
     assert_processes_agree(
+        processes,
         lambda folder: recipe(folder, tracks, data={"scenes_per_batch": 1}),
         tmp_path,
         ignored="k_proj.bias",

@@ -213,8 +213,8 @@ def test_the_figure_shows_whom_an_agent_looks_at(trained, tmp_path, monkeypatch)
         PlotTracksOptions(model="m", input="junctions", output="t.gif", attention_of="1")
 
 
-@pytest.mark.release
-def test_processes_and_micro_batches_give_the_same_weights(tmp_path):
+@pytest.mark.slow
+def test_processes_and_micro_batches_give_the_same_weights(processes, tmp_path):
     # four scenes without lanes; with lanes a process reads 6,000 cars
     rows = [f"{s},{f},{a},{f * 0.3 + s},{a}" for s in range(4) for a in range(3) for f in range(20)]
     path = tmp_path / "tracks.csv"
@@ -223,7 +223,9 @@ def test_processes_and_micro_batches_give_the_same_weights(tmp_path):
     data |= {"validation_share": 0.4, "scenes_per_step": 4, "scenes_per_batch": 1}
     # the last bias of the head is that of the score of every future
     ignored = ("k_proj.bias", "head.projection.bias")
-    assert_processes_agree(lambda folder: recipe(folder, data=data), tmp_path, ignored=ignored)
+    assert_processes_agree(
+        processes, lambda folder: recipe(folder, data=data), tmp_path, ignored=ignored
+    )
 
 
 def test_the_recipe_is_read_and_wrong_options_are_refused(tmp_path):

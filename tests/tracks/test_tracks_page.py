@@ -230,7 +230,7 @@ def said(tab, text):
     expect(tab.locator(".said")).to_contain_text(text)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @needs_chromium
 def test_the_page_works_by_keyboard(visit, page):
     ada, ben = page.frame(0, 5)["agents"]
@@ -272,7 +272,7 @@ def test_the_page_works_by_keyboard(visit, page):
         expect(tab.get_by_role("alert")).to_have_text("Nobody here has two observed steps.")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @needs_chromium
 def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit):
     with visit(is_slow=True, **PHONE) as tab:

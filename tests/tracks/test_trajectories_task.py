@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -103,10 +101,13 @@ def test_an_interrupted_run_ends_in_the_same_weights(tracks, tmp_path, monkeypat
 
 
 @pytest.mark.slow
-def test_processes_and_micro_batches_give_the_same_weights(tracks, tmp_path):
+def test_processes_and_micro_batches_give_the_same_weights(processes, tracks, tmp_path):
     data = {"windows_per_batch": 4, "winner_temperature": 0.3}
     assert_processes_agree(
-        lambda folder: recipe(folder, tracks, data=data), tmp_path, ignored="score_head.bias"
+        processes,
+        lambda folder: recipe(folder, tracks, data=data),
+        tmp_path,
+        ignored="score_head.bias",
     )
 
 
@@ -124,13 +125,12 @@ training.train(read_recipe(["--recipe", sys.argv[1]]))
 """
 
 
-def test_a_killed_run_ends_in_the_same_weights(tracks, tmp_path):
+def test_a_killed_run_ends_in_the_same_weights(tracks, tmp_path, program):
     data = {"winner_temperature": 0.3}
     whole = small_run.weights(train(recipe(tmp_path / "whole", tracks, data=data)))
     asked, path = recipe(tmp_path / "cut", tracks, data=data), tmp_path / "cut.yaml"
     path.write_text(asked.to_yaml(), encoding="utf-8")
-    command = [sys.executable, "-c", KILLED, str(path)]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    assert program("python", "-c", KILLED, path).returncode == -9
     assert (tmp_path / "cut" / "checkpoint-4").is_dir()
     found = small_run.weights(train(asked))
     for name, weight in whole.items():

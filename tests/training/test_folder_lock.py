@@ -1,8 +1,6 @@
 """Only one training at a time writes into a folder."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -21,13 +19,13 @@ def test_a_folder_in_use_is_refused_with_the_process_that_holds_it(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_lock_of_a_killed_process_does_not_matter(tmp_path):
-    program = (
+def test_the_lock_of_a_killed_process_does_not_matter(program, tmp_path):
+    killed = (
         "import os, signal, sys\nfrom pathlib import Path\n"
         "from hf_vanilla.training.preparation import locked\n"
         "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], check=False)
+    done = program("python", "-c", killed, tmp_path / "run")
     assert done.returncode < 0
     assert (tmp_path / "run.lock").exists()
     with locked(tmp_path / "run"):

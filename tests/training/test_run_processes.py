@@ -26,39 +26,33 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def torchrun(*program, processes=2):
-    """A program in several processes, as torchrun starts them, on a free port."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.run(
-        [*command, f"--nproc_per_node={processes}", *map(str, program)],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def written(recipe, folder):
     path = folder / "two.yaml"
     path.write_text(recipe.to_yaml(), encoding="utf-8")
     return path
 
 
-def launch(recipe, folder, processes=2):
-    """`scripts/train.py` in several processes."""
-    program = "scripts/train.py", "--recipe", written(recipe, folder)
-    return torchrun(*program, processes=processes)
+@pytest.fixture
+def launch(processes, tmp_path):
+    """`scripts/train.py` in several processes; exit status, stdout and stderr of all of them."""
+
+    def launch(recipe, count=2):
+        program = ("python", ROOT / "scripts/train.py", "--recipe", written(recipe, tmp_path))
+        done = processes(count, *program)
+        stdout, stderr = ("".join(getattr(d, name) for d in done) for name in ("stdout", "stderr"))
+        return max(one.returncode for one in done), stdout, stderr
+
+    return launch
 
 
-def test_two_processes_train_the_same_weights_as_one(corpus_files, tmp_path):
+def test_two_processes_train_the_same_weights_as_one(corpus_files, tmp_path, launch):
     # dropout stays on: it is seeded by the micro-batch's place in the run, not by the process
     folders = [tmp_path / name for name in ("one", "two")]
     recipes = [small_run.recipe(folder, corpus_files, **STEPS) for folder in folders]
     train(recipes[0])
-    done = launch(recipes[1], tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(folders[1])]  # said by one of them
+    status, stdout, stderr = launch(recipes[1])
+    assert status == 0, stderr
+    assert stdout.split() == [str(folders[1])]  # said by one of them
     one, two = (small_run.weights(folder) for folder in folders)
     for name, weight in one.items():
         # gradients are float32 sums in another order, and Adam divides by their size; the weights
@@ -72,24 +66,27 @@ def test_two_processes_train_the_same_weights_as_one(corpus_files, tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with GPUs two processes find each other")
-def test_two_processes_without_the_flag_are_refused_where_there_is_no_gpu(corpus_files, tmp_path):
+def test_two_processes_without_the_flag_are_refused_where_there_is_no_gpu(
+    corpus_files, tmp_path, launch
+):
     recipe = small_run.recipe(tmp_path / "run", corpus_files, **STEPS, use_cpu=False)
-    done = launch(recipe, tmp_path)
-    assert done.returncode != 0
-    assert "2 processes were launched" in done.stderr
-    assert "--use_cpu True" in done.stderr
+    status, _, stderr = launch(recipe)
+    assert status != 0
+    assert "2 processes were launched" in stderr
+    assert "--use_cpu True" in stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_one_two_and_four_processes_train_the_same_weights(corpus_files, tmp_path):
+@pytest.mark.release
+def test_one_two_and_four_processes_train_the_same_weights(corpus_files, tmp_path, launch):
     # no Adam: epsilon as large as this makes its step nearly the gradient's, as SGD's is
     options = {"max_steps": 20, "tokens_per_step": 240, "tokens_per_batch": 60}
     options |= {"adam": Adam(epsilon=1.0), "save_steps": 20, "average_checkpoints": 1}
     folders = {n: tmp_path / str(n) for n in (1, 2, 4)}
     for count, folder in folders.items():
-        done = launch(small_run.recipe(folder, corpus_files, **options), tmp_path, count)
-        assert done.returncode == 0, done.stderr
-        assert f"{count} process(es) x {4 // count} micro-batch(es) of up to 60" in done.stderr
+        status, _, stderr = launch(small_run.recipe(folder, corpus_files, **options), count)
+        assert status == 0, stderr
+        assert f"{count} process(es) x {4 // count} micro-batch(es) of up to 60" in stderr
     one, *others = (small_run.weights(folder) for folder in folders.values())
     for other in others:
         for name, weight in one.items():
@@ -115,34 +112,18 @@ def test_accelerate_launches_the_command_by_our_configuration_for_a_cpu(corpus_f
     assert "2 processes on cpu" in card
 
 
-def accelerated(*program, processes):
-    """A program as `accelerate launch` starts it in several processes, which gloo connects."""
-    config = ROOT / "scripts" / "accelerate" / "cpu_2_processes.yaml"
-    launcher = ["accelerate.commands.launch", "--config_file", config]
-    launcher += ["--num_processes", processes]
-    command = ["-m", *launcher] if processes > 1 else []
-    return subprocess.run(
-        [sys.executable, *map(str, [*command, *program])],
-        cwd=ROOT,
-        env={**environment(), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.mark.release
+@pytest.mark.parametrize(
+    ("script", "result"), [("sharded_program.py", "whole"), ("two_processes_program.py", "agreed")]
+)
+def test_a_program_of_two_processes_agrees(script, result, processes, tmp_path):
+    """A sharded model is saved and measured whole; what processes share is the same for both."""
+    done = processes(2, "python", ROOT / "tests" / script, tmp_path)
+    assert all(one.returncode == 0 for one in done), done
+    assert "".join(one.stdout for one in done) == f"{result}\n"
 
 
-def test_a_sharded_model_is_saved_and_measured_whole(tmp_path):
-    done = torchrun(ROOT / "tests" / "sharded_program.py", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "whole\n"
-
-
-def test_processes_share_folder_running_statistics_and_micro_batches(tmp_path):
-    done = torchrun(ROOT / "tests" / "two_processes_program.py", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "agreed\n"
-
-
+@pytest.mark.release
 def test_ctrl_c_ends_two_processes_without_a_traceback_of_ours(corpus_files, tmp_path):
     endless = small_run.recipe(tmp_path / "run", corpus_files, **{**STEPS, "max_steps": 10**6})
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -170,17 +151,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_full_disk_is_told_in_one_line_and_loses_nothing(corpus_files, tmp_path):
+def test_a_full_disk_is_told_in_one_line_and_loses_nothing(corpus_files, tmp_path, program):
     train(small_run.recipe(tmp_path / "whole", corpus_files))
     recipe = small_run.recipe(tmp_path / "run", corpus_files, max_steps=2)
     train(recipe)
     before = {path.name for path in (tmp_path / "run").iterdir()} - {"README.md"}
     longer = small_run.recipe(tmp_path / "run", corpus_files)
-    done = subprocess.run(
-        [sys.executable, "-c", LITTLE_ROOM, "30000", "scripts/train.py",
-         "--recipe", str(written(longer, tmp_path))],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = ("scripts/train.py", "--recipe", written(longer, tmp_path))
+    done = program("python", "-c", LITTLE_ROOM, "30000", *command, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith(f"error: cannot write {tmp_path / 'run' / 'checkpoint-4'}: ")

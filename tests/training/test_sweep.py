@@ -248,6 +248,7 @@ def test_runs_at_a_time_have_a_gpu_each_as_long_as_there_are_enough(monkeypatch)
     assert environments(1, "4", []) == [{"OMP_NUM_THREADS": "4"}]
 
 
+@pytest.mark.release
 def test_a_sigterm_ends_the_sweep_and_its_run_with_a_checkpoint(corpus_files, tmp_path):
     endless = {**small_run.TRAINING, **corpus_files, "max_steps": 10**6, "save_steps": 10**5}
     endless |= {"dataloader_workers": 1, "model": small_run.MODEL}
