@@ -1,8 +1,5 @@
 """Seq2SeqTrainer as it is, with our rows, collator, batches and scores."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,32 +200,24 @@ def test_padding_of_every_kind_is_gone_before_scoring(trained):
 # --- two processes -----------------------------------------------------------------------------
 
 
-def launch(processes, options, output_dir, *arguments):
-    """`scripts/finetune.py` in several processes, as torchrun starts them, on a free port."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    told = [f"--{name}={value}" for name, value in options.items()]
-    told += ["--use_cpu=True", "--report_to=none", "--lr_scheduler_type=constant"]
-    done = subprocess.run(
-        [
-            *command,
-            f"--nproc_per_node={processes}",
-            "scripts/finetune.py",
-            *told,
-            *(f"--output_dir={output_dir}", "--save_steps=4", *arguments),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return small_run.weights(output_dir)
+@pytest.fixture
+def launch(processes):
+    """`scripts/finetune.py` in several processes; the weights that it saves."""
+
+    def launch(count, options, output_dir, *arguments):
+        told = [f"--{name}={value}" for name, value in options.items()]
+        told += ["--use_cpu=True", "--report_to=none", "--lr_scheduler_type=constant"]
+        told += [f"--output_dir={output_dir}", "--save_steps=4", *arguments]
+        for done in processes(count, "python", ROOT / "scripts/finetune.py", *told):
+            assert done.returncode == 0, done.stderr
+        return small_run.weights(output_dir)
+
+    return launch
 
 
 @pytest.mark.slow
 def test_two_processes_share_the_steps_that_one_process_makes_in_two_passes(
-    trained_run, corpus_files, encoded, arguments, tmp_path
+    launch, trained_run, corpus_files, encoded, arguments, tmp_path
 ):
     # an even number of batches, so that one process and two have the same ones
     budget = BUDGET

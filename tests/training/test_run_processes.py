@@ -173,6 +173,7 @@ def test_a_full_disk_is_told_in_one_line_and_loses_nothing(corpus_files, tmp_pat
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+@pytest.mark.release
 def test_a_run_killed_in_each_phase_ends_in_the_very_same_weights():
     command = [sys.executable, "scripts/benchmarks/kill_test.py", "5"]
     path = {**environment(), "PYTHONPATH": str(ROOT)}
