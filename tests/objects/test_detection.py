@@ -136,7 +136,7 @@ def annotation(**changes):
         ({"annotations": annotation(area=-1)}, "area -1: give a number from 0 on"),
         ({"images": {"a": 1}}, r"images is \{'a': 1\}: give a list"),
         ({"images": [7]}, r"images\[0\] is 7: give keys and values"),
-        ({"images": [{"file_name": "a.png"}]}, r"images\[0\]\.id is None: give a whole number or"),
+        ({"images": [{"file_name": "a.png"}]}, r"images\[0\]\.id is None: give a number or"),
         ({"images": [{**IMAGE, "height": "x"}]}, "height is 'x': give"),
         ({"categories": [{"id": [1], "name": "dog"}]}, r"categories\[0\]\.id is \[1\]: give"),
         ({"annotations": annotation(image_id=[7])}, r"annotations\[0\]\.image_id is \[7\]: give"),
