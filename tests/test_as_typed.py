@@ -123,6 +123,10 @@ ROWS = {
         ("app --model text", "", "", ""),
         ("app --port 0", 1, "port=0: give a number from 1 to 65535"),
     ),
+    "page": (
+        ("page --model text --output site", "site$", "", "site/index.html"),
+        ("page", 2, "missing: --output"),
+    ),
     "train-tokenizer": (
         (
             "train-tokenizer --files two.txt --vocab_size 280 --output tok",
