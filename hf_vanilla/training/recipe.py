@@ -286,8 +286,8 @@ class Recipe:
             raise ValueError(f"best_by={self.train.best_by!r}: choose one of {', '.join(choices)}")
         self.data.check_with(self.train)
         # with an initial model, the section is only part of a config, which preparing a run checks
-        fields = self.model if self.train.initial_model is None else {}
-        self.generation_config(load_part(entry.config)(**fields))
+        described = self.model if self.train.initial_model is None else {}
+        self.generation_config(load_part(entry.config)(**described))
 
     @property
     def entry(self) -> TaskEntry:
