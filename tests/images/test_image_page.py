@@ -15,7 +15,7 @@ from hf_vanilla.app import pictures
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import patch_attention
 from hf_vanilla.images.page import ImagePage, centred
-from hf_vanilla.serve import AppOptions, open_app, page_of
+from hf_vanilla.serve import AppOptions, page_of
 from hf_vanilla.text.page import TextPage
 
 pytest.importorskip("gradio")
@@ -60,13 +60,6 @@ def received(url):
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
     assert isinstance(page_of(str(folder), AppOptions()), ImagePage)
     assert isinstance(page_of(str(trained_run), AppOptions(sentence="two")), TextPage)
-
-
-def test_a_space_of_an_image_model_has_model_and_processor(folder, tmp_path):
-    options = AppOptions(model=str(folder), write_space=str(tmp_path / "space"))
-    space = open_app(options)
-    assert isinstance(page_of(str(space / "model"), AppOptions()), ImagePage)
-    assert "Vision Transformer" in (space / "README.md").read_text(encoding="utf-8")
 
 
 def test_labels_and_attention_are_those_of_the_classifier(page):
