@@ -125,20 +125,20 @@ def from_timm(
 
 def timm_processor(config: VanillaVitConfig, settings: Mapping[str, Any]) -> ViTImageProcessorPil:
     """Resize, crop the middle and normalise, as `pretrained_cfg` of `config.json` says."""
-    told = settings.get("pretrained_cfg") or {}
-    if "mean" not in told:
+    pretrained = settings.get("pretrained_cfg") or {}
+    if "mean" not in pretrained:
         return authors_processor(config)
     height, width = config.image_height_width
-    share = told.get("crop_pct") or 1.0
-    resample = PILImageResampling[told.get("interpolation", "bicubic").upper()]
+    share = pretrained.get("crop_pct") or 1.0
+    resample = PILImageResampling[pretrained.get("interpolation", "bicubic").upper()]
     return ViTImageProcessorPil(
         size={"shortest_edge": int(min(height, width) / share)},
         do_center_crop=True,
         crop_size={"height": height, "width": width},
         resample=resample,
         do_convert_rgb=True,
-        image_mean=list(told["mean"]),
-        image_std=list(told["std"]),
+        image_mean=list(pretrained["mean"]),
+        image_std=list(pretrained["std"]),
     )
 
 
@@ -157,10 +157,10 @@ def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             weights = Path(hf_hub_download(name, "model.safetensors"))
             settings = Path(hf_hub_download(name, "config.json"))
     try:
-        told = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        content = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     except ValueError as error:
         raise ValueError(f"{settings} is not JSON: {error}") from None
-    return read_checkpoint(weights), told
+    return read_checkpoint(weights), content
 
 
 def _config(
@@ -172,11 +172,14 @@ def _config(
         raise ValueError(f"{origin} is no vit_* of timm: missing {', '.join(missing)}")
     patches, positions, fed, head = (weights[name] for name in needed)
     width, channels, *patch = patches.shape
-    told = settings.get("pretrained_cfg") or {}
+    pretrained = settings.get("pretrained_cfg") or {}
     heads = heads or (settings.get("model_args") or {}).get("num_heads")
-    size = told.get("input_size") or [channels, *_square(positions.shape[1] - 1, patch, origin)]
-    labels = settings.get("label_names") or told.get("label_names") or range(head.shape[0])
-    is_named = settings.get("label_names") or told.get("label_names")
+    size = pretrained.get("input_size") or [
+        channels,
+        *_square(positions.shape[1] - 1, patch, origin),
+    ]
+    labels = settings.get("label_names") or pretrained.get("label_names") or range(head.shape[0])
+    is_named = settings.get("label_names") or pretrained.get("label_names")
     names = {index: str(label) for index, label in enumerate(labels)} if is_named else None
     layers = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
     return VanillaVitConfig(

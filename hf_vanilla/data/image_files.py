@@ -32,7 +32,7 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
     """
     from PIL import Image, UnidentifiedImageError
 
-    told = str(source) if name is None else name
+    label = str(source) if name is None else name
     try:
         with Image.open(source) as image:  # reads the header alone
             if image.width * image.height > MOST_PIXELS:
@@ -41,13 +41,13 @@ def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "
     except FileNotFoundError:
         raise
     except Image.DecompressionBombError:
-        raise ImageError(f"{told} has more than {MOST_PIXELS:,} pixels: make it smaller") from None
+        raise ImageError(f"{label} has more than {MOST_PIXELS:,} pixels: make it smaller") from None
     except Exception as error:  # a damaged file fails in many ways
         is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
         # Pillow's message then names only a file, or an object of Python
         detail = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
         reason = "is empty" if is_empty else f"is damaged or no image{detail}"
-        raise ImageError(f"{told} {reason}: replace or remove it") from None
+        raise ImageError(f"{label} {reason}: replace or remove it") from None
 
 
 def header_size(source: "str | Path | BinaryIO") -> tuple[int, int]:

@@ -38,8 +38,8 @@ def load_image_model(
     if (kind := read_settings(name).get("model_type")) != model_type:
         raise ValueError(f"{name} is a model of type {kind!r}: {remedy}")
     processor = load_image_processor(name)
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return load_model(auto_class, name).to(chosen), processor
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_model(auto_class, name).to(device), processor
 
 
 def load_image_processor(name: str) -> Any:

@@ -52,20 +52,20 @@ class LabelledImages:
 
     def subset(self, rows: "Sequence[int] | np.ndarray") -> "LabelledImages":
         """The images of `rows`, in that order."""
-        chosen = np.asarray(rows, dtype=np.int64)
+        indices = np.asarray(rows, dtype=np.int64)
         return LabelledImages(
-            labels=self.labels[chosen],
+            labels=self.labels[indices],
             label_names=self.label_names,
-            names=[self.names[row] for row in chosen],
-            open=_Subset(self.open, chosen),
+            names=[self.names[row] for row in indices],
+            open=_Subset(self.open, indices),
             origin=self.origin,
-            fingerprints=self.fingerprints[chosen],
+            fingerprints=self.fingerprints[indices],
         )
 
     def relabelled(self, label_names: Sequence[str]) -> "LabelledImages":
         """The same images with labels that index other names, which hold all of these."""
-        places = np.asarray([list(label_names).index(name) for name in self.label_names])
-        return replace(self, labels=places[self.labels], label_names=tuple(label_names))
+        indices = np.asarray([list(label_names).index(name) for name in self.label_names])
+        return replace(self, labels=indices[self.labels], label_names=tuple(label_names))
 
 
 def load_images(
@@ -86,7 +86,7 @@ def load_images(
         label_column: likewise.
 
     Raises:
-        ValueError: there are no images, or their labels cannot be told; the message says what to
+        ValueError: there are no images, or their labels cannot be read; the message says what to
             change.
         OSError: nothing is found under that name.
     """

@@ -83,13 +83,13 @@ def affine_transforms(
     height, width = size
     angle = _uniform(count, math.radians(changes.rotation), generator)
     zoom = 1 / (1 + _uniform(count, changes.scale, generator))
-    kept = (1 - torch.rand(count, generator=generator) * changes.crop).sqrt()  # of each side
+    remaining = (1 - torch.rand(count, generator=generator) * changes.crop).sqrt()  # of each side
     mirror = 1 - 2 * (torch.rand(count, generator=generator) < changes.flip).float()
     # a crop may lie anywhere inside the image; a shift moves the content across its border
-    room = 1 - kept
+    room = 1 - remaining
     x = room * _uniform(count, 1.0, generator) + 2 * _uniform(count, changes.shift, generator)
     y = room * _uniform(count, 1.0, generator) + 2 * _uniform(count, changes.shift, generator)
-    side = zoom * kept
+    side = zoom * remaining
     sine, cosine = angle.sin() * side, angle.cos() * side
     rows = (
         torch.stack((cosine * mirror, -sine * height / width, x), dim=-1),

@@ -134,10 +134,10 @@ def training_and_validation(
 
 def unreadable_images(readers: Iterable[ImageReader | None]) -> str:
     """Warn of the images that were left out; returns the sentences for the model card."""
-    told = [message for reader in readers if reader and (message := reader.left_out())]
-    for message in told:
+    messages = [message for reader in readers if reader and (message := reader.left_out())]
+    for message in messages:
         logger.warning("%s", message)
-    return "".join(f" {message}." for message in told)
+    return "".join(f" {message}." for message in messages)
 
 
 def check_unchanged(train: LabelledImages, output_dir: Path) -> None:

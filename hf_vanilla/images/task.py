@@ -164,8 +164,8 @@ class ImageClassificationTask:
         rows = range(accelerator.process_index, len(reader.images), accelerator.num_processes)
         sums = torch.zeros(4, dtype=torch.float64)
         for first in range(0, len(rows), self.options.images_per_batch):
-            chosen = rows[first : first + self.options.images_per_batch]
-            sums += self._scores(model, reader, list(chosen), accelerator.device)
+            selected = rows[first : first + self.options.images_per_batch]
+            sums += self._scores(model, reader, list(selected), accelerator.device)
         right, in_five, nats, count = sum_over_processes(accelerator, sums)
         count = count.clamp(min=1)
         return Validation(

@@ -97,7 +97,7 @@ def cropped(objects: ImageObjects, box: tuple[int, int, int, int]) -> ImageObjec
     """The objects whose center lies in a crop, in its pixels, cut at its border."""
     left, top, right, bottom = box
     centers = (objects.boxes[:, :2] + objects.boxes[:, 2:]) / 2
-    kept = ((centers >= (left, top)) & (centers < (right, bottom))).all(axis=1)
-    moved = objects.boxes[kept] - np.asarray([left, top, left, top])
+    is_inside = ((centers >= (left, top)) & (centers < (right, bottom))).all(axis=1)
+    moved = objects.boxes[is_inside] - np.asarray([left, top, left, top])
     inside = moved.clip(0, [right - left, bottom - top] * 2)
-    return replace(objects.where(kept), boxes=inside)
+    return replace(objects.where(is_inside), boxes=inside)

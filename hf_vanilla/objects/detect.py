@@ -158,7 +158,7 @@ def line_of(result: FileResult[Found], label_names: Sequence[str]) -> str:
 def _drawing(
     results: Iterable[FileResult[Found]], folder: Path, label_names: Sequence[str]
 ) -> Iterator[FileResult[Found]]:
-    """Draw each readable image into a folder while results pass; names are kept."""
+    """Draw each readable image into a folder while results pass, under its name."""
     folder.mkdir(parents=True, exist_ok=True)
     used: set[str] = set()
     for number, result in enumerate(results):

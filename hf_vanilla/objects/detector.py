@@ -51,8 +51,10 @@ class Found:
 
     def above(self, threshold: float) -> "Found":
         """Those with a score of at least `threshold`."""
-        kept = self.scores >= threshold
-        return Found(self.labels[kept], self.scores[kept], self.boxes[kept], self.queries[kept])
+        is_sure = self.scores >= threshold
+        return Found(
+            self.labels[is_sure], self.scores[is_sure], self.boxes[is_sure], self.queries[is_sure]
+        )
 
 
 def found_objects(
@@ -114,17 +116,17 @@ class Detector:
             pixels.append(self._pixels(image))
             sizes.append((image.height, image.width))
         groups: dict[tuple[int, ...], list[int]] = {}
-        for place, values in enumerate(pixels):
-            groups.setdefault(tuple(values.shape), []).append(place)
+        for index, values in enumerate(pixels):
+            groups.setdefault(tuple(values.shape), []).append(index)
         found: dict[int, Found] = {}
-        for places in groups.values():
-            batch = torch.cat([pixels[place] for place in places])  # (B, 3, H, W)
+        for indices in groups.values():
+            batch = torch.cat([pixels[index] for index in indices])  # (B, 3, H, W)
             outputs = self.model(batch.to(self.model.device))
             of_group = found_objects(
-                outputs.logits, outputs.pred_boxes, [sizes[place] for place in places]
+                outputs.logits, outputs.pred_boxes, [sizes[index] for index in indices]
             )
-            found |= dict(zip(places, of_group, strict=True))
-        return [found[place] for place in range(len(pixels))]
+            found |= dict(zip(indices, of_group, strict=True))
+        return [found[index] for index in range(len(pixels))]
 
     def _pixels(self, image: "Image") -> Tensor:
         """`(1, 3, H, W)`, as the processor makes them; no side of a thin image becomes 0."""

@@ -54,16 +54,16 @@ class DigitScenes:
         labels: list[int] = []
         for _ in range(generator.integers(1, MOST_DIGITS + 1)):
             side = int(generator.integers(SMALLEST_DIGIT, LARGEST_DIGIT + 1))
-            place = _free_place(boxes, side, generator)
-            if place is None:
+            corner = _free_corner(boxes, side, generator)
+            if corner is None:
                 continue
-            chosen = int(generator.integers(len(self.rows)))
-            digit = self.digits.open(int(self.rows[chosen])).convert("L")
-            left, top = place
+            index = int(generator.integers(len(self.rows)))
+            digit = self.digits.open(int(self.rows[index])).convert("L")
+            left, top = corner
             scaled = digit.resize((side, side), Image.Resampling.BILINEAR)
             values[top : top + side, left : left + side] = np.asarray(scaled) / 255
             boxes.append((left, top, left + side, top + side))
-            labels.append(int(self.labels[chosen]))
+            labels.append(int(self.labels[index]))
         values += NOISE * generator.standard_normal(values.shape)
         grey = np.rint(255 * values.clip(0, 1)).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB"), objects_of(labels, boxes)
@@ -113,7 +113,7 @@ def digit_scenes(
             f"{source}: no such file of optdigits; '{BUILT_IN_DIGITS}' is built in"
         )
     digits = load_images(source, split)
-    number_of = {name: place for place, name in enumerate(names)}
+    number_of = {name: label for label, name in enumerate(names)}
     labels = np.asarray([number_of.get(digits.label_names[label], -1) for label in digits.labels])
     rows = np.flatnonzero(labels >= 0)
     if not len(rows):
@@ -121,7 +121,7 @@ def digit_scenes(
     return DigitScenes(digits, seed, names, rows, labels[rows])
 
 
-def _free_place(
+def _free_corner(
     boxes: list[tuple[int, int, int, int]], side: int, generator: np.random.Generator
 ) -> tuple[int, int] | None:
     """Left and top of a square that meets no box; None where none was found."""

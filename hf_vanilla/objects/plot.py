@@ -211,7 +211,7 @@ def query_centers(detector: Detector, folder: str) -> list[Tensor]:
     return list(torch.stack(centers, dim=1))
 
 
-def _draw_box(panel: Any, box: Sequence[float], told: str, label: int) -> None:
+def _draw_box(panel: Any, box: Sequence[float], text: str, label: int) -> None:
     from matplotlib.patches import Rectangle
 
     left, top, right, bottom = box
@@ -219,7 +219,7 @@ def _draw_box(panel: Any, box: Sequence[float], told: str, label: int) -> None:
     panel.add_patch(
         Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, lw=1.8)
     )
-    if told:
+    if text:
         panel.text(
-            *(left, top), told, fontsize=8, va="bottom", color="black", bbox={"fc": colour, "lw": 0}
+            *(left, top), text, fontsize=8, va="bottom", color="black", bbox={"fc": colour, "lw": 0}
         )

@@ -49,8 +49,8 @@ class DetectionReport:
             f"{large:.0f} % large (over 96 x 96)",
             *(f"  {name:{width}}  {count:,}" for name, count in self.by_class),
         ]
-        told = self.problems or ("none found",)
-        return "\n".join([*lines, "problems:", *(f"  {problem}" for problem in told)])
+        problems = self.problems or ("none found",)
+        return "\n".join([*lines, "problems:", *(f"  {problem}" for problem in problems)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +81,15 @@ def detection_report(images: DetectionImages, *, num_queries: int = 100) -> Dete
         images: the data.
         num_queries: of the model: an image may not have more objects.
     """
-    kept = [entry.trained_on for entry in images.objects]
-    counts = [len(entry) for entry in kept]
-    labels = Counter(int(label) for entry in kept for label in entry.labels)
-    by_class = tuple((name, labels[place]) for place, name in enumerate(images.label_names))
-    sides = np.concatenate([entry.boxes[:, 2:] - entry.boxes[:, :2] for entry in kept] or [[]])
+    used = [entry.trained_on for entry in images.objects]
+    counts = [len(entry) for entry in used]
+    labels = Counter(int(label) for entry in used for label in entry.labels)
+    by_class = tuple((name, labels[label]) for label, name in enumerate(images.label_names))
+    sides = np.concatenate([entry.boxes[:, 2:] - entry.boxes[:, :2] for entry in used] or [[]])
     areas = sides.reshape(-1, 2).prod(axis=1)
     shares = [
-        float(chosen.mean()) if len(areas) else 0.0
-        for chosen in (areas < SMALL, (areas >= SMALL) & (areas <= MEDIUM), areas > MEDIUM)
+        float(is_size.mean()) if len(areas) else 0.0
+        for is_size in (areas < SMALL, (areas >= SMALL) & (areas <= MEDIUM), areas > MEDIUM)
     ]
     return DetectionReport(
         images.origin,
@@ -152,12 +152,14 @@ def _file_problems(images: DetectionImages) -> list[str]:
         else:
             if found != (height, width):
                 different.append(f"{path.name}: {found[1]} x {found[0]}, not {width} x {height}")
-    told = [
+    faults = [
         (missing, "images do not exist: correct file_name, or give their folder"),
         (unreadable, "images are damaged or no images: replace or remove them"),
         (different, "images have another size than their annotations: scale the boxes"),
     ]
-    return [f"{len(names):,} {what} ({', '.join(names[:SHOWN])})" for names, what in told if names]
+    return [
+        f"{len(names):,} {what} ({', '.join(names[:SHOWN])})" for names, what in faults if names
+    ]
 
 
 def corner_form_hint(images: DetectionImages) -> str | None:

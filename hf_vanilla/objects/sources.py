@@ -101,20 +101,20 @@ def read_coco(path: Path, folder: Path | None = None) -> DetectionImages:
     label_of = {category: label for label, category in enumerate(ids)}
     by_image: dict[Any, list[Mapping[str, Any]]] = {e["id"]: [] for e in content["images"]}
     for entry in content["annotations"]:
-        told = f"{path}: annotation {entry.get('id')}"
+        item = f"{path}: annotation {entry.get('id')}"
         if entry.get("image_id") not in by_image:
             raise ValueError(
-                f"{told} is of image_id={entry.get('image_id')!r}, which is not among the "
+                f"{item} is of image_id={entry.get('image_id')!r}, which is not among the "
                 f"{len(by_image)} images: add the image or remove the annotation"
             )
         if entry.get("category_id") not in label_of:
             raise ValueError(
-                f"{told} has category_id={entry.get('category_id')!r}; the categories are "
+                f"{item} has category_id={entry.get('category_id')!r}; the categories are "
                 f"{ids[:20]}: add it to the categories or correct the annotation"
             )
         if "bbox" not in entry:
             raise ValueError(
-                f"{told} has no bbox: export boxes, not segmentation alone, from the labelling tool"
+                f"{item} has no bbox: export boxes, not segmentation alone, from the labelling tool"
             )
         by_image[entry["image_id"]].append(entry)
     root, files = folder or path.parent, [entry["file_name"] for entry in content["images"]]
@@ -142,10 +142,10 @@ def _coco_content(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no COCO file, it has no {', '.join(missing)}")
     for part, fields in COCO_FIELDS.items():
         for number, entry in enumerate(checked(content[part], list, f"{path}: {part}")):
-            told = f"{path}: {part}[{number}]"
-            checked(entry, dict, told)
+            item = f"{path}: {part}[{number}]"
+            checked(entry, dict, item)
             for field, kinds in fields.items():
-                checked(entry.get(field), kinds, f"{told}.{field}")
+                checked(entry.get(field), kinds, f"{item}.{field}")
     if not content["images"]:
         raise ValueError(f"{path} holds no images")
     if not content["categories"]:
@@ -158,15 +158,15 @@ def _coco_objects(
 ) -> ImageObjects:
     labels, boxes, crowds, areas = [], [], [], []
     for entry in entries:
-        told = f"{path}: annotation {entry.get('id')}"
-        boxes.append(_corners_of(entry["bbox"], told))
+        item = f"{path}: annotation {entry.get('id')}"
+        boxes.append(_corners_of(entry["bbox"], item))
         labels.append(label_of[entry["category_id"]])
-        crowds.append(_number(entry, "iscrowd", 0, told) != 0)
-        areas.append(_number(entry, "area", np.nan, told))
+        crowds.append(_number(entry, "iscrowd", 0, item) != 0)
+        areas.append(_number(entry, "area", np.nan, item))
     return objects_of(labels, boxes, crowds, areas)
 
 
-def _number(entry: Mapping[str, Any], key: str, default: float, told: str) -> float:
+def _number(entry: Mapping[str, Any], key: str, default: float, item: str) -> float:
     """A number of an annotation, 0 or more; `default` where there is none."""
     given = entry.get(key)
     if given is None:
@@ -176,11 +176,11 @@ def _number(entry: Mapping[str, Any], key: str, default: float, told: str) -> fl
     except (TypeError, ValueError):
         value = np.nan
     if not 0 <= value < np.inf:
-        raise ValueError(f"{told} has {key} {given!r}: give a number from 0 on, or leave it out")
+        raise ValueError(f"{item} has {key} {given!r}: give a number from 0 on, or leave it out")
     return value
 
 
-def _corners_of(box: Any, told: str) -> tuple[float, float, float, float]:
+def _corners_of(box: Any, item: str) -> tuple[float, float, float, float]:
     """Corner form of a box of left, top, width, height.
 
     Raises:
@@ -193,11 +193,11 @@ def _corners_of(box: Any, told: str) -> tuple[float, float, float, float]:
         is_finite = False
     if not is_finite:
         raise ValueError(
-            f"{told} has bbox {shown(box)}: give four finite numbers, left, top, width, height"
+            f"{item} has bbox {shown(box)}: give four finite numbers, left, top, width, height"
         )
     if width < 0 or height < 0:
         raise ValueError(
-            f"{told} has bbox {box!r} with a negative side: give left, top, width, height"
+            f"{item} has bbox {box!r} with a negative side: give left, top, width, height"
         )
     return left, top, left + width, top + height
 
@@ -282,7 +282,7 @@ def read_metadata_folder(folder: Path) -> DetectionImages:
             ) from None
     files = [file for _, file, _ in rows]
     _refuse_twice(files, f"{path}: image")
-    cells = [(told, objects) for told, _, objects in rows]
+    cells = [(item, objects) for item, _, objects in rows]
     sizes = [_size_of({"file_name": file}, folder) for file in files]
     opened = _OpenFile(folder, tuple(files), tuple(sizes))
     return _from_cells(cells, sizes, files, opened, str(folder))
@@ -357,17 +357,17 @@ def _yolo_objects(path: Path, size: tuple[int, int], classes: int) -> ImageObjec
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        told, fields = f"{path}, line {number}", line.split()
+        item, fields = f"{path}, line {number}", line.split()
         try:
             label, (x, y, wide, high) = int(fields[0]), (float(field) for field in fields[1:])
         except ValueError:
             raise ValueError(
-                f"{told}: {line.strip()!r}: give class, center x, center y, width, height"
+                f"{item}: {line.strip()!r}: give class, center x, center y, width, height"
             ) from None
         if not 0 <= label < classes:
-            raise ValueError(f"{told} has class {label}, but there are {classes} names")
+            raise ValueError(f"{item} has class {label}, but there are {classes} names")
         box = ((x - wide / 2) * width, (y - high / 2) * height, wide * width, high * height)
-        boxes.append(_corners_of(box, told))
+        boxes.append(_corners_of(box, item))
         labels.append(label)
     return objects_of(labels, boxes)
 
@@ -390,7 +390,7 @@ def _from_hub(name: str, split: str) -> DetectionImages:
         sizes = list(zip(rows["height"], rows["width"], strict=True))
     else:
         sizes = [header_size(_cell_content(pictures, row)) for row in range(len(rows))]
-    files = [told for told, _ in cells]
+    files = [item for item, _ in cells]
     opened = partial(_open_cell, pictures, name)
     return _from_cells(
         cells, sizes, files, opened, name, known=_hub_names(rows.features["objects"])
@@ -451,7 +451,7 @@ def _from_cells(
     known: Sequence[str] | None = None,
 ) -> DetectionImages:
     """Images from records of `datasets`: boxes of left, top, width, height, and categories."""
-    read = [_record(told, objects) for told, objects in cells]
+    read = [_record(item, objects) for item, objects in cells]
     kinds = {kind for kinds, _ in read for kind in kinds}
     if known is not None:
         classes = tuple(known)
@@ -464,10 +464,10 @@ def _from_cells(
     if not classes:
         raise ValueError(f"{origin} has no object at all")
     objects = []
-    for (told, _), (categories, boxes) in zip(cells, read, strict=True):
+    for (item, _), (categories, boxes) in zip(cells, read, strict=True):
         labels = [c if isinstance(c, int) else list(classes).index(str(c)) for c in categories]
         if wrong := [label for label in labels if not 0 <= label < len(classes)]:
-            raise ValueError(f"{told} has category {wrong[0]}, but there are {len(classes)} names")
+            raise ValueError(f"{item} has category {wrong[0]}, but there are {len(classes)} names")
         objects.append(objects_of(labels, boxes))
     return DetectionImages(
         objects=objects,
@@ -481,29 +481,29 @@ def _from_cells(
     )
 
 
-def _record(told: str, objects: Any) -> tuple[list[Any], list[tuple[float, float, float, float]]]:
+def _record(item: str, objects: Any) -> tuple[list[Any], list[tuple[float, float, float, float]]]:
     """Categories and boxes of one record: a dict of lists, or a list of dicts."""
     if not isinstance(objects, dict):
-        for entry in checked(objects, list, f"{told}: objects"):
-            checked(entry, dict, f"{told}: an entry of objects")
+        for entry in checked(objects, list, f"{item}: objects"):
+            checked(entry, dict, f"{item}: an entry of objects")
         fields = {key for entry in objects for key in entry}
         objects = {key: [entry.get(key) for entry in objects] for key in fields}
-    boxes = checked(objects.get("bbox", []), list, f"{told}: bbox")
+    boxes = checked(objects.get("bbox", []), list, f"{item}: bbox")
     keys = [key for key in ("categories", "category", "label") if key in objects]
-    categories = checked(objects[keys[0]], list, f"{told}: {keys[0]}") if keys else []
+    categories = checked(objects[keys[0]], list, f"{item}: {keys[0]}") if keys else []
     for category in categories:
-        checked(category, (int, str), f"{told}: a category")
+        checked(category, (int, str), f"{item}: a category")
     if len(categories) != len(boxes):
         raise ValueError(
-            f"{told} has {len(boxes)} bbox and {len(categories)} categories: give one each"
+            f"{item} has {len(boxes)} bbox and {len(categories)} categories: give one each"
         )
-    return categories, [_corners_of(box, told) for box in boxes]
+    return categories, [_corners_of(box, item) for box in boxes]
 
 
-def _refuse_twice(values: Iterable[Any], told: str) -> None:
+def _refuse_twice(values: Iterable[Any], item: str) -> None:
     twice = [value for value, count in Counter(values).items() if count > 1]
     if twice:
-        raise ValueError(f"{told} {twice[0]!r} is there twice: remove one")
+        raise ValueError(f"{item} {twice[0]!r} is there twice: remove one")
 
 
 def _size_of(entry: Mapping[str, Any], folder: Path) -> tuple[int, int]:

@@ -179,9 +179,9 @@ class ObjectDetectionTask:
         found: list[tuple[int, Found]] = []
         detector = Detector(model, self.processor)
         for first in range(0, len(rows), self.options.images_per_batch):
-            chosen = list(rows[first : first + self.options.images_per_batch])
-            detected = detector.detect(images.open(row) for row in chosen)
-            found += zip(chosen, detected, strict=True)
+            selected = list(rows[first : first + self.options.images_per_batch])
+            detected = detector.detect(images.open(row) for row in selected)
+            found += zip(selected, detected, strict=True)
         joined = dict(gather_object(found))
         scores = score_detections([joined[row] for row in range(len(images))], images)
         values = {name.lower(): scores.figures[name] for name in LOGGED_FIGURES}
