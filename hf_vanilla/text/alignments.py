@@ -144,7 +144,7 @@ class Aligner:
     ) -> list[Links]:
         """The source word of each target word, for each pair of texts.
 
-        A side that is longer than the tokenizer's limit is read up to there; words behind it have
+        A side that is longer than the tokenizer's limit is read up to there; words after it have
         no links.
 
         Args:

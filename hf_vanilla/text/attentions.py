@@ -71,7 +71,7 @@ def is_special(token: str) -> bool:
 def word_starts(tokens: Sequence[str]) -> list[int]:
     """Index of the first token of each word among readable tokens.
 
-    A word begins behind a space; `</s>`, `<start>` and other tokens in angle brackets are words of
+    A word begins after a space; `</s>`, `<start>` and other tokens in angle brackets are words of
     their own.
     """
     return [
@@ -142,7 +142,7 @@ def model_inputs(
         translation: as for `attentions`.
 
     Returns:
-        Arguments of the model's forward pass for a batch of one; the ids of the translation behind
+        Arguments of the model's forward pass for a batch of one; the ids of the translation after
         the start token.
 
     Raises:

@@ -11,7 +11,7 @@ Where they go:
   side belongs to the first. So pairs stay nested.
 - All else follows the translation of the nearest word before it inside its pair of tags; without
   one, it precedes the translation of the next word. What is written together with the next word
-  only, such as the $ of "$ {x}", looks at that word first.
+  only, such as the $ of "$ {x}", is placed by that word first.
 - A pair without aligned words is placed likewise, and what lies inside a pair stays inside.
 """
 
@@ -25,7 +25,7 @@ from .alignment_links import Spans
 # Every pattern reads a text once: it does not begin again inside what it has read in vain.
 TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"
 URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"]*[^\s<>\".,;:!?)\]}']"
-# at the start of its first word, or behind a variable of VARIABLE's last kinds
+# at the start of its first word, or after a variable of VARIABLE's last kinds
 ADDRESS = r"(?:(?<![\w.+-])|(?<=[%)$][sdf]))[\w.+-]++@[\w-]+(?:\.[\w-]+)+"
 VARIABLE = r"\{\{[^{}]+\}\}|\$?\{[^{}]*\}|%\(\w+\)[sdf]|%(?:\d+\$)?[sdf]\b"
 ITEM = re.compile("|".join((TAG, URL, ADDRESS, VARIABLE)))
@@ -62,7 +62,7 @@ class Node:
     Attributes:
         items: one, or the two tags.
         first: number of the source word that follows it, or the first one inside.
-        last: number of the word behind it.
+        last: number of the word after it.
         children: inside.
     """
 
@@ -162,19 +162,19 @@ def _tree(found: list[tuple[int, Item]], plain: str) -> Node:
     for at, item in found:
         tag = TAG_NAME.fullmatch(item.text)
         begin = bisect_right(ends, at)  # a word with a tag inside belongs to the pair
-        behind = bisect_left(firsts, at)
+        following = bisect_left(firsts, at)
         if tag is not None and not tag[1] and not tag[3]:
             opened.setdefault(tag[2], []).append(len(stack))
-            stack.append((tag[2], Node([item], begin, behind)))
+            stack.append((tag[2], Node([item], begin, following)))
             stack[-2][1].children.append(stack[-1][1])
         elif tag is not None and tag[1] and not tag[3] and opened.get(tag[2]):
             place = opened[tag[2]][-1]
             node = stack[place][1]
             _close(stack, place, opened)
             node.items.append(item)
-            node.last = max(behind, node.first)
+            node.last = max(following, node.first)
         else:
-            stack[-1][1].children.append(Node([item], behind, behind))
+            stack[-1][1].children.append(Node([item], following, following))
     _dissolve([node for _, node in stack])
     _separate(root)
     return root

@@ -11,7 +11,7 @@ from .alignment_links import Links, Spans
 from .markup import NUMBER, Item, Markup, Node, is_tag, parts
 from .terminology import Term
 
-# what a digit behind it would belong to
+# what a digit after it would belong to
 NUMBER_BEFORE = re.compile(r"\d[.,:]?\Z")
 
 
@@ -22,7 +22,7 @@ class Word:
     Attributes:
         text: as it is; None: removed.
         first: its first character in the translation.
-        last: the character behind it.
+        last: the character after it.
         source: number of the source word that is aligned with it; None: none is.
         is_term: the phrase of a term, which must stay as it is.
         has_source: of a term whose words in the source are known; its numbers translate theirs.
@@ -174,7 +174,7 @@ def _kept_numbers(
 
 
 def _gaps(root: Node, words: Sequence[Word]) -> list[list[Item]]:
-    """The items before each word of the translation and behind the last one."""
+    """The items before each word of the translation and after the last one."""
     gaps: list[list[Item]] = [[] for _ in range(len(words) + 1)]
     todo = [(root, (0, len(words)), False)]
     while todo:

@@ -173,7 +173,7 @@ def _tag_sources(rows: dict[str, list[str]], tag: str) -> dict[str, list[str]]:
 
 
 def add_tags(tokenizer: PreTrainedTokenizerBase, corpora: Sequence[MixtureCorpus]) -> None:
-    """Add the tags to a new vocabulary; a space behind a tag belongs to it."""
+    """Add the tags to a new vocabulary; a space after a tag belongs to it."""
     tags = dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag)
     # not special: the package's tokenizers read special tokens in a text as plain characters
     tokenizer.add_tokens([AddedToken(tag, rstrip=True, special=False) for tag in tags])

@@ -199,7 +199,7 @@ def log_probs_of_pairs(
 def _batch_log_probs(
     model: PreTrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> torch.Tensor:
-    """`(B, T)`; entries behind a pair's target are meaningless."""
+    """`(B, T)`; entries after a pair's target are meaningless."""
     pad, device = model.config.pad_token_id, model.device
     input_ids, attention_mask = padded_with_mask([source for source, _ in pairs], pad)  # (B, S)
     targets = padded([target for _, target in pairs], pad).to(device)  # (B, T)

@@ -1,4 +1,4 @@
-"""The service behind the page of translation: searches, attention weights, vectors of a layer.
+"""The service of the page of translation: searches, attention weights, vectors of a layer.
 
 Any number of threads may call it at once; it stores nothing about a visitor.
 """

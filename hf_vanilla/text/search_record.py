@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, StoppingCriteria
 
 KEPT, FINISHED, PRUNED, STOPPED = "kept", "finished", "pruned", "stopped"
-GREEDY_CANDIDATES = 5  # of a step of greedy search, which itself looks at one
+GREEDY_CANDIDATES = 5  # of a step of greedy search, which itself follows one
 LOWEST = -1e8  # below it: a continuation of a hypothesis that does not exist
 
 

@@ -24,7 +24,7 @@ class Term:
     Attributes:
         target: the phrase.
         first: the first character in the sentence of what it translates.
-        last: the character behind; 0 for a phrase that translates nothing in particular.
+        last: the character after it; 0 for a phrase that translates nothing in particular.
     """
 
     target: str
@@ -115,7 +115,7 @@ def read_terminology(path: str | Path) -> Terminology:
 
 
 def phrase_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Phrase:
-    """The tokens of a phrase behind other words of a translation, and at its start.
+    """The tokens of a phrase after other words of a translation, and at its start.
 
     Args:
         tokenizer: of the model.
@@ -128,8 +128,8 @@ def phrase_of(tokenizer: PreTrainedTokenizerBase, text: str) -> Phrase:
         raise ValueError("a constraint is blank: remove it")
     texts = ["a", text.strip(), f"a {text.strip()}"]
     tokens = tokenizer(text_target=texts, add_special_tokens=False, verbose=False)
-    before, at_start, behind = tokens.input_ids
-    phrase = Phrase(behind[len(before) :], at_start, text)
+    before, at_start, following = tokens.input_ids
+    phrase = Phrase(following[len(before) :], at_start, text)
     if tokenizer.unk_token_id in phrase.ids:
         raise ValueError(f"the constraint {text!r} has characters that the vocabulary lacks")
     return phrase

@@ -27,13 +27,13 @@ class Piece:
 
     Attributes:
         text: without white space around it; blank only if the whole text is.
-        separator: the white space behind it.
+        separator: the white space after it.
     """
 
     text: str
     separator: str
 
-    def separator_behind(self, translation: str) -> str:
+    def separator_after(self, translation: str) -> str:
         """What separates the translation from the next one: the separator of the text.
 
         Chinese and Japanese write none between sentences: a space then, unless the translation ends
@@ -256,6 +256,6 @@ def _without_markup(
 def _joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
     last = len(pieces) - 1
     return "".join(
-        translation + (piece.separator_behind(translation) if i < last else "")
+        translation + (piece.separator_after(translation) if i < last else "")
         for i, (piece, translation) in enumerate(zip(pieces, translations, strict=True))
     )

@@ -68,9 +68,9 @@ def test_a_phrase_has_the_tokens_of_the_start_and_those_behind_a_word():
 
 def test_a_space_joins_translations_where_the_source_writes_none():
     chinese = Piece("你好。", "")
-    assert chinese.separator_behind("Hello.") == " "
-    assert chinese.separator_behind("こんにちは。") == ""
-    assert Piece("Hello.", "\t").separator_behind("你好。") == "\t"
+    assert chinese.separator_after("Hello.") == " "
+    assert chinese.separator_after("こんにちは。") == ""
+    assert Piece("Hello.", "\t").separator_after("你好。") == "\t"
 
 
 def test_who_asks_for_what_is_there_gets_the_translation_as_it_is(translator):
