@@ -40,8 +40,10 @@ from hf_vanilla.models.modeling_vanilla_scene_proposals import (
 from hf_vanilla.models.modeling_vanilla_scene_vectors import VanillaForVectorTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_spread import VanillaForTrajectoryDensityPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_modes import (
+    VanillaForMultimodalTrajectoryPrediction,
+    VanillaForTrajectoryDensityPrediction,
+)
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.models.pipeline_vanilla import VanillaTranslationPipeline
 from hf_vanilla.models.pretrained_vanilla import VanillaPreTrainedModel

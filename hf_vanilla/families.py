@@ -61,6 +61,9 @@ class TaskEntry:
         page: function of a model's name and the options of `hf-vanilla app` that makes its page.
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
         built_in: names of models without weights, which need no folder.
+        forms: name of a form, as its data option has it -> model class; the first is the default.
+        reads: what a forecaster reads beside an agent's own track: `others`, `lanes`.
+        is_joint: its models forecast the agents of a scene together.
     """
 
     model_types: tuple[str, ...]
@@ -80,6 +83,9 @@ class TaskEntry:
     page: str
     figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     built_in: tuple[str, ...] = ()
+    forms: Mapping[str, str] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    is_joint: bool = False
 
 
 TASKS = {
@@ -152,7 +158,7 @@ TASKS = {
         model_types=("vanilla_tracks",),
         data="hf_vanilla.tracks.options:TrackDataOptions",
         measures="hf_vanilla.tracks.options:MEASURES",
-        prepare="hf_vanilla.tracks.single_task:prepare",
+        prepare="hf_vanilla.tracks.task:prepare",
         config="hf_vanilla.models.configuration_vanilla_tracks:VanillaTracksConfig",
         model="hf_vanilla.tracks.loading:new_forecaster",
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
@@ -168,34 +174,54 @@ TASKS = {
             ),
         },
         built_in=("constant_velocity", "constant_turn", "linear_fit"),
+        forms={
+            "modes": "VanillaForMultimodalTrajectoryPrediction",
+            "one": "VanillaForTrajectoryPrediction",
+            "density": "VanillaForTrajectoryDensityPrediction",
+            "quantized": "VanillaForQuantizedTrajectoryPrediction",
+        },
     ),
     "joint_trajectories": TaskEntry(
         model_types=("vanilla_agentformer",),
-        data="hf_vanilla.tracks.joint_options:JointDataOptions",
-        measures="hf_vanilla.tracks.joint_options:MEASURES",
-        prepare="hf_vanilla.tracks.joint_task:prepare",
+        data="hf_vanilla.tracks.options:JointDataOptions",
+        measures="hf_vanilla.tracks.options:JOINT_MEASURES",
+        prepare="hf_vanilla.tracks.scene_tasks:prepare_joint",
         config="hf_vanilla.models.configuration_vanilla_agentformer:VanillaAgentFormerConfig",
-        model="hf_vanilla.tracks.loading:new_joint_forecaster",
+        model="hf_vanilla.tracks.loading:new_forecaster",
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "largest_step"),
         evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
         card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
+        forms={
+            "first": "VanillaForJointTrajectoryPrediction",
+            "second": "VanillaForDiverseTrajectoryPrediction",
+        },
+        reads=("others",),
+        is_joint=True,
     ),
     "scene_trajectories": TaskEntry(
         model_types=("vanilla_scene",),
-        data="hf_vanilla.tracks.scene_options:SceneDataOptions",
-        measures="hf_vanilla.tracks.scene_options:MEASURES",
-        prepare="hf_vanilla.tracks.scene_task:prepare",
+        data="hf_vanilla.tracks.options:SceneDataOptions",
+        measures="hf_vanilla.tracks.options:SCENE_MEASURES",
+        prepare="hf_vanilla.tracks.scene_tasks:prepare_scenes",
         config="hf_vanilla.models.configuration_vanilla_scene:VanillaSceneConfig",
-        model="hf_vanilla.tracks.loading:new_scene_forecaster",
+        model="hf_vanilla.tracks.loading:new_forecaster",
         auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
         evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
         evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
         card="hf_vanilla.tracks.card:CARD",
         page="hf_vanilla.tracks.page:open_page",
+        forms={
+            "fusion": "VanillaForSceneTrajectoryPrediction",
+            "proposals": "VanillaForProposalTrajectoryPrediction",
+            "neighbors": "VanillaForNeighborTrajectoryPrediction",
+            "gate": "VanillaForGatedTrajectoryPrediction",
+            "vectors": "VanillaForVectorTrajectoryPrediction",
+        },
+        reads=("others", "lanes"),
     ),
 }
 
@@ -215,6 +241,18 @@ def task_entry(task: str) -> TaskEntry:
     if task not in TASKS:
         raise ValueError(f"task={task!r}: choose one of {', '.join(TASKS)}")
     return TASKS[task]
+
+
+def entry_of(config: Any) -> TaskEntry:
+    """The row of the task that a model's config belongs to.
+
+    Raises:
+        ValueError: no task has such models.
+    """
+    for entry in TASKS.values():
+        if getattr(config, "model_type", "") in entry.model_types:
+            return entry
+    raise ValueError(f"{type(config).__name__} belongs to no task: {', '.join(TASKS)}")
 
 
 def task_measures(task: str) -> Mapping[str, Measure]:

@@ -23,17 +23,18 @@ from typing import Any
 import numpy as np
 
 from hf_vanilla.commands import run
+from hf_vanilla.families import entry_of
 from hf_vanilla.files import write_text
 from hf_vanilla.options import Options, option, read_yaml
 from hf_vanilla.tracks.eth_ucy import TEST_FILES
 from hf_vanilla.tracks.evaluation import (
     EvaluateTracksOptions,
     score_windows,
-    scored_scenes,
+    scored_table,
     windows_to_score,
 )
 from hf_vanilla.tracks.forecaster import predict
-from hf_vanilla.tracks.layout import is_joint, scene_batches
+from hf_vanilla.tracks.layout import scene_batches
 from hf_vanilla.tracks.loading import load_forecaster
 from hf_vanilla.tracks.scores import Protocol
 from hf_vanilla.tracks.windows import Windows
@@ -192,8 +193,8 @@ def _children_seconds() -> float:
 def measured(model_name: str, data: str, options: TableOptions) -> dict[str, Any]:
     """Scores of a model, its size, and the CPU seconds it takes to forecast 1,000 agents."""
     windows, protocol, asked = _test_windows(data, options.folder, options.test_scene)
-    model = load_forecaster(model_name, device="cpu", config=None)
-    if is_joint(model.config):
+    model = load_forecaster(model_name, device="cpu")
+    if entry_of(model.config).is_joint:
         model.config.num_modes = SAMPLES  # a first stage was trained with fewer, to save time
     values = score_windows(model, windows, protocol, asked).values
     size = sum(weight.numel() for weight in model.parameters())
@@ -209,7 +210,7 @@ def _test_windows(
     asked = EvaluateTracksOptions(
         model="constant_velocity", batch_size=BATCH, device="cpu", **place
     )
-    scenes, name = scored_scenes(asked)
+    scenes, name = scored_table(asked)
     config = load_forecaster(asked.model, device="cpu").config
     return *windows_to_score(scenes, asked, data=name, config=config), asked
 
@@ -224,7 +225,7 @@ def cpu_seconds(model: Any, windows: Windows) -> float:
     def forecast(batch: np.ndarray) -> None:
         positions, is_known, origin = windows.positions(batch)
         past = positions[:, : windows.observed] + origin[:, None]
-        maps = windows.scenes.maps_of(windows.last_rows[batch])
+        maps = windows.table.maps_of(windows.last_rows[batch])
         predict(model, past, is_known[:, : windows.observed], groups[batch], maps)
 
     forecast(batches[0])

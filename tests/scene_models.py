@@ -4,6 +4,8 @@ import itertools
 
 import torch
 
+import hf_vanilla
+from hf_vanilla.families import TASKS
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_scene import (
     ENCODER_NAMES,
@@ -11,7 +13,6 @@ from hf_vanilla.models.configuration_vanilla_scene import (
     VanillaSceneConfig,
 )
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.tracks.loading import FORMS, SCENE_FORMS, STAGES
 
 SIZES = {
     "observed_steps": 5,
@@ -32,6 +33,14 @@ SIZES = {
 }
 GRID = [f"{fusion} {encoder}" for fusion, encoder in itertools.product(FUSION_NAMES, ENCODER_NAMES)]
 CLASSES = [*GRID, "proposals", "neighbors", "gate", "vectors"]
+
+
+def forms_of(task):
+    """Form -> model class of a task."""
+    return {form: getattr(hf_vanilla, name) for form, name in TASKS[task].forms.items()}
+
+
+SCENE_FORMS = forms_of("scene_trajectories")
 
 
 def scene_model(name, **changes):
@@ -82,12 +91,12 @@ def every_forecaster():
     for form in SCENE_FORMS:
         name = "early full" if form == "fusion" else form
         yield scene_model(name).float(), wide
-    for form in FORMS.values():
+    for form in forms_of("trajectories").values():
         model = form(VanillaTracksConfig(**common, num_codes=9)).eval()
         if hasattr(model, "fit_codebook"):
             model.fit_codebook(agents["past_values"], agents["future_values"])
         yield model, agents
-    for stage in STAGES.values():
+    for stage in forms_of("joint_trajectories").values():
         yield stage(VanillaAgentFormerConfig(**common)).eval(), joint
 
 

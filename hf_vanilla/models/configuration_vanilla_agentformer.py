@@ -5,23 +5,17 @@ from dataclasses import field
 
 from huggingface_hub.dataclasses import strict
 
-from .sizes_vanilla import VanillaPreTrainedConfig
+from .configuration_vanilla_forecaster import VanillaForecasterConfig
 
 
 @strict
-class VanillaAgentFormerConfig(VanillaPreTrainedConfig):
+class VanillaAgentFormerConfig(VanillaForecasterConfig):
     r"""Configuration of AgentFormer, first and second stage.
 
-    The defaults are the authors' sizes for ETH and UCY.
+    The defaults are the authors' sizes for ETH and UCY. The layers of the encoder are those of the
+    context encoder, the layers of the decoder those of the future decoder.
 
     Args:
-        observed_steps (`int`, defaults to 8): steps an agent is observed.
-        predicted_steps (`int`, defaults to 12): steps to predict.
-        step_seconds (`float`, defaults to 0.4): time between two steps; data of another rate is
-            refused.
-        unit (`str`, defaults to `"m"`): unit of the coordinates.
-        largest_step (`float`, defaults to 0.0): farthest displacement in a step of the training
-            data; predicted ones beyond it count as off-speed. 0: unknown.
         position_scale (`float`, defaults to 1.0): units of the world per unit inside the model and
             of its loss.
         origin_is_past_mean (`bool`, defaults to `False`): the origin of a scene is the mean of all
@@ -48,18 +42,14 @@ class VanillaAgentFormerConfig(VanillaPreTrainedConfig):
         diversity_scale (`float`, defaults to 5.0): second stage, squared distance at which the
             similarity of two samples has fallen to 1/e.
         d_model (`int`, defaults to 256): width of every hidden state.
-        encoder_layers (`int`, defaults to 2): layers of the context encoder.
         encoder_attention_heads (`int`, defaults to 8): heads of its layers.
         encoder_ffn_dim (`int`, defaults to 512): width inside their feed-forward networks.
         posterior_layers (`int`, defaults to 2): layers of the future encoder.
-        decoder_layers (`int`, defaults to 2): layers of the future decoder.
         decoder_attention_heads (`int`, defaults to 8): heads of future encoder and decoder.
         decoder_ffn_dim (`int`, defaults to 512): width inside their feed-forward networks.
         dropout (`float`, defaults to 0.1): on every sublayer's output and on the inputs.
         attention_dropout (`float`, defaults to 0.1): on the attention weights.
         activation_dropout (`float`, defaults to 0.1): inside the feed-forward network.
-        activation_function (`str`, defaults to `"relu"`): a name of
-            `transformers.activations.ACT2FN`.
         attention_bias (`bool`, defaults to `True`): biases on the projections of attention.
         layer_norm_eps (`float`, defaults to 1e-5): added to the variance in every LayerNorm.
 
@@ -75,17 +65,7 @@ class VanillaAgentFormerConfig(VanillaPreTrainedConfig):
     """
 
     model_type = "vanilla_agentformer"
-    attribute_map = {  # noqa: RUF012 - transformers' form
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    }
 
-    observed_steps: int = 8
-    predicted_steps: int = 12
-    step_seconds: float | int = 0.4
-    unit: str = "m"
-    largest_step: float | int = 0.0
     position_scale: float | int = 1.0
     origin_is_past_mean: bool = False
     connection_distance: float | int = 0.0
@@ -104,31 +84,16 @@ class VanillaAgentFormerConfig(VanillaPreTrainedConfig):
     diversity_weight: float | int = 5.0
     diversity_scale: float | int = 5.0
     d_model: int = 256
-    encoder_layers: int = 2
     encoder_attention_heads: int = 8
     encoder_ffn_dim: int = 512
     posterior_layers: int = 2
-    decoder_layers: int = 2
     decoder_attention_heads: int = 8
     decoder_ffn_dim: int = 512
     dropout: float | int = 0.1
     attention_dropout: float | int = 0.1
     activation_dropout: float | int = 0.1
-    activation_function: str = "relu"
     attention_bias: bool = True
     layer_norm_eps: float = 1e-5
-    is_encoder_decoder: bool = True
-
-    def validate_sizes(self) -> None:
-        """Sizes, counts and units are positive; velocities need two observed steps."""
-        self.require_positive(
-            *("predicted_steps", "num_modes", "latent_dim", "d_model", "encoder_layers"),
-            *("posterior_layers", "decoder_layers", "encoder_attention_heads"),
-            *("decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim", "step_seconds"),
-            *("position_scale", "diversity_scale"),
-        )
-        if self.observed_steps < 2:
-            raise ValueError(f"observed_steps={self.observed_steps}: a velocity needs 2 or more")
 
     def validate_hidden_widths(self) -> None:
         """Widths of hidden layers are positive; the second stage has at least one."""
@@ -138,21 +103,17 @@ class VanillaAgentFormerConfig(VanillaPreTrainedConfig):
         if not self.map_dims:
             raise ValueError("map_dims=[]: the second stage needs at least one hidden layer")
 
-    def validate_positions(self) -> None:
-        """Sine and cosine come in pairs."""
-        if self.d_model % 2:
-            raise ValueError(f"d_model={self.d_model} is odd, and sinusoids come in pairs")
-
     def validate_weights(self) -> None:
         """Weights, floors and distances are not negative; something is learned."""
+        self.require_positive(
+            *("num_modes", "latent_dim", "posterior_layers", "position_scale", "diversity_scale")
+        )
         learned = ("reconstruction_weight", "sample_weight", "joint_weight")
-        for name in (
+        self.require_at_least_zero(
             *learned,
-            *("divergence_weight", "divergence_floor", "map_divergence_weight", "largest_step"),
+            *("divergence_weight", "divergence_floor", "map_divergence_weight"),
             *("map_reconstruction_weight", "map_divergence_floor", "diversity_weight"),
             "connection_distance",
-        ):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
+        )
         if not any(getattr(self, name) for name in learned):
             raise ValueError(f"{', '.join(learned)} are all 0: raise one")

@@ -11,31 +11,29 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .frame_vanilla_tracks import observed_velocities
-from .inputs_vanilla_tracks import agents_of, check_agents, check_finite, known_steps
-from .kernels_vanilla import at_least_float32
+from .inputs_vanilla_forecaster import observed_agents, observed_velocities
 
 
 @dataclass(frozen=True)
-class Scene:
+class Observed:
     """The observed part of a batch of scenes, in units inside the model.
 
     Attributes:
-        past: `(B, A, T, 2)` positions relative to the origin; 0 where not observed.
+        positions: `(B, A, T, 2)` relative to the origin; 0 where not observed.
         is_observed: `(B, A, T)` bool.
         is_agent: `(B, A)` bool, False = padding.
         origin: `(B, 1, 1, 2)`.
         may_attend: `(B, A, A)` bool, whether agent i may see agent j; each sees itself.
     """
 
-    past: Tensor
+    positions: Tensor
     is_observed: Tensor
     is_agent: Tensor
     origin: Tensor
     may_attend: Tensor
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every agent sees every step of every agent, so that no mask is needed."""
         if torch.compiler.is_compiling():
             return False
@@ -47,9 +45,9 @@ class Scene:
         The first step has the velocity of the second, as in the authors' code. A velocity from or
         to nothing observed is 0.
         """
-        velocities, _ = observed_velocities(self.past, self.is_observed)
+        velocities, _ = observed_velocities(self.positions, self.is_observed)
         velocities = torch.cat((velocities[:, :, :1], velocities), dim=2)
-        return torch.cat((self.past, velocities), dim=-1).transpose(1, 2)
+        return torch.cat((self.positions, velocities), dim=-1).transpose(1, 2)
 
     def future_inputs(self, future: Tensor, is_known: Tensor) -> Tensor:
         """Position and velocity of each future step, `(B, P, A, 4)`, 0 where not known.
@@ -58,7 +56,7 @@ class Scene:
             future: `(B, A, P, 2)` positions relative to the origin; 0 where not known.
             is_known: `(B, A, P)` bool.
         """
-        before = torch.cat((self.past[:, :, -1:], future[:, :, :-1]), dim=2)
+        before = torch.cat((self.positions[:, :, -1:], future[:, :, :-1]), dim=2)
         was_known = torch.cat((self.is_agent.unsqueeze(-1), is_known[..., :-1]), dim=2)
         velocities = (future - before) * (is_known & was_known).unsqueeze(-1)
         return torch.cat((future, velocities), dim=-1).transpose(1, 2)
@@ -69,16 +67,16 @@ class Scene:
         return is_key.transpose(1, 2).flatten(1)
 
 
-def scene_mask(scene: Scene, queries: int, keys: int, is_key: Tensor | None = None) -> Tensor:
+def scene_mask(past: Observed, queries: int, keys: int, is_key: Tensor | None = None) -> Tensor:
     """`(B, 1, L A, S A)` bool: who may attend to whom at every pair of steps.
 
     Args:
-        scene: the agents.
+        past: the agents.
         queries: steps L.
         keys: steps S.
         is_key: `(B, S A)` bool, False = hidden from all; None: none is.
     """
-    mask = scene.may_attend.repeat(1, queries, keys)  # time-major: agents are the inner axis
+    mask = past.may_attend.repeat(1, queries, keys)  # time-major: agents are the inner axis
     mask = mask if is_key is None else mask & is_key.unsqueeze(1)
     return mask.unsqueeze(1)
 
@@ -89,12 +87,12 @@ def causal_steps(mask: Tensor, steps: int) -> Tensor:
     return mask & (number.unsqueeze(1) >= number)
 
 
-def read_scene(
+def read_observed(
     config: VanillaAgentFormerConfig,
     past_values: Tensor,
     past_observed_mask: Tensor | None,
     agent_mask: Tensor | None,
-) -> Scene:
+) -> Observed:
     """Check and centre the observed part of a batch.
 
     Args:
@@ -107,12 +105,9 @@ def read_scene(
         ValueError: a shape does not fit, a value is not finite, a scene has no agent, or an agent's
             last step is not observed.
     """
-    is_observed = known_steps("past", past_values, past_observed_mask, config.observed_steps)
-    is_agent = agents_of("agent_mask", agent_mask, is_observed)
-    is_observed = is_observed & is_agent.unsqueeze(-1)
-    check_agents(is_agent, is_observed, mask="agent_mask")
-    check_finite("past", past_values, is_observed)
-    past = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
+    past, is_observed, is_agent, _ = observed_agents(
+        config, past_values, past_observed_mask, agent_mask=agent_mask
+    )
     past = past / config.position_scale
     counted = is_observed if config.origin_is_past_mean else is_observed[..., -1:]
     total = (past[:, :, -counted.shape[-1] :] * counted.unsqueeze(-1)).sum(dim=(1, 2))
@@ -124,4 +119,4 @@ def read_scene(
         may_attend = may_attend & (apart <= config.connection_distance)
     itself = torch.eye(is_agent.shape[1], dtype=torch.bool, device=past.device)
     past = torch.where(is_observed.unsqueeze(-1), past - origin, 0)
-    return Scene(past, is_observed, is_agent, origin, may_attend | itself)
+    return Observed(past, is_observed, is_agent, origin, may_attend | itself)

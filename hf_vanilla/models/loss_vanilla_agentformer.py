@@ -8,13 +8,18 @@ Shapes: B scenes, A agents, N samples, P predicted steps.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from .inputs_vanilla_agentformer import Observed
+from .inputs_vanilla_forecaster import known_future, known_positions
+
 
 @dataclass(frozen=True)
-class Truth:
+class JointErrors:
     """What futures are compared with.
 
     Attributes:
@@ -78,3 +83,27 @@ class Truth:
         apart = (futures[:, first] - futures[:, second]).square().sum(dim=(2, 4))  # (B, pairs, A)
         likeness = (-apart / scale).exp().mean(dim=1)  # (B, A)
         return (likeness * self.is_agent).sum() / self.divisor
+
+
+def read_future(
+    config: VanillaAgentFormerConfig,
+    past: Observed,
+    future_values: Tensor,
+    future_observed_mask: Tensor | None,
+    *,
+    num_items_in_batch: "Tensor | float | None" = None,
+    **kwargs: Any,
+) -> JointErrors:
+    """Check and centre the future of a batch; arguments as of the models.
+
+    Raises:
+        ValueError: a shape does not fit, or a value is not finite.
+    """
+    shape = past.is_agent.shape
+    is_known = known_future(config, future_values, future_observed_mask, shape)
+    is_known = is_known & past.is_agent.unsqueeze(-1)
+    future = known_positions("future", future_values, is_known) / config.position_scale
+    future = torch.where(is_known.unsqueeze(-1), future - past.origin, 0)
+    count = past.is_agent.sum() if num_items_in_batch is None else num_items_in_batch
+    divisor = torch.as_tensor(count, device=future.device).clamp(min=1)
+    return JointErrors(future, is_known, past.is_agent, divisor)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from .inputs_vanilla_forecaster import distances, per_known_step
+
 LOWEST_TEMPERATURE = 1e-3
 
 
@@ -29,8 +31,7 @@ def mean_distance(
         num_items_in_batch: observed future steps of the optimizer step; None: of this call.
     """
     total = (distances(predicted, future_values) * is_observed).sum()
-    count = is_observed.sum() if num_items_in_batch is None else num_items_in_batch
-    return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+    return per_known_step(total, is_observed, num_items_in_batch)
 
 
 def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to weigh them
@@ -70,13 +71,12 @@ def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to
     if temperature is None:
         regressed = per_mode.gather(1, closest.unsqueeze(1)).sum()
     else:
-        apart = per_mode.detach() / steps.clamp(min=1).unsqueeze(1)
-        lowest = torch.as_tensor(temperature, device=apart.device).clamp(min=LOWEST_TEMPERATURE)
-        regressed = ((-apart / lowest).softmax(dim=1) * per_mode).sum()
+        distance = per_mode.detach() / steps.clamp(min=1).unsqueeze(1)
+        lowest = torch.as_tensor(temperature, device=distance.device).clamp(min=LOWEST_TEMPERATURE)
+        regressed = ((-distance / lowest).softmax(dim=1) * per_mode).sum()
     scores = cross_entropy(mode_logits.float(), closest, reduction="none") * steps
     total = regressed + score_weight * scores.sum()
-    count = steps.sum() if num_items_in_batch is None else num_items_in_batch
-    return total / torch.as_tensor(count, device=total.device).clamp(min=1)
+    return per_known_step(total, is_observed, num_items_in_batch)
 
 
 def mixture_nats(
@@ -93,10 +93,3 @@ def mixture_nats(
     squares = (trajectories - future_values.unsqueeze(1)).square().sum(dim=-1)  # (B, M, P)
     logs = -squares / (2 * spreads.square()) - 2 * spreads.log() - math.log(2 * math.pi)
     return -torch.logsumexp(mode_logits.log_softmax(dim=1).unsqueeze(-1) + logs, dim=1)
-
-
-def distances(predicted: Tensor, future_values: Tensor) -> Tensor:
-    """Euclidean distances `(...,)` of positions `(..., 2)`; the gradient at 0 is 0, not NaN."""
-    squares = (predicted - torch.nan_to_num(future_values)).square().sum(dim=-1)
-    is_zero = squares.eq(0)
-    return torch.where(is_zero, 0, torch.where(is_zero, 1, squares).sqrt())

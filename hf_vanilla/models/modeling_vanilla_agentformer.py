@@ -16,11 +16,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla_agentformer import AgentAwareAttention
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_agentformer import Scene, read_scene
-from .inputs_vanilla_tracks import check_finite, known_future
-from .loss_vanilla_agentformer import Truth
+from .inputs_vanilla_agentformer import Observed, read_observed
+from .inputs_vanilla_forecaster import rollout_steps
+from .loss_vanilla_agentformer import JointErrors, read_future
 from .pretrained_vanilla import VanillaPreTrainedModel
-from .rollout_vanilla_tracks import rollout_steps
 from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEncoder
 
 
@@ -132,24 +131,24 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         Raises:
             ValueError: an input does not fit; the message says which and how.
         """
-        scene = read_scene(self.config, past_values, past_observed_mask, agent_mask)
-        context, agent_context = self.context_encoder(scene)
+        past = read_observed(self.config, past_values, past_observed_mask, agent_mask)
+        context, agent_context = self.context_encoder(past)
         prior = self.future_decoder.prior(agent_context)
         noise = self._noise(prior.mean, noise)  # (B, A, K, Z)
         mean, log_variance = prior.mean.unsqueeze(2), prior.log_variance.unsqueeze(2)
         latents = (mean + noise * (0.5 * log_variance).exp()).transpose(1, 2)  # (B, K, A, Z)
         if future_values is None or not return_loss:
-            futures = decode_samples(self, scene, context, latents, **kwargs)
-            return scene_output(self.config, scene, futures)
-        truth = read_truth(self.config, scene, future_values, future_observed_mask, **kwargs)
-        posterior = self.future_encoder(scene, context, truth.future, truth.is_known)
+            futures = decode_samples(self, past, context, latents, **kwargs)
+            return scene_output(self.config, past, futures)
+        truth = read_future(self.config, past, future_values, future_observed_mask, **kwargs)
+        posterior = self.future_encoder(past, context, truth.future, truth.is_known)
         one = posterior.draw(torch.randn_like(posterior.mean)).unsqueeze(1)  # (B, 1, A, Z)
         both = torch.cat((one, latents), dim=1)
         with torch.no_grad():
-            found = decode_samples(self, scene, context, both)
-        output = scene_output(self.config, scene, found[:, 1:])
+            found = decode_samples(self, past, context, both)
+        output = scene_output(self.config, past, found[:, 1:])
         if torch.is_grad_enabled():
-            found = self._needed_futures(scene, context, both, found, truth)
+            found = self._needed_futures(past, context, both, found, truth)
         rebuilt, futures = found[:, :1], found[:, 1:]
         config = self.config
         reconstruction, closest = truth.reconstruction(rebuilt), truth.closest(futures)
@@ -166,7 +165,7 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         return output
 
     def _needed_futures(
-        self, scene: Scene, context: Tensor, latents: Tensor, futures: Tensor, truth: Truth
+        self, past: Observed, context: Tensor, latents: Tensor, futures: Tensor, truth: JointErrors
     ) -> Tensor:
         """With gradient, the first sample and those of the others that the loss depends on.
 
@@ -178,7 +177,7 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         needed = torch.cat((torch.zeros_like(needed[:, :1]), needed), dim=1)  # (B, 1 + M)
         scenes = torch.arange(len(needed), device=needed.device).unsqueeze(1)
         return self.future_decoder.one_pass(
-            scene, context, latents[scenes, needed], futures[scenes, needed]
+            past, context, latents[scenes, needed], futures[scenes, needed]
         )
 
     def _noise(self, mean: Tensor, noise: Tensor | None) -> Tensor:
@@ -195,7 +194,7 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
 
 def decode_samples(
     model: Any,
-    scene: Scene,
+    past: Observed,
     context: Tensor,
     latents: Tensor,
     *,
@@ -207,7 +206,7 @@ def decode_samples(
 
     Args:
         model: with `config` and `future_decoder`.
-        scene: the observed part.
+        past: the observed part.
         context: `(B, T A, D)` of the context encoder.
         latents: `(B, N, A, Z)`.
         predicted_steps: P; None: as in training.
@@ -221,41 +220,16 @@ def decode_samples(
     size = latents.shape[1] if samples_at_once is None else samples_at_once
     if size < 1:
         raise ValueError(f"samples_at_once={size}: give a positive number")
-    parts = [model.future_decoder(scene, context, part, steps) for part in latents.split(size, 1)]
+    parts = [model.future_decoder(past, context, part, steps) for part in latents.split(size, 1)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def scene_output(
-    config: VanillaAgentFormerConfig, scene: Scene, futures: Tensor
+    config: VanillaAgentFormerConfig, past: Observed, futures: Tensor
 ) -> VanillaJointTrajectoryOutput:
     """Futures `(B, N, P, A, 2)` relative to the origin as positions in the world; padding is 0."""
-    tracks = futures.permute(0, 3, 1, 2, 4) + scene.origin.unsqueeze(1)  # (B, A, N, P, 2)
-    tracks = torch.where(scene.is_agent[..., None, None, None], tracks * config.position_scale, 0)
+    tracks = futures.permute(0, 3, 1, 2, 4) + past.origin.unsqueeze(1)  # (B, A, N, P, 2)
+    tracks = torch.where(past.is_agent[..., None, None, None], tracks * config.position_scale, 0)
     return VanillaJointTrajectoryOutput(
         trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:3])
     )
-
-
-def read_truth(
-    config: VanillaAgentFormerConfig,
-    scene: Scene,
-    future_values: Tensor,
-    future_observed_mask: Tensor | None,
-    *,
-    num_items_in_batch: "Tensor | float | None" = None,
-    **kwargs: Any,
-) -> Truth:
-    """Check and centre the future of a batch; arguments as of the models.
-
-    Raises:
-        ValueError: a shape does not fit, or a value is not finite.
-    """
-    steps = config.predicted_steps
-    is_known = known_future(future_values, future_observed_mask, steps, scene.is_agent.shape)
-    is_known = is_known & scene.is_agent.unsqueeze(-1)
-    check_finite("future", future_values, is_known)
-    future = torch.where(is_known.unsqueeze(-1), future_values, 0) / config.position_scale
-    future = torch.where(is_known.unsqueeze(-1), future - scene.origin, 0)
-    count = scene.is_agent.sum() if num_items_in_batch is None else num_items_in_batch
-    divisor = torch.as_tensor(count, device=future.device).clamp(min=1)
-    return Truth(future, is_known, scene.is_agent, divisor)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_agentformer import read_scene
+from .inputs_vanilla_agentformer import read_observed
 from .kernels_vanilla import at_least_float32
+from .loss_vanilla_agentformer import read_future
 from .modeling_vanilla_agentformer import (
     VanillaAgentFormerPreTrainedModel,
     VanillaForJointTrajectoryPrediction,
     VanillaJointTrajectoryOutput,
     decode_samples,
-    read_truth,
     scene_output,
 )
 from .stacks_vanilla_agentformer import Gaussian, small_linear
@@ -86,20 +86,20 @@ class VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         Arguments and errors are those of the first stage, without `noise`.
         """
         config, first = self.config, self.first_stage
-        scene = read_scene(config, past_values, past_observed_mask, agent_mask)
+        past = read_observed(config, past_values, past_observed_mask, agent_mask)
         with torch.no_grad():
-            context, agent_context = first.context_encoder(scene)
+            context, agent_context = first.context_encoder(past)
             prior = first.future_decoder.prior(agent_context)
         maps = self._maps(agent_context)  # (B, K, A, Z)
         if future_values is None or not return_loss:
-            futures = decode_samples(first, scene, context, maps.mean, **kwargs)
-            return scene_output(config, scene, futures)
-        truth = read_truth(config, scene, future_values, future_observed_mask, **kwargs)
-        futures = decode_samples(first, scene, context, maps.mean)
+            futures = decode_samples(first, past, context, maps.mean, **kwargs)
+            return scene_output(config, past, futures)
+        truth = read_future(config, past, future_values, future_observed_mask, **kwargs)
+        futures = decode_samples(first, past, context, maps.mean)
         # summed over the samples, as in the authors' code
         prior = Gaussian(prior.mean.unsqueeze(1), prior.log_variance.unsqueeze(1))
         nats = maps.divergence(prior).sum(dim=1)  # (B, A)
-        output = scene_output(config, scene, futures)
+        output = scene_output(config, past, futures)
         output.sample_loss = truth.closest(futures)
         output.divergence = truth.divergence(nats, config.map_divergence_floor)
         output.similarity = truth.similarity(futures, config.diversity_scale)

@@ -16,18 +16,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .fusion_vanilla_scene import FUSIONS, decoder_layers, read_by_seeds
-from .head_vanilla_scene import (
-    Mixture,
-    MixtureHead,
-    Truth,
-    closest_future_loss,
-    read_truth,
-    thin,
-)
+from .inputs_vanilla_scene import Rows, read_rows
+from .loss_vanilla_scene import Mixture, MixtureHead, Truth, closest_future_loss, read_truth, thin
 from .pretrained_vanilla import VanillaPreTrainedModel
-from .rows_vanilla_scene import Rows, read_rows
-from .tokens_vanilla_scene import SceneTokens
+from .stacks_vanilla_scene import FUSIONS, SceneTokens, decoder_layers, read_by_seeds
 
 
 @dataclass
@@ -72,7 +64,7 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
             init.normal_(module.weight, std=width)
 
     def futures(self, rows: Rows) -> Mixture:
-        """`num_seeds` futures of each row, in its frame."""
+        """`num_seeds` futures of each row, along its axes."""
         raise NotImplementedError
 
     def may_win(self, truth: Truth) -> Tensor | None:
@@ -140,10 +132,10 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
         if not self.training:
             near = config.thinning_distance / config.velocity_std
             futures = thin(futures, config.num_modes, distance=near)
-        origin = rows.frame.origin[:, None, None]
+        origin = rows.axes.origin[:, None, None]
         return VanillaSceneTrajectoryOutput(
             loss=loss,
-            trajectories=rows.spread(rows.frame.leave(futures.means) + origin),
+            trajectories=rows.spread(rows.axes.leave(futures.means) + origin),
             mode_logits=rows.spread(futures.logits),
             scales=rows.spread(futures.spreads * config.velocity_std),
         )

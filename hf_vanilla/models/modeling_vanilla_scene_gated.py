@@ -7,12 +7,18 @@ Shapes: R rows, M tokens, D `d_model`.
 from torch import Tensor, nn
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .fusion_vanilla_scene import decoder_layers, masked_mean, read_by_seeds
-from .head_vanilla_scene import Mixture, MixtureHead
+from .inputs_vanilla_scene import Rows
 from .layers_vanilla import VanillaEncoderLayer
+from .loss_vanilla_scene import Mixture, MixtureHead
 from .modeling_vanilla_scene import VanillaScenePreTrainedModel, seeds
-from .rows_vanilla_scene import Rows
-from .tokens_vanilla_scene import SceneTokens, key_mask, side_by_side
+from .stacks_vanilla_scene import (
+    SceneTokens,
+    decoder_layers,
+    key_mask,
+    masked_mean,
+    read_by_seeds,
+    side_by_side,
+)
 
 
 class ChannelGate(nn.Module):

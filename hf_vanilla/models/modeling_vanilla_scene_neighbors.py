@@ -5,12 +5,17 @@ import torch
 from torch import Tensor, nn
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .fusion_vanilla_scene import FullEncoder, decoder_layers, read_by_seeds
-from .head_vanilla_scene import Mixture, MixtureHead
+from .inputs_vanilla_scene import Rows, reach
 from .layers_vanilla import VanillaEncoderLayer
+from .loss_vanilla_scene import Mixture, MixtureHead
 from .modeling_vanilla_scene import VanillaScenePreTrainedModel, seeds
-from .rows_vanilla_scene import Rows, reach
-from .tokens_vanilla_scene import SceneTokens, side_by_side
+from .stacks_vanilla_scene import (
+    FullEncoder,
+    SceneTokens,
+    decoder_layers,
+    read_by_seeds,
+    side_by_side,
+)
 
 
 def neighbor_mask(
@@ -54,7 +59,7 @@ def last_states(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     """Last observed position and displacement of a row's agent and the others, and who is there.
 
     Returns:
-        `(R, 1 + N, 2)` twice in the row's frame, positions divided as the features are; `(R, 1 +
+        `(R, 1 + N, 2)` twice along the row's axes, positions divided as the features are; `(R, 1 +
         N)` bool.
     """
     features = torch.cat((rows.own.features, rows.others.features), dim=1)

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .fusion_vanilla_scene import FullEncoder, decoder_layers, read_by_seeds
-from .head_vanilla_scene import Mixture, MixtureHead, Truth, read_truth
+from .inputs_vanilla_forecaster import k_means, nearest
+from .inputs_vanilla_scene import Rows, read_rows
+from .loss_vanilla_scene import Mixture, MixtureHead, Truth, read_truth
 from .modeling_vanilla_scene import VanillaScenePreTrainedModel, seeds
-from .regions_vanilla_scene import fit_regions, proposals_of_regions, region_of
-from .rows_vanilla_scene import Rows, read_rows
-from .tokens_vanilla_scene import Grid, SceneTokens
+from .stacks_vanilla_scene import FullEncoder, Grid, SceneTokens, decoder_layers, read_by_seeds
+
+K_MEANS_ROUNDS = 50
 
 
 class ProposalStage(nn.Module):
@@ -38,7 +39,7 @@ class ProposalStage(nn.Module):
 class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
     """mmTransformer: K proposals, of which only those in the region of the truth are trained.
 
-    A proposal belongs to one of G regions of end points in the agent's frame, which `fit_regions`
+    A proposal belongs to one of G regions of end points along the agent's axes, which `fit_regions`
     takes from the training data. The closest proposal of the truth's region is regressed; the class
     of the loss is this proposal among all, in place of the paper's two separate ones for region and
     proposal. The paper refines all agents' proposals with those of each other; here the third stage
@@ -122,6 +123,45 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
                 "there are no regions, so only the proposals of the first would be trained: call "
                 "set_regions() with training scenes first"
             )
-        regions = region_of(truth.positions[:, -1], self.centres)
+        regions = nearest(truth.positions[:, -1], self.centres)
         found = proposals_of_regions(regions, config.num_seeds, config.num_regions)
         return found | ~truth.is_known[:, -1:]
+
+
+def fit_regions(end_points: Tensor, count: int) -> Tensor:
+    """Centres of `count` clusters of end points.
+
+    Centres start at the point nearest to the mean and, one after another, at the point farthest
+    from all centres, so equal data give equal regions and none is empty.
+
+    Args:
+        end_points: `(N, 2)`.
+        count: regions G.
+
+    Returns:
+        `(G, 2)`.
+
+    Raises:
+        ValueError: there are fewer different end points than regions.
+    """
+    points = end_points.double()
+    different = len(points.unique(dim=0))
+    if different < count:
+        raise ValueError(
+            f"num_regions={count}, but the training data have {different} different end points, so "
+            "a region would be empty: lower num_regions"
+        )
+    centres = points[(points - points.mean(dim=0)).norm(dim=1).argmin()].unsqueeze(0)
+    while len(centres) < count:
+        farthest = torch.cdist(points, centres).amin(dim=1).argmax()
+        centres = torch.cat((centres, points[farthest].unsqueeze(0)))
+    return k_means(points, centres, K_MEANS_ROUNDS).to(end_points.dtype)
+
+
+def proposals_of_regions(regions: Tensor, proposals: int, count: int) -> Tensor:
+    """Which proposals belong to the region `(R,)` of each row, `(R, K)` bool.
+
+    Proposals are divided evenly: the first K / G belong to region 0.
+    """
+    owner = torch.arange(proposals, device=regions.device) // (proposals // count)
+    return owner == regions.unsqueeze(1)

@@ -8,12 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .fusion_vanilla_scene import TIME, FactorisedEncoder, FullEncoder, masked_mean
-from .head_vanilla_scene import Mixture, mixture, numbers_per_future
+from .inputs_vanilla_scene import Rows
 from .layers_vanilla import VanillaDecoderLayer
+from .loss_vanilla_scene import Mixture, mixture, numbers_per_future
 from .modeling_vanilla_scene import VanillaScenePreTrainedModel
-from .rows_vanilla_scene import Rows
-from .tokens_vanilla_scene import Grid, SceneTokens, key_mask, stacked
+from .stacks_vanilla_scene import (
+    TIME,
+    FactorisedEncoder,
+    FullEncoder,
+    Grid,
+    SceneTokens,
+    key_mask,
+    masked_mean,
+    stacked,
+)
 
 
 class SequenceVectors(nn.Module):

@@ -12,17 +12,24 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
+from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_tracks import VanillaTracksConfig
-from .frame_vanilla_tracks import AgentFrame, agent_frame, last_velocity, observed_velocities
-from .inputs_vanilla_tracks import check_finite, known_steps
+from .inputs_vanilla_forecaster import (
+    AgentAxes,
+    agent_axes,
+    known_positions,
+    known_steps,
+    last_velocity,
+    observed_velocities,
+    rollout_steps,
+)
 from .kernels_vanilla import VanillaDropout, at_least_float32
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .loss_vanilla_tracks import mean_distance
 from .positions_vanilla import sinusoid
 from .pretrained_vanilla import VanillaPreTrainedModel
-from .rollout_vanilla_tracks import rollout_steps
 
 
 @dataclass
@@ -46,11 +53,93 @@ class VanillaTrajectoryOutput(ModelOutput):
     cross_attentions: tuple[Tensor, ...] | None = None
 
 
+@dataclass(frozen=True)
+class EncodedPast:
+    """What the encoder returns of each agent.
+
+    Attributes:
+        hidden_states: `(B, T - 1, D)`.
+        attention_mask: `(B, T - 1)` int64, 1 = real position.
+        axes: from the world's coordinates to the agent's own and back.
+        velocity: `(B, 2)` last known one, along the axes.
+    """
+
+    hidden_states: Tensor
+    attention_mask: Tensor
+    axes: AgentAxes
+    velocity: Tensor
+
+
+@dataclass(frozen=True)
+class TrueFuture:
+    """What futures are compared with.
+
+    Attributes:
+        positions: `(B, P, 2)` in the world, 0 where not known.
+        is_known: `(B, P)` bool.
+    """
+
+    positions: Tensor
+    is_known: Tensor
+
+    def velocities(self, axes: AgentAxes) -> tuple[Tensor, Tensor]:
+        """Those `(B, P, 2)` along the axes, 0 where unknown, and which are known, `(B, P)`."""
+        before = torch.cat((torch.ones_like(self.is_known[:, :1]), self.is_known[:, :-1]), dim=1)
+        is_known = self.is_known & before
+        velocities = axes.enter(self.steps(axes))
+        return torch.where(is_known.unsqueeze(-1), velocities, 0), is_known
+
+    def steps(self, axes: AgentAxes) -> Tensor:
+        """Displacements `(B, P, 2)` in the world between positions, first from the origin."""
+        return torch.diff(self.positions, dim=1, prepend=axes.origin.unsqueeze(1))
+
+
 class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
-    """The base of the forecasters."""
+    """The base of the forecasters of single agents, which differ in `futures` alone."""
 
     config_class = VanillaTracksConfig
     main_input_name = "past_values"
+
+    def futures(
+        self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
+    ) -> VanillaTrajectoryOutput:
+        """Futures of each agent; with the truth the loss."""
+        raise NotImplementedError
+
+    @capture_outputs
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        *,
+        return_loss: bool = True,
+        **kwargs: Any,
+    ) -> VanillaTrajectoryOutput:
+        """The futures of each agent and their scores; with `future_values` the loss.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            future_values: `(B, P, 2)` positions to predict.
+            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
+            return_loss: compute the loss where there are `future_values`.
+            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step. Of the
+                forms with a rollout `predicted_steps`, another number of steps, without
+                `future_values`; of those with several modes `winner_temperature`, see
+                `closest_mode_loss`, and `output_attentions`.
+
+        Raises:
+            ValueError: an input does not fit; the message says which and how.
+        """
+        past = self.encoder(past_values, past_observed_mask)
+        truth = None
+        if future_values is not None and return_loss:
+            truth = read_future(self.config, future_values, future_observed_mask)
+        if future_values is not None:
+            kwargs.pop("predicted_steps", None)
+        return self.futures(past, truth, **kwargs)
 
 
 class VelocityEmbedding(nn.Module):
@@ -84,34 +173,28 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    def forward(
-        self, past_values: Tensor, past_observed_mask: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, AgentFrame, Tensor]:
+    def forward(self, past_values: Tensor, past_observed_mask: Tensor | None = None) -> EncodedPast:
         """Encode what was observed.
 
         Args:
             past_values: `(B, T, 2)` positions in the world.
             past_observed_mask: `(B, T)`, 1 = observed; None: all are.
 
-        Returns:
-            `(B, T - 1, D)`; the mask `(B, T - 1)` of its real positions, int64; the frame; the last
-            known velocity in the frame, `(B, 2)`.
-
         Raises:
             ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
         """
-        is_observed = check_past(self.config, past_values, past_observed_mask)
-        past_values = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
-        velocities, is_known = observed_velocities(past_values, is_observed)
-        frame = agent_frame(
-            past_values,
+        past, is_observed = read_past(self.config, past_values, past_observed_mask)
+        past = at_least_float32(past)
+        velocities, is_known = observed_velocities(past, is_observed)
+        axes = agent_axes(
+            past,
             velocities,
             is_known,
             follows_heading=self.config.follows_heading,
             heading_decay=self.config.heading_decay,
             scale=self.config.velocity_std,
         )
-        inputs = frame.enter(velocities)
+        inputs = axes.enter(velocities)
         hidden_states = self.embedding(inputs)
         attention_mask = is_known.long()
         mask = create_bidirectional_mask(
@@ -119,7 +202,7 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         )
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask)
-        return hidden_states, attention_mask, frame, last_velocity(inputs, is_known)
+        return EncodedPast(hidden_states, attention_mask, axes, last_velocity(inputs, is_known))
 
 
 def decode(
@@ -180,156 +263,89 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @can_return_tuple
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        *,
-        return_loss: bool = True,
-        **kwargs: Any,
+    def futures(
+        self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
     ) -> VanillaTrajectoryOutput:
-        """The future of each agent; with `future_values` the loss.
+        """The future of each agent.
 
-        The trajectories are the model's own rollout; in training mode without a weight of the
-        rollout's loss, those of teacher forcing.
-
-        Args:
-            past_values: `(B, T, 2)` positions in the world.
-            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
-            future_values: `(B, P, 2)` positions to predict.
-            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
-            return_loss: compute the loss where there are `future_values`.
-            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
-                `predicted_steps`, another number of steps, without `future_values`.
-
-        Raises:
-            ValueError: an input does not fit; the message says which and how.
+        It is the model's own rollout; in training mode without a weight of the rollout's loss, that
+        of teacher forcing.
         """
-        hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
-        if future_values is None or not return_loss:
-            future = self.rollout(hidden, mask, last, kwargs.get("predicted_steps"))
-            return VanillaTrajectoryOutput(
-                trajectories=frame.positions(future).unsqueeze(1),
-                mode_logits=future.new_zeros(future.shape[0], 1),
-            )
-        steps: Any = None if self.training else self.rollout(hidden, mask, last)
-        is_observed = check_future(self.config, future_values, future_observed_mask)
-        wanted = torch.where(is_observed.unsqueeze(-1), future_values, 0)
-        divisor = {"num_items_in_batch": kwargs.pop("num_items_in_batch", None)}
-        loss = torch.zeros((), device=wanted.device)
-        if self.config.forcing_loss_weight:
-            forced, is_known = self._teacher_forcing(hidden, mask, last, frame, wanted, is_observed)
-            distance = mean_distance(
-                frame.leave(forced), _steps(wanted, frame), is_known, **divisor
-            )
-            loss = loss + self.config.forcing_loss_weight * distance
-            steps = forced if steps is None else steps
-        if self.config.rollout_loss_weight:
-            steps = self.rollout(hidden, mask, last) if self.training else steps
-            distance = mean_distance(frame.positions(steps), wanted, is_observed, **divisor)
-            loss = loss + self.config.rollout_loss_weight * distance
+        config, loss = self.config, None
+        steps: Any = None
+        if truth is None or not self.training:
+            steps = self.rollout(past, kwargs.get("predicted_steps"))
+        if truth is not None:
+            divisor = {"num_items_in_batch": kwargs.get("num_items_in_batch")}
+            loss = torch.zeros((), device=truth.positions.device)
+            if config.forcing_loss_weight:
+                true, is_known = truth.velocities(past.axes)
+                inputs = torch.cat((past.velocity.unsqueeze(1), true[:, :-1]), dim=1)
+                forced = self._next_steps(past, inputs)
+                predicted, wanted = past.axes.leave(forced), truth.steps(past.axes)
+                distance = mean_distance(predicted, wanted, is_known, **divisor)
+                loss = loss + config.forcing_loss_weight * distance
+                steps = forced if steps is None else steps
+            if config.rollout_loss_weight:
+                steps = self.rollout(past) if self.training else steps
+                predicted = past.axes.positions(steps)
+                distance = mean_distance(predicted, truth.positions, truth.is_known, **divisor)
+                loss = loss + config.rollout_loss_weight * distance
         return VanillaTrajectoryOutput(
             loss=loss,
-            trajectories=frame.positions(steps).unsqueeze(1),
+            trajectories=past.axes.positions(steps).unsqueeze(1),
             mode_logits=steps.new_zeros(steps.shape[0], 1),
         )
 
-    def rollout(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor,
-        last: Tensor,
-        predicted_steps: int | None = None,
-    ) -> Tensor:
-        """The model's own future, `(B, P, 2)` velocities in the frame, by a growing cache.
+    def rollout(self, past: EncodedPast, predicted_steps: int | None = None) -> Tensor:
+        """The model's own future, `(B, P, 2)` velocities along the axes, by a growing cache.
 
         Args:
-            hidden_states: `(B, T - 1, D)` of the encoder.
-            attention_mask: `(B, T - 1)`, 1 = real position.
-            last: `(B, 2)` last observed velocity in the frame.
+            past: of the encoder.
             predicted_steps: P; None: as in training.
         """
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        steps = [last]
+        steps = [past.velocity]
         for number in range(rollout_steps(self.config, predicted_steps)):
             inputs = self.embedding(steps[-1].unsqueeze(1), number)
-            decoded = decode(self, inputs, hidden_states, attention_mask, cache)
-            steps.append(last + self.head(decoded[:, 0]))
+            decoded = decode(self, inputs, past.hidden_states, past.attention_mask, cache)
+            steps.append(past.velocity + self.head(decoded[:, 0]))
         return torch.stack(steps[1:], dim=1)
 
-    def _next_steps(self, inputs: Tensor, last: Tensor, hidden: Tensor, mask: Tensor) -> Tensor:
-        """The velocity after each of `inputs` `(B, P, 2)`, all in the frame."""
-        decoded = decode(self, self.embedding(inputs), hidden, mask)
-        return last.unsqueeze(1) + self.head(decoded)
-
-    def _teacher_forcing(
-        self,
-        hidden: Tensor,
-        mask: Tensor,
-        last: Tensor,
-        frame: AgentFrame,
-        wanted: Tensor,
-        is_observed: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Predicted velocities `(B, P, 2)` after the true ones, and which true steps are known."""
-        true, is_known = true_velocities(frame, wanted, is_observed)
-        inputs = torch.cat((last.unsqueeze(1), true[:, :-1]), dim=1)
-        return self._next_steps(inputs, last, hidden, mask), is_known
+    def _next_steps(self, past: EncodedPast, inputs: Tensor) -> Tensor:
+        """The velocity after each of `inputs` `(B, P, 2)`, all along the axes."""
+        decoded = decode(self, self.embedding(inputs), past.hidden_states, past.attention_mask)
+        return past.velocity.unsqueeze(1) + self.head(decoded)
 
 
-def check_past(
+def read_past(
     config: VanillaTracksConfig, past_values: Tensor, past_observed_mask: Tensor | None
-) -> Tensor:
-    """Which observed steps are real, `(B, T)` bool.
+) -> tuple[Tensor, Tensor]:
+    """Observed positions `(B, T, 2)`, 0 where not observed, and which are, `(B, T)` bool.
 
     Raises:
         ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
     """
     steps = config.observed_steps
-    is_observed = known_steps("past", past_values, past_observed_mask, steps, axes=("B",))
-    check_finite("past", past_values, is_observed)
+    is_observed = known_steps("past", past_values, past_observed_mask, steps, leading=("B",))
+    past = known_positions("past", past_values, is_observed)
     if not torch.compiler.is_compiling() and not is_observed[:, -1].all():
         agent = int(is_observed[:, -1].logical_not().nonzero()[0])
         raise ValueError(
             f"the last observed step of agent {agent} is missing, and predictions start there: "
             "leave such agents out"
         )
-    return is_observed
+    return past, is_observed
 
 
-def check_future(
+def read_future(
     config: VanillaTracksConfig, future_values: Tensor, future_observed_mask: Tensor | None
-) -> Tensor:
-    """Which future steps are known, `(B, P)` bool.
+) -> TrueFuture:
+    """Check the true future.
 
     Raises:
         ValueError: a shape does not fit, or a value is not finite.
     """
     steps = config.predicted_steps
-    is_known = known_steps("future", future_values, future_observed_mask, steps, axes=("B",))
-    check_finite("future", future_values, is_known)
-    return is_known
-
-
-def true_velocities(
-    frame: AgentFrame, future_values: Tensor, is_observed: Tensor
-) -> tuple[Tensor, Tensor]:
-    """True velocities `(B, P, 2)` in the frame, 0 where unknown, and which are known, `(B, P)`.
-
-    Args:
-        frame: of each agent.
-        future_values: `(B, P, 2)` positions; anything where they are not observed.
-        is_observed: `(B, P)` bool.
-    """
-    future = torch.where(is_observed.unsqueeze(-1), future_values, 0)
-    before = torch.cat((torch.ones_like(is_observed[:, :1]), is_observed[:, :-1]), dim=1)
-    is_known = is_observed & before
-    return torch.where(is_known.unsqueeze(-1), frame.enter(_steps(future, frame)), 0), is_known
-
-
-def _steps(positions: Tensor, frame: AgentFrame) -> Tensor:
-    """Displacements `(B, P, 2)` in the world between future positions, first from the origin."""
-    return torch.diff(positions, dim=1, prepend=frame.origin.unsqueeze(1))
+    is_known = known_steps("future", future_values, future_observed_mask, steps, leading=("B",))
+    return TrueFuture(known_positions("future", future_values, is_known), is_known)

@@ -16,18 +16,18 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
 from .configuration_vanilla_tracks import VanillaTracksConfig
+from .inputs_vanilla_forecaster import k_means, nearest, per_known_step, rollout_steps
 from .layers_vanilla import VanillaDecoderLayer
 from .modeling_vanilla_tracks import (
+    EncodedPast,
+    TrueFuture,
     VanillaTracksEncoder,
     VanillaTracksPreTrainedModel,
     VanillaTrajectoryOutput,
     VelocityEmbedding,
-    check_future,
     decode,
-    true_velocities,
+    read_future,
 )
-from .regions_vanilla_scene import k_means
-from .rollout_vanilla_tracks import rollout_steps
 
 K_MEANS_ROUNDS = 10
 K_MEANS_POINTS = 50  # per code, of which the codebook is made
@@ -36,7 +36,7 @@ K_MEANS_POINTS = 50  # per code, of which the codebook is made
 class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
     """Codes of velocities after codes of velocities: `generate()` continues them.
 
-    The codebook is a buffer: `(C, 2)` velocities in the frame of an agent.
+    The codebook is a buffer: `(C, 2)` velocities along an agent's axes.
 
     Args:
         config: read for `num_codes` and the sizes of the decoder's layers.
@@ -55,9 +55,8 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
         self.post_init()
 
     def nearest_codes(self, velocities: Tensor) -> Tensor:
-        """Numbers `(...,)` of the codes closest to velocities `(..., 2)` in the frame."""
-        apart = torch.cdist(velocities.reshape(-1, 2), self.codebook.to(velocities.dtype))
-        return apart.argmin(dim=1).view(velocities.shape[:-1])
+        """Numbers `(...,)` of the codes closest to velocities `(..., 2)` along the axes."""
+        return nearest(velocities.reshape(-1, 2), self.codebook).view(velocities.shape[:-1])
 
     @can_return_tuple
     def forward(
@@ -132,9 +131,9 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         Raises:
             ValueError: an input does not fit, or there are fewer velocities than codes.
         """
-        _, _, frame, _ = self.encoder(past_values, past_observed_mask)
-        is_observed = check_future(self.config, future_values, future_observed_mask)
-        true, is_known = true_velocities(frame, future_values, is_observed)
+        past = self.encoder(past_values, past_observed_mask)
+        truth = read_future(self.config, future_values, future_observed_mask)
+        true, is_known = truth.velocities(past.axes)
         points, count = true[is_known], self.config.num_codes
         if len(points) < count:
             raise ValueError(
@@ -146,80 +145,49 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         points = points[rows.to(points.device)]
         self.decoder.codebook.copy_(k_means(points, points[:count], K_MEANS_ROUNDS))
 
-    @can_return_tuple
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        *,
-        return_loss: bool = True,
-        **kwargs: Any,
+    def futures(
+        self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
     ) -> VanillaTrajectoryOutput:
-        """`num_modes` sampled futures of each agent; with `future_values` the loss.
+        """`num_modes` sampled futures of each agent; the loss is in nats per step.
 
-        In training mode with `future_values`, the one trajectory takes the most probable code
-        after each true velocity. The loss is in nats per observed future step.
-
-        Args:
-            past_values: `(B, T, 2)` positions in the world.
-            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
-            future_values: `(B, P, 2)` positions to predict.
-            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
-            return_loss: compute the loss where there are `future_values`.
-            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
-                `predicted_steps`, another number of steps, without `future_values`.
+        In training mode with the truth, the one trajectory takes the most probable code after each
+        true velocity.
 
         Raises:
-            ValueError: an input does not fit, or `fit_codebook` was never called; the message says
-                which and how.
+            ValueError: `fit_codebook` was never called.
         """
-        self._check_codebook()
-        hidden, mask, frame, last = self.encoder(past_values, past_observed_mask)
-        start = self.decoder.nearest_codes(last)
-        loss = codes = None
-        if future_values is not None and return_loss:
-            is_observed = check_future(self.config, future_values, future_observed_mask)
-            true, is_known = true_velocities(frame, future_values, is_observed)
-            wanted = self.decoder.nearest_codes(true)  # (B, P)
-            inputs = torch.cat((start.unsqueeze(1), wanted[:, :-1]), dim=1)
-            encoded = BaseModelOutput(last_hidden_state=hidden)
-            logits = self.decoder(inputs, encoded, mask).logits
-            wanted = wanted.masked_fill(~is_known, -100)
-            total = cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="sum")
-            count = kwargs.pop("num_items_in_batch", None)
-            count = is_observed.sum() if count is None else count
-            loss = total / torch.as_tensor(count, device=total.device).clamp(min=1)
-            codes = logits.argmax(dim=-1).unsqueeze(1)  # (B, 1, P)
-        if codes is None or not self.training:
-            steps = kwargs.get("predicted_steps") if future_values is None else None
-            codes = self.sample(hidden, mask, start, steps)
-        tracks = frame.positions(self.decoder.codebook[codes])
-        return VanillaTrajectoryOutput(
-            loss=loss, trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:2])
-        )
-
-    def _check_codebook(self) -> None:
         if not torch.compiler.is_compiling() and not self.decoder.codebook.any():
             raise ValueError(
                 "the codebook is empty, so every forecast would stand still: call fit_codebook() "
                 "with training windows first"
             )
+        start = self.decoder.nearest_codes(past.velocity)
+        loss = codes = None
+        if truth is not None:
+            true, is_known = truth.velocities(past.axes)
+            wanted = self.decoder.nearest_codes(true)  # (B, P)
+            inputs = torch.cat((start.unsqueeze(1), wanted[:, :-1]), dim=1)
+            encoded = BaseModelOutput(last_hidden_state=past.hidden_states)
+            logits = self.decoder(inputs, encoded, past.attention_mask).logits
+            wanted = wanted.masked_fill(~is_known, -100)
+            total = cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="sum")
+            loss = per_known_step(total, truth.is_known, kwargs.get("num_items_in_batch"))
+            codes = logits.argmax(dim=-1).unsqueeze(1)  # (B, 1, P)
+        if codes is None or not self.training:
+            codes = self.sample(past, start, kwargs.get("predicted_steps"))
+        tracks = past.axes.positions(self.decoder.codebook[codes])
+        return VanillaTrajectoryOutput(
+            loss=loss, trajectories=tracks, mode_logits=tracks.new_zeros(tracks.shape[:2])
+        )
 
     @torch.no_grad()
     def sample(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor,
-        start: Tensor,
-        predicted_steps: int | None = None,
+        self, past: EncodedPast, start: Tensor, predicted_steps: int | None = None
     ) -> Tensor:
         """`num_modes` sequences of codes of each agent, `(B, M, P)`, drawn by `generate()`.
 
         Args:
-            hidden_states: `(B, T - 1, D)` of the encoder.
-            attention_mask: `(B, T - 1)`, 1 = known velocity.
+            past: of the encoder.
             start: `(B,)` code of the last observed velocity.
             predicted_steps: P; None: as in training.
         """
@@ -232,9 +200,9 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
             pad_token_id=0,
             decoder_start_token_id=start.tolist(),
         )
-        found = self.decoder.generate(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden_states),
-            attention_mask=attention_mask,
+        drawn = self.decoder.generate(
+            encoder_outputs=BaseModelOutput(last_hidden_state=past.hidden_states),
+            attention_mask=past.attention_mask,
             generation_config=drawing,
         )
-        return found[:, 1:].view(-1, modes, steps)
+        return drawn[:, 1:].view(-1, modes, steps)

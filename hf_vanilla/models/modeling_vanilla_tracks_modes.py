@@ -1,6 +1,8 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """Several futures at once: learned queries become whole tracks, each with a score.
 
+One form adds a standard deviation per step: a density of where an agent will be.
+
 Shapes: B agents, T observed steps, P predicted steps, M modes, D `d_model`.
 """
 
@@ -9,21 +11,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_tracks import VanillaTracksConfig
-from .frame_vanilla_tracks import AgentFrame
+from .inputs_vanilla_forecaster import per_known_step
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import VanillaDecoderLayer
-from .loss_vanilla_tracks import closest_mode_loss
+from .loss_vanilla_tracks import closest_mode_loss, mixture_nats
 from .modeling_vanilla_tracks import (
+    EncodedPast,
+    TrueFuture,
     VanillaTracksEncoder,
     VanillaTracksPreTrainedModel,
     VanillaTrajectoryOutput,
-    check_future,
     decode,
 )
+
+SMALLEST_SPREAD = 1e-3  # of velocity_std
 
 
 class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
@@ -70,71 +75,80 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         else:
             super()._init_weights(module)
 
-    @capture_outputs
-    def forward(
-        self,
-        past_values: Tensor,
-        past_observed_mask: Tensor | None = None,
-        future_values: Tensor | None = None,
-        future_observed_mask: Tensor | None = None,
-        *,
-        return_loss: bool = True,
-        **kwargs: Any,
+    def futures(
+        self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
     ) -> VanillaTrajectoryOutput:
-        """The futures of each agent and their scores; with `future_values` the loss.
-
-        Args:
-            past_values: `(B, T, 2)` positions in the world.
-            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
-            future_values: `(B, P, 2)` positions to predict.
-            future_observed_mask: `(B, P)`, 1 = observed; None: all are.
-            return_loss: compute the loss where there are `future_values`.
-            **kwargs: `num_items_in_batch`, observed future steps of the optimizer step;
-                `winner_temperature`, see `closest_mode_loss`; `output_attentions`.
-
-        Raises:
-            ValueError: an input does not fit; the message says which and how.
-        """
-        hidden_states, frame, last = self._modes(past_values, past_observed_mask)
-        trajectories, logits = self._futures(hidden_states, frame, last)
-        loss = None
-        if future_values is not None and return_loss:
-            is_observed = check_future(self.config, future_values, future_observed_mask)
-            loss = self._loss(trajectories, logits, future_values, is_observed, **kwargs)
-        return VanillaTrajectoryOutput(loss=loss, trajectories=trajectories, mode_logits=logits)
-
-    def _modes(
-        self, past_values: Tensor, past_observed_mask: Tensor | None
-    ) -> tuple[Tensor, AgentFrame, Tensor]:
-        """Vectors `(B, M, D)` of the modes, frames, and last velocities `(B, 2)` in these."""
-        encoded, attention_mask, frame, last = self.encoder(past_values, past_observed_mask)
-        hidden_states = self.queries.weight.expand(encoded.shape[0], -1, -1)  # (B, M, D)
-        hidden_states = decode(self, hidden_states, encoded, attention_mask)
-        return self.layer_norm(hidden_states), frame, last
-
-    def _futures(
-        self, hidden_states: Tensor, frame: AgentFrame, last: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Positions `(B, M, P, 2)` in the world and scores `(B, M)` of the modes' vectors."""
+        """Futures of the decoded queries; the last observed velocity is added to each step."""
+        hidden_states = self.queries.weight.expand(past.velocity.shape[0], -1, -1)  # (B, M, D)
+        hidden_states = decode(self, hidden_states, past.hidden_states, past.attention_mask)
+        hidden_states = self.layer_norm(hidden_states)
         changes = self.track_head(hidden_states).unflatten(-1, (-1, 2))  # (B, M, P, 2)
         logits = at_least_float32(self.score_head(hidden_states)).squeeze(-1)  # (B, M)
-        return frame.positions(changes + last[:, None, None]), logits
-
-    def _loss(
-        self,
-        trajectories: Tensor,
-        logits: Tensor,
-        future_values: Tensor,
-        is_observed: Tensor,
-        **kwargs: Any,
-    ) -> Tensor:
-        return closest_mode_loss(
-            trajectories,
-            logits,
-            future_values,
-            is_observed,
-            score_weight=self.config.score_loss_weight,
-            final_weight=self.config.final_loss_weight,
-            temperature=kwargs.get("winner_temperature"),
-            num_items_in_batch=kwargs.get("num_items_in_batch"),
+        trajectories = past.axes.positions(changes + past.velocity[:, None, None])
+        loss = None
+        if truth is not None:
+            loss = closest_mode_loss(
+                trajectories,
+                logits,
+                truth.positions,
+                truth.is_known,
+                score_weight=self.config.score_loss_weight,
+                final_weight=self.config.final_loss_weight,
+                temperature=kwargs.get("winner_temperature"),
+                num_items_in_batch=kwargs.get("num_items_in_batch"),
+            )
+        return VanillaTrajectoryOutput(
+            loss=loss,
+            trajectories=trajectories,
+            mode_logits=logits,
+            spreads=self._spreads(hidden_states),
         )
+
+    def _spreads(self, hidden_states: Tensor) -> Tensor | None:
+        """`(B, M, P)` standard deviations from the modes' vectors; this form has none."""
+        return None
+
+
+class VanillaForTrajectoryDensityPrediction(VanillaForMultimodalTrajectoryPrediction):
+    """The form with several modes, and the spread of each around its track.
+
+    At each step the density is a mixture of round Gaussians: the modes with their probabilities.
+    The spreads learn from the likelihood of the truth; its gradient ends at their Linear, so tracks
+    and scores are those of the form without spreads.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+        >>> from hf_vanilla.models.modeling_vanilla_tracks_modes import (
+        ...     VanillaForTrajectoryDensityPrediction)
+        >>> config = VanillaTracksConfig(d_model=16, num_modes=5)
+        >>> model = VanillaForTrajectoryDensityPrediction(config).eval()
+        >>> model(past_values=torch.randn(3, 8, 2)).spreads.shape
+        torch.Size([3, 5, 12])
+    """
+
+    def __init__(self, config: VanillaTracksConfig) -> None:
+        super().__init__(config)
+        self.spread_head = nn.Linear(config.d_model, config.predicted_steps)
+        self.post_init()
+
+    def _spreads(self, hidden_states: Tensor) -> Tensor:
+        """`(B, M, P)` in units of the world."""
+        logs = at_least_float32(self.spread_head(hidden_states.detach()))
+        return self.config.velocity_std * (logs.exp() + SMALLEST_SPREAD)
+
+    def futures(
+        self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
+    ) -> VanillaTrajectoryOutput:
+        """Futures and spreads; the loss adds the negative log-likelihood in nats per step."""
+        output: Any = super().futures(past, truth, **kwargs)
+        if truth is not None:
+            nats = mixture_nats(
+                output.trajectories.detach(),
+                output.mode_logits.detach(),
+                output.spreads,
+                truth.positions,
+            )
+            total, count = (nats * truth.is_known).sum(), kwargs.get("num_items_in_batch")
+            output.loss = output.loss + per_known_step(total, truth.is_known, count)
+        return output

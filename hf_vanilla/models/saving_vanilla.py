@@ -110,7 +110,7 @@ FAMILIES = {
             "AutoModelForTimeSeriesPrediction": (
                 "modeling_vanilla_tracks_modes.VanillaForMultimodalTrajectoryPrediction",
                 "modeling_vanilla_tracks.VanillaForTrajectoryPrediction",
-                "modeling_vanilla_tracks_spread.VanillaForTrajectoryDensityPrediction",
+                "modeling_vanilla_tracks_modes.VanillaForTrajectoryDensityPrediction",
                 "modeling_vanilla_tracks_codes.VanillaForQuantizedTrajectoryPrediction",
             ),
         },

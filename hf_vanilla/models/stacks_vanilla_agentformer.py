@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 
 from .attention_vanilla_agentformer import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_agentformer import Scene, causal_steps, scene_mask
+from .inputs_vanilla_agentformer import Observed, causal_steps, scene_mask
 from .kernels_vanilla import VanillaDropout, at_least_float32
 from .positions_vanilla import sinusoid
 
@@ -123,17 +123,17 @@ class ContextEncoder(nn.Module):
         layers = [AgentEncoderLayer(config) for _ in range(config.encoder_layers)]
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, scene: Scene) -> tuple[Tensor, Tensor]:
+    def forward(self, past: Observed) -> tuple[Tensor, Tensor]:
         """`(B, T A, D)`, and the mean over each agent's observed steps, `(B, A, D)`."""
-        steps, agents = scene.past.shape[2], scene.past.shape[1]
+        steps, agents = past.positions.shape[2], past.positions.shape[1]
         mask = None
-        if not scene.is_whole:
-            mask = scene_mask(scene, steps, steps, scene.observed_keys())
-        hidden_states = self.embedding(scene.step_inputs())
+        if not past.is_complete:
+            mask = scene_mask(past, steps, steps, past.observed_keys())
+        hidden_states = self.embedding(past.step_inputs())
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, num_agents=agents)
         by_agent = hidden_states.unflatten(1, (steps, agents))
-        return hidden_states, mean_of_steps(by_agent, scene.is_observed)
+        return hidden_states, mean_of_steps(by_agent, past.is_observed)
 
 
 class FutureEncoder(nn.Module):
@@ -147,23 +147,25 @@ class FutureEncoder(nn.Module):
         self.hidden = HiddenLayers(config.d_model, config.head_dims)
         self.latent_head = small_linear(self.hidden.width, 2 * config.latent_dim)
 
-    def forward(self, scene: Scene, context: Tensor, future: Tensor, is_known: Tensor) -> Gaussian:
+    def forward(
+        self, past: Observed, context: Tensor, future: Tensor, is_known: Tensor
+    ) -> Gaussian:
         """The posterior, Z numbers for each agent.
 
         Args:
-            scene: the observed part.
+            past: the observed part.
             context: `(B, T A, D)` of the context encoder.
             future: `(B, A, P, 2)` positions relative to the origin; 0 where not known.
             is_known: `(B, A, P)` bool.
         """
-        inputs = scene.future_inputs(future, is_known)  # (B, P, A, 4)
+        inputs = past.future_inputs(future, is_known)  # (B, P, A, 4)
         steps, agents = inputs.shape[1:3]
         mask = source_mask = None
-        if not (scene.is_whole and is_known.all()):
+        if not (past.is_complete and is_known.all()):
             # an agent without any known step sees itself, so that no query is without a key
             is_key = is_known | ~is_known.any(dim=2, keepdim=True)
-            mask = scene_mask(scene, steps, steps, is_key.transpose(1, 2).flatten(1))
-            source_mask = scene_mask(scene, steps, scene.past.shape[2], scene.observed_keys())
+            mask = scene_mask(past, steps, steps, is_key.transpose(1, 2).flatten(1))
+            source_mask = scene_mask(past, steps, past.positions.shape[2], past.observed_keys())
         hidden_states = self.embedding(inputs)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
@@ -188,38 +190,38 @@ class FutureDecoder(nn.Module):
         """The prior of latents from each agent's context `(B, A, D)`."""
         return Gaussian(*at_least_float32(self.prior_head(agent_context)).chunk(2, dim=-1))
 
-    def forward(self, scene: Scene, context: Tensor, latents: Tensor, steps: int) -> Tensor:
+    def forward(self, past: Observed, context: Tensor, latents: Tensor, steps: int) -> Tensor:
         """Positions `(B, N, P, A, 2)` relative to the origin.
 
         No gradient flows from a step's input to the step before it, so training needs the rollout
         without gradients, and then one pass over all steps at once.
 
         Args:
-            scene: the observed part.
+            past: the observed part.
             context: `(B, T A, D)` of the context encoder.
             latents: `(B, N, A, Z)`.
             steps: P.
         """
-        futures = self._rollout(scene, context, latents, steps)
+        futures = self._rollout(past, context, latents, steps)
         if not torch.is_grad_enabled():
             return futures
-        return self.one_pass(scene, context, latents, futures)
+        return self.one_pass(past, context, latents, futures)
 
-    def one_pass(self, scene: Scene, context: Tensor, latents: Tensor, futures: Tensor) -> Tensor:
+    def one_pass(self, past: Observed, context: Tensor, latents: Tensor, futures: Tensor) -> Tensor:
         """The same positions with their gradient, from the positions of a rollout.
 
         Args:
-            scene: the observed part.
+            past: the observed part.
             context: `(B, T A, D)` of the context encoder.
             latents: `(B, N, A, Z)`.
             futures: `(B, N, P, A, 2)` relative to the origin, of these latents.
         """
         (samples, agents), steps = latents.shape[1:3], futures.shape[2]
-        mask = causal_steps(scene_mask(scene, steps, steps), steps)
+        mask = causal_steps(scene_mask(past, steps, steps), steps)
         if mask.shape[0] > 1:  # one scene broadcasts over its samples
             mask = mask.repeat_interleave(samples, dim=0)
-        source_mask = self._source_mask(scene, samples * steps)
-        start = self._last(scene, samples)
+        source_mask = self._source_mask(past, samples * steps)
+        start = self._last(past, samples)
         before = torch.cat((start, futures[:, :, :-1]), dim=2)  # (B, N, P, A, 2)
         hidden_states = self._tokens(before, latents, 0)
         for layer in self.layers:
@@ -227,19 +229,19 @@ class FutureDecoder(nn.Module):
         return start + self._changes(hidden_states, futures.shape)
 
     @torch.no_grad()
-    def _rollout(self, scene: Scene, context: Tensor, latents: Tensor, steps: int) -> Tensor:
+    def _rollout(self, past: Observed, context: Tensor, latents: Tensor, steps: int) -> Tensor:
         """Positions `(B, N, P, A, 2)`; each step is computed once, with a KV cache."""
         samples, agents = latents.shape[1:3]
         own = Cache(layers=[RolloutLayer(steps * agents) for _ in self.layers])
         cache = EncoderDecoderCache(own, DynamicCache())
-        source_mask = self._source_mask(scene, samples)
-        start = self._last(scene, samples)
+        source_mask = self._source_mask(past, samples)
+        start = self._last(past, samples)
         found = [start]
         weight, constant, code = self.embedding.rollout_parts(latents.flatten(0, 1), steps)
         for number in range(steps):
             mask = None
             if source_mask is not None:
-                mask = scene_mask(scene, 1, number + 1).repeat_interleave(samples, dim=0)
+                mask = scene_mask(past, 1, number + 1).repeat_interleave(samples, dim=0)
             before = found[-1].flatten(0, 2).to(weight.dtype)
             tokens = before @ weight + constant + code[number]
             hidden_states = self.embedding.dropout(tokens)  # (B N, A, D)
@@ -250,14 +252,14 @@ class FutureDecoder(nn.Module):
             found.append(start + self._changes(hidden_states, start.shape))
         return torch.cat(found[1:], dim=2)
 
-    def _source_mask(self, scene: Scene, queries: int) -> Tensor | None:
-        if scene.is_whole:
+    def _source_mask(self, past: Observed, queries: int) -> Tensor | None:
+        if past.is_complete:
             return None
-        return scene_mask(scene, queries, scene.past.shape[2], scene.observed_keys())
+        return scene_mask(past, queries, past.positions.shape[2], past.observed_keys())
 
-    def _last(self, scene: Scene, samples: int) -> Tensor:
+    def _last(self, past: Observed, samples: int) -> Tensor:
         """Last observed positions `(B, N, 1, A, 2)`."""
-        return scene.past[:, None, None, :, -1].expand(-1, samples, -1, -1, -1)
+        return past.positions[:, None, None, :, -1].expand(-1, samples, -1, -1, -1)
 
     def _tokens(self, before: Tensor, latents: Tensor, first: int) -> Tensor:
         """Tokens `(B N, L A, D)` of the positions `(B, N, L, A, 2)` before each step."""

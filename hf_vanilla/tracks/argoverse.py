@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from .road_maps import LANE_KINDS, RoadMap, resampled, road_map
-from .table import Scenes
+from .table import TrackTable
 
 SCENARIO, ARCHIVE = "scenario_", "log_map_archive_"
 LANE_POINTS = 10  # of a lane, and of each piece of a boundary
 FARTHEST_MAP = 1000.0  # metres between a map and the nearest agent
 
 
-def with_map(scenes: Scenes, scenario: Path) -> Scenes:
+def with_map(table: TrackTable, scenario: Path) -> TrackTable:
     """The scene of a scenario file with the map beside it, if there is one.
 
     Raises:
@@ -26,10 +26,10 @@ def with_map(scenes: Scenes, scenario: Path) -> Scenes:
     name = scenario.stem.removeprefix(SCENARIO)
     path = scenario.with_name(f"{ARCHIVE}{name}.json")
     if not path.is_file():
-        return scenes
+        return table
     road = read_map(path)
-    _check_distance(road, scenes, path)
-    return replace(scenes, maps=(road,) * len(scenes.scene_names))
+    _check_distance(road, table, path)
+    return replace(table, maps=(road,) * len(table.scene_names))
 
 
 def read_map(path: Path) -> RoadMap:
@@ -81,12 +81,12 @@ def _even(line: np.ndarray) -> np.ndarray:
     return resampled(line, LANE_POINTS) if len(line) > 1 else line
 
 
-def _check_distance(road: RoadMap, scenes: Scenes, path: Path) -> None:
+def _check_distance(road: RoadMap, table: TrackTable, path: Path) -> None:
     points = road.points[road.is_point]
     if not len(points):
         return
     low, high = points.min(axis=0), points.max(axis=0)
-    outside = np.maximum(low - scenes.positions, scenes.positions - high).clip(min=0)
+    outside = np.maximum(low - table.positions, table.positions - high).clip(min=0)
     nearest = np.linalg.norm(outside, axis=1).min()
     if nearest > FARTHEST_MAP:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Whom an agent looks at: attention weights of forecasters that read whole scenes.
+"""Whom an agent attends to: attention weights of forecasters that read whole scenes.
 
 Shapes: A agents of one scene, T observed steps, L polylines, R rows (one per agent), N sequences,
 M tokens.
@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_vanilla.families import entry_of
+from hf_vanilla.models.inputs_vanilla_scene import Rows
 from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     VanillaForProposalTrajectoryPrediction,
 )
 from hf_vanilla.models.modeling_vanilla_scene_vectors import VanillaForVectorTrajectoryPrediction
-from hf_vanilla.models.rows_vanilla_scene import Rows
 
 from .forecaster import relative_outputs
-from .layout import is_joint, reads_maps
 from .road_maps import RoadMap
 
 FACTORISED = ("sequential", "interleaved")
@@ -42,13 +42,14 @@ class SceneAttention:
 
 
 def has_scene_attention(model: Any) -> bool:
-    """Whether `attention_in_scene` can say whom an agent looks at.
+    """Whether `attention_in_scene` can say whom an agent attends to.
 
     Latent queries mix all tokens before anything is predicted, and the form with vectors has one
     vector per sequence: their weights belong to no step, agent or lane.
     """
-    if not reads_maps(getattr(model, "config", None)):
-        return is_joint(getattr(model, "config", None))
+    entry = entry_of(model.config)
+    if "lanes" not in entry.reads:
+        return entry.is_joint
     if isinstance(model, VanillaForSceneTrajectoryPrediction):
         return model.config.encoder != "latent"
     return not isinstance(model, VanillaForVectorTrajectoryPrediction)
@@ -75,7 +76,7 @@ def attention_in_scene(
         is_observed: `(A, T)` bool; last steps are observed.
         maps: as of `predict`.
     """
-    if is_joint(model.config):
+    if entry_of(model.config).is_joint:
         return _of_joint(model, past, is_observed)
     rows: list[Rows] = []
     hook = model.tokens.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
@@ -97,9 +98,9 @@ def _of_joint(model: Any, past: np.ndarray, is_observed: np.ndarray) -> SceneAtt
     weights = relative_outputs(model, past, is_observed, output_attentions=True).attentions[-1]
     agents, steps = past.shape[:2]
     of_last = weights[0].double().mean(0)[-agents:].cpu()  # (A, T A), agents are the inner axis
-    found = of_last.view(agents, steps, agents).transpose(1, 2)  # (A, A, T)
-    own = found.diagonal(dim1=0, dim2=1).T  # (A, T)
-    return SceneAttention(own.numpy(), found.sum(2).numpy(), np.zeros((agents, 0)))
+    by_agent = of_last.view(agents, steps, agents).transpose(1, 2)  # (A, A, T)
+    own = by_agent.diagonal(dim1=0, dim2=1).T  # (A, T)
+    return SceneAttention(own.numpy(), by_agent.sum(2).numpy(), np.zeros((agents, 0)))
 
 
 def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,5 +130,5 @@ def _is_one_grid(model: Any) -> bool:
 
 def _by_number(weights: Tensor, numbers: Tensor, count: int) -> Tensor:
     """Weights `(R, N, steps)` of sequences as `(R, count)` by their numbers in the scene."""
-    found = weights.new_zeros(len(weights), count)
-    return found.scatter_add(1, numbers.cpu(), weights.sum(-1))
+    total = weights.new_zeros(len(weights), count)
+    return total.scatter_add(1, numbers.cpu(), weights.sum(-1))

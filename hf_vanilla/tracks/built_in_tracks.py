@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from .built_in_junctions import JUNCTION_CARS, junctions
-from .table import Rows, Scenes, scenes_of_rows
+from .table import Rows, TrackTable, table_of_rows
 
 STEP_SECONDS = 0.4
 BUILT_IN = ("walkers", "forks", "junctions")
@@ -16,7 +16,7 @@ WALK_STEPS = 30
 PEOPLE = 6  # of a scene of walkers, in pairs that meet
 
 
-def built_in_tracks(name: str, *, agents: int, seed: int) -> Scenes:
+def built_in_tracks(name: str, *, agents: int, seed: int) -> TrackTable:
     """Generated scenes in metres with steps of 0.4 s; equal arguments give equal tracks.
 
     Walkers go straight, turn, stop, or meet another one and make way. An agent of `forks` walks 8
@@ -51,7 +51,7 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> Scenes:
         scene=np.repeat(scene, steps),
         step_seconds=STEP_SECONDS,
     )
-    return replace(scenes_of_rows(rows, name=name), maps=maps)
+    return replace(table_of_rows(rows, name=name), maps=maps)
 
 
 def fork_branches(*, agents: int, seed: int) -> np.ndarray:

@@ -15,7 +15,7 @@ from .built_in_tracks import BUILT_IN
 from .eth_ucy import leave_one_out
 from .forecaster import check_rate
 from .options import WindowOptions
-from .table import Scenes, resample
+from .table import TrackTable, resample
 from .windows import Windows, cut_windows
 
 logger = logging.getLogger(__name__)
@@ -55,9 +55,9 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
         if not is_new and table is not None:
             check_rate(table, config, source)
 
-    def cut(scenes: Scenes, *, stride: int) -> Windows:
+    def cut(table: TrackTable, *, stride: int) -> Windows:
         return cut_windows(
-            scenes,
+            table,
             observed=config.observed_steps,
             predicted=config.predicted_steps,
             stride=stride,
@@ -85,7 +85,7 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     return TrackData(train, validation, std, float(lengths.max(initial=0)))
 
 
-def training_and_validation(options: WindowOptions) -> tuple[Scenes, Scenes | None]:
+def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTable | None]:
     """The tables to train and to validate on.
 
     Raises:
@@ -147,4 +147,4 @@ def track_facts(data: TrackData) -> dict[str, str]:
 
 def _digest(windows: Windows) -> str:
     first = windows.grid[windows.first]
-    return data_fingerprint(len(windows), windows.scenes.positions, first)
+    return data_fingerprint(len(windows), windows.table.positions, first)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from .formats import read_tracks
-from .table import Scenes, join_scenes
+from .table import TrackTable, join_tables
 from .windows import cut_windows
 
 OBSERVED, PREDICTED = 8, 12
@@ -38,9 +38,9 @@ TEST_WINDOWS = {"eth": 364, "hotel": 1197, "univ": 24334, "zara1": 2356, "zara2"
 class Split:
     """Training and validation tables of the other scenes, and the test table of one."""
 
-    train: Scenes
-    validation: Scenes
-    test: Scenes
+    train: TrackTable
+    validation: TrackTable
+    test: TrackTable
 
 
 def leave_one_out(folder: str | Path, scene: str) -> Split:
@@ -70,7 +70,7 @@ def leave_one_out(folder: str | Path, scene: str) -> Split:
             continue
         train.append(table.rows(np.asarray(table.frame < first)))
         validation.append(table.rows(np.asarray(table.frame >= first)))
-    split = Split(join_scenes(train), join_scenes(validation), join_scenes(test))
+    split = Split(join_tables(train), join_tables(validation), join_tables(test))
     found = len(cut_windows(split.test, observed=OBSERVED, predicted=PREDICTED))
     if found != TEST_WINDOWS[scene]:
         raise ValueError(

@@ -6,26 +6,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.families import entry_of
 from hf_vanilla.options import option
 
 from .eth_ucy import TEST_FILES, leave_one_out
-from .file_options import TrackFileOptions
 from .forecaster import check_rate
-from .joint_scores import JointSums
-from .layout import reads_scene, rollout_arguments, scene_batches
+from .layout import model_inputs, rollout_arguments, run_model, scene_batches
 from .loading import load_forecaster
+from .options import TrackFileOptions
 from .scores import (
     COLLISION_DISTANCE,
     MISS_DISTANCE,
+    JointSums,
     Protocol,
     TrackScores,
     TrackSums,
+    add_scenes,
     collision_share,
 )
 from .simple_models import SIMPLE_MODELS
-from .single_task import add_scenes, model_inputs
-from .table import Scenes, resample
+from .table import TrackTable, resample
 from .windows import Windows, cut_windows
 
 
@@ -71,37 +71,38 @@ def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:
         ValueError: the tracks do not match the model, or no window fits.
         OSError: nothing is found under a name.
     """
-    scenes, data = scored_scenes(options)
-    simple = VanillaTracksConfig(
+    table, data = scored_table(options)
+    model = load_forecaster(
+        options.model,
+        device=options.device,
         observed_steps=options.observed_steps,
         predicted_steps=options.predicted_steps,
-        step_seconds=scenes.step_seconds,
-        unit=scenes.unit,
+        step_seconds=table.step_seconds,
+        unit=table.unit,
     )
-    model = load_forecaster(options.model, device=options.device, config=simple)
     config = model.config
-    check_rate(scenes, config, options.dataset)
-    windows, protocol = windows_to_score(scenes, options, data=data, config=config)
+    check_rate(table, config, options.dataset)
+    windows, protocol = windows_to_score(table, options, data=data, config=config)
     return score_windows(model, windows, protocol, options)
 
 
-def scored_scenes(options: EvaluateTracksOptions) -> tuple[Scenes, str]:
+def scored_table(options: EvaluateTracksOptions) -> tuple[TrackTable, str]:
     """The tracks of a command line, and their name for the protocol."""
     if options.test_scene is None:
         return options.read(options.dataset, seed=2), options.dataset
-    scenes = leave_one_out(options.dataset, options.test_scene).test
+    table = leave_one_out(options.dataset, options.test_scene).test
     if options.step_seconds is not None:
-        scenes = resample(scenes, options.step_seconds)
-    return scenes, f"ETH/UCY leave-one-out, {options.test_scene}"
+        table = resample(table, options.step_seconds)
+    return table, f"ETH/UCY leave-one-out, {options.test_scene}"
 
 
 def windows_to_score(
-    scenes: Scenes, options: EvaluateTracksOptions, *, data: str, config: Any
+    table: TrackTable, options: EvaluateTracksOptions, *, data: str, config: Any
 ) -> tuple[Windows, Protocol]:
     """The windows of a command line and their protocol.
 
     Args:
-        scenes: of `scored_scenes`.
+        table: of `scored_table`.
         options: how windows are cut.
         data: name for the protocol.
         config: of the model, with its steps.
@@ -110,7 +111,7 @@ def windows_to_score(
         ValueError: no window fits.
     """
     windows = cut_windows(
-        scenes,
+        table,
         observed=config.observed_steps,
         predicted=config.predicted_steps,
         stride=options.stride,
@@ -126,8 +127,8 @@ def windows_to_score(
         data=data,
         observed=windows.observed,
         predicted=windows.predicted,
-        step_seconds=scenes.step_seconds,
-        unit=scenes.unit,
+        step_seconds=table.step_seconds,
+        unit=table.unit,
         windows=len(windows),
         stride=options.stride,
         with_company=options.with_company,
@@ -160,10 +161,10 @@ def score_windows(
 @torch.no_grad()
 def _modes(model: Any, windows: Windows) -> tuple[int, bool]:
     """How many modes a model has, and whether each has spreads."""
-    if reads_scene(model.config):
+    if entry_of(model.config).reads:
         return model.config.num_modes, False
-    device = next(model.parameters(), torch.empty(0)).device
     inputs = model_inputs(windows, np.array([0]))
-    past, mask = (inputs[name].to(device) for name in ("past_values", "past_observed_mask"))
-    outputs = model(past, past_observed_mask=mask)
+    past, mask = inputs["past_values"], inputs["past_observed_mask"]
+    last = groups = np.zeros(1)
+    outputs = run_model(model, past, mask, last, groups, [None])
     return outputs.trajectories.shape[1], outputs.spreads is not None

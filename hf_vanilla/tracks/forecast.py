@@ -14,16 +14,16 @@ import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
+from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
-from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.options import option
 
-from .file_options import TrackFileOptions
 from .forecaster import check_rate, predict
-from .layout import reads_scene, rollout_arguments
+from .layout import rollout_arguments
 from .loading import load_forecaster
+from .options import TrackFileOptions
 from .simple_models import SIMPLE_MODELS
-from .table import Scenes
+from .table import TrackTable
 from .windows import groups_of_rows, pasts_of_rows
 
 logger = logging.getLogger(__name__)
@@ -75,19 +75,20 @@ def forecast_file(options: ForecastOptions) -> None:
     """
     if options.output is not None:
         check_output_file(options.output, overwrite=options.overwrite)
-    scenes = options.read(options.input)
-    simple = VanillaTracksConfig(
-        step_seconds=scenes.step_seconds,
-        unit=scenes.unit,
+    table = options.read(options.input)
+    model = load_forecaster(
+        options.model,
+        device=options.device,
+        step_seconds=table.step_seconds,
+        unit=table.unit,
         predicted_steps=options.predicted_steps or 12,
     )
-    model = load_forecaster(options.model, device=options.device, config=simple)
-    check_rate(scenes, model.config, options.input)
+    check_rate(table, model.config, options.input)
     steps = options.predicted_steps or model.config.predicted_steps
     longer = steps if steps > model.config.predicted_steps else None
     tables = forecasts(
         model,
-        scenes,
+        table,
         at=options.at,
         least_observed=options.least_observed,
         batch_size=options.batch_size,
@@ -95,13 +96,13 @@ def forecast_file(options: ForecastOptions) -> None:
             model, samples_at_once=options.samples_at_once, predicted_steps=longer
         ),
     )
-    cut = (table.filter(pyarrow.compute.less_equal(table["step"], steps)) for table in tables)
+    cut = (part.filter(pyarrow.compute.less_equal(part["step"], steps)) for part in tables)
     _write(cut, options)
 
 
 def forecasts(
     model: Any,
-    scenes: Scenes,
+    table: TrackTable,
     *,
     at: str = "last",
     least_observed: int = 2,
@@ -117,31 +118,32 @@ def forecasts(
 
     Args:
         model: a forecaster in evaluation mode.
-        scenes: the observed tracks; no future is needed.
+        table: the observed tracks; no future is needed.
         at: "last": from each agent's last row; "all": from every row.
         least_observed: agents with fewer of the last T steps are left out.
         batch_size: agents at a time.
         arguments: of the model's calls, such as `samples_at_once`.
     """
-    is_last = np.append(np.diff(scenes.agent) != 0, True)
-    rows = np.flatnonzero(is_last) if at == "last" else np.arange(len(scenes))
+    is_last = np.append(np.diff(table.agent) != 0, True)
+    rows = np.flatnonzero(is_last) if at == "last" else np.arange(len(table))
     if at == "all":
-        rows = rows[np.lexsort((scenes.agent, scenes.frame, scenes.scene))]
+        rows = rows[np.lexsort((table.agent, table.frame, table.scene))]
     left_out = 0
-    for chosen, company in _row_batches(scenes, rows, batch_size, joint=reads_scene(model.config)):
+    whole_scenes = "others" in entry_of(model.config).reads
+    for chosen, company in _row_batches(table, rows, batch_size, whole_scenes=whole_scenes):
         together = np.concatenate((chosen, company))
-        past, mask = pasts_of_rows(scenes, together, model.config.observed_steps)
+        past, mask = pasts_of_rows(table, together, model.config.observed_steps)
         is_enough = mask.sum(1) >= least_observed
         is_chosen = np.arange(len(together)) < len(chosen)
         left_out += int((~is_enough & is_chosen).sum())
         if (is_enough & is_chosen).any():
             read = together[is_enough]
-            groups, maps = groups_of_rows(scenes, read), scenes.maps_of(read)
+            groups, maps = groups_of_rows(table, read), table.maps_of(read)
             seen, known = past[is_enough], mask[is_enough]
-            found = predict(model, seen, known, groups, maps, **(arguments or {}))
+            forecast = predict(model, seen, known, groups, maps, **(arguments or {}))
             shown = is_chosen[is_enough]
-            tracks, probabilities = (part[shown] for part in found)
-            yield _table(scenes, chosen[is_enough[: len(chosen)]], tracks, probabilities)
+            tracks, probabilities = (part[shown] for part in forecast)
+            yield _table(table, chosen[is_enough[: len(chosen)]], tracks, probabilities)
     if left_out:
         logger.warning(
             "%d of %d rows have fewer than %d observed steps and no forecast",
@@ -150,27 +152,27 @@ def forecasts(
 
 
 def _row_batches(
-    scenes: Scenes, rows: np.ndarray, size: int, *, joint: bool
+    table: TrackTable, rows: np.ndarray, size: int, *, whole_scenes: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows to forecast and, for a joint forecaster, the others of their scenes and frames."""
-    if not joint:
+    """Rows to forecast and, for whole scenes, the others of their scenes and frames."""
+    if not whole_scenes:
         for first in range(0, len(rows), size):
             yield rows[first : first + size], rows[:0]
         return
-    every = groups_of_rows(scenes, np.arange(len(scenes)))
+    every = groups_of_rows(table, np.arange(len(table)))
     by_group = np.argsort(every, kind="stable")
     starts = np.searchsorted(every[by_group], np.arange(every.max(initial=-1) + 2))
     wanted = np.unique(every[rows])
-    is_wanted = np.zeros(len(scenes), bool)
+    is_wanted = np.zeros(len(table), bool)
     is_wanted[rows] = True
     sizes = np.cumsum(np.diff(starts)[wanted])
     for part in np.split(wanted, np.flatnonzero(np.diff((sizes - 1) // size)) + 1):
-        found = np.concatenate([by_group[starts[g] : starts[g + 1]] for g in part])
-        yield found[is_wanted[found]], found[~is_wanted[found]]
+        members = np.concatenate([by_group[starts[g] : starts[g + 1]] for g in part])
+        yield members[is_wanted[members]], members[~is_wanted[members]]
 
 
 def _table(
-    scenes: Scenes, rows: np.ndarray, tracks: np.ndarray, probabilities: np.ndarray
+    table: TrackTable, rows: np.ndarray, tracks: np.ndarray, probabilities: np.ndarray
 ) -> pyarrow.Table:
     agents, modes, steps, _ = tracks.shape
     per_agent = modes * steps
@@ -178,11 +180,11 @@ def _table(
     def repeated(values: np.ndarray) -> np.ndarray:
         return np.repeat(values, per_agent)
 
-    names = scenes.agent_names[scenes.agent[rows]]
+    names = table.agent_names[table.agent[rows]]
     return pyarrow.table(
         {
-            "scene": repeated(np.array(scenes.scene_names, dtype=object)[scenes.scene[rows]]),
-            "frame": repeated(scenes.frame[rows]),
+            "scene": repeated(np.array(table.scene_names, dtype=object)[table.scene[rows]]),
+            "frame": repeated(table.frame[rows]),
             "agent": pyarrow.array(repeated(names).tolist()),
             "step": np.tile(np.arange(1, steps + 1), agents * modes),
             "mode": np.tile(np.repeat(np.arange(modes), steps), agents),

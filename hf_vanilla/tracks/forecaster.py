@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from .layout import joint_forecast, reads_scene
+from hf_vanilla.families import entry_of
+
+from .layout import run_model
 from .road_maps import RoadMap
-from .table import Scenes
+from .table import TrackTable
 
 STEP_TOLERANCE = 1e-3  # relative
 
@@ -125,10 +127,10 @@ class Forecaster:
         )
         past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
         for row, agent in enumerate(agents):
-            for place, number in enumerate(frames):
+            for step, number in enumerate(frames):
                 if number in self._history[agent]:
-                    past[row, place] = self._history[agent][number]
-                    mask[row, place] = True
+                    past[row, step] = self._history[agent][number]
+                    mask[row, step] = True
         return Forecast(frame, agents, *predict(self.model, past, mask))
 
 
@@ -181,7 +183,7 @@ def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) ->
         `(A, M, T - 1)`, modes in the order of `predict`; weight t belongs to the displacement from
         step t to step t + 1. None where the model records none.
     """
-    if reads_scene(model.config):
+    if entry_of(model.config).reads:
         return None
     outputs = relative_outputs(model, past, is_observed, output_attentions=True)
     if not outputs.cross_attentions:
@@ -203,11 +205,9 @@ def relative_outputs(
     relative = np.where(is_observed[..., None], past - past[:, -1:], 0)
     values = torch.as_tensor(relative, dtype=torch.float32)
     mask = torch.as_tensor(is_observed)
-    if reads_scene(model.config):
-        groups = np.zeros(len(past), np.int64) if groups is None else groups
-        return joint_forecast(model, values, mask, past[:, -1], groups, maps, **kwargs)
-    device = next(model.parameters(), torch.empty(0)).device
-    return model(values.to(device), past_observed_mask=mask.to(device), **kwargs)
+    groups = np.zeros(len(past), np.int64) if groups is None else groups
+    maps = [None] * len(past) if maps is None else maps
+    return run_model(model, values, mask, past[:, -1], groups, maps, **kwargs)
 
 
 def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,20 +217,20 @@ def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return probabilities.gather(1, order), order
 
 
-def check_rate(scenes: Scenes, config: Any, source: str) -> None:
+def check_rate(table: TrackTable, config: Any, source: str) -> None:
     """Refuse tracks whose steps are not those of a model.
 
     Raises:
         ValueError: they take another time, or positions have another unit.
     """
-    theirs, ours = scenes.step_seconds, config.step_seconds
+    theirs, ours = table.step_seconds, config.step_seconds
     if abs(theirs - ours) > STEP_TOLERANCE * ours:
         raise ValueError(
             f"{source} has steps of {theirs:g} s, but the model has {ours:g} s: resample by "
             f"--step_seconds {ours:g}"
         )
-    if scenes.unit != config.unit:
+    if table.unit != config.unit:
         raise ValueError(
-            f"{source} has positions in {scenes.unit}, but the model in {config.unit}: convert "
+            f"{source} has positions in {table.unit}, but the model in {config.unit}: convert "
             f"them, or give --unit {config.unit} if they are"
         )

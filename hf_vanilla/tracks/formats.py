@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from .argoverse import with_map
-from .table import Rows, Scenes, join_scenes, resample, scenes_of_rows
+from .table import Rows, TrackTable, join_tables, resample, table_of_rows
 
 ETH_UCY_FRAME_SECONDS = 0.04
 AGENTFORMER_COLUMNS = 17
@@ -52,6 +52,23 @@ class Columns:
     heading: str | None = None
 
 
+def read_columns(text: str) -> Columns:
+    """Names of columns from a text such as `frame=timestep,x=east`.
+
+    Raises:
+        ValueError: it has another form, or a key that there is not.
+    """
+    known = ("frame", "agent", "x", "y", "scene")
+    pairs = [part.strip().partition("=") for part in text.split(",")] if text.strip() else []
+    for key, _, name in pairs:
+        if key not in known or not name:
+            raise ValueError(
+                f"columns={text!r}: give KEY=COLUMN of {', '.join(known)}, such as "
+                "frame=timestep,x=east"
+            )
+    return Columns(**{key: name for key, _, name in pairs})
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrackSource:
     """How to read track files.
@@ -75,7 +92,7 @@ class TrackSource:
     unit: str = "m"
 
 
-def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes:
+def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackTable:
     """All scenes of a file, or of the files in a folder sorted by name.
 
     Raises:
@@ -89,30 +106,30 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> Scenes
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
         if not files:
             raise FileNotFoundError(f"{path} has no file that ends with {', '.join(known)}")
-        return join_scenes([read_tracks(file, source) for file in files])
+        return join_tables([read_tracks(file, source) for file in files])
     if source.format is not None and source.format not in FORMATS:
         raise ValueError(f"format={source.format!r}: choose one of {', '.join(FORMATS)}")
     try:
         name = source.format or format_of(path)
-        scenes = _scenes_of_file(path, name, source)
+        table = _scenes_of_file(path, name, source)
     except (ValueError, TypeError, KeyError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         if isinstance(error, ValueError) and str(path) in reason:
             raise
         raise ValueError(f"{path} cannot be read as tracks: {reason}") from None
     if name == "argoverse2":
-        scenes = with_map(scenes, path)
-    return scenes if source.step_seconds is None else resample(scenes, source.step_seconds)
+        table = with_map(table, path)
+    return table if source.step_seconds is None else resample(table, source.step_seconds)
 
 
-def _scenes_of_file(path: Path, name: str, source: TrackSource) -> Scenes:
+def _scenes_of_file(path: Path, name: str, source: TrackSource) -> TrackTable:
     rows = FORMATS[name](path, source.columns)
     if source.homography is not None:
         rows = replace(rows, positions=on_plane(rows.positions, source.homography))
     frame_seconds = source.frame_seconds
     if frame_seconds is None and name == "eth_ucy":
         frame_seconds = ETH_UCY_FRAME_SECONDS
-    return scenes_of_rows(rows, name=path.stem, frame_seconds=frame_seconds, unit=source.unit)
+    return table_of_rows(rows, name=path.stem, frame_seconds=frame_seconds, unit=source.unit)
 
 
 def format_of(path: Path) -> str:
@@ -332,7 +349,8 @@ def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> 
     for key, name in wanted.items():
         if name not in names:
             raise ValueError(
-                f"{path} has no column {name!r}, only {', '.join(names)}: name it by --{key}_column"
+                f"{path} has no column {name!r}, only {', '.join(names)}: name it by "
+                f"--columns {key}=NAME"
             )
 
 

@@ -1,4 +1,4 @@
-"""Agents in rows, scenes in batches: how joint forecasters are fed.
+"""Agents in rows, scenes in batches: how forecasters are fed.
 
 Shapes: W windows or agents, S scenes, A agents of the largest scene, T observed steps, K samples,
 P predicted steps.
@@ -12,25 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
+from hf_vanilla.families import entry_of
 
 from .road_maps import RoadMap, maps_side_by_side
-
-
-def is_joint(config: Any) -> bool:
-    """Whether a model of this config has futures of a scene, drawn for all its agents together."""
-    return getattr(config, "model_type", "") == VanillaAgentFormerConfig.model_type
-
-
-def reads_scene(config: Any) -> bool:
-    """Whether a model of this config reads all agents of a scene together."""
-    return is_joint(config) or reads_maps(config)
-
-
-def reads_maps(config: Any) -> bool:
-    """Whether a model of this config reads lanes."""
-    return getattr(config, "model_type", "") == VanillaSceneConfig.model_type
+from .windows import Windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +69,7 @@ def scene_batches(groups: np.ndarray, size: int) -> Iterator[np.ndarray]:
     _, scene, counts = np.unique(groups, return_inverse=True, return_counts=True)
     scene = scene.reshape(-1)
     order = np.lexsort((scene, counts[scene]))  # smallest scenes first
-    scenes = np.flatnonzero(np.diff(scene[order], prepend=-1))  # place of each first row
+    scenes = np.flatnonzero(np.diff(scene[order], prepend=-1))  # index of each first row
     ends = [*scenes.tolist(), len(order)][1:]
     start = inside = 0
     for first, end in zip(scenes.tolist(), ends, strict=True):
@@ -103,72 +88,67 @@ def rollout_arguments(model: Any, **values: int | None) -> dict[str, int]:
         ValueError: the model has no such argument: samples at a time are those of a joint
             forecaster, other steps those of a forecaster with a rollout.
     """
-    found = {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
     name = type(model).__name__
-    if "samples_at_once" in found and not is_joint(model.config):
+    if "samples_at_once" in given and not entry_of(model.config).is_joint:
         raise ValueError(
-            f"samples_at_once={found['samples_at_once']}: {name} computes all its futures at once: "
+            f"samples_at_once={given['samples_at_once']}: {name} computes all its futures at once: "
             "leave it out"
         )
-    if "predicted_steps" in found and not getattr(model, "is_rollout", False):
+    if "predicted_steps" in given and not getattr(model, "is_rollout", False):
         raise ValueError(
-            f"predicted_steps={found['predicted_steps']}: {name} computes all its steps at once: "
+            f"predicted_steps={given['predicted_steps']}: {name} computes all its steps at once: "
             f"give at most {model.config.predicted_steps}"
         )
-    return found
+    return given
 
 
-def joint_forecast(
+def run_model(
     model: Any,
     past: Tensor,
     is_observed: Tensor,
     last: np.ndarray,
     groups: np.ndarray,
-    maps: Sequence[RoadMap | None] | None = None,
+    maps: Sequence[RoadMap | None],
     **kwargs: Any,
 ) -> Any:
-    """Outputs of a joint forecaster for agents in rows.
+    """Outputs of a forecaster for agents in rows: the one place where a model is called.
 
-    Positions enter relative to the mean of the last positions of a scene, so that single precision
-    suffices for large coordinates.
+    A model that reads whole scenes gets the rows of each scene together, relative to the mean of
+    their last positions, so that single precision suffices for large coordinates.
 
     Args:
-        model: a joint forecaster.
+        model: a forecaster.
         past: `(W, T, 2)` positions relative to each agent's last one.
         is_observed: `(W, T)` bool; last steps are observed.
         last: `(W, 2)` float64 last positions in the world.
         groups: `(W,)` equal numbers for agents of one scene.
-        maps: map of each row, equal for rows of one scene, for a model that reads maps; None:
-            there are none.
+        maps: map of each row, equal for rows of one scene, for a model that reads maps.
         **kwargs: passed to the model, such as `samples_at_once`.
 
     Returns:
         Outputs whose `trajectories` `(W, K, P, 2)` are relative to each agent's last position and
         whose `mode_logits` are `(W, K)`.
     """
-    device = next(model.parameters()).device
+    device = next(model.parameters(), torch.empty(0)).device
+    reads = entry_of(model.config).reads
+    if "others" not in reads:
+        return model(past.to(device), past_observed_mask=is_observed.to(device), **kwargs)
     layout = SceneLayout.of_groups(groups)
-    offset = torch.from_numpy(offsets_in_scene(last, layout)).to(past.dtype)  # (W, 2)
-    agents = torch.ones(len(past), dtype=torch.bool)
-    lanes: dict[str, Tensor] = {}
-    if maps is not None and reads_maps(model.config):
-        lanes = map_inputs(maps, layout, scene_middles(last, layout))
-    outputs = model(
-        layout.pad(past + offset.unsqueeze(1)).to(device),
-        past_observed_mask=layout.pad(is_observed).to(device),
-        agent_mask=layout.pad(agents).to(device),
-        **{name: values.to(device) for name, values in lanes.items()},
-        **kwargs,
-    )
+    middles = scene_middles(last, layout)
+    offset = torch.from_numpy(last - middles[layout.scene]).to(past.dtype)  # (W, 2)
+    inputs = {
+        "past_values": layout.pad(past + offset.unsqueeze(1)),
+        "past_observed_mask": layout.pad(is_observed),
+        "agent_mask": layout.pad(torch.ones(len(past), dtype=torch.bool)),
+    }
+    if "lanes" in reads:
+        inputs |= map_inputs(maps, layout, middles)
+    outputs = model(**{name: values.to(device) for name, values in inputs.items()}, **kwargs)
     tracks = layout.unpad(outputs.trajectories.float().cpu())
     outputs.trajectories = tracks - offset[:, None, None]
     outputs.mode_logits = layout.unpad(outputs.mode_logits.float().cpu())
     return outputs
-
-
-def offsets_in_scene(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
-    """Last positions `(W, 2)` relative to the mean of those of the scene."""
-    return last - scene_middles(last, layout)[layout.scene]
 
 
 def scene_middles(last: np.ndarray, layout: SceneLayout) -> np.ndarray:
@@ -191,3 +171,24 @@ def map_inputs(
     arrays = maps_side_by_side([maps[row] for row in first], middles)
     names = ("lane_values", "lane_mask", "lane_kinds")
     return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+
+
+def model_inputs(windows: Windows, rows: np.ndarray) -> dict[str, Tensor]:
+    """Inputs of the models for some windows, positions relative to the last observed one.
+
+    Args:
+        windows: cut from a table.
+        rows: numbers of windows.
+
+    Returns:
+        `past_values` `(B, T, 2)`, `future_values` `(B, P, 2)` and their masks, bool.
+    """
+    positions, is_known, _ = windows.positions(rows)
+    values, mask = torch.from_numpy(positions), torch.from_numpy(is_known)
+    steps = windows.observed
+    return {
+        "past_values": values[:, :steps],
+        "past_observed_mask": mask[:, :steps],
+        "future_values": values[:, steps:],
+        "future_observed_mask": mask[:, steps:],
+    }

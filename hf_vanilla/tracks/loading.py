@@ -5,114 +5,48 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
+import hf_vanilla
+from hf_vanilla.families import entry_of, task_entry
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
+from hf_vanilla.models.configuration_vanilla_forecaster import VanillaForecasterConfig
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.modeling_vanilla_agentformer import (
-    VanillaAgentFormerPreTrainedModel,
-    VanillaForJointTrajectoryPrediction,
-)
-from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
-    VanillaForDiverseTrajectoryPrediction,
-)
-from hf_vanilla.models.modeling_vanilla_scene import (
-    VanillaForSceneTrajectoryPrediction,
-    VanillaScenePreTrainedModel,
-)
-from hf_vanilla.models.modeling_vanilla_scene_gated import VanillaForGatedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_scene_neighbors import (
-    VanillaForNeighborTrajectoryPrediction,
-)
-from hf_vanilla.models.modeling_vanilla_scene_proposals import (
-    VanillaForProposalTrajectoryPrediction,
-)
-from hf_vanilla.models.modeling_vanilla_scene_vectors import VanillaForVectorTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks import (
-    VanillaForTrajectoryPrediction,
-    VanillaTracksPreTrainedModel,
-)
-from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_spread import VanillaForTrajectoryDensityPrediction
+from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 
 from .simple_models import SIMPLE_MODELS, SimpleForecaster
 
-FORMS = {
-    "modes": VanillaForMultimodalTrajectoryPrediction,
-    "one": VanillaForTrajectoryPrediction,
-    "density": VanillaForTrajectoryDensityPrediction,
-    "quantized": VanillaForQuantizedTrajectoryPrediction,
-}
-SET_BY_DATA = ("step_seconds", "unit", "largest_step", "transformers_version")
-STAGES = {
-    "first": VanillaForJointTrajectoryPrediction,
-    "second": VanillaForDiverseTrajectoryPrediction,
-}
-SCENE_FORMS = {
-    "fusion": VanillaForSceneTrajectoryPrediction,
-    "proposals": VanillaForProposalTrajectoryPrediction,
-    "neighbors": VanillaForNeighborTrajectoryPrediction,
-    "gate": VanillaForGatedTrajectoryPrediction,
-    "vectors": VanillaForVectorTrajectoryPrediction,
-}
 
-
-def new_scene_forecaster(config: VanillaSceneConfig) -> VanillaScenePreTrainedModel:
+def new_forecaster(config: VanillaForecasterConfig) -> Any:
     """A model with initial weights, of the class that `config.architectures` names.
 
-    Without a name there, the form with fusions.
+    Without the name of a class of its task there, the task's first form.
     """
-    names = config.architectures or []
-    forms = {form.__name__: form for form in SCENE_FORMS.values()}
-    return next((forms[name] for name in names if name in forms), SCENE_FORMS["fusion"])(config)
+    names = [*entry_of(config).forms.values()]
+    chosen = [name for name in config.architectures or [] if name in names]
+    return getattr(hf_vanilla, [*chosen, names[0]][0])(config)
 
 
-def new_joint_forecaster(config: VanillaAgentFormerConfig) -> VanillaAgentFormerPreTrainedModel:
-    """A model with initial weights, of the class that `config.architectures` names.
-
-    Without a name there, the first stage.
-    """
-    names = config.architectures or []
-    is_second = STAGES["second"].__name__ in names
-    return STAGES["second" if is_second else "first"](config)
-
-
-def new_forecaster(config: VanillaTracksConfig) -> VanillaTracksPreTrainedModel:
-    """A model with initial weights, of the class that `config.architectures` names.
-
-    Without a name there, the form with several modes.
-    """
-    names = config.architectures or []
-    forms = {form.__name__: form for form in FORMS.values()}
-    found = next((forms[name] for name in names if name in forms), FORMS["modes"])
-    return found(config)
-
-
-def load_forecaster(
-    name: str, *, device: str | None = None, config: VanillaTracksConfig | None = None
-) -> Any:
+def load_forecaster(name: str, *, device: str | None = None, **simple: Any) -> Any:
     """A forecaster in evaluation mode.
 
     Args:
         name: model folder, Hub id, or a name of `SIMPLE_MODELS`.
         device: such as cpu; None: a GPU if there is one.
-        config: steps and rate of a simple model; None: the defaults.
+        **simple: steps, rate and unit of a simple model, fields of `VanillaTracksConfig`.
 
     Raises:
         ValueError: the model is no forecaster, or damaged.
         OSError: there is no such model.
     """
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    target = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name in SIMPLE_MODELS:
-        return SimpleForecaster(name, config or VanillaTracksConfig()).eval().to(place)
-    kinds = (VanillaTracksConfig, VanillaAgentFormerConfig, VanillaSceneConfig)
-    if not isinstance(load_saved(AutoConfig, name), kinds):
+        return SimpleForecaster(name, VanillaTracksConfig(**simple)).eval().to(target)
+    if not isinstance(load_saved(AutoConfig, name), VanillaForecasterConfig):
         raise ValueError(
             f"{name} is no trajectory forecaster: give a folder of task trajectories, "
             f"joint_trajectories or scene_trajectories, or one of {', '.join(SIMPLE_MODELS)}"
         )
-    return load_model(AutoModelForTimeSeriesPrediction, name).to(place)
+    return load_model(AutoModelForTimeSeriesPrediction, name).to(target)
 
 
 def load_first_stage(
@@ -136,7 +70,7 @@ def load_first_stage(
         )
     fields = [key for key in config.to_diff_dict() if key in vars(model.config)]
     fields += [key for key in model.config.to_diff_dict() if key in vars(config)]
-    free = (
+    may_differ = (
         "map_",
         "diversity_",
         "joint_weight",
@@ -144,12 +78,13 @@ def load_first_stage(
         "_",
         "architectures",
         "dtype",
-        *SET_BY_DATA,
+        *task_entry("joint_trajectories").set_by_data,
+        "transformers_version",
     )
     wrong = [
         f"{key} is {getattr(model.config, key)} there and {getattr(config, key)} here"
         for key in dict.fromkeys(fields)
-        if not key.startswith(free) and getattr(model.config, key) != getattr(config, key)
+        if not key.startswith(may_differ) and getattr(model.config, key) != getattr(config, key)
     ]
     if wrong:
         raise ValueError(

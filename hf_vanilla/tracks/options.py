@@ -1,23 +1,113 @@
-"""What a recipe can set for trajectories: tracks, windows, the size of a step."""
+"""Options of the commands that read tracks, and what a recipe can set for the three tasks."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from hf_vanilla.families import Measure
-from hf_vanilla.options import check_multiple, option
-from hf_vanilla.training.recipe import TrainRecipe
+import numpy as np
 
+from hf_vanilla.families import Measure, task_entry
+from hf_vanilla.options import Options, check_multiple, option
+
+from .built_in_tracks import BUILT_IN, built_in_tracks
 from .eth_ucy import TEST_FILES
-from .file_options import TrackFileOptions
-from .loading import FORMS
+from .formats import FORMATS, TrackSource, read_columns, read_homography, read_tracks
+from .table import TrackTable, resample
+
+if TYPE_CHECKING:
+    from hf_vanilla.training.recipe import TrainRecipe
 
 UNIT = "units of the tracks"
+
+
+def _error(score: str, of: str) -> Measure:
+    return Measure(f"validation {score} of {of}", UNIT, better="lower", precision=3)
+
+
 MEASURES = {
-    "min_ade": Measure("validation minADE of all modes", UNIT, better="lower", precision=3),
-    "min_fde": Measure("validation minFDE of all modes", UNIT, better="lower", precision=3),
-    "ade": Measure("validation ADE of the top-scored track", UNIT, better="lower", precision=3),
-    "fde": Measure("validation FDE of the top-scored track", UNIT, better="lower", precision=3),
+    "min_ade": _error("minADE", "all modes"),
+    "min_fde": _error("minFDE", "all modes"),
+    "ade": _error("ADE", "the top-scored track"),
+    "fde": _error("FDE", "the top-scored track"),
     "loss": Measure("training loss", "per future step"),
 }
+JOINT_MEASURES = {
+    "min_ade": _error("minADE", "all samples"),
+    "min_fde": _error("minFDE", "all samples"),
+    "joint_ade": _error("minJADE", "all samples"),
+    "joint_fde": _error("minJFDE", "all samples"),
+    "loss": Measure("training loss", "per agent"),
+}
+SCENE_MEASURES = MEASURES | {
+    "min_ade": _error("minADE", "all futures"),
+    "min_fde": _error("minFDE", "all futures"),
+    "loss": Measure("training loss", "nats per future step"),
+}
+BUILT_IN_AGENTS = {"walkers": 1800, "forks": 1800, "junctions": 6000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackFileOptions(Options):
+    """How track files are read."""
+
+    _argument_group_name = "options of track files"
+
+    format: str | None = option(
+        None, f"one of {', '.join(FORMATS)}; default: by the file", of_data=True
+    )
+    columns: str = option(
+        "",
+        "columns of a table that have other names, such as frame=timestep,x=east; of frame, agent, "
+        "x and y; scene=NAME where a file holds several scenes",
+        of_data=True,
+    )
+    frame_seconds: float | None = option(
+        None,
+        "time between two frame numbers that follow each other, where the file does not state it",
+        above=0,
+        of_data=True,
+    )
+    step_seconds: float | None = option(
+        None, "resample to steps of this time; default: as in the file", above=0, of_data=True
+    )
+    homography: str | None = option(
+        None, "file of a 3x3 homography from pixels to the plane", of_data=True
+    )
+    unit: str = option("m", "unit of the positions", of_data=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        read_columns(self.columns)
+
+    def read(self, path: str, *, seed: int = 0) -> TrackTable:
+        """The scenes of a file or folder, or built-in ones.
+
+        Args:
+            path: a file, a folder, or a name of `BUILT_IN`.
+            seed: of built-in scenes.
+
+        Raises:
+            ValueError: the data do not match the options.
+            OSError: a file cannot be read.
+        """
+        if path in BUILT_IN:
+            table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
+            return table if self.step_seconds is None else resample(table, self.step_seconds)
+        return read_tracks(path, self.source)
+
+    @property
+    def source(self) -> TrackSource:
+        """The options in the reader's form."""
+        plane: np.ndarray | None = None
+        if self.homography is not None:
+            plane = read_homography(self.homography)
+        return TrackSource(
+            format=self.format,
+            columns=read_columns(self.columns),
+            frame_seconds=self.frame_seconds,
+            step_seconds=self.step_seconds,
+            homography=plane,
+            unit=self.unit,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +159,7 @@ class WindowOptions(TrackFileOptions):  # the files' options, flat on the comman
         """Text for the log and the card that names the scene left out; empty where none is."""
         return "" if self.test_scene == "none" else f", without scene {self.test_scene}"
 
-    def check_with(self, train: TrainRecipe) -> None:
+    def check_with(self, train: "TrainRecipe") -> None:
         """Nothing here depends on the shared options."""
 
 
@@ -98,7 +188,7 @@ class TrackDataOptions(WindowOptions):  # flat on the command line
         "modes",
         "modes: several futures with scores; one: one future, step by step; density: modes with a "
         "spread per step; quantized: futures drawn from classes of velocities",
-        choices=tuple(FORMS),
+        choices=tuple(task_entry("trajectories").forms),
     )
     windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
     windows_per_batch: int = option(256, "windows of a process and micro-batch", at_least=1)
@@ -112,3 +202,47 @@ class TrackDataOptions(WindowOptions):  # flat on the command line
     def __post_init__(self) -> None:
         super().__post_init__()
         check_multiple(self, "windows_per_step", "windows_per_batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointDataOptions(SceneOptions):  # flat on the command line
+    """Scenes of agents, and the stage of the model."""
+
+    _argument_group_name = "options of task joint_trajectories"
+
+    stage: str = option(
+        "first",
+        "first: samples from a learned prior; second: samples that differ, on a first stage",
+        choices=tuple(task_entry("joint_trajectories").forms),
+    )
+    first_stage: str | None = option(
+        None, "model folder or Hub id of the first stage, for the second", of_data=True
+    )
+
+    def check_with(self, train: "TrainRecipe") -> None:
+        """Compare with the shared options.
+
+        Raises:
+            ValueError: a new second stage has no first one, or something else has one.
+        """
+        is_new_second = self.stage == "second" and train.initial_model is None
+        if is_new_second != (self.first_stage is not None):
+            raise ValueError(
+                f"stage={self.stage!r} and first_stage={self.first_stage!r}: give first_stage, a "
+                "model folder, for a new second stage and only there"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SceneDataOptions(SceneOptions):  # flat on the command line
+    """Scenes of agents and lanes, and the form of the model."""
+
+    _argument_group_name = "options of task scene_trajectories"
+
+    form: str = option(
+        "fusion",
+        "fusion: Wayformer, with model.fusion and model.encoder; proposals: mmTransformer; "
+        "neighbors: Gatformer; gate: Spatial-Channel; vectors: Huang et al.",
+        choices=tuple(task_entry("scene_trajectories").forms),
+    )
+    with_lanes: bool = option(default=True, text="read the lanes of tracks that have some")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hf_vanilla.app.component import import_gradio, page_of_component
+from hf_vanilla.families import entry_of
 from hf_vanilla.hub.card import public_name
 
 from .attention import (
@@ -20,14 +21,13 @@ from .attention import (
     has_scene_attention,
 )
 from .built_in_tracks import BUILT_IN
-from .file_options import TrackFileOptions
 from .forecaster import attention_of_modes, check_rate, predict
-from .layout import is_joint
 from .loading import load_forecaster
+from .options import TrackFileOptions
 from .plot import Drawn, drawn_agents
 from .road_maps import RoadMap
 from .simple_models import SIMPLE_MODELS, constant_velocity
-from .table import Scenes
+from .table import TrackTable
 
 TITLE = "Where will they walk? Observed tracks and predicted futures"
 STEPS_ACROSS = 40  # of usual length, over the width of the plane to draw on
@@ -55,28 +55,28 @@ class TracksPage:
     ) -> None:
         import_gradio()
         self.model = load_forecaster(model, device="cpu")
-        if model not in SIMPLE_MODELS and not is_joint(self.model.config):
+        if model not in SIMPLE_MODELS and not entry_of(self.model.config).is_joint:
             self.model.set_attn_implementation("eager")  # the only one that returns weights
         self.name = public_name(model)
         config = self.model.config
         options = TrackFileOptions(
             step_seconds=config.step_seconds, unit=config.unit, frame_seconds=frame_seconds
         )
-        self.scenes: Scenes = options.read(tracks, seed=2)
-        check_rate(self.scenes, config, tracks)
+        self.table: TrackTable = options.read(tracks, seed=2)
+        check_rate(self.table, config, tracks)
         self._lock = threading.Lock()
 
     def settings(self) -> dict[str, Any]:
         """What the script needs at the start: sizes, unit, and the scenes with their frames."""
-        config, scenes = self.model.config, self.scenes
-        frames = [scenes.frame[scenes.scene == n] for n in range(len(scenes.scene_names))]
-        usual = float(np.sqrt(np.mean(scenes.displacements**2)))
-        if not is_joint(config):
+        config, table = self.model.config, self.table
+        frames = [table.frame[table.scene == n] for n in range(len(table.scene_names))]
+        usual = float(np.sqrt(np.mean(table.displacements**2)))
+        if not entry_of(config).is_joint:
             usual = config.velocity_std * 2**0.5
         width = STEPS_ACROSS * usual
         return {
             "model": self.name,
-            "isJoint": is_joint(config),
+            "isJoint": entry_of(config).is_joint,
             "observed": config.observed_steps,
             "predicted": config.predicted_steps,
             "stepSeconds": config.step_seconds,
@@ -88,10 +88,10 @@ class TracksPage:
                     "name": str(name),
                     "first": int(of_scene.min()),
                     "last": int(of_scene.max()),
-                    "step": int(scenes.frames_per_step[number]),
+                    "step": int(table.frames_per_step[number]),
                 }
                 for number, (name, of_scene) in enumerate(
-                    zip(scenes.scene_names, frames, strict=True)
+                    zip(table.scene_names, frames, strict=True)
                 )
                 if len(of_scene)
             ],
@@ -126,8 +126,8 @@ class TracksPage:
             `agents`, none where nobody has two observed steps; `lanes` of a scene with a map.
         """
         with self._lock:
-            agents = drawn_agents(self.model, self.scenes.rows(self.scenes.scene == scene), frame)
-        road = None if self.scenes.maps is None else self.scenes.maps[scene]
+            agents = drawn_agents(self.model, self.table.rows(self.table.scene == scene), frame)
+        road = None if self.table.maps is None else self.table.maps[scene]
         found: dict[str, Any] = {"agents": self._shown(agents, road) if agents else []}
         if road is not None:
             lines = zip(road.points, road.is_point, strict=True)

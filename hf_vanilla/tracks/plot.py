@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_vanilla.families import entry_of
 from hf_vanilla.files import whole_file
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.options import option
@@ -19,14 +20,13 @@ from hf_vanilla.plots.figures import (
 )
 
 from .attention import attention_in_scene, has_scene_attention
-from .file_options import TrackFileOptions
 from .forecaster import check_rate, predict
 from .formats import on_plane, read_homography
-from .layout import is_joint
 from .loading import load_forecaster
+from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
 from .simple_models import SIMPLE_MODELS
-from .table import Scenes
+from .table import TrackTable
 from .windows import pasts_of_rows
 
 MOST_AGENTS = 50
@@ -107,23 +107,23 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
         theme=options.theme,
         suffixes=(*SUFFIXES, GIF),
     )
-    scenes = options.read(options.input, seed=2)
-    simple = VanillaTracksConfig(step_seconds=scenes.step_seconds, unit=scenes.unit)
-    model = load_forecaster(options.model, device="cpu", config=simple)
-    check_rate(scenes, model.config, options.input)
+    table = options.read(options.input, seed=2)
+    rate = {"step_seconds": table.step_seconds, "unit": table.unit}
+    model = load_forecaster(options.model, device="cpu", **rate)
+    check_rate(table, model.config, options.input)
     _check_attention(model, options)
-    number = 0 if options.scene is None else _scene_number(scenes, options.scene)
-    scenes = scenes.rows(scenes.scene == number)
-    frame = _fullest_frame(scenes, model.config) if options.frame is None else options.frame
-    name = scenes.scene_names[number]
-    road = None if scenes.maps is None else scenes.maps[number]
+    number = 0 if options.scene is None else _scene_number(table, options.scene)
+    table = table.rows(table.scene == number)
+    frame = _fullest_frame(table, model.config) if options.frame is None else options.frame
+    name = table.scene_names[number]
+    road = None if table.maps is None else table.maps[number]
     if path.suffix.lower() == GIF:
-        per_step = int(scenes.frames_per_step[number])
+        per_step = int(table.frames_per_step[number])
         frames = range(frame, frame + per_step * options.frames, per_step)
-        walk = [(f, drawn_agents(model, scenes, f)) for f in frames]
+        walk = [(f, drawn_agents(model, table, f)) for f in frames]
         save_walk(walk, path, options, name, road=road)
     else:
-        agents = drawn_agents(model, scenes, frame)
+        agents = drawn_agents(model, table, frame)
         if not agents:
             raise ValueError(f"frame={frame}: no agent has two observed steps there")
         glances = _glances(model, agents, road, options)
@@ -141,7 +141,7 @@ def _check_attention(model: Any, options: PlotTracksOptions) -> None:
             "agent looks at; models of scenes do, but for latent encoders and the form with "
             "vectors: leave it out"
         )
-    if not is_joint(model.config):
+    if not entry_of(model.config).is_joint:
         model.set_attn_implementation("eager")  # the only one that returns weights
 
 
@@ -170,24 +170,24 @@ def _glances(
     return lines
 
 
-def drawn_agents(model: Any, scenes: Scenes, frame: int) -> list[Drawn]:
+def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
     """Futures of the agents of a frame that have two observed steps, with what really came."""
     config = model.config
-    rows = np.flatnonzero(scenes.frame == frame)
-    past, mask = pasts_of_rows(scenes, rows, config.observed_steps)
+    rows = np.flatnonzero(table.frame == frame)
+    past, mask = pasts_of_rows(table, rows, config.observed_steps)
     is_enough = mask.sum(1) >= 2
     rows, past, mask = rows[is_enough], past[is_enough], mask[is_enough]
     if not len(rows):
         return []
-    tracks, probabilities = predict(model, past, mask, maps=scenes.maps_of(rows))
+    tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows))
     found = []
     for number, row in enumerate(rows[:MOST_AGENTS]):
-        per_step = scenes.frames_per_step[scenes.scene[row]]
+        per_step = table.frames_per_step[table.scene[row]]
         last = frame + config.predicted_steps * per_step
-        is_next = (scenes.agent == scenes.agent[row]) & (scenes.frame >= frame)
-        future = scenes.positions[is_next & (scenes.frame <= last)]
+        is_next = (table.agent == table.agent[row]) & (table.frame >= frame)
+        future = table.positions[is_next & (table.frame <= last)]
         seen = np.where(mask[number][:, None], past[number], np.nan)
-        name = scenes.agent_names[scenes.agent[row]]
+        name = table.agent_names[table.agent[row]]
         found.append(Drawn(name, seen, future, tracks[number], probabilities[number]))
     return found
 
@@ -332,19 +332,19 @@ def _picture(path: str) -> np.ndarray:
         raise ValueError(f"picture={path!r} is not a picture") from None
 
 
-def _scene_number(scenes: Scenes, name: str) -> int:
-    if name not in scenes.scene_names:
-        some = ", ".join(scenes.scene_names[:10])
+def _scene_number(table: TrackTable, name: str) -> int:
+    if name not in table.scene_names:
+        some = ", ".join(table.scene_names[:10])
         raise ValueError(f"scene={name!r}: there are {some}")
-    return scenes.scene_names.index(name)
+    return table.scene_names.index(name)
 
 
-def _fullest_frame(scenes: Scenes, config: VanillaTracksConfig) -> int:
+def _fullest_frame(table: TrackTable, config: VanillaTracksConfig) -> int:
     """The frame with most agents, among those with enough frames before and after it."""
-    frames, counts = np.unique(scenes.frame, return_counts=True)
+    frames, counts = np.unique(table.frame, return_counts=True)
     inner = slice(min(config.observed_steps, len(frames)) - 1, None)
     frames, counts = frames[inner], counts[inner]
-    has_future = frames <= frames[-1] - config.predicted_steps * scenes.frames_per_step.min()
+    has_future = frames <= frames[-1] - config.predicted_steps * table.frames_per_step.min()
     if has_future.any():
         frames, counts = frames[has_future], counts[has_future]
     return int(frames[counts.argmax()])

@@ -6,18 +6,24 @@ Shapes: B windows, M modes, P predicted steps.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.models.loss_vanilla_tracks import distances, mixture_nats
+from hf_vanilla.models.inputs_vanilla_forecaster import distances
+from hf_vanilla.models.loss_vanilla_tracks import mixture_nats
+
+from .layout import model_inputs, run_model
+from .windows import Windows
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
 MISS_DISTANCE = 2.0
 COLLISION_DISTANCE = 0.2
 LEAST_LOG_DENSITY = -20.0  # of one step, as in published figures of this kind
 SMALLEST_VARIANCE = 1e-6
+SAMPLING_SEED = 0  # of futures that are drawn while scores are measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +237,156 @@ def collision_share(
         pairs += len(first)
         collided += int((gap < distance).sum())
     return collided / pairs if pairs else 0.0
+
+
+class JointSums:
+    """Sums of joint scores over scenes of two or more agents, which add up over batches.
+
+    Mode m of all agents of a scene makes one future of the scene. `minJADE` is the smallest mean
+    error of any of these futures, one future for all agents; `minJFDE` that of final errors, for
+    itself. An agent counts as much as in `minADE`, which is never larger.
+    `joint_collision_share` is the share of pairs of agents that come closer than a distance in the
+    same future of their scene, over all its futures.
+
+    Args:
+        modes: of the model.
+        collision_distance: in units of the world.
+    """
+
+    def __init__(self, modes: int, *, collision_distance: float = COLLISION_DISTANCE) -> None:
+        self.collision_distance = collision_distance
+        self.names = [f"minJADE{modes}", f"minJFDE{modes}", "joint_collision_share"]
+        self.sums = torch.zeros(2, 3, dtype=torch.float64)  # values, agents or pairs
+
+    def add(self, tracks: Tensor, future: Tensor, known: Tensor, groups: np.ndarray) -> None:
+        """Add whole scenes; those of one agent count nothing.
+
+        Args:
+            tracks: `(W, M, P, 2)` float64 positions in the world.
+            future: `(W, P, 2)`; anything where it is not known.
+            known: `(W, P)` bool.
+            groups: `(W,)` equal numbers for windows of one scene at one frame.
+        """
+        errors = distances(tracks, future.to(tracks.dtype).unsqueeze(1)) * known.unsqueeze(1)
+        steps = known.sum(dim=1)
+        mean = errors.sum(dim=-1) / steps.clamp(min=1).unsqueeze(1)  # (W, M)
+        order = np.argsort(groups, kind="stable")
+        bounds = np.flatnonzero(np.diff(groups[order])) + 1
+        for members in np.split(order, bounds):
+            if len(members) < 2:
+                continue
+            rows = torch.from_numpy(members)
+            has_any, has_last = steps[rows] > 0, known[rows, -1]
+            self._add_best(0, mean[rows][has_any])
+            self._add_best(1, errors[rows, :, -1][has_last])
+            close = close_pairs(tracks[rows], self.collision_distance)  # (pairs, M)
+            self.sums[0, 2] += close.double().mean(dim=1).sum()
+            self.sums[1, 2] += len(close)
+
+    def _add_best(self, column: int, errors: Tensor) -> None:
+        """Errors `(N, M)` of the agents of a scene; the mode with the smallest mean counts."""
+        if len(errors):
+            self.sums[0, column] += errors.mean(dim=0).amin() * len(errors)
+            self.sums[1, column] += len(errors)
+
+    def means(self, sums: Tensor | None = None) -> dict[str, float]:
+        """The mean of each score; of the sums of all processes where these are given.
+
+        A score without any scene of two or more agents is left out.
+        """
+        total = (self.sums if sums is None else sums).double().cpu()
+        return {
+            name: float(total[0, column] / total[1, column])
+            for column, name in enumerate(self.names)
+            if total[1, column]
+        }
+
+
+def close_pairs(tracks: Tensor, distance: float) -> Tensor:
+    """Which pairs of agents come closer than a distance in which mode, bool `(pairs, M)`.
+
+    Args:
+        tracks: `(N, M, P, 2)` positions in the world of the agents of one scene.
+        distance: in units of the world.
+    """
+    first, second = torch.triu_indices(len(tracks), len(tracks), 1)
+    # step by step: all pairs at all steps would need P times the memory
+    is_close = torch.zeros(len(first), tracks.shape[1], dtype=torch.bool)
+    for step in tracks.unbind(dim=2):
+        is_close |= (step[first] - step[second]).square().sum(dim=-1) < distance**2
+    return is_close
+
+
+@torch.no_grad()
+def add_windows(
+    sums: TrackSums,
+    model: Any,
+    windows: Windows,
+    rows: np.ndarray,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Predict some windows and add them to the sums.
+
+    Args:
+        sums: to add to.
+        model: a forecaster; of a joint one, `rows` are all windows of their scenes.
+        windows: cut from a table.
+        rows: `(B,)` numbers of windows.
+        **kwargs: passed to the model, such as `samples_at_once`.
+
+    Returns:
+        `(B, M, P, 2)` tracks relative to the last observed positions, `(B, M)` scores of the modes.
+    """
+    inputs, last_rows = model_inputs(windows, rows), windows.last_rows[rows]
+    last, maps = windows.table.positions[last_rows], windows.table.maps_of(last_rows)
+    with torch.random.fork_rng():  # samples do not depend on what was drawn before
+        torch.manual_seed(SAMPLING_SEED + int(rows[0]))
+        outputs = run_model(
+            model,
+            inputs["past_values"],
+            inputs["past_observed_mask"],
+            last,
+            windows[rows].groups,
+            maps,
+            **kwargs,
+        )
+    spreads = getattr(outputs, "spreads", None)
+    tracks, logits = outputs.trajectories.float().cpu(), outputs.mode_logits.float().cpu()
+    spreads = None if spreads is None else spreads.float().cpu()
+    sums.add(
+        tracks, logits, inputs["future_values"], inputs["future_observed_mask"], spreads=spreads
+    )
+    return tracks, logits
+
+
+def add_scenes(
+    sums: TrackSums,
+    together: JointSums,
+    model: Any,
+    windows: Windows,
+    rows: np.ndarray,
+    **kwargs: Any,
+) -> Tensor:
+    """Predict all windows of some scenes and add them to both sums.
+
+    Args:
+        sums: scores of single agents.
+        together: scores of scenes.
+        model: a forecaster.
+        windows: cut from a table.
+        rows: `(B,)` numbers of windows, all those of their scenes.
+        **kwargs: passed to a joint forecaster, such as `samples_at_once`.
+
+    Returns:
+        `(B, P, 2)` float64 top-scored tracks in the world.
+    """
+    tracks, logits = add_windows(sums, model, windows, rows, **kwargs)
+    positions, is_known, origin = windows.positions(rows)
+    in_world = tracks.double() + torch.from_numpy(origin)[:, None, None]
+    future = torch.from_numpy(positions[:, windows.observed :] + origin[:, None])
+    known = torch.from_numpy(is_known[:, windows.observed :])
+    together.add(in_world, future, known, windows[rows].groups)
+    return in_world[torch.arange(len(rows)), logits.argmax(1)]
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.frame_vanilla_tracks import observed_velocities
+from hf_vanilla.models.inputs_vanilla_forecaster import observed_velocities
 from hf_vanilla.models.loss_vanilla_tracks import mean_distance
 from hf_vanilla.models.modeling_vanilla_tracks import (
     VanillaTrajectoryOutput,
-    check_future,
-    check_past,
+    read_future,
+    read_past,
 )
 
 
@@ -98,14 +98,15 @@ class SimpleForecaster(nn.Module):
         Raises:
             ValueError: an input does not fit.
         """
-        is_observed = check_past(self.config, past_values, past_observed_mask)
-        past = torch.where(is_observed.unsqueeze(-1), past_values, 0)
+        past, is_observed = read_past(self.config, past_values, past_observed_mask)
         future = SIMPLE_MODELS[self.name](past, is_observed, self.config.predicted_steps)
         loss = None
         if future_values is not None:
-            is_known = check_future(self.config, future_values, future_observed_mask)
+            truth = read_future(self.config, future_values, future_observed_mask)
             divisor = kwargs.get("num_items_in_batch")
-            loss = mean_distance(future, future_values, is_known, num_items_in_batch=divisor)
+            loss = mean_distance(
+                future, truth.positions, truth.is_known, num_items_in_batch=divisor
+            )
         return VanillaTrajectoryOutput(
             loss=loss, trajectories=future.unsqueeze(1), mode_logits=future.new_zeros(len(past), 1)
         )

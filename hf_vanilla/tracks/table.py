@@ -20,7 +20,7 @@ NUMBERS = ("scene", "agent", "frame", "positions")
 
 
 @dataclass(frozen=True, eq=False)
-class Scenes:
+class TrackTable:
     """A table of positions, sorted by agent, then frame; agents are numbered as they first appear.
 
     Attributes:
@@ -56,7 +56,7 @@ class Scenes:
     def __len__(self) -> int:
         return len(self.frame)
 
-    def rows(self, chosen: np.ndarray | slice) -> "Scenes":
+    def rows(self, chosen: np.ndarray | slice) -> "TrackTable":
         """The table of these rows: bool `(N,)`, rising numbers or a slice, which copies nothing.
 
         Names and numbers stay.
@@ -136,9 +136,9 @@ class Rows:
         return f"{self.source}, line {row + self.first_line}"
 
 
-def scenes_of_rows(
+def table_of_rows(
     rows: Rows, *, name: str, frame_seconds: float | None = None, unit: str = "m"
-) -> Scenes:
+) -> TrackTable:
     """Check, number and sort the rows of a file.
 
     Args:
@@ -174,7 +174,7 @@ def scenes_of_rows(
         )
     del is_twice
     per_step = _frames_per_step(rows, order, frame, agent, scene)
-    scenes = Scenes(
+    table = TrackTable(
         frame=frame,
         agent=agent,
         scene=scene,
@@ -186,11 +186,11 @@ def scenes_of_rows(
         unit=unit,
         **{key: values[order] for key, values in rows.columns.items()},
     )
-    _warn_of_units(rows.source, scenes)
-    return scenes
+    _warn_of_units(rows.source, table)
+    return table
 
 
-def join_scenes(parts: Sequence[Scenes]) -> Scenes:
+def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
     """One table of several.
 
     Raises:
@@ -207,17 +207,17 @@ def join_scenes(parts: Sequence[Scenes]) -> Scenes:
                 "with one --step_seconds"
             )
     agents = np.cumsum([0, *(len(part.agent_names) for part in parts)])
-    scenes = np.cumsum([0, *(len(part.scene_names) for part in parts)])
+    numbers = np.cumsum([0, *(len(part.scene_names) for part in parts)])
     join = np.concatenate
     columns = {
         name: join([getattr(part, name) for part in parts])
         for name in ("kind", "size", "heading")
         if all(getattr(part, name) is not None for part in parts)
     }
-    return Scenes(
+    return TrackTable(
         frame=join([part.frame for part in parts]),
         agent=join([part.agent + shift for part, shift in zip(parts, agents, strict=False)]),
-        scene=join([part.scene + shift for part, shift in zip(parts, scenes, strict=False)]),
+        scene=join([part.scene + shift for part, shift in zip(parts, numbers, strict=False)]),
         positions=join([part.positions for part in parts]),
         agent_names=join([part.agent_names.astype(object) for part in parts]),
         scene_names=tuple(name for part in parts for name in part.scene_names),
@@ -229,20 +229,20 @@ def join_scenes(parts: Sequence[Scenes]) -> Scenes:
     )
 
 
-def _joined_maps(parts: Sequence[Scenes]) -> tuple[RoadMap | None, ...] | None:
+def _joined_maps(parts: Sequence[TrackTable]) -> tuple[RoadMap | None, ...] | None:
     if all(part.maps is None for part in parts):
         return None
     return tuple(found for part in parts for found in part.maps or (None,) * len(part.scene_names))
 
 
-def resample(scenes: Scenes, step_seconds: float) -> Scenes:
+def resample(table: TrackTable, step_seconds: float) -> TrackTable:
     """Positions at another rate, by linear interpolation; gaps stay gaps.
 
     New frame numbers count the new steps from the scene's frame 0, so agents stay aligned. A point
     in time without observed rows on both sides, or exactly on it, has no position.
 
     Args:
-        scenes: the table.
+        table: rows of agents.
         step_seconds: wanted time of a step.
 
     Raises:
@@ -250,11 +250,11 @@ def resample(scenes: Scenes, step_seconds: float) -> Scenes:
     """
     if not step_seconds > 0:
         raise ValueError(f"step_seconds={step_seconds}: give a positive number")
-    ratio = step_seconds / scenes.step_seconds
+    ratio = step_seconds / table.step_seconds
     if np.isclose(ratio, 1):
-        return scenes
-    time = scenes.frame / scenes.frames_per_step[scenes.scene] / ratio  # in new steps
-    is_end = np.append(scenes.steps != 1, True)
+        return table
+    time = table.frame / table.frames_per_step[table.scene] / ratio  # in new steps
+    is_end = np.append(table.steps != 1, True)
     segment = np.concatenate(([0], np.cumsum(is_end[:-1])))
     starts = np.flatnonzero(np.concatenate(([True], is_end[:-1])))
     first = np.ceil(np.round(time[starts], 6)).astype(np.int64)
@@ -265,13 +265,13 @@ def resample(scenes: Scenes, step_seconds: float) -> Scenes:
     # one rising axis for all segments: each has room of its own
     room = time.max() - time.min() + 2
     axis, wanted = time - time.min() + segment * room, frame - time.min() + of_point * room
-    positions = np.stack([np.interp(wanted, axis, column) for column in scenes.positions.T], 1)
+    positions = np.stack([np.interp(wanted, axis, column) for column in table.positions.T], 1)
     before = np.clip(np.searchsorted(axis, wanted + 1e-6, side="right") - 1, 0, len(axis) - 1)
     return replace(
-        scenes.rows(before),
+        table.rows(before),
         frame=frame,
         positions=positions,
-        frames_per_step=np.ones_like(scenes.frames_per_step),
+        frames_per_step=np.ones_like(table.frames_per_step),
         step_seconds=step_seconds,
     )
 
@@ -371,21 +371,21 @@ def _step_seconds(rows: Rows, per_step: np.ndarray, frame_seconds: float | None)
     return float(per_step[0]) * frame_seconds
 
 
-def _warn_of_units(source: str, scenes: Scenes) -> None:
+def _warn_of_units(source: str, table: TrackTable) -> None:
     jumps, longest = 0, 0.0
-    for lengths in scenes.displacement_blocks():
+    for lengths in table.displacement_blocks():
         jumps += int((lengths > LONGEST_STEP).sum())
         longest = max(longest, float(lengths.max(initial=0)))
     if jumps:
         logger.warning(
             "%s: %d displacements of more than %g %s in a step, up to %.4g; they are kept",
-            *(source, jumps, LONGEST_STEP, scenes.unit, longest),
+            *(source, jumps, LONGEST_STEP, table.unit, longest),
         )
     limit = np.array([180.0, 90.0])
-    largest = np.maximum(scenes.positions.max(axis=0), -scenes.positions.min(axis=0))
+    largest = np.maximum(table.positions.max(axis=0), -table.positions.min(axis=0))
     if 0 < longest < SHORTEST_MOVE and (largest <= limit).all():
         logger.warning(
             "%s: nothing moves by more than %.2g in a step: are these degrees? Positions must be "
             "in %s",
-            *(source, longest, scenes.unit),
+            *(source, longest, table.unit),
         )

@@ -1,20 +1,40 @@
-"""What the tasks of forecasting share."""
+"""Trajectory forecasting as a task of the training engine, and what all its tasks share.
 
-from collections.abc import Mapping
+Shapes: B windows, T observed steps, P predicted steps.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from accelerate import Accelerator
 from huggingface_hub import ModelCard
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel
 
+import hf_vanilla
+from hf_vanilla.data.row_order import shuffled
+from hf_vanilla.families import Measure
 from hf_vanilla.loading import load_model, load_saved
+from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import RunFacts, Validation
+from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
 from .card import track_card
-from .data import TrackData
-from .scores import Protocol, TrackScores
+from .data import TrackData, position_errors, prepare_tracks, random_changes, track_facts
+from .layout import model_inputs
+from .loading import new_forecaster
+from .options import MEASURES
+from .scores import Protocol, TrackScores, TrackSums, add_windows
 from .windows import Windows
+
+TEMPERATURE_ENDS = 2 / 3  # of the run
+CODEBOOK_WINDOWS = 20_000  # at most, from the first to the last
 
 
 @dataclass(frozen=True)
@@ -29,6 +49,17 @@ class TrackTask:
     recipe: Recipe
     tracks: TrackData
     processor: ClassVar[Any] = None
+    form_option: ClassVar[str] = "form"
+
+    @property
+    def options(self) -> Any:
+        """The recipe's data options."""
+        return self.recipe.data
+
+    @property
+    def form(self) -> str:
+        """The form of the model, a name of the task's row."""
+        return getattr(self.options, self.form_option)
 
     @property
     def has_validation(self) -> bool:
@@ -41,51 +72,71 @@ class TrackTask:
         assert self.tracks.validation is not None
         return self.tracks.validation
 
-    def new_model(self, option: str, classes: Mapping[str, type]) -> Any:
-        """A model with rate, unit and displacements of the training tracks, or the initial model.
-
-        Args:
-            option: data option that names the class.
-            classes: by the values of that option.
+    def model(self) -> PreTrainedModel:
+        """A model of the recipe's form: a new one, or the initial model.
 
         Raises:
-            ValueError: the initial model is of another class.
+            ValueError: the initial model is of another form.
         """
-        recipe, scenes = self.recipe, self.tracks.train.scenes
-        form, start = classes[getattr(recipe.data, option)], recipe.train.initial_model
-        learned = {
-            "step_seconds": scenes.step_seconds,
-            "unit": scenes.unit,
+        recipe, table, start = self.recipe, self.tracks.train.table, self.recipe.train.initial_model
+        measured = {
+            "step_seconds": table.step_seconds,
+            "unit": table.unit,
             "velocity_std": self.tracks.velocity_std,
             "largest_step": self.tracks.largest_step,
         }
         if start is not None:  # rate, unit and scale are its own
             largest_step = max(recipe.config().largest_step, self.tracks.largest_step)
-            learned = {"largest_step": largest_step}
+            measured = {"largest_step": largest_step}
+        entry = recipe.entry
         config = recipe.config(
-            **{name: value for name, value in learned.items() if name in recipe.entry.set_by_data}
+            **{name: value for name, value in measured.items() if name in entry.set_by_data}
         )
-        config.architectures = [form.__name__]
+        config.architectures = [entry.forms[self.form]]
         if start is None:
-            return form(config)
+            model = new_forecaster(config)
+            self.fit(model)
+            return model
         (saved,) = load_saved(type(config), start).architectures
-        if saved != form.__name__:
-            names = [name for name, other in classes.items() if other.__name__ == saved]
-            raise ValueError(f"initial_model={start!r} holds {saved}: set {option} to {names[0]}")
-        return load_model(form, start, config=config, dtype="float32")
+        if [saved] != config.architectures:
+            (form,) = [form for form, name in entry.forms.items() if name == saved]
+            raise ValueError(
+                f"initial_model={start!r} holds {saved}: set {self.form_option} to {form}"
+            )
+        return load_model(getattr(hf_vanilla, saved), start, config=config, dtype="float32")
+
+    def fit(self, model: Any) -> None:
+        """Set what a form takes from the training windows before training; here nothing."""
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of the windows."""
+        return track_facts(self.tracks)
+
+    def counts(self, batch: Batch) -> Sequence[int]:
+        """Known future steps."""
+        return [int(batch["future_observed_mask"].sum())]
+
+    def losses(
+        self, model: nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
+    ) -> dict[str, Tensor]:
+        """Loss per known future step of the optimizer step."""
+        return {"loss": model(**batch, num_items_in_batch=totals[0].clamp(min=1)).loss}
 
     def derived(self, values: dict[str, float]) -> dict[str, float]:
         """Nothing follows from the logged values."""
         return {}
 
-    def validated(self, values: dict[str, float], means: dict[str, float]) -> Validation:
+    def validated(self, means: dict[str, float], modes: int, **others: float) -> Validation:
         """Values to log, and all scores with their protocol.
 
         Args:
-            values: by the names of the task's measures.
             means: scores over all validation windows.
+            modes: of the model.
+            **others: further values by the names of the task's measures.
         """
-        windows, options = self.validation, self.recipe.data
+        values = {"min_ade": means[f"minADE{modes}"], "min_fde": means[f"minFDE{modes}"]}
+        values |= others or {"ade": means["minADE1"], "fde": means["minFDE1"]}
+        windows, options = self.validation, self.options
         data = "validation part"
         if options.left_out:
             data = f"ETH/UCY without {options.test_scene}, validation cut"
@@ -93,8 +144,8 @@ class TrackTask:
             data=data,
             observed=windows.observed,
             predicted=windows.predicted,
-            step_seconds=windows.scenes.step_seconds,
-            unit=windows.scenes.unit,
+            step_seconds=windows.table.step_seconds,
+            unit=windows.table.unit,
             windows=len(windows),
             seed=str(self.recipe.train.seed),
         )
@@ -109,8 +160,8 @@ class TrackTask:
 
     def card(self, facts: RunFacts, validation: Validation | None) -> ModelCard:
         """The model card with data, protocol and scores."""
-        options = self.recipe.data
-        tracks = self.tracks.train.scenes.describe() + options.left_out
+        options = self.options
+        tracks = self.tracks.train.table.describe() + options.left_out
         run = facts.of_card()
         run["training"] = f"{tracks}; {self.describe_training()}\n\n{run['training']}"
         return track_card(
@@ -119,3 +170,148 @@ class TrackTask:
             dataset=Path(options.dataset).name,
             scores=None if validation is None else validation.details,
         )
+
+
+def prepare(recipe: Recipe) -> "TrajectoryTask":
+    """Read the tracks of a recipe and measure them.
+
+    Raises:
+        ValueError: the tracks do not match the recipe.
+        OSError: a file cannot be read.
+    """
+    return TrajectoryTask(recipe, prepare_tracks(recipe))
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """One micro-batch.
+
+    Attributes:
+        rows: `(B,)` numbers of windows.
+        step: number of the optimizer step, from 0.
+    """
+
+    rows: np.ndarray
+    step: int
+
+
+@dataclass(frozen=True)
+class WindowOrder:
+    """Micro-batches of equal size, epoch after epoch without a gap.
+
+    Attributes:
+        windows: how many there are.
+        size: windows of a micro-batch.
+        seed: of the order.
+        per_step: micro-batches of an optimizer step.
+    """
+
+    windows: int
+    size: int
+    seed: int
+    per_step: int = 1
+
+    def __getitem__(self, number: int) -> WindowRows:
+        """Micro-batch `number` of the run."""
+        positions = np.arange(number * self.size, (number + 1) * self.size)
+        epochs, rows = np.divmod(positions, self.windows)
+        parts = [
+            shuffled(self.windows, self.seed, int(epoch))[rows[epochs == epoch]]
+            for epoch in np.unique(epochs)
+        ]
+        return WindowRows(np.concatenate(parts), number // self.per_step)
+
+    def describe(self) -> str:
+        """The size in words."""
+        return f"{self.size:,} windows"
+
+
+@dataclass(frozen=True)
+class TrajectoryTask(TrackTask):
+    """A prepared run of trajectory forecasting."""
+
+    items: ClassVar[str] = "windows"
+    counted: ClassVar[tuple[str, ...]] = ("future_steps",)
+    measures: ClassVar[Mapping[str, Measure]] = MEASURES
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        return self.options.windows_per_step // self.options.windows_per_batch
+
+    def fit(self, model: Any) -> None:
+        """Set the codebook of the form with codes."""
+        if hasattr(model, "fit_codebook"):
+            count = min(len(self.tracks.train), CODEBOOK_WINDOWS)
+            rows = np.linspace(0, len(self.tracks.train) - 1, count).astype(np.int64)
+            model.fit_codebook(**model_inputs(self.tracks.train, rows))
+
+    def order(self, per_step: int) -> WindowOrder:
+        """Cut the windows of a step into `per_step` equal micro-batches.
+
+        Raises:
+            ValueError: they cannot be cut so.
+        """
+        size = micro_batch_size("windows_per_step", self.options.windows_per_step, per_step)
+        return WindowOrder(len(self.tracks.train), size, self.recipe.train.seed, per_step)
+
+    def batch(self, rows: WindowRows, generator: torch.Generator) -> Batch:
+        """Windows as the model's inputs, changed at random."""
+        inputs = model_inputs(self.tracks.train, rows.rows)
+        change = random_changes(self.options, len(rows.rows), generator)  # (B, 2, 2)
+        for name in ("past_values", "future_values"):
+            inputs[name] = inputs[name] @ change
+        if self.options.position_noise:
+            shape = inputs["past_values"].shape
+            inputs["past_values"] += position_errors(self.options, shape, generator)
+        start = self.options.winner_temperature
+        if start and self.form in ("modes", "density"):
+            done = rows.step / (TEMPERATURE_ENDS * self.recipe.train.max_steps)
+            inputs["winner_temperature"] = torch.tensor(start * max(0.0, 1 - done))
+        return inputs
+
+    def work(self, config: VanillaTracksConfig, batch: Batch) -> Work:
+        """Windows and their observed and future steps."""
+        steps = int(batch["past_observed_mask"].sum() + batch["future_observed_mask"].sum())
+        size = batch["past_observed_mask"].numel() + batch["future_observed_mask"].numel()
+        return Work(len(batch["past_values"]), steps, size)
+
+    def validate(
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
+    ) -> Validation:
+        """Errors of the closest and of the top-scored track over all validation windows."""
+        windows, config = self.validation, model.config
+        share = np.arange(accelerator.process_index, len(windows), accelerator.num_processes)
+        modes = 1 if self.form == "one" else config.num_modes
+        has_spreads = self.form == "density"
+        sums = TrackSums(modes, largest_step=config.largest_step, has_spreads=has_spreads)
+        for first in range(0, len(share), self.options.windows_per_batch):
+            rows = share[first : first + self.options.windows_per_batch]
+            add_windows(sums, model, windows, rows)
+        means = sums.means(sum_over_processes(accelerator, sums.sums))
+        single = {"single_ade": means["single_ADE"]} if modes > 1 else {}  # only logged
+        return self.validated(means, modes, ade=means["minADE1"], fde=means["minFDE1"], **single)
+
+
+class WindowDataset(Dataset):
+    """Windows as rows for transformers' Trainer.
+
+    Args:
+        windows: cut from a table.
+        mirror: probability of a mirror image.
+    """
+
+    def __init__(self, windows: Windows, mirror: float = 0.0) -> None:
+        self.windows, self.mirror = windows, mirror
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        """`past_values` `(T, 2)`, `future_values` `(P, 2)` and their masks."""
+        batch = model_inputs(self.windows, np.array([row]))
+        inputs = {name: rows[0] for name, rows in batch.items()}
+        if self.mirror and torch.rand(()) < self.mirror:
+            for name in ("past_values", "future_values"):
+                inputs[name] = inputs[name] * torch.tensor([1.0, -1.0])
+        return inputs

@@ -1,28 +1,20 @@
-"""Training windows by scene, and scores of whole scenes; for the tasks that forecast scenes.
+"""Training windows by scene: their order, and batches of scenes.
 
 Shapes: W windows, S scenes, B scenes of a batch, A agents of the largest one.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from hf_vanilla.data.row_order import shuffled
-from hf_vanilla.training.processes import sum_over_processes
-from hf_vanilla.training.task import Batch, Work, micro_batch_size
+from hf_vanilla.training.task import Batch
 
 from .data import position_errors, random_changes
-from .joint_scores import JointSums
-from .layout import SceneLayout, scene_batches, scene_middles
+from .layout import SceneLayout, model_inputs, scene_middles
 from .options import SceneOptions
-from .scores import TrackSums
-from .single_task import add_scenes, model_inputs
-from .task import TrackTask
 from .windows import Windows
 
 POOL = 8  # batches that are sorted by size together, so that little is padding
@@ -47,15 +39,15 @@ class SceneOrder:
 
     def __getitem__(self, number: int) -> np.ndarray:
         """Scenes of micro-batch `number` of the run."""
-        pool, place = divmod(number, POOL)
-        places = np.arange(pool * POOL * self.size, (pool + 1) * POOL * self.size)
-        epochs, rows = np.divmod(places, len(self.sizes))
+        pool, index = divmod(number, POOL)
+        positions = np.arange(pool * POOL * self.size, (pool + 1) * POOL * self.size)
+        epochs, rows = np.divmod(positions, len(self.sizes))
         scenes = np.empty_like(rows)
         for epoch in np.unique(epochs):
             order = shuffled(len(self.sizes), self.seed, 0, int(epoch))
             scenes[epochs == epoch] = order[rows[epochs == epoch]]
         scenes = scenes[np.argsort(self.sizes[scenes], kind="stable")]
-        first = shuffled(POOL, self.seed, 1, pool)[place] * self.size
+        first = shuffled(POOL, self.seed, 1, pool)[index] * self.size
         return scenes[first : first + self.size]
 
     def describe(self) -> str:
@@ -69,7 +61,7 @@ class SceneBatch:
 
     Attributes:
         inputs: padded to the largest scene, with `agent_mask` `(B, A)`, True = agent.
-        layout: where each window stands in them.
+        layout: row and slot of each window in them.
         last_rows: `(W,)` row of each window's last observed step in the table.
         middles: `(B, 2)` origins of the scenes, means of their last observed positions.
         change: `(B, 2, 2)` how each scene was mirrored, scaled and turned.
@@ -128,7 +120,7 @@ class TrainingScenes:
             shape = inputs["past_values"].shape
             inputs["past_values"] += position_errors(self.options, shape, generator)
         last_rows = self.windows.last_rows[rows]
-        last = self.windows.scenes.positions[last_rows]
+        last = self.windows.table.positions[last_rows]
         middles = scene_middles(last, layout)
         offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
         change = random_changes(self.options, len(parts), generator)
@@ -143,66 +135,5 @@ class TrainingScenes:
         rows = self.by_scene[self.starts[scene] : self.starts[scene + 1]]
         if len(rows) <= self.options.max_agents:
             return rows
-        chosen = torch.randperm(len(rows), generator=generator)[: self.options.max_agents]
-        return rows[chosen.numpy()]
-
-
-def count_steps(batch: Batch) -> tuple[int, int]:
-    """Observed and future steps of a batch that are known, and all of them with padding."""
-    masks = (batch["past_observed_mask"], batch["future_observed_mask"])
-    return sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
-
-
-def scene_scores(
-    model: PreTrainedModel, windows: Windows, options: SceneOptions, accelerator: Accelerator
-) -> dict[str, float]:
-    """Scores of single agents and of whole scenes over all windows, with all processes."""
-    modes = model.config.num_modes
-    single = TrackSums(modes, largest_step=model.config.largest_step)
-    together = JointSums(modes)
-    batches = list(scene_batches(windows.groups, options.scenes_per_batch * options.max_agents))
-    for rows in batches[accelerator.process_index :: accelerator.num_processes]:
-        add_scenes(single, together, model, windows, rows)
-    found: dict[str, float] = {}
-    for part in (single, together):
-        found |= part.means(sum_over_processes(accelerator, part.sums))
-    return found
-
-
-@dataclass(frozen=True)
-class SceneTask(TrackTask):
-    """Base class of the tasks whose items are scenes.
-
-    Attributes:
-        scenes: training windows by scene.
-    """
-
-    scenes: TrainingScenes
-    items: ClassVar[str] = "agents"
-
-    @property
-    def options(self) -> SceneOptions:
-        """The recipe's data options."""
-        return self.recipe.data
-
-    @property
-    def micro_batches(self) -> int:
-        """Micro-batches in one step."""
-        return self.options.scenes_per_step // self.options.scenes_per_batch
-
-    def order(self, per_step: int) -> SceneOrder:
-        """Cut the scenes of a step into `per_step` equal micro-batches.
-
-        Raises:
-            ValueError: they cannot be cut so.
-        """
-        size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
-        return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
-
-    def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
-        """Scenes as the model's inputs, padded, each changed at random as a whole."""
-        return self.scenes.batch(scenes, generator).inputs
-
-    def work(self, config: Any, batch: Batch) -> Work:
-        """Agents and their observed and future steps."""
-        return Work(int(batch["agent_mask"].sum()), *count_steps(batch))
+        selected = torch.randperm(len(rows), generator=generator)[: self.options.max_agents]
+        return rows[selected.numpy()]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .table import Scenes
+from .table import TrackTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,14 +15,14 @@ class Windows:
     """Windows of observed and future steps of one agent each, as row numbers into a table.
 
     Attributes:
-        scenes: the table.
+        table: rows of agents.
         observed: steps T.
         predicted: steps P.
         grid: rows of the table at equal steps, agent after agent; -1 where a step is missing.
         first: `(W,)` place of each window's first step in `grid`.
     """
 
-    scenes: Scenes
+    table: TrackTable
     observed: int
     predicted: int
     grid: np.ndarray
@@ -47,12 +47,16 @@ class Windows:
     @property
     def groups(self) -> np.ndarray:
         """`(W,)` equal numbers for windows of one scene at one frame, from 0."""
-        return groups_of_rows(self.scenes, self.last_rows)
+        return groups_of_rows(self.table, self.last_rows)
 
     def with_company(self, at_least: int = 2) -> "Windows":
         """Only windows of scenes with so many agents in the window (Social-GAN's rule)."""
         groups = self.groups
         return self[np.bincount(groups)[groups] >= at_least] if len(self) else self
+
+    def without_maps(self) -> "Windows":
+        """The same windows of a table without its maps."""
+        return replace(self, table=replace(self.table, maps=None))
 
     def positions(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions of some windows, relative to each one's last observed position.
@@ -67,13 +71,13 @@ class Windows:
         places = self.first[chosen, None] + np.arange(self.observed + self.predicted)
         rows = self.grid[places]
         is_known = rows >= 0
-        origin = self.scenes.positions[rows[:, self.observed - 1]]
-        relative = self.scenes.positions[rows] - origin[:, None]
+        origin = self.table.positions[rows[:, self.observed - 1]]
+        relative = self.table.positions[rows] - origin[:, None]
         return np.where(is_known[..., None], relative, 0).astype(np.float32), is_known, origin
 
 
 def cut_windows(
-    scenes: Scenes,
+    table: TrackTable,
     *,
     observed: int,
     predicted: int,
@@ -83,7 +87,7 @@ def cut_windows(
     """All windows of each agent.
 
     Args:
-        scenes: the table.
+        table: rows of agents.
         observed: steps T.
         predicted: steps P.
         stride: steps from one window to the next.
@@ -97,7 +101,7 @@ def cut_windows(
         if value < 1:
             raise ValueError(f"{name}={value}: give a positive number")
     length = observed + predicted
-    grid, segment = _grid(scenes, most_steps=length if allow_missing else 1)
+    grid, segment = _grid(table, most_steps=length if allow_missing else 1)
     first = np.arange(max(0, len(grid) - length + 1))
     first = first[segment[first] == segment[first + length - 1]]
     if stride > 1:
@@ -107,48 +111,50 @@ def cut_windows(
         known = np.concatenate(([0], np.cumsum(grid >= 0)))
         has_future = known[first + length] > known[first + observed]
         first = first[(grid[first + observed - 1] >= 0) & has_future]
-    return Windows(scenes, observed, predicted, grid, first)
+    return Windows(table, observed, predicted, grid, first)
 
 
-def groups_of_rows(scenes: Scenes, rows: np.ndarray) -> np.ndarray:
+def groups_of_rows(table: TrackTable, rows: np.ndarray) -> np.ndarray:
     """`(B,)` equal numbers, from 0, for rows `(B,)` of one scene at one frame."""
-    keys = np.stack((scenes.scene[rows], scenes.frame[rows]), 1)
+    keys = np.stack((table.scene[rows], table.frame[rows]), 1)
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
-def pasts_of_rows(scenes: Scenes, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:
+def pasts_of_rows(
+    table: TrackTable, rows: np.ndarray, observed: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The observed steps that end at some rows.
 
     Args:
-        scenes: the table.
+        table: rows of agents.
         rows: `(B,)` row numbers.
         observed: steps T.
 
     Returns:
         `(B, T, 2)` float64 positions, 0 where missing; `(B, T)` bool, True where observed.
     """
-    grid, segment = _grid(scenes, most_steps=observed)
+    grid, segment = _grid(table, most_steps=observed)
     place_of_row = np.flatnonzero(grid >= 0)
     ends = place_of_row[rows]
     places = ends[:, None] + np.arange(1 - observed, 1)
     inside = np.maximum(places, 0)
     is_known = (places >= 0) & (segment[inside] == segment[ends][:, None]) & (grid[inside] >= 0)
-    positions = scenes.positions[grid[inside]]
+    positions = table.positions[grid[inside]]
     return np.where(is_known[..., None], positions, 0), is_known
 
 
-def _grid(scenes: Scenes, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _grid(table: TrackTable, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows at equal steps, -1 where missing, and the segment of each place.
 
     A segment ends with its agent, and before a gap of more than `most_steps` steps.
     """
-    if not len(scenes):
+    if not len(table):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    steps = scenes.steps
+    steps = table.steps
     is_new = (steps < 1) | (steps > most_steps)
     places = np.concatenate(([0], np.cumsum(np.where(is_new, 1, steps))))
     grid = np.full(places[-1] + 1, -1, np.int64)
-    grid[places] = np.arange(len(scenes))
+    grid[places] = np.arange(len(table))
     is_start = np.zeros(len(grid), np.int64)
     is_start[places[1:][is_new]] = 1
     return grid, np.cumsum(is_start)

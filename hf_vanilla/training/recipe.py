@@ -70,6 +70,10 @@ TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
 RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "streaming": ("use hf-vanilla prepare --streaming true, and give prepared", (False,)),
     "window_pairs": ("leave it out: it was of streaming", (100_000,)),
+    **{
+        f"{name}_column": (f"give columns {name}=NAME", (name,))
+        for name in ("frame", "agent", "x", "y", "scene")
+    },
     "comet": ("score the translations with unbabel-comet's own command", ()),
 }
 

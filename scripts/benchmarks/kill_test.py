@@ -26,7 +26,7 @@ from statistics import median
 from hf_vanilla.commands import run_command
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.files import read_json_lines
-from hf_vanilla.tracks.file_options import BUILT_IN_AGENTS
+from hf_vanilla.tracks.options import BUILT_IN_AGENTS
 
 KILLS, SEED, PAIRS, STEPS = 40, 0, 600, 240
 POLLING_SECONDS = 0.0005
@@ -34,8 +34,8 @@ BUILT_IN = 90  # agents generated at each start, instead of thousands; validatio
 PHASES = ("start-up", "steps", "checkpoint writing", "pruning", "final writing")
 IMPORTED = ["hf_vanilla.training.run", "hf_vanilla.text.task", "matplotlib.pyplot"]
 IMPORTED += ["hf_vanilla.images.task", "sklearn.datasets"]
-IMPORTED += ["hf_vanilla.objects.task", "hf_vanilla.tracks.single_task"]
-IMPORTED += ["hf_vanilla.tracks.joint_task", "hf_vanilla.tracks.scene_task"]
+IMPORTED += ["hf_vanilla.objects.task", "hf_vanilla.tracks.task"]
+IMPORTED += ["hf_vanilla.tracks.scene_tasks"]
 # two micro-batches a step, epochs of a few steps, a checkpoint at every fifth; the wide layers make
 # files of some megabytes, so that writing and pruning take a few milliseconds
 SHARED = f"""

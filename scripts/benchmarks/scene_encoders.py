@@ -19,8 +19,7 @@ from torch import nn
 from hf_vanilla.commands import run
 from hf_vanilla.files import write_text
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
-from hf_vanilla.models.fusion_vanilla_scene import ENCODERS
-from hf_vanilla.models.tokens_vanilla_scene import Grid
+from hf_vanilla.models.stacks_vanilla_scene import ENCODERS, Grid
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import figure_style, new_figure, save_figure
 

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.attention_vanilla_agentformer import AgentAwareAttention
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.loss_vanilla_agentformer import Truth
+from hf_vanilla.models.loss_vanilla_agentformer import JointErrors
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
     VanillaForDiverseTrajectoryPrediction,
@@ -297,7 +297,7 @@ def test_more_steps_change_no_earlier_step(model):
 
 
 def test_the_losses_by_hand():
-    truth = Truth(
+    truth = JointErrors(
         future=torch.tensor([[[[1.0, 0.0]], [[0.0, 2.0]]]]),  # one scene, two agents, one step
         is_known=torch.ones(1, 2, 1, dtype=torch.bool),
         is_agent=torch.ones(1, 2, dtype=torch.bool),
@@ -332,7 +332,7 @@ def test_samples_that_are_closest_for_nobody_have_no_gradient(monkeypatch, joint
 
     output, found = gradients()
     every = torch.arange(13).expand(3, -1)
-    monkeypatch.setattr(Truth, "needed_samples", lambda *_, **__: every)
+    monkeypatch.setattr(JointErrors, "needed_samples", lambda *_, **__: every)
     whole, wanted = gradients()
     assert_close(output.trajectories, whole.trajectories, rtol=0, atol=0)
     assert_close(output.loss, whole.loss)
@@ -341,7 +341,7 @@ def test_samples_that_are_closest_for_nobody_have_no_gradient(monkeypatch, joint
 
 
 def test_the_needed_samples_by_hand():
-    truth = Truth(
+    truth = JointErrors(
         future=torch.zeros(2, 3, 1, 2),
         is_known=torch.tensor([[1, 1, 1], [1, 0, 0]]).bool().unsqueeze(2),
         is_agent=torch.tensor([[True, True, True], [True, False, False]]),

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.inputs_vanilla_agentformer import read_scene
+from hf_vanilla.models.inputs_vanilla_agentformer import read_observed
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 
 SIZES = {"observed_steps": 5, "d_model": 24, "latent_dim": 6, "encoder_ffn_dim": 29}
@@ -22,7 +22,7 @@ class Context(nn.Module):
         self.model = VanillaForJointTrajectoryPrediction(config)
 
     def forward(self, past_values, past_observed_mask, agent_mask):
-        scene = read_scene(self.model.config, past_values, past_observed_mask, agent_mask)
+        scene = read_observed(self.model.config, past_values, past_observed_mask, agent_mask)
         context, agent_context = self.model.context_encoder(scene)
         return context, self.model.future_decoder.prior(agent_context).mean
 

@@ -9,16 +9,16 @@ from scene_models import CLASSES, SIZES, scene_model, scenes, without_future
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
-from hf_vanilla.models.fusion_vanilla_scene import ENCODERS, LatentQueryEncoder
-from hf_vanilla.models.head_vanilla_scene import Mixture, Truth, closest_future_loss, thin
+from hf_vanilla.models.inputs_vanilla_scene import read_rows
+from hf_vanilla.models.loss_vanilla_scene import Mixture, Truth, closest_future_loss, thin
 from hf_vanilla.models.modeling_vanilla_scene_gated import ChannelGate
 from hf_vanilla.models.modeling_vanilla_scene_neighbors import neighbor_mask
 from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     VanillaForProposalTrajectoryPrediction,
+    fit_regions,
+    proposals_of_regions,
 )
-from hf_vanilla.models.regions_vanilla_scene import fit_regions, proposals_of_regions
-from hf_vanilla.models.rows_vanilla_scene import read_rows
-from hf_vanilla.models.tokens_vanilla_scene import Grid
+from hf_vanilla.models.stacks_vanilla_scene import ENCODERS, Grid, LatentQueryEncoder
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -282,8 +282,8 @@ def test_regions_are_clusters_and_only_proposals_of_the_truth_are_trained():
     means = futures[0].means
     trained = torch.autograd.grad(loss, means)[0].abs().sum((2, 3)) > 0  # (8, 6)
     rows = read_rows(model.config, inputs["past_values"], None, None)
-    ends = inputs["future_values"][:, :, -1].flatten(0, 1) - rows.frame.origin
-    regions = torch.cdist(rows.frame.enter(ends.unsqueeze(1)).squeeze(1), model.centres).argmin(1)
+    ends = inputs["future_values"][:, :, -1].flatten(0, 1) - rows.axes.origin
+    regions = torch.cdist(rows.axes.enter(ends.unsqueeze(1)).squeeze(1), model.centres).argmin(1)
     assert len(regions.unique()) > 1
     assert trained.sum(1).tolist() == [1] * 8
     assert torch.equal(trained.int().argmax(1) // 2, regions)

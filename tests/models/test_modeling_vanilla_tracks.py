@@ -7,9 +7,9 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.frame_vanilla_tracks import agent_frame, observed_velocities
+from hf_vanilla.models.inputs_vanilla_forecaster import agent_axes, observed_velocities
 from hf_vanilla.models.loss_vanilla_tracks import closest_mode_loss, mean_distance
-from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_tracks import TrueFuture, VanillaForTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
 
 SIZES = {
@@ -47,7 +47,7 @@ def split(positions):
     return positions[:, :5], positions[:, 5:]
 
 
-# --- frames ------------------------------------------------------------------------------------
+# --- axes --------------------------------------------------------------------------------------
 
 
 AHEAD = {"follows_heading": True, "heading_decay": 0.5}
@@ -57,25 +57,25 @@ def test_the_heading_is_a_mean_in_which_later_displacements_weigh_more():
     # 2 along x, then 3 along y, then none: (0.5 * 2, 1 * 3), and the last one says nothing
     past = torch.tensor([[[0.0, 0.0], [2.0, 0.0], [2.0, 3.0], [2.0, 3.0]]])
     velocities, known = observed_velocities(past, torch.ones(1, 4, dtype=torch.bool))
-    frame = agent_frame(past, velocities, known, **AHEAD, scale=1.0)
-    turned = torch.tensor([[[1.0, 3.0]]]) @ frame.rotation
+    axes = agent_axes(past, velocities, known, **AHEAD, scale=1.0)
+    turned = torch.tensor([[[1.0, 3.0]]]) @ axes.rotation
     assert_close(turned, torch.tensor([[[10.0**0.5, 0.0]]]))
 
 
-def test_a_frame_by_hand():
+def test_axes_by_hand():
     past = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [0.0, 3.0]]])  # along y, 1 then 2 a step
     velocities, known = observed_velocities(past, torch.ones(1, 3, dtype=torch.bool))
-    frame = agent_frame(past, velocities, known, **AHEAD, scale=2.0)
-    assert_close(frame.enter(velocities), torch.tensor([[[0.5, 0.0], [1.0, 0.0]]]))
+    axes = agent_axes(past, velocities, known, **AHEAD, scale=2.0)
+    assert_close(axes.enter(velocities), torch.tensor([[[0.5, 0.0], [1.0, 0.0]]]))
     ahead = torch.tensor([[[1.0, 0.0], [0.0, 0.5]]])  # 2 ahead, then 1 to the left
-    assert_close(frame.positions(ahead), torch.tensor([[[0.0, 5.0], [-1.0, 5.0]]]))
+    assert_close(axes.positions(ahead), torch.tensor([[[0.0, 5.0], [-1.0, 5.0]]]))
 
 
 def test_an_agent_that_stands_keeps_the_axes_of_the_world():
     past = torch.ones(1, 3, 2)
     velocities, known = observed_velocities(past, torch.ones(1, 3, dtype=torch.bool))
-    frame = agent_frame(past, velocities, known, **AHEAD, scale=1.0)
-    assert_close(frame.rotation[0], torch.eye(2))
+    axes = agent_axes(past, velocities, known, **AHEAD, scale=1.0)
+    assert_close(axes.rotation[0], torch.eye(2))
 
 
 @pytest.mark.parametrize("angle", [0.3, 2.0, -3.0])
@@ -147,10 +147,10 @@ def test_sdpa_equals_eager_without_any_mask(form):
 def test_the_rollout_equals_teacher_forcing_on_its_own_output(one):
     past, _ = split(walks())
     own = one(past).trajectories[:, 0]
-    hidden, mask, frame, last = one.encoder(past)
-    known = torch.ones(4, 7, dtype=torch.bool)
-    forced, _ = one._teacher_forcing(hidden, mask, last, frame, own, known)
-    assert_close(frame.positions(forced), own, **NEAR)
+    encoded, truth = one.encoder(past), TrueFuture(own, torch.ones(4, 7).bool())
+    true, _ = truth.velocities(encoded.axes)
+    forced = one._next_steps(encoded, torch.cat((encoded.velocity.unsqueeze(1), true[:, :-1]), 1))
+    assert_close(encoded.axes.positions(forced), own, **NEAR)
 
 
 def test_a_later_step_never_changes_an_earlier_one(one):

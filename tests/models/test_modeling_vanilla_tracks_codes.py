@@ -7,8 +7,8 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.models.inputs_vanilla_forecaster import k_means
 from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
-from hf_vanilla.models.regions_vanilla_scene import k_means
 
 SIZES = {
     "observed_steps": 5,
@@ -57,24 +57,24 @@ def test_without_a_codebook_a_forecast_is_refused():
         VanillaForQuantizedTrajectoryPrediction(VanillaTracksConfig(**SIZES)).eval()(past)
 
 
-def test_every_sampled_step_is_a_code_in_the_frame_of_the_agent(model):
+def test_every_sampled_step_is_a_code_along_the_axes_of_the_agent(model):
     past, _ = walks()
     tracks = model(past).trajectories
     assert tracks.shape == (11, 6, 3, 2)
-    _, _, frame, _ = model.encoder(past)
+    axes = model.encoder(past).axes
     steps = torch.diff(tracks, dim=2, prepend=past[:, None, -1:].expand(-1, 6, -1, -1))
-    framed = frame.enter(steps.flatten(1, 2))  # (B, M * P, 2)
-    nearest = model.decoder.codebook[model.decoder.nearest_codes(framed)]
-    assert_close(framed, nearest, rtol=0, atol=1e-4)
+    turned = axes.enter(steps.flatten(1, 2))  # (B, M * P, 2)
+    nearest = model.decoder.codebook[model.decoder.nearest_codes(turned)]
+    assert_close(turned, nearest, rtol=0, atol=1e-4)
 
 
 def test_a_code_with_all_the_probability_is_always_drawn(model):
     torch.nn.init.zeros_(model.decoder.head.weight)
     model.decoder.head.bias.data[4] = 50.0
     past, _ = walks()
-    _, _, frame, _ = model.encoder(past)
+    axes = model.encoder(past).axes
     step = model.decoder.codebook[4].expand(11, 6, 3, 2)
-    assert_close(model(past).trajectories, frame.positions(step))
+    assert_close(model(past).trajectories, axes.positions(step))
 
 
 def test_samples_are_drawn_as_often_as_their_probability_says(model):
@@ -82,9 +82,9 @@ def test_samples_are_drawn_as_often_as_their_probability_says(model):
     wanted = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 1e-9, 1e-9])
     model.decoder.head.bias.data = wanted.log()
     past, _ = walks(agents=400)
-    hidden, mask, _, last = model.encoder(past)
+    encoded = model.encoder(past)
     torch.manual_seed(0)
-    codes = model.sample(hidden, mask, model.decoder.nearest_codes(last))
+    codes = model.sample(encoded, model.decoder.nearest_codes(encoded.velocity))
     assert codes.shape == (400, 6, 3)
     shares = torch.bincount(codes.flatten(), minlength=7) / codes.numel()
     assert_close(shares, wanted, rtol=0, atol=0.02)  # 4 standard deviations of 7,200 draws
@@ -92,8 +92,9 @@ def test_samples_are_drawn_as_often_as_their_probability_says(model):
 
 def test_a_cache_changes_no_logits(model):
     past, _ = walks()
-    hidden, mask, _, _ = model.encoder(past)
-    encoded, codes = BaseModelOutput(last_hidden_state=hidden), torch.randint(7, (11, 4))
+    seen = model.encoder(past)
+    mask, codes = seen.attention_mask, torch.randint(7, (11, 4))
+    encoded = BaseModelOutput(last_hidden_state=seen.hidden_states)
     whole = model.decoder(codes, encoded, mask).logits
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     parts = [
@@ -105,15 +106,15 @@ def test_a_cache_changes_no_logits(model):
 
 def test_the_loss_is_the_cross_entropy_of_the_nearest_codes(model):
     past, future = walks()
-    hidden, _, frame, last = model.encoder(past)
+    seen = model.encoder(past)
     total = 0.0
     for agent in range(11):
-        before, here = model.decoder.nearest_codes(last)[agent], past[agent, -1]
+        before, here = model.decoder.nearest_codes(seen.velocity)[agent], past[agent, -1]
         codes = [before]
         for step in range(3):
-            velocity = (future[agent, step] - here) @ frame.rotation[agent] / 0.4
+            velocity = (future[agent, step] - here) @ seen.axes.rotation[agent] / 0.4
             wanted = (model.decoder.codebook - velocity).norm(dim=-1).argmin()
-            encoded = BaseModelOutput(last_hidden_state=hidden[agent : agent + 1])
+            encoded = BaseModelOutput(last_hidden_state=seen.hidden_states[agent : agent + 1])
             logits = model.decoder(torch.stack(codes)[None], encoded).logits[0, -1]
             total -= logits.log_softmax(-1)[wanted]
             codes.append(wanted)

@@ -7,8 +7,10 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.loss_vanilla_tracks import mixture_nats
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_spread import VanillaForTrajectoryDensityPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_modes import (
+    VanillaForMultimodalTrajectoryPrediction,
+    VanillaForTrajectoryDensityPrediction,
+)
 
 SIZES = {
     "observed_steps": 5,

@@ -28,7 +28,7 @@ class Modes(nn.Module):
 
 
 class Step(nn.Module):
-    """TF's step: the next velocity in the frame after the observed and the predicted ones."""
+    """TF's step: the next velocity along the axes after the observed and the predicted ones."""
 
     def __init__(self):
         super().__init__()
@@ -36,9 +36,9 @@ class Step(nn.Module):
         self.model = VanillaForTrajectoryPrediction(config)
 
     def forward(self, past_values, past_observed_mask, velocities):
-        hidden, mask, _, last = self.model.encoder(past_values, past_observed_mask)
-        inputs = torch.cat((last.unsqueeze(1), velocities), dim=1)
-        return self.model._next_steps(inputs, last, hidden, mask)[:, -1]
+        past = self.model.encoder(past_values, past_observed_mask)
+        inputs = torch.cat((past.velocity.unsqueeze(1), velocities), dim=1)
+        return self.model._next_steps(past, inputs)[:, -1]
 
 
 def agents(count):
@@ -69,12 +69,12 @@ def test_the_exported_step_repeated_is_the_rollout():
     given = (*agents(3), torch.zeros(3, 2, 2))
     program = torch.export.export(model, given, dynamic_shapes=shapes, strict=False).module()
     past, mask = agents(6)
-    _, _, frame, _ = model.model.encoder(past, mask)
+    axes = model.model.encoder(past, mask).axes
     steps = model(past, mask, torch.zeros(6, 0, 2)).unsqueeze(1)
     for _ in range(2):
         steps = torch.cat((steps, program(past, mask, steps).unsqueeze(1)), dim=1)
     rollout = model.model(past, mask).trajectories[:, 0]
-    assert_close(frame.positions(steps), rollout, **NEAR)
+    assert_close(axes.positions(steps), rollout, **NEAR)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from scene_models import SCENE_FORMS
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
@@ -13,10 +14,11 @@ from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
 )
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_spread import VanillaForTrajectoryDensityPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_modes import (
+    VanillaForMultimodalTrajectoryPrediction,
+    VanillaForTrajectoryDensityPrediction,
+)
 from hf_vanilla.models.saving_vanilla import save_with_code
-from hf_vanilla.tracks.loading import SCENE_FORMS
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ OPTIONS = {
     "curves": "run output theme overwrite",
     "objects": "model image kind threshold x y output overwrite",
     "patches": "model image kind layer output overwrite",
-    "tracks": "format frame_column agent_column x_column y_column scene_column frame_seconds "
+    "tracks": "format columns frame_seconds "
     "step_seconds homography unit model input output scene frame frames picture "
     "picture_homography attention_of theme overwrite",
 }

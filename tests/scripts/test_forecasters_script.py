@@ -3,8 +3,8 @@
 import pytest
 from test_scene_scripts import script
 
-from hf_vanilla.tracks import file_options as track_options
-from hf_vanilla.tracks.loading import FORMS, SCENE_FORMS
+from hf_vanilla.families import TASKS
+from hf_vanilla.tracks import options as track_options
 from hf_vanilla.training.recipe import read_recipe
 
 
@@ -30,7 +30,11 @@ def test_every_class_has_a_row_that_can_be_trained(table, tmp_path):
                 assert recipe.config().num_modes == (6 if data == "junctions" else 20)
             assert recipe.data.test_scene == ("hotel" if data == "eth_ucy" else "none")
         forms = {getattr(recipe.data, "form", recipe.task) for recipe in recipes}
-        assert forms == {*FORMS, *SCENE_FORMS, "joint_trajectories"}
+        assert forms == {
+            *TASKS["trajectories"].forms,
+            *TASKS["scene_trajectories"].forms,
+            "joint_trajectories",
+        }
         assert rows["constant velocity"] is None
 
 

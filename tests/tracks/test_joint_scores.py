@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hf_vanilla.tracks.joint_scores import JointSums, close_pairs
-from hf_vanilla.tracks.layout import SceneLayout, offsets_in_scene, scene_batches
-from hf_vanilla.tracks.scores import Protocol, TrackScores, TrackSums
+from hf_vanilla.tracks.layout import SceneLayout, scene_batches, scene_middles
+from hf_vanilla.tracks.scores import JointSums, Protocol, TrackScores, TrackSums, close_pairs
 
 PROTOCOL = Protocol(
     data="walks", observed=8, predicted=12, step_seconds=0.4, unit="m", windows=4, seed="0"
@@ -99,8 +98,7 @@ def test_a_layout_pads_and_returns_rows():
     assert padded.squeeze(-1).tolist() == [[2, 5, 0], [1, 3, 4]]
     assert_close(layout.unpad(padded), values)
     last = np.array([[0.0, 0.0], [1e7, 0.0], [3.0, 3.0], [0.0, 3.0], [1e7 + 2, 0.0]])
-    offsets = offsets_in_scene(last, layout)
-    assert offsets.tolist() == [[-1, -2], [-1, 0], [2, 1], [-1, 1], [1, 0]]
+    assert scene_middles(last, layout).tolist() == [[1e7 + 1, 0], [1, 2]]
 
 
 def test_batches_have_whole_scenes_of_similar_size():

@@ -13,8 +13,9 @@ from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
-from hf_vanilla.tracks.joint_options import JointDataOptions
-from hf_vanilla.tracks.joint_task import JointTrajectoryTask, prepare
+from hf_vanilla.tracks.options import JointDataOptions
+from hf_vanilla.tracks.scene_tasks import JointTrajectoryTask
+from hf_vanilla.tracks.scene_tasks import prepare_joint as prepare
 from hf_vanilla.tracks.training_scenes import SceneOrder
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe
@@ -68,7 +69,7 @@ def tracks(tmp_path_factory):
 
 def recipe(folder, tracks, *, data=None, model=None, **shared):
     options = {"scenes_per_step": 4, "scenes_per_batch": 2, "max_agents": 5, "rotate": True}
-    options |= {"dataset": str(tracks), "frame_seconds": 0.4, "scene_column": "scene"}
+    options |= {"dataset": str(tracks), "frame_seconds": 0.4, "columns": "scene=scene"}
     options |= {"validation_share": 0.4, "position_noise": 0.02}
     return Recipe(
         task="joint_trajectories",
@@ -146,8 +147,8 @@ def test_batches_hold_whole_scenes_of_one_frame_cut_to_the_largest_number(tracks
     scene = int(np.argmin(sizes[scenes]))
     number = scenes[scene]
     rows = task.scenes.by_scene[task.scenes.starts[number] : task.scenes.starts[number + 1]]
-    assert len(np.unique(windows.scenes.frame[windows.last_rows[rows]])) == 1
-    wanted = np.sort(windows.scenes.positions[windows.last_rows[rows]][:, 0])
+    assert len(np.unique(windows.table.frame[windows.last_rows[rows]])) == 1
+    wanted = np.sort(windows.table.positions[windows.last_rows[rows]][:, 0])
     found = np.sort(batch["past_values"][scene, batch["agent_mask"][scene], -1, 0].numpy())
     assert_close(
         found - found.mean(), (wanted - wanted.mean()).astype(np.float32), rtol=0, atol=1e-5
@@ -169,7 +170,7 @@ def test_an_epoch_has_each_scene_once_in_batches_of_similar_size():
 
 def test_evaluation_prints_joint_scores_beside_marginal_ones(tracks, second_stage):
     arguments = ["--model", str(second_stage), "--dataset", str(tracks), "--device", "cpu"]
-    arguments += ["--frame_seconds", "0.4", "--scene_column", "scene"]
+    arguments += ["--frame_seconds", "0.4", "--columns", "scene=scene"]
     more = (["--batch_size", "7", "--samples_at_once", "1"], ["--batch_size", "99"])
     scores = [evaluate(read_evaluation([*arguments, *change])) for change in more]
     values = scores[0].values
@@ -191,7 +192,7 @@ def test_forecasts_of_last_rows_are_those_of_all_rows(tracks, second_stage, tmp_
                 output=str(output),
                 at=at,
                 frame_seconds=0.4,
-                scene_column="scene",
+                columns="scene=scene",
                 batch_size=11,
                 device="cpu",
             )
@@ -213,7 +214,7 @@ def test_a_forecast_longer_than_in_training_is_written_with_a_warning(
     tracks, first_stage, tmp_path, caplog
 ):
     options = {"model": str(first_stage), "input": str(tracks), "frame_seconds": 0.4}
-    options |= {"scene_column": "scene", "device": "cpu", "predicted_steps": 6}
+    options |= {"columns": "scene=scene", "device": "cpu", "predicted_steps": 6}
     output = tmp_path / "long.csv"
     forecast_file(ForecastOptions(**options, output=str(output), samples_at_once=3))
     assert max(pyarrow.csv.read_csv(output)["step"].to_pylist()) == 6
@@ -229,9 +230,9 @@ def test_a_scene_of_500_people_is_cut_in_training_and_reported(tmp_path, caplog)
     rows += [f"{frame},{agent},{agent},{frame}" for agent in range(500, 503) for frame in (20,)]
     path = tmp_path / "crowd.csv"
     path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
-    data = {"scene_column": "scene", "validation_share": 0.0, "scenes_per_batch": 4}
+    data = {"columns": "scene=scene", "validation_share": 0.0, "scenes_per_batch": 4}
     with caplog.at_level("INFO"):
-        task = prepare(recipe(tmp_path / "run", path, data={**data, "scene_column": None}))
+        task = prepare(recipe(tmp_path / "run", path, data={**data, "columns": ""}))
     assert "1 scenes of up to 500 agents; 1 are cut to max_agents=5" in caplog.text
     batch = task.batch(task.order(1)[0][:1], torch.Generator().manual_seed(0))
     assert batch["past_values"].shape == (1, 5, 5, 2)

@@ -13,7 +13,7 @@ from hf_vanilla.tracks.built_in_junctions import (
 )
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.road_maps import LANE_KINDS, maps_side_by_side, resampled, road_map
-from hf_vanilla.tracks.table import join_scenes, resample
+from hf_vanilla.tracks.table import join_tables, resample
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ def test_tables_keep_the_maps_of_their_scenes():
     first = built_in_tracks("junctions", agents=12, seed=0)
     assert len(first.maps) == len(first.scene_names) == 4
     walkers = built_in_tracks("walkers", agents=6, seed=0)
-    both = join_scenes([walkers, first])
+    both = join_tables([walkers, first])
     assert both.maps == (None, *first.maps)
     assert both.maps_of(np.array([len(both) - 1])) == [first.maps[-1]]
-    assert join_scenes([walkers, walkers]).maps is None
+    assert join_tables([walkers, walkers]).maps is None
     assert walkers.maps_of(np.arange(2)) == [None, None]
     assert resample(first, 0.8).maps == first.maps
     assert first.rows(first.scene == 2).maps_of(np.array([0])) == [first.maps[2]]

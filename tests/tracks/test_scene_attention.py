@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from numpy.testing import assert_allclose
 from scene_models import SIZES, scene_model, scenes
 
@@ -76,4 +75,3 @@ def test_proposals_look_at_each_family_in_turn():
 def test_latent_queries_and_vectors_do_not_say_whom_an_agent_looks_at():
     for name in ("early latent", "late latent", "vectors"):
         assert not has_scene_attention(scene_model(name))
-    assert not has_scene_attention(torch.nn.Linear(1, 1))

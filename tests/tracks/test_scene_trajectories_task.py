@@ -8,18 +8,18 @@ import pytest
 import small_run
 import torch
 from process_runs import assert_processes_agree
-from scene_models import SIZES
+from scene_models import SCENE_FORMS, SIZES
 from torch.testing import assert_close
 from transformers import AutoModelForTimeSeriesPrediction
 
-from hf_vanilla.tracks import file_options as track_options
+from hf_vanilla.tracks import options as track_options
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
 from hf_vanilla.tracks.forecaster import predict
-from hf_vanilla.tracks.loading import SCENE_FORMS, load_forecaster
+from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.tracks.options import SceneDataOptions
 from hf_vanilla.tracks.plot import GLANCE_WIDTH, PlotTracksOptions, plot_tracks
-from hf_vanilla.tracks.scene_options import SceneDataOptions
-from hf_vanilla.tracks.scene_task import prepare
+from hf_vanilla.tracks.scene_tasks import prepare_scenes as prepare
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.training.run import train
@@ -219,7 +219,7 @@ def test_processes_and_micro_batches_give_the_same_weights(processes, tmp_path):
     rows = [f"{s},{f},{a},{f * 0.3 + s},{a}" for s in range(4) for a in range(3) for f in range(20)]
     path = tmp_path / "tracks.csv"
     path.write_text("\n".join(["scene,frame,agent,x,y", *rows]), encoding="utf-8")
-    data = {"dataset": str(path), "frame_seconds": 0.4, "scene_column": "scene"}
+    data = {"dataset": str(path), "frame_seconds": 0.4, "columns": "scene=scene"}
     data |= {"validation_share": 0.4, "scenes_per_step": 4, "scenes_per_batch": 1}
     # the last bias of the head is that of the score of every future
     ignored = ("k_proj.bias", "head.projection.bias")

@@ -93,7 +93,7 @@ def test_a_frame_has_its_agents_with_what_really_came(page):
 def test_a_scene_with_a_map_has_its_lanes():
     page = TracksPage("constant_velocity", tracks="junctions")
     lanes = page.frame(3, 7)["lanes"]
-    wanted = page.scenes.maps[3].points
+    wanted = page.table.maps[3].points
     assert len(lanes) == len(wanted)
     assert_allclose(lanes[1], wanted[1], atol=1e-3)
 

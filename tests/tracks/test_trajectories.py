@@ -11,14 +11,14 @@ from numpy.testing import assert_allclose
 
 from hf_vanilla.tracks.built_in_tracks import FORK_ODDS, built_in_tracks, fork_branches
 from hf_vanilla.tracks.formats import Columns, TrackSource, read_homography, read_tracks
-from hf_vanilla.tracks.table import Rows, join_scenes, resample, scenes_of_rows
+from hf_vanilla.tracks.table import Rows, join_tables, resample, table_of_rows
 from hf_vanilla.tracks.windows import cut_windows, pasts_of_rows
 
 
 def table(*rows, **options):
     frame, agent, x, y = (np.array(column) for column in zip(*rows, strict=True))
     rows = Rows(source="here", frame=frame, agent=agent, positions=np.stack((x, y), 1) * 1.0)
-    return scenes_of_rows(rows, name="s", **{"frame_seconds": 0.1, **options})
+    return table_of_rows(rows, name="s", **{"frame_seconds": 0.1, **options})
 
 
 def walk(agent, frames, y=0):
@@ -91,7 +91,7 @@ def test_resampling_interpolates_and_keeps_gaps():
 def test_scenes_of_two_rates_cannot_be_joined():
     parts = [table(*walk("a", range(3)), frame_seconds=seconds) for seconds in (0.1, 0.4)]
     with pytest.raises(ValueError, match="--step_seconds"):
-        join_scenes(parts)
+        join_tables(parts)
 
 
 # --- built-in tracks ---------------------------------------------------------------------------
@@ -196,7 +196,10 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("frame,agent,x\n0,1,2\n", r"no column 'y', only frame, agent, x: name it by --y_column"),
+        (
+            "frame,agent,x\n0,1,2\n",
+            r"no column 'y', only frame, agent, x: .*--columns y=NAME",
+        ),
         ("frame,agent,x,y\n0,1,2,3\n1,1,two,3\n", r"line 3: x is 'two', not a number"),
         ("frame,agent,x,y\n0,1,2,3\n1,1,nan,3\n", r"line 3: position \(nan, 3.0\) is not finite"),
         ("frame,agent,x,y\n0,1,2,3\n0,1,2,4\n", r"line 3: agent 1 is twice in frame 0"),

@@ -14,7 +14,7 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla.tracks import eth_ucy
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.options import TrackDataOptions
-from hf_vanilla.tracks.single_task import WindowOrder, prepare
+from hf_vanilla.tracks.task import WindowOrder, prepare
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.training.run import train
@@ -255,14 +255,14 @@ def test_a_recipe_keeps_its_test_scene_wherever_the_data_lies(eth_ucy_folder, ca
     with caplog.at_level(logging.INFO):
         task = prepare(read_recipe(arguments))
     test_file = list(eth_ucy.FIRST_VALIDATION_FRAME).index("crowds_zara01")
-    files = task.tracks.train.scenes.positions[:, 1]  # y is the number of the file
+    files = task.tracks.train.table.positions[:, 1]  # y is the number of the file
     assert sorted(set(files.tolist())) == [number for number in range(8) if number != test_file]
     facts = dict.fromkeys(("model_name", "recipe", "device"), "x")
     facts |= dict.fromkeys(("parameters", "steps", "seconds", "processes"), 1)
     card = task.card(RunFacts(**facts, counts={}), None).content
     assert all("without scene zara1" in text for text in (caplog.text, card))
     everything = prepare(read_recipe([*arguments, "--test_scene", "none"]))
-    assert test_file in everything.tracks.train.scenes.positions[:, 1]
+    assert test_file in everything.tracks.train.table.positions[:, 1]
 
 
 def test_other_tracks_with_such_a_recipe_are_told_how(tracks):

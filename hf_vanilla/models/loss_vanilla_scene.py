@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_tracks import check_finite, known_future
+from .inputs_vanilla_forecaster import distances, known_future, known_positions, per_known_step
+from .inputs_vanilla_scene import Rows
 from .kernels_vanilla import at_least_float32
-from .loss_vanilla_tracks import distances
-from .rows_vanilla_scene import Rows
 
 SAME_PROBABILITY = 1e-5  # a smaller difference may come from rounding, and decides nothing
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss
@@ -23,7 +22,7 @@ SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps r
 
 @dataclass(frozen=True)
 class Mixture:
-    """Futures in the frame of each row.
+    """Futures along the axes of each row.
 
     Attributes:
         means: `(R, K, P, 2)` positions.
@@ -35,7 +34,7 @@ class Mixture:
     spreads: Tensor
     logits: Tensor
 
-    def chosen(self, index: Tensor, logits: Tensor) -> "Mixture":
+    def selected(self, index: Tensor, logits: Tensor) -> "Mixture":
         """Futures `(R, M)` of each row, with other logits."""
         wide = index[..., None, None].expand(-1, -1, *self.means.shape[2:])
         return Mixture(self.means.gather(1, wide), self.spreads.gather(1, wide), logits)
@@ -43,7 +42,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Truth:
-    """The future of each row in its frame.
+    """The future of each row along its axes.
 
     Attributes:
         positions: `(R, P, 2)`, 0 where not known.
@@ -90,18 +89,15 @@ def read_truth(
     future_values: Tensor,
     future_observed_mask: Tensor | None,
 ) -> Truth:
-    """Check the future `(B, A, P, 2)` of a batch and turn it into the rows' frames.
+    """Check the future `(B, A, P, 2)` of a batch and turn it along the rows' axes.
 
     Raises:
         ValueError: a shape does not fit, or a known position is not finite.
     """
-    steps = config.predicted_steps
-    is_known = known_future(future_values, future_observed_mask, steps, rows.shape)
-    known = is_known[rows.scene, rows.agent]
-    future = future_values[rows.scene, rows.agent]
-    check_finite("future", future, known)
-    future = torch.where(known.unsqueeze(-1), future, 0) - rows.frame.origin.unsqueeze(1)
-    entered = rows.frame.enter(future)
+    known = known_future(config, future_values, future_observed_mask, rows.shape)
+    known = known[rows.scene, rows.agent]
+    future = known_positions("future", future_values[rows.scene, rows.agent], known)
+    entered = rows.axes.enter(future - rows.axes.origin.unsqueeze(1))
     return Truth(torch.where(known.unsqueeze(-1), entered, 0), known)
 
 
@@ -125,19 +121,18 @@ def closest_future_loss(
         may_win: `(R, K)` bool, futures that may count as the closest, one at least; None: all.
         num_items_in_batch: known future steps of the optimizer step; None: of this call.
     """
-    apart = distances(futures.means, truth.positions.unsqueeze(1)) * truth.is_known.unsqueeze(1)
-    total = apart.sum(dim=-1).detach()  # (R, K)
-    total = total if may_win is None else total.masked_fill(~may_win, torch.inf)
-    closest = total.argmin(dim=1)
-    won = futures.chosen(closest.unsqueeze(1), futures.logits)
+    per_mode = distances(futures.means, truth.positions.unsqueeze(1)) * truth.is_known.unsqueeze(1)
+    error = per_mode.sum(dim=-1).detach()  # (R, K)
+    error = error if may_win is None else error.masked_fill(~may_win, torch.inf)
+    closest = error.argmin(dim=1)
+    won = futures.selected(closest.unsqueeze(1), futures.logits)
     missed = (truth.positions.unsqueeze(1) - won.means) / won.spreads
     nats = missed.square() / 2 + won.spreads.log() + math.log(2 * math.pi) / 2
     likelihood = (nats.sum(dim=-1).squeeze(1) * truth.is_known).sum()
     steps = truth.is_known.sum(dim=1)
     scores = cross_entropy(futures.logits.float(), closest, reduction="none") * steps
-    count = steps.sum() if num_items_in_batch is None else num_items_in_batch
-    divisor = torch.as_tensor(count, device=likelihood.device).clamp(min=1)
-    return (likelihood + score_weight * scores.sum()) / divisor
+    total = likelihood + score_weight * scores.sum()
+    return per_known_step(total, truth.is_known, num_items_in_batch)
 
 
 def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
@@ -151,7 +146,7 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     Args:
         futures: of each row.
         count: how many to keep.
-        distance: of end points in the rows' frame.
+        distance: of end points along the rows' axes.
     """
     if futures.logits.shape[1] <= count:
         return futures
@@ -172,4 +167,4 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     owner = apart.gather(1, index.unsqueeze(-1).expand(-1, -1, ends.shape[1])).argmin(dim=1)
     masses = torch.zeros_like(index, dtype=probabilities.dtype)
     masses = masses.scatter_add(1, owner, probabilities)
-    return futures.chosen(index, masses.clamp(min=1e-9).log())
+    return futures.selected(index, masses.clamp(min=1e-9).log())

@@ -1,5 +1,5 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""What one agent sees of its scene: itself, other agents and lanes in its own frame.
+"""What one agent sees of its scene: itself, other agents and lanes along its own axes.
 
 Every agent to forecast becomes a row of its own: positions relative to its last observed one, its
 heading along x, as Wayformer and mmTransformer do. Only observed steps enter, so the future never
@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .frame_vanilla_tracks import AgentFrame, agent_frame, last_velocity, observed_velocities
-from .inputs_vanilla_tracks import agents_of, check_agents, check_finite, known_steps
-from .kernels_vanilla import at_least_float32
+from .inputs_vanilla_forecaster import (
+    AgentAxes,
+    agent_axes,
+    last_velocity,
+    observed_agents,
+    observed_velocities,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +33,8 @@ class Seen:
     """Sequences that a row sees: an agent's steps, or a polyline's pieces.
 
     Attributes:
-        features: `(R, N, L, 4)` position and displacement in the row's frame, 0 where there is
-            none.
+        features: `(R, N, L, 4)` position and displacement along the row's axes, 0 where there
+            is none.
         is_real: `(R, N, L)` bool.
         kinds: `(R, N)` int64 number of the kind, 0 where there is one kind only.
         numbers: `(R, N)` int64 number of the agent or the polyline in its scene.
@@ -50,8 +54,8 @@ class Rows:
         scene: `(R,)` int64 number of the scene, and
         agent: `(R,)` int64 of the agent in it.
         shape: B and A.
-        frame: frame of each row.
-        velocity: `(R, 2)` last known displacement in the frame.
+        axes: of each row.
+        velocity: `(R, 2)` last known displacement along the axes.
         own: the agent's own steps, `(R, 1, T, 4)`.
         others: steps of other agents, `(R, N, T, 4)`.
         lanes: pieces of polylines, `(R, P, S - 1, 4)`.
@@ -60,7 +64,7 @@ class Rows:
     scene: Tensor
     agent: Tensor
     shape: tuple[int, int]
-    frame: AgentFrame
+    axes: AgentAxes
     velocity: Tensor
     own: Seen
     others: Seen
@@ -98,7 +102,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     lane_kinds: Tensor | None = None,
     focal_mask: Tensor | None = None,
 ) -> Rows:
-    """Check a batch of scenes and turn it into each agent's frame.
+    """Check a batch of scenes and turn it along each agent's axes.
 
     Args:
         config: steps, scales, how many others and lanes an agent sees.
@@ -116,18 +120,18 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
             an agent to forecast is not observed at the last step, a polyline has one point, or a
             map is far from all agents.
     """
-    is_observed = known_steps("past", past_values, past_observed_mask, config.observed_steps)
-    is_agent = agents_of("agent_mask", agent_mask, is_observed)
-    is_observed = is_observed & is_agent.unsqueeze(-1)
-    is_focal = is_agent & agents_of("focal_mask", focal_mask, is_observed)
-    check_agents(is_focal, is_observed, mask="focal_mask")
-    check_finite("past", past_values, is_observed)
-    past = torch.where(is_observed.unsqueeze(-1), at_least_float32(past_values), 0)
+    past, is_observed, _, is_focal = observed_agents(
+        config,
+        past_values,
+        past_observed_mask,
+        agent_mask=agent_mask,
+        focal_mask=focal_mask,
+    )
     lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
     _check_map(config, past, is_observed, lanes)
     scene, agent = _rows(is_focal)
     velocities, is_known = observed_velocities(past[scene, agent], is_observed[scene, agent])
-    frame = agent_frame(
+    axes = agent_axes(
         past[scene, agent],
         velocities,
         is_known,
@@ -135,19 +139,19 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
         heading_decay=config.heading_decay,
         scale=config.velocity_std,
     )
-    entered = _entered(frame, past[scene])  # (R, A, T, 2)
+    entered = _entered(axes, past[scene])  # (R, A, T, 2)
     agents = _of_agents(config, entered, is_observed[scene])
     index = torch.arange(scene.shape[0], device=scene.device)
-    own = _chosen(agents, agent.unsqueeze(1))
+    own = _selected(agents, agent.unsqueeze(1))
     is_other = agents.is_real.clone()
     is_other[index, agent] = False
     others = _nearest(replace(agents, is_real=is_other), config.max_others, "agents")
-    points = _entered(frame, lanes.points[scene])
+    points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
     lanes_seen = _nearest(pieces, config.max_lanes, "polylines")
-    velocity = last_velocity(frame.enter(velocities), is_known)
-    shape = (is_agent.shape[0], is_agent.shape[1])
-    return Rows(scene, agent, shape, frame, velocity, own, others, lanes_seen)
+    velocity = last_velocity(axes.enter(velocities), is_known)
+    shape = (past.shape[0], past.shape[1])
+    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen)
 
 
 def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,14 +168,14 @@ def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reach(config: VanillaSceneConfig) -> float:
-    """How far an agent moves in the predicted steps, in units of its frame."""
+    """How far an agent moves in the predicted steps, in units of its coordinates."""
     return float(config.predicted_steps)
 
 
-def _entered(frame: AgentFrame, points: Tensor) -> Tensor:
-    """Positions `(R, N, L, 2)` of the world in each row's frame."""
-    relative = points - frame.origin[:, None, None]
-    return frame.enter(relative.flatten(1, 2)).unflatten(1, points.shape[1:3])
+def _entered(axes: AgentAxes, points: Tensor) -> Tensor:
+    """Positions `(R, N, L, 2)` of the world along each row's axes."""
+    relative = points - axes.origin[:, None, None]
+    return axes.enter(relative.flatten(1, 2)).unflatten(1, points.shape[1:3])
 
 
 def _of_agents(config: VanillaSceneConfig, entered: Tensor, is_observed: Tensor) -> Seen:
@@ -206,12 +210,12 @@ def _nearest(seen: Seen, most: int, name: str) -> Seen:
     if seen.is_real.shape[1] <= most:
         return seen
     _report_cut(name, seen.is_real.shape[1], most)
-    apart = seen.features[..., :2].square().sum(dim=-1)
-    apart = torch.where(seen.is_real, apart, torch.inf).amin(dim=-1)  # (R, N)
-    return _chosen(seen, apart.topk(most, dim=1, largest=False).indices)
+    distance = seen.features[..., :2].square().sum(dim=-1)
+    distance = torch.where(seen.is_real, distance, torch.inf).amin(dim=-1)  # (R, N)
+    return _selected(seen, distance.topk(most, dim=1, largest=False).indices)
 
 
-def _chosen(seen: Seen, index: Tensor) -> Seen:
+def _selected(seen: Seen, index: Tensor) -> Seen:
     """Sequences `(R, M)` of each row."""
     row = torch.arange(index.shape[0], device=index.device).unsqueeze(1)
     parts = (seen.features, seen.is_real, seen.kinds, seen.numbers)
@@ -279,19 +283,19 @@ def _check_polylines(
 def _check_map(
     config: VanillaSceneConfig, past: Tensor, is_observed: Tensor, lanes: Polylines
 ) -> None:
-    """A map in another frame of coordinates is far from every agent."""
+    """A map in other coordinates is far from every agent."""
     if torch.compiler.is_compiling() or not lanes.is_point.any():
         return
     for scene in range(past.shape[0]):
         points = lanes.points[scene][lanes.is_point[scene]]
         if len(points):
             low, high = points.amin(dim=0), points.amax(dim=0)
-            places = past[scene][is_observed[scene]]
-            outside = torch.maximum(low - places, places - high).clamp(min=0)
+            positions = past[scene][is_observed[scene]]
+            outside = torch.maximum(low - positions, positions - high).clamp(min=0)
             nearest = float(outside.norm(dim=-1).amin())
             if nearest > config.map_distance:
                 raise ValueError(
                     f"the lanes of scene {scene} are {nearest:.0f} {config.unit} from all its "
-                    f"agents, and map_distance={config.map_distance:g}: give both in one frame of "
+                    f"agents, and map_distance={config.map_distance:g}: give both in the same "
                     "coordinates"
                 )

@@ -1,0 +1,214 @@
+"""Forecasting of whole scenes: agents jointly, and agents among other agents and lanes.
+
+Shapes: B scenes, A agents, T observed steps, P predicted steps.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_vanilla.families import Measure
+from hf_vanilla.training.processes import sum_over_processes
+from hf_vanilla.training.recipe import Recipe
+from hf_vanilla.training.task import (
+    Batch,
+    Validation,
+    Work,
+    micro_batch_size,
+    weights_fingerprint,
+)
+
+from .data import prepare_tracks
+from .layout import map_inputs, scene_batches
+from .loading import load_first_stage
+from .options import JOINT_MEASURES, SCENE_MEASURES
+from .scores import JointSums, TrackSums, add_scenes
+from .task import TrackTask
+from .training_scenes import SceneOrder, TrainingScenes
+
+logger = logging.getLogger(__name__)
+
+REGION_SCENES = 500  # whose end points give the regions of proposals
+
+
+@dataclass(frozen=True)
+class SceneTask(TrackTask):
+    """Base class of the tasks whose items are scenes.
+
+    Attributes:
+        scenes: training windows by scene.
+    """
+
+    scenes: TrainingScenes
+    items: ClassVar[str] = "agents"
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in one step."""
+        return self.options.scenes_per_step // self.options.scenes_per_batch
+
+    def order(self, per_step: int) -> SceneOrder:
+        """Cut the scenes of a step into `per_step` equal micro-batches.
+
+        Raises:
+            ValueError: they cannot be cut so.
+        """
+        size = micro_batch_size("scenes_per_step", self.options.scenes_per_step, per_step)
+        return SceneOrder(self.scenes.sizes, size, self.recipe.train.seed)
+
+    def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
+        """Scenes as the model's inputs, padded, each changed at random as a whole."""
+        return self.scenes.batch(scenes, generator).inputs
+
+    def work(self, config: Any, batch: Batch) -> Work:
+        """Agents and their observed and future steps, known ones and all with padding."""
+        masks = (batch["past_observed_mask"], batch["future_observed_mask"])
+        known, size = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+        return Work(int(batch["agent_mask"].sum()), known, size)
+
+    def validate(
+        self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
+    ) -> Validation:
+        """Scores of single agents and of whole scenes over all validation scenes."""
+        windows, options, modes = self.validation, self.options, model.config.num_modes
+        single = TrackSums(modes, largest_step=model.config.largest_step)
+        together = JointSums(modes)
+        size = options.scenes_per_batch * options.max_agents
+        batches = list(scene_batches(windows.groups, size))
+        for rows in batches[accelerator.process_index :: accelerator.num_processes]:
+            add_scenes(single, together, model, windows, rows)
+        means = {
+            name: value
+            for sums in (single, together)
+            for name, value in sums.means(sum_over_processes(accelerator, sums.sums)).items()
+        }
+        return self.validated(means, modes)
+
+
+def prepare_joint(recipe: Recipe) -> "JointTrajectoryTask":
+    """Read the tracks of a recipe and group its windows by scene.
+
+    Raises:
+        ValueError: the tracks do not match the recipe.
+        OSError: a file cannot be read, or there is no first stage.
+    """
+    tracks = prepare_tracks(recipe)
+    scenes = TrainingScenes.of(tracks.train, recipe.data)
+    logger.info("training: %s", scenes.describe())
+    first = None
+    if recipe.data.first_stage is not None:
+        first = load_first_stage(recipe.data.first_stage, recipe.config())
+    return JointTrajectoryTask(recipe, tracks, scenes, first)
+
+
+@dataclass(frozen=True)
+class JointTrajectoryTask(SceneTask):
+    """A prepared run of joint forecasting.
+
+    Attributes:
+        first: the trained first stage, for the second.
+    """
+
+    first: PreTrainedModel | None = None
+    counted: ClassVar[tuple[str, ...]] = ("agents",)
+    form_option: ClassVar[str] = "stage"
+    measures: ClassVar[Mapping[str, Measure]] = JOINT_MEASURES
+
+    def fit(self, model: Any) -> None:
+        """Put the second stage on the trained first one."""
+        if self.first is not None:
+            model.first_stage.load_state_dict(self.first.state_dict())
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of the windows and of the first stage."""
+        facts = super().facts()
+        if self.first is not None:
+            facts["first stage"] = weights_fingerprint(self.first)
+        return facts
+
+    def counts(self, batch: Batch) -> Sequence[int]:
+        """Agents."""
+        return [int(batch["agent_mask"].sum())]
+
+    def losses(
+        self, model: nn.Module, batch: Batch, totals: Tensor, *, is_logged: bool
+    ) -> dict[str, Tensor]:
+        """Loss per agent of the optimizer step, and its parts."""
+        outputs = model(**batch, num_items_in_batch=totals[0].clamp(min=1))
+        names = ("loss", "sample_loss", "reconstruction_loss", "divergence", "similarity")
+        values = {name: getattr(outputs, name) for name in (names if is_logged else names[:1])}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def validated(self, means: dict[str, float], modes: int, **others: float) -> Validation:
+        """Errors of the closest samples; where a scene has one agent, they are the agent's."""
+        for short in ("ADE", "FDE"):
+            score = means.get(f"minJ{short}{modes}", means[f"min{short}{modes}"])
+            others[f"joint_{short.lower()}"] = score
+        return super().validated(means, modes, **others)
+
+    def describe_training(self) -> str:
+        """What the training data is cut into, in words."""
+        return f"{len(self.scenes.sizes):,} scenes of windows"
+
+
+def prepare_scenes(recipe: Recipe) -> "SceneTrajectoryTask":
+    """Read the tracks and lanes of a recipe and group its windows by scene.
+
+    Raises:
+        ValueError: the tracks do not match the recipe.
+        OSError: a file cannot be read.
+    """
+    options = recipe.data
+    tracks = prepare_tracks(recipe)
+    if not options.with_lanes:
+        validation = tracks.validation and tracks.validation.without_maps()
+        tracks = replace(tracks, train=tracks.train.without_maps(), validation=validation)
+    scenes = TrainingScenes.of(tracks.train, options)
+    maps = sum(road is not None for road in tracks.train.table.maps or ())
+    logger.info("training: %s; %d have lanes", scenes.describe(), maps)
+    return SceneTrajectoryTask(recipe, tracks, scenes)
+
+
+@dataclass(frozen=True)
+class SceneTrajectoryTask(SceneTask):
+    """A prepared run of a forecaster of scenes."""
+
+    counted: ClassVar[tuple[str, ...]] = ("future steps",)
+    measures: ClassVar[Mapping[str, Measure]] = SCENE_MEASURES
+
+    def fit(self, model: Any) -> None:
+        """Take the regions of proposals from the training scenes."""
+        if hasattr(model, "set_regions"):
+            count = min(len(self.scenes.sizes), REGION_SCENES)
+            scenes = np.linspace(0, len(self.scenes.sizes) - 1, count).astype(np.int64)
+            model.set_regions(**self.batch(scenes, torch.Generator().manual_seed(0)))
+
+    def facts(self) -> dict[str, str]:
+        """Fingerprints of windows and lanes."""
+        facts = super().facts()
+        maps = [road for road in self.tracks.train.table.maps or () if road is not None]
+        if maps:
+            total = sum(float(road.points.sum()) for road in maps)
+            facts["training lanes"] = f"{sum(map(len, maps))}:{total:.9g}"
+        return facts
+
+    def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
+        """Scenes as the model's inputs, padded, each changed at random as a whole."""
+        drawn = self.scenes.batch(scenes, generator)
+        batch, table = drawn.inputs, self.tracks.train.table
+        if table.maps is not None:
+            batch |= map_inputs(table.maps_of(drawn.last_rows), drawn.layout, drawn.middles)
+            batch["lane_values"] = batch["lane_values"] @ drawn.change.unsqueeze(1)
+        return batch
+
+    def describe_training(self) -> str:
+        """What the training data is cut into, in words."""
+        count = sum(road is not None for road in self.tracks.train.table.maps or ())
+        return f"{len(self.scenes.sizes):,} scenes, {count:,} maps of lanes"
