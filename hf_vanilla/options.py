@@ -156,6 +156,8 @@ def _check_value(declared: Field, value: Any) -> None:
 def _bounds(limits: Mapping[str, Any]) -> str:
     """The allowed numbers in words."""
     least, above = limits.get("at_least"), limits.get("above")
+    if {"at_least", "at_most"} <= limits.keys():
+        return f"a number from {least:g} to {limits['at_most']:g}"
     if "at_most" in limits or "below" in limits:
         low = f"({above:g}" if least is None else f"[{least:g}"
         high = f"{limits['at_most']:g}]" if "at_most" in limits else f"{limits['below']:g})"

@@ -1,12 +1,12 @@
 """Compare the runs of a sweep: mean, standard deviation over seeds, paired bootstrap of BLEU."""
 
+import csv
+import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from statistics import mean
-
-import numpy as np
 
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import write_text
@@ -16,13 +16,38 @@ from .comparison_page import sweep_page
 from .comparison_statistics import (
     FinishedRuns,
     SentenceCounts,
+    correlation_note,
     counts_of_runs,
     paired_bootstrap,
-    rank_correlation,
     spread,
 )
-from .comparison_table import SUFFIXES, Table, table_text
 from .sweep_file import Sweep, read_sweep
+
+SUFFIXES = (".md", ".tex", ".csv", ".json")
+LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text, and what the numbers are.
+
+    Attributes:
+        head: names of the columns.
+        rows: cells of each row.
+        notes: sentences below the table.
+    """
+
+    head: list[str]
+    rows: list[list[str]]
+    notes: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +80,14 @@ def read_comparison(arguments: Sequence[str]) -> tuple[Path, CompareOptions]:
     )
 
 
-def compare_runs(asked: tuple[Path, CompareOptions]) -> str:
+def compare_runs(request: tuple[Path, CompareOptions]) -> str:
     """The table of a sweep in Markdown.
 
     Raises:
         ValueError: the file is wrong, the baseline unknown, or no run is finished.
         OSError: a file cannot be read or written.
     """
-    path, options = asked
+    path, options = request
     sweep = read_sweep(path)
     if options.baseline not in (None, *sweep.names):
         raise ValueError(f"baseline={options.baseline!r}: choose one of {', '.join(sweep.names)}")
@@ -89,14 +114,14 @@ def finished_runs(sweep: Sweep) -> FinishedRuns:
     Raises:
         ValueError: there is none.
     """
-    found = {}
-    for name, runs in groupby(sweep.runs, lambda run: run.name):
-        of_name = [(run, record) for run in runs if (record := run.record()) is not None]
-        if of_name:
-            found[name] = of_name
-    if not found:
+    finished = {
+        name: [(run, record) for run in runs if (record := run.record()) is not None]
+        for name, runs in groupby(sweep.runs, lambda run: run.name)
+    }
+    finished = {name: runs for name, runs in finished.items() if runs}
+    if not finished:
         raise ValueError("no run of the sweep is finished: hf-vanilla sweep FILE trains them")
-    return found
+    return finished
 
 
 def _table(
@@ -114,21 +139,24 @@ def _table(
         head += ["test BLEU", "difference (95 %)", "p"]
     if sweep.published:
         head += ["published", "difference"]
-    lines, scores = [], {}
+    lines = []
     for name, runs in rows.items():
         cells = [name, str(len(runs))]
         for measure in columns:
             values = [r["values"][measure] for _, r in runs if measure in r["values"]]
             cells.append(spread(values, measures[measure].precision) if values else "")
         if tested:
-            every = np.arange(len(tested[name][0].counts))
-            test_scores = [one.bleu(every) for one in tested[name]]
-            scores[name] = mean(test_scores)
-            cells += [spread(test_scores, 2), *_difference_cells(tested, name, baseline, options)]
+            cells.append(spread([one.bleu() for one in tested[name]], 2))
+            cells += _difference_cells(tested, name, baseline, options)
         if sweep.published:
-            cells += _published_cells(sweep, name, baseline)
+            value, difference = (
+                sweep.published.get(name),
+                sweep.published_difference(name, baseline),
+            )
+            cells.append("" if value is None else f"{value:g}")
+            cells.append("" if difference is None else f"{difference:+.2f}")
         lines.append(cells)
-    return Table(head, lines, _notes(sweep, baseline, scores, options))
+    return Table(head, lines, _notes(sweep, baseline, tested, options))
 
 
 def _difference_cells(
@@ -136,19 +164,15 @@ def _difference_cells(
 ) -> list[str]:
     if name == baseline:
         return ["", ""]
-    found = paired_bootstrap(tested[name], tested[baseline], samples=options.samples)
-    return [f"{found.value:+.2f} ({found.low:+.2f} to {found.high:+.2f})", f"{found.p_value:.3f}"]
-
-
-def _published_cells(sweep: Sweep, name: str, baseline: str) -> list[str]:
-    value, base = sweep.published.get(name), sweep.published.get(baseline)
-    if value is None:
-        return ["", ""]
-    return [f"{value:g}", "" if base is None or name == baseline else f"{value - base:+.2f}"]
+    one = paired_bootstrap(tested[name], tested[baseline], samples=options.samples)
+    return [f"{one.value:+.2f} ({one.low:+.2f} to {one.high:+.2f})", f"{one.p_value:.3f}"]
 
 
 def _notes(
-    sweep: Sweep, baseline: str, scores: dict[str, float], options: CompareOptions
+    sweep: Sweep,
+    baseline: str,
+    tested: dict[str, list[SentenceCounts]],
+    options: CompareOptions,
 ) -> list[str]:
     """What the numbers are, below the table."""
     notes = ["Mean ± standard deviation over the seeds."]
@@ -161,11 +185,28 @@ def _notes(
             f"Differences to {baseline} and p: paired bootstrap of {options.samples} resamples, "
             f"by `{bleu.get_signature()}`."
         )
-    both = [name for name in scores if name in sweep.published]
-    if len(both) > 2:
-        ours, theirs = [scores[n] for n in both], [sweep.published[n] for n in both]
-        if (correlation := rank_correlation(ours, theirs)) is not None:
-            notes.append(
-                f"Rank correlation with the published scores: {correlation:.2f} (Spearman)."
-            )
-    return notes
+    note = correlation_note(tested, sweep.published)
+    return [*notes, note] if note else notes
+
+
+def table_text(table: Table, suffix: str) -> str:
+    """The table as a file of this suffix, one of `SUFFIXES`; CSV has no notes."""
+    lines = [table.head, *table.rows]
+    if suffix == ".csv":
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows(lines)
+        return file.getvalue()
+    if suffix == ".json":
+        records = [dict(zip(table.head, row, strict=True)) for row in table.rows]
+        return (
+            json.dumps({"rows": records, "notes": table.notes}, indent=1, ensure_ascii=False) + "\n"
+        )
+    if suffix == ".tex":
+        head, *rows = [" & ".join(cell.translate(LATEX) for cell in row) + r" \\" for row in lines]
+        columns = "l" + "r" * (len(table.head) - 1)
+        begin = [*(f"% {note}" for note in table.notes), rf"\begin{{tabular}}{{{columns}}}"]
+        return "\n".join(
+            [*begin, r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""]
+        )
+    head, *rows = ["| " + " | ".join(row) + " |" for row in lines]
+    return "\n".join([head, "|" + "---|" * len(table.head), *rows, "", *table.notes, ""])

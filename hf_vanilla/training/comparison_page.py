@@ -3,17 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
-
-import numpy as np
 
 from .comparison_statistics import (
     Difference,
     FinishedRuns,
     SentenceCounts,
+    correlation_note,
     counts_of_runs,
     paired_bootstrap,
-    rank_correlation,
     spread,
 )
 from .sweep_file import Sweep
@@ -67,12 +64,12 @@ def sweep_page(path: Path, sweep: Sweep, rows: FinishedRuns, baseline: str, *, s
         raise ValueError(f"{path}: a page needs the scores of a test set: add test")
     counts = counts_of_runs(rows, sweep.test)
     seeds = {name: [run.seed for run, _ in runs] for name, runs in rows.items()}
-    found = {
+    differences = {
         name: _difference(sweep, name, baseline, seeds, counts, samples=samples) for name in rows
     }
     parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, rows)]
-    parts += ["\n".join(_table(sweep, counts, found, baseline)), _reading(samples)]
-    parts += [_conclusions(sweep, counts, found)]
+    parts += ["\n".join(_table(sweep, counts, differences, baseline)), _reading(samples)]
+    parts += [_conclusions(sweep, counts, differences)]
     parts += [f"This page is written by `hf-vanilla compare {path.as_posix()} --page FILE`."]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -91,19 +88,13 @@ def _difference(
     own, base = (
         [counts[run][seeds[run].index(seed)] for seed in common] for run in (name, baseline)
     )
-    every = np.arange(len(counts[baseline][0].counts))
-    of_seeds = tuple(a.bleu(every) - b.bleu(every) for a, b in zip(own, base, strict=True))
-    value, base_value = sweep.published.get(name), sweep.published.get(baseline)
-    published = None
-    if value is not None and base_value is not None and name != baseline:
-        published = round(value - base_value, 6)
     return RowDifference(
         seeds=tuple(common),
-        of_seeds=of_seeds,
+        of_seeds=tuple(a.bleu() - b.bleu() for a, b in zip(own, base, strict=True)),
         difference=(
             None if name == baseline or not common else paired_bootstrap(own, base, samples=samples)
         ),
-        published=published,
+        published=sweep.published_difference(name, baseline),
     )
 
 
@@ -133,15 +124,14 @@ def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:
 def _table(
     sweep: Sweep,
     counts: Mapping[str, Sequence[SentenceCounts]],
-    found: Mapping[str, RowDifference],
+    differences: Mapping[str, RowDifference],
     baseline: str,
 ) -> list[str]:
     head = ["run", "seeds", "test BLEU", "difference", "95 % interval"]
     head += ["published", "difference", "the published difference"] if sweep.published else []
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for name, row in found.items():
-        every = np.arange(len(counts[name][0].counts))
-        scores = [one.bleu(every) for one in counts[name]]
+    for name, row in differences.items():
+        scores = [one.bleu() for one in counts[name]]
         cells = [name, str(len(scores)), spread(scores, 2)]
         difference = row.difference
         if difference is None:
@@ -171,20 +161,13 @@ def _reading(samples: int) -> str:
 def _conclusions(
     sweep: Sweep,
     counts: Mapping[str, Sequence[SentenceCounts]],
-    found: Mapping[str, RowDifference],
+    differences: Mapping[str, RowDifference],
 ) -> str:
     lines = []
     for verdict in (HOLDS, OPPOSITE, UNDECIDED):
-        names = [name for name, row in found.items() if row.verdict == verdict]
+        names = [name for name, row in differences.items() if row.verdict == verdict]
         if names:
             lines.append(f"- {verdict.capitalize()}: {', '.join(names)}.")
-    both = [name for name in counts if name in sweep.published]
-    if len(both) > 2:
-        ours = [mean(one.bleu(np.arange(len(one.counts))) for one in counts[name]) for name in both]
-        correlation = rank_correlation(ours, [sweep.published[name] for name in both])
-        if correlation is not None:
-            lines.append(
-                f"- Rank correlation of our {len(both)} rows with the published scores: "
-                f"{correlation:.2f} (Spearman)."
-            )
+    if note := correlation_note(counts, sweep.published):
+        lines.append(f"- {note}")
     return "\n".join(lines)

@@ -3,7 +3,7 @@
 Shapes: K seeds, N sentences, R resamples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any
@@ -31,11 +31,12 @@ class SentenceCounts:
 
     counts: np.ndarray
 
-    def bleu(self, sentences: np.ndarray) -> float:
-        """Corpus BLEU, 0 to 100, of these sentences; a sentence may occur several times."""
+    def bleu(self, sentences: np.ndarray | None = None) -> float:
+        """Corpus BLEU, 0 to 100, of these sentences, of which one may occur twice; None: of all."""
         from sacrebleu.metrics import BLEU
 
-        total = self.counts[sentences].sum(axis=0).tolist()
+        counts = self.counts if sentences is None else self.counts[sentences]
+        total = counts.sum(axis=0).tolist()
         return BLEU.compute_bleu(total[:4], total[4:8], total[8], total[9], "exp").score
 
 
@@ -91,13 +92,13 @@ def paired_bootstrap(
     """
     sentences = len(run[0].counts)
 
-    def difference(chosen: np.ndarray) -> float:
-        return mean(one.bleu(chosen) for one in run) - mean(one.bleu(chosen) for one in baseline)
+    def difference(rows: np.ndarray | None = None) -> float:
+        return mean(one.bleu(rows) for one in run) - mean(one.bleu(rows) for one in baseline)
 
-    value = difference(np.arange(sentences))
+    value = difference()
     generator = np.random.default_rng(RESAMPLING_SEED)
     drawn = generator.integers(sentences, size=(samples, sentences))  # (R, N)
-    resampled = np.array([difference(chosen) for chosen in drawn])  # (R,)
+    resampled = np.array([difference(rows) for rows in drawn])  # (R,)
     low, high = np.percentile(resampled, [2.5, 97.5])
     is_as_large = np.abs(resampled - resampled.mean()) >= abs(value)
     return Difference(value, low, high, (is_as_large.sum() + 1) / (samples + 1))
@@ -136,7 +137,7 @@ def spread(values: Sequence[float], precision: int, *, sign: bool = False) -> st
 
     Args:
         values: the sample.
-        precision: digits behind the decimal point.
+        precision: digits after the decimal point.
         sign: show the sign of a positive mean too.
     """
     shown = f"{mean(values):{'+' if sign else ''}.{precision}f}"
@@ -152,6 +153,28 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
         return None
     ranks = [_ranks(np.asarray(values, dtype=float)) for values in (first, second)]
     return float(np.corrcoef(ranks)[0, 1])
+
+
+def correlation_note(
+    counts: Mapping[str, Sequence[SentenceCounts]], published: Mapping[str, float]
+) -> str:
+    """How our scores rank beside the published ones; empty for two rows, or where all are equal.
+
+    Args:
+        counts: of `counts_of_runs`.
+        published: scores by name.
+    """
+    both = [name for name in counts if name in published]
+    if len(both) <= 2:
+        return ""
+    ours = [mean(one.bleu() for one in counts[name]) for name in both]
+    correlation = rank_correlation(ours, [published[name] for name in both])
+    if correlation is None:
+        return ""
+    return (
+        f"Rank correlation of our {len(both)} rows with the published scores: "
+        f"{correlation:.2f} (Spearman)."
+    )
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

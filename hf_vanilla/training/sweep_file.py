@@ -13,7 +13,7 @@ from typing import Any
 from hf_vanilla.data.bleu import check_bleu_tokenizer
 from hf_vanilla.data.lines import check_text_file, read_lines
 from hf_vanilla.families import DEFAULT_TASK
-from hf_vanilla.options import check_names, is_finite_number, read_yaml, shown
+from hf_vanilla.options import check_names, is_finite_number, read_yaml, shown, typed_values
 
 from .preparation import RECIPE_FILE
 from .recipe import Recipe, read_recipe, recipe_of
@@ -153,6 +153,11 @@ class Sweep:
     title: str = "A sweep"
     about: str = ""
 
+    def published_difference(self, name: str, baseline: str) -> float | None:
+        """A published score minus the baseline's; None for itself, or where one is missing."""
+        value, base = self.published.get(name), self.published.get(baseline)
+        return None if value is None or base is None or name == baseline else round(value - base, 6)
+
     @property
     def names(self) -> list[str]:
         """The names of the rows, in order."""
@@ -172,15 +177,21 @@ def read_sweep(path: Path) -> Sweep:
     seeds, options = _seeds(path, values["seeds"]), values.get("options") or {}
     runs: list[SweepRun] = []
     published: dict[str, float] = {}
-    tasks = set()
+    tasks, folder = set(), Path(values["output_dir"])
     for name, section in values["runs"].items():
         where = f"{path}: runs.{name}"
         check_names(where, section, section)
         own = dict(section)
-        score = _published(where, own.pop("published", None))
-        published |= {} if score is None else {str(name): score}
-        own = _options(where, {**options, **own})
-        folder = Path(values["output_dir"])
+        if (score := own.pop("published", None)) is not None:
+            if not is_finite_number(score):
+                raise ValueError(
+                    f"{where}: published={shown(score)}: give a number, or leave it out"
+                )
+            published[str(name)] = score
+        own = {**options, **own}
+        for option, instead in OWN_OPTIONS.items():
+            if option in own:
+                raise ValueError(f"{where}: {option}={shown(own[option])}: give {instead}")
         of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
         try:
             tasks.add(of_name[0].recipe().task)
@@ -215,21 +226,6 @@ def _seeds(path: Path, seeds: Any) -> list[int]:
     return seeds
 
 
-def _published(where: str, score: Any) -> float | None:
-    """A published score; None where there is none."""
-    if score is not None and not is_finite_number(score):
-        raise ValueError(f"{where}: published={shown(score)}: give a number, or leave it out")
-    return score
-
-
-def _options(where: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a run, without those that the file sets for each run."""
-    for name, instead in OWN_OPTIONS.items():
-        if name in options:
-            raise ValueError(f"{where}: {name}={shown(options[name])}: give {instead}")
-    return options
-
-
 def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
     if section is None:
         return None
@@ -238,11 +234,10 @@ def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
         raise ValueError(f"{path}: test is for task {DEFAULT_TASK}, and the task is {task}")
     if not {"source", "reference"} <= section.keys():
         raise ValueError(f"{path}: test needs source and reference")
-    for name, value in section.items():
-        kind, remedy = (bool, "true or false") if name == "lowercase" else (str, "text")
-        if not isinstance(value, kind):
-            raise ValueError(f"{path}: test.{name}={shown(value)}: give {remedy}")
-    test = TestSet(**section)
+    try:
+        test = TestSet(**typed_values([TestSet], section))
+    except ValueError as error:
+        raise ValueError(f"{path}: test.{error}") from None
     check_bleu_tokenizer(test.tokenize)
     sizes = [sum(1 for _ in read_lines(check_text_file(f))) for f in (test.source, test.reference)]
     if sizes[0] != sizes[1]:

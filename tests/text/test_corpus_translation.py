@@ -231,7 +231,7 @@ def test_a_count_below_one_is_refused(name, options):
 
 
 def test_more_than_one_gpu_for_a_worker_is_refused(options):
-    with pytest.raises(ValueError, match="gpus_per_worker=2: give 0 or 1"):
+    with pytest.raises(ValueError, match="gpus_per_worker=2: give a number from 0 to 1"):
         options(gpus_per_worker=2)
 
 

@@ -293,7 +293,7 @@ def test_a_first_stage_of_another_size_is_refused(tracks, first_stage, second_st
         ({"scenes_per_step": 5}, "scenes_per_step=5 is not a multiple of scenes_per_batch=2"),
         ({"stage": "second"}, "give first_stage"),
         ({"first_stage": "somewhere"}, "give first_stage"),
-        ({"mirror": 1.5}, "mirror=1.5: give a probability"),
+        ({"mirror": 1.5}, "mirror=1.5: give a number from 0 to 1"),
     ],
 )
 def test_wrong_options_are_refused(tracks, tmp_path, change, message):

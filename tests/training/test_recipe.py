@@ -22,7 +22,7 @@ FILES = {
 
 # an option more or less is a decision: edit this list with it
 NAMES = """
-    output_dir model_license
+    output_dir model_license initial_model
     max_steps learning_rate learning_rate_of schedule warmup_steps optimizer weight_decay
     adam max_grad_norm average_checkpoints
     average_best best_by patience
@@ -32,7 +32,7 @@ NAMES = """
 TRANSLATION_NAMES = """
     dataset dataset_config source_column target_column
     train_source train_target prepared mixture validation_source validation_target
-    source_language target_language tokenizer initial_model max_length
+    source_language target_language tokenizer max_length
     max_length_ratio preprocessing_workers
     tokens_per_step tokens_per_batch rdrop_alpha bpe_dropout eval_sentences bleu_tokenize
 """

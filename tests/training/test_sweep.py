@@ -23,7 +23,6 @@ from hf_vanilla.training import (
     comparison,
     comparison_page,
     comparison_statistics,
-    comparison_table,
     sweep,
 )
 from hf_vanilla.training.checkpointing import all_checkpoints
@@ -106,8 +105,8 @@ def test_a_sweep_trains_each_seed_once_and_is_compared(corpus_files, tmp_path, c
 
 
 def test_a_table_in_latex_has_no_bare_signs():
-    table = comparison_table.Table(["a_b", "95 %"], [["x & y", "1 ± 2"]], ["tok:13a"])
-    assert comparison_table.table_text(table, ".tex").splitlines() == [
+    table = comparison.Table(["a_b", "95 %"], [["x & y", "1 ± 2"]], ["tok:13a"])
+    assert comparison.table_text(table, ".tex").splitlines() == [
         "% tok:13a",
         r"\begin{tabular}{lr}",
         r"\hline",
@@ -194,7 +193,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"runs": {"a": {"bpe_dropout": 2}}}, "runs.a: bpe_dropout=2"),
         ({"test": {"source": "x"}}, "test needs source and reference"),
         ({"test": {"sources": "x"}}, "unknown key 'sources'"),
-        ({"test": {"source": 3, "reference": "x"}}, "test.source=3: give text"),
+        ({"test": {"source": 3, "reference": "x"}}, "test.source is 3: give a text"),
         ({"test": {"source": "x", "reference": "x", "lowercase": "maybe"}}, "give true or false"),
         ({"seeds": [0, 0]}, r"seeds=\[0, 0\]: give each seed once"),
         ({"output_dir": ["r"]}, r"output_dir=\['r'\]: give a folder"),
