@@ -21,10 +21,12 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.families import Measure
 from hf_vanilla.files import PARTIAL, finish_folder, flush_to_disk
+from hf_vanilla.options import checked
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "training_state.json"
+STATE_SECTIONS = {"facts": dict, "scores": dict, "optimizer": list}
 WEIGHTS_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 OLD_OPTIMIZER_FILE = "optimizer.bin"  # by accelerate, in checkpoints of earlier versions
@@ -227,6 +229,8 @@ def damage(folder: Path) -> str | None:
         state = json.loads(path.read_text(encoding="utf-8"))
         files = state.get("files") or dict.fromkeys((WEIGHTS_FILE, OLD_OPTIMIZER_FILE))
         files, step = dict(files), int(state["step"])
+        for section, kind in STATE_SECTIONS.items():
+            checked(state.get(section, kind()), kind, section)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{path} cannot be read ({error})"
     if folder.name != f"checkpoint-{step}":
@@ -249,7 +253,22 @@ def _checksum(path: Path) -> list[int]:
 
 
 def load_checkpoint(parts: TrainingParts, folder: Path) -> None:
-    """Put a checkpoint's weights, optimizer state and scaler in place; nothing is unpickled."""
+    """Put a checkpoint's weights, optimizer state and scaler in place; nothing is unpickled.
+
+    Raises:
+        ValueError: it is of another model or optimizer, or damaged.
+    """
+    try:
+        _load_parts(parts, folder)
+    except Exception as error:  # files of other contents raise many different exceptions
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{folder} cannot be loaded ({reason:.200}): delete it, and the run resumes from the "
+            "checkpoint before it"
+        ) from None
+
+
+def _load_parts(parts: TrainingParts, folder: Path) -> None:
     state = checkpoint_state(folder)
     load_weights(parts.model, load_file(folder / WEIGHTS_FILE))
     if (folder / OPTIMIZER_FILE).is_file():

@@ -25,6 +25,7 @@ from hf_vanilla.training.checkpointing import (
     best_checkpoints,
     checkpoint_folder,
     checkpoint_state,
+    damage,
     load_checkpoint,
     load_weights,
     save_checkpoint,
@@ -243,6 +244,19 @@ def test_a_folder_of_damaged_checkpoints_is_an_error_and_does_not_start_anew(run
     (folder / "checkpoint-2" / "training_state.json").unlink()
     with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged: restore one"):
         usable_checkpoint(folder)
+
+
+def test_a_state_with_values_of_other_types_is_damaged_or_named(run):
+    parts, _, folder = run
+    save_checkpoint(parts, folder, {"step": 2, "scores": {"nll": 1.0}}, keep=Keeping(5))
+    path = folder / "checkpoint-2" / "training_state.json"
+    state = json.loads(path.read_text())
+    for section in ("scores", "facts", "optimizer"):
+        path.write_text(json.dumps(state | {section: "x"}))
+        assert f"{section} is 'x': give" in damage(path.parent)
+    path.write_text(json.dumps(state | {"optimizer": [{"betas": None}]}))
+    with pytest.raises(ValueError, match="checkpoint-2 cannot be loaded .*: delete it"):
+        load_checkpoint(parts, path.parent)
 
 
 class Planted:
