@@ -255,7 +255,7 @@ def test_a_state_with_values_of_other_types_is_damaged_or_named(run):
         path.write_text(json.dumps(state | {section: "x"}))
         assert f"{section} is 'x': give" in damage(path.parent)
     path.write_text(json.dumps(state | {"optimizer": [{"betas": None}]}))
-    with pytest.raises(ValueError, match="checkpoint-2 cannot be loaded .*: delete it"):
+    with pytest.raises(ValueError, match=r"checkpoint-2 cannot be loaded .*: delete it"):
         load_checkpoint(parts, path.parent)
 
 
