@@ -144,15 +144,18 @@ def load_rows(name: str, *config: str | None, **options: Any) -> Any:
 
 
 def task_of_model(name: str) -> str:
-    """The task of a saved model, from the `model_type` in its config.
+    """The task of a model: of one without weights by its name, else from its `model_type`.
 
     Args:
-        name: model folder or Hub id.
+        name: model folder, Hub id, or a name of `built_in` of a task.
 
     Raises:
         ValueError: the model belongs to no task of this package.
         OSError: there is no config.
     """
+    for task, entry in TASKS.items():
+        if name in entry.built_in:
+            return task
     model_type = read_settings(name).get("model_type")
     for task, entry in TASKS.items():
         if model_type in entry.model_types:

@@ -71,7 +71,8 @@ RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "streaming": ("use hf-vanilla prepare --streaming true, and give prepared", (False,)),
     "window_pairs": ("leave it out: it was of streaming", (100_000,)),
     **{
-        f"{name}_column": (f"give columns {name}=NAME", (name,))
+        # without an old scene_column, a table was one scene
+        f"{name}_column": (f"give columns {name}=NAME", () if name == "scene" else (name,))
         for name in ("frame", "agent", "x", "y", "scene")
     },
     "comet": ("score the translations with unbabel-comet's own command", ()),
