@@ -219,7 +219,7 @@ def run_page(text, path, environment):
     for language, runner in runners.items():
         for region in CodeBlockParser(language, runner)(document):
             document.add(region)
-    assert set(re.findall(r"^ *```(\w+)", text, flags=re.M)) <= {*runners, "text"}
+    assert set(re.findall(r"^ *```(\w+)", text, flags=re.M)) <= {*runners, "text", "js"}
     for example in document.examples():
         example.evaluate()
 

@@ -4,8 +4,7 @@
 Shapes: I inputs, O outputs.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,17 +27,19 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.in_features = layers[0].in_features
         self.out_features = sum(layer.out_features for layer in layers)
+        self.integer: IntegerProduct | None = None
         if isinstance(layers[0], QuantizedLinear):
-            self.product: Callable[[Tensor], Tensor] = IntegerProduct(layers, dtype)
+            self.integer = IntegerProduct(layers, dtype)
             return
         weight = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias.detach() for layer in layers if layer.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        self.product = partial(float_product, weight=packed_weight(weight), bias=bias)
+        self.weight, self.bias = packed_weight(weight), torch.cat(biases) if biases else None
 
     def forward(self, states: Tensor) -> Tensor:
         """Outputs `(..., O)` for `(..., I)`."""
-        return self.product(states)
+        if self.integer is not None:
+            return self.integer(states)
+        return float_product(states, self.weight, self.bias)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
