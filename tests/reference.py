@@ -19,6 +19,12 @@ def assert_same(found, expected):
     torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
 
 
+def fields_of(config_class):
+    """Names of the fields that a config class of ours and its bases of ours declare."""
+    bases = [base for base in config_class.__mro__ if base.__module__.startswith("hf_vanilla.")]
+    return {name for base in bases for name in vars(base).get("__annotations__", {})}
+
+
 def position_vector(position, width, *, layout="interleaved", frequencies="paper"):
     """The sinusoids of one position, number by number (3.5)."""
     last = width / 2 if frequencies == "paper" else width / 2 - 1

@@ -286,8 +286,8 @@ def test_the_app_answers_as_the_container_starts_it():
     pytest.importorskip("gradio")
     (listed,) = re.findall(r"^CMD (\[.*\])$", (ROOT / "Dockerfile").read_text("utf-8"), re.M)
     program, *rest = json.loads(listed)
-    assert program == "python"
-    assert_answers([sys.executable, *rest])
+    assert program == "hf-vanilla"
+    assert_answers([sys.executable, "-m", "hf_vanilla", *rest])
 
 
 def test_help_is_a_process_of_its_own():

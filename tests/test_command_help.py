@@ -88,7 +88,7 @@ def test_an_option_that_is_not_given_has_the_default_of_its_class():
         "PlotPatchesOptions": {"image": "x"},
     }
     classes = classes_of_all_commands()
-    assert len(classes) > 50
+    assert len(classes) > 40
     for kind in classes:
         types = get_type_hints(kind)
         names = [declared.name for declared in fields(kind) if options._is_required(declared)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from reference import fields_of
 
 from hf_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import length_penalty, paper_decoding
@@ -49,7 +50,7 @@ def test_a_default_on_the_page_is_that_of_the_code(name, value):
 
 
 def test_every_field_of_the_config_is_on_the_page():
-    missing = [name for name in VanillaConfig.__annotations__ if f"`{name}" not in PAGE]
+    missing = [name for name in fields_of(VanillaConfig) if f"`{name}" not in PAGE]
     assert missing == ["is_encoder_decoder"]  # which has one value
 
 

@@ -176,7 +176,7 @@ def test_a_pipe_is_read_once_and_a_stream_refuses_it(write, tmp_path):
         rows = pairs_from_files(pipe, write("en", ENGLISH))
         writer.join(timeout=30)
         assert rows["source"][:] == text.splitlines()
-    with pytest.raises(ValueError, match="pipe is a pipe, but a stream is read in every epoch"):
+    with pytest.raises(ValueError, match="pipe is a pipe, but a stream is read twice"):
         stream_from_files(pipe, write("en", ENGLISH))
 
 

@@ -235,12 +235,6 @@ def test_a_longest_length_of_the_caller_does_not_stretch_a_short_sentence(model)
     assert real_words(model.generate(**sources(3, 11), **limits)) == [53, 59]
 
 
-def test_the_placeholder_that_a_trainer_writes_is_no_limit(model):
-    model.generation_config.max_length = 20
-    limits = {"num_beams": 1, "suppress_tokens": [PAD, EOS]}
-    assert real_words(model.generate(**sources(3), **limits)) == [53]
-
-
 @pytest.mark.parametrize("form", ["argument", "config"])
 def test_a_limit_of_the_call_counts_even_if_it_equals_that_placeholder(model, form):
     model.generation_config.max_length = 20

@@ -4,7 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import ACTIVATIONS, ACTIVATIONS_WITH_WEIGHTS, smoothed_loss, transformer
+from reference import (
+    ACTIVATIONS,
+    ACTIVATIONS_WITH_WEIGHTS,
+    fields_of,
+    smoothed_loss,
+    transformer,
+)
 from torch.testing import assert_close
 from transformers.activations import ACT2FN
 
@@ -150,7 +156,7 @@ def assert_equals_the_reference(model, sources, targets, **form):
 def test_every_field_that_changes_the_function_is_drawn():
     """A new field of the config belongs into `CHOICES` and `reference.py`, or into `APART`."""
     assert not CHOICES.keys() & APART.keys()
-    assert CHOICES.keys() | APART.keys() == set(VanillaConfig.__annotations__)
+    assert CHOICES.keys() | APART.keys() == fields_of(VanillaConfig)
 
 
 def test_the_reference_knows_every_activation_function():

@@ -55,7 +55,7 @@ def test_a_page_gets_the_tables_between_its_marks(table, tmp_path, monkeypatch):
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
     scores = {"minADE1": 1.5, "minFDE1": 2.25, "parameters": 1234, "cpu": 0.125}
     scores |= {"miss_rate": 0.5, "minJADE6": 3.0, "minJFDE6": 4.0, "joint_collision_share": 0.01}
-    monkeypatch.setattr(table, "row", lambda name, *_: scores if name == "K modes" else "none")
+    monkeypatch.setattr(table, "row", lambda name, *_: scores if name == "K modes" else None)
     table.table(options(table, tmp_path, page=str(page)))
     text = page.read_text(encoding="utf-8")
     row = "| K modes | 1,234 | - | 0.12 | 1.500/2.250 | - | - | 50.00 % | 3.000/4.000 | 1.00 % |"
