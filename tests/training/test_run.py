@@ -495,6 +495,14 @@ def test_the_finished_model_is_the_best_of_mean_best_checkpoint_and_last(
         torch.testing.assert_close(weight, torch.stack([part[name] for part in parts]).mean(0))
 
 
+def test_without_translations_the_nll_chooses_the_finished_model(corpus_files, tmp_path, caplog):
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, best_by="bleu", eval_sentences=0)
+    with caplog.at_level("INFO", logger="hf_vanilla"):
+        folder = train(recipe)
+    assert "in float32: the best by validation NLL (" in caplog.text
+    assert (folder / "model.safetensors").is_file()
+
+
 # --- told once ---------------------------------------------------------------------------------
 
 
