@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -278,7 +277,7 @@ def assert_answers(command):
                     time.sleep(0.2)
             assert server.poll() is None, server.stderr.read()
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
         assert "Traceback" not in server.stderr.read()
 
 
