@@ -45,7 +45,7 @@ def installed_by(extra, extras):
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_demo_installs_the_libraries_of_the_demo_alone_and_shows_its_progress(tmp_path):
     done = subprocess.run(
-        ["make", "--dry-run", "demo", f"VENV={tmp_path / 'new'}"],
+        ["make", "--no-print-directory", "--dry-run", "demo", f"VENV={tmp_path / 'new'}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -110,6 +110,6 @@ def test_the_program_of_the_next_commands_is_the_one_that_this_environment_has(
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_app_opens_the_named_model():
-    command = ["make", "--dry-run", "app", "MODEL=runs/demo"]
+    command = ["make", "--no-print-directory", "--dry-run", "app", "MODEL=runs/demo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.endswith('hf-vanilla app --model "runs/demo"\n')
