@@ -24,8 +24,9 @@ import numpy as np
 
 from hf_vanilla.commands import run
 from hf_vanilla.families import entry_of
+from hf_vanilla.file_values import read_yaml
 from hf_vanilla.files import write_text
-from hf_vanilla.options import Options, option, read_yaml
+from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.eth_ucy import TEST_FILES
 from hf_vanilla.tracks.evaluation import (
     EvaluateTracksOptions,

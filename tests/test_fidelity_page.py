@@ -8,10 +8,10 @@ import torch
 from reference import fields_of
 
 from hf_vanilla import VanillaConfig
+from hf_vanilla.file_values import yaml_value
 from hf_vanilla.models.generation_vanilla import length_penalty, paper_decoding
 from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid
-from hf_vanilla.options import yaml_value
 from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam
 from hf_vanilla.training.parameter_table import ParameterTableOptions, parameter_table

@@ -10,15 +10,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from hf_vanilla.options import (
-    check_names,
-    given_options,
-    install_hint,
-    parse_options,
-    pop_option,
-    read_yaml,
-    yaml_value,
-)
+from hf_vanilla.file_values import check_names, read_yaml, yaml_value
+from hf_vanilla.options import given_options, install_hint, parse_options, pop_option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hf_vanilla.file_values import checked, read_yaml, shown
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import CARD_FILE, public_name
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
@@ -15,7 +16,7 @@ from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajec
 from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
     VanillaForDiverseTrajectoryPrediction,
 )
-from hf_vanilla.options import Options, checked, option, read_yaml, shown
+from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.card import converted_track_card
 
 from .checkpoint_files import read_checkpoint

@@ -14,7 +14,8 @@ from zipfile import is_zipfile
 import numpy as np
 import yaml
 
-from hf_vanilla.options import install_hint, yaml_value
+from hf_vanilla.file_values import yaml_value
+from hf_vanilla.options import install_hint
 
 DECODER = "decoder.yml"
 _ID = re.compile(r"[0-9]{1,9}")

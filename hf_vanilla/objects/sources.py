@@ -18,9 +18,9 @@ from hf_vanilla.data.image_files import (
     header_size,
     open_image,
 )
+from hf_vanilla.file_values import checked, shown, yaml_value
 from hf_vanilla.files import write_text
 from hf_vanilla.loading import load_rows
-from hf_vanilla.options import checked, shown, yaml_value
 
 from .detection import DetectionImages, ImageObjects, objects_of
 

@@ -10,10 +10,11 @@ from typing import Any
 from unicodedata import east_asian_width
 
 from hf_vanilla.families import DEFAULT_TASK, Measure, task_measures
+from hf_vanilla.file_values import read_yaml
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.loading import load_saved, read_settings
 from hf_vanilla.models.configuration_vanilla import LABEL_SMOOTHING_TYPES, VanillaConfig
-from hf_vanilla.options import Options, option, read_yaml
+from hf_vanilla.options import Options, option
 
 from .figures import Theme, check_output, figure_style, new_figure, save_figure, short_names
 

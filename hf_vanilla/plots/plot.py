@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.families import TASKS, load_part
-from hf_vanilla.options import HelpShown, UsageError, check_names, parse_options
+from hf_vanilla.file_values import check_names
+from hf_vanilla.options import HelpShown, UsageError, parse_options
 
 # figures of no task -> import strings of the function that draws it and of its options
 OF_NO_TASK: dict[str, tuple[str, str]] = {

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import padded, padded_with_mask
+from hf_vanilla.file_values import checked
 from hf_vanilla.files import write_text
 from hf_vanilla.hub.card import ALIGNMENT_FILE
-from hf_vanilla.options import checked
 
 from .alignment_links import (
     AlignedPair,

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.data.corpus import pairs_from_files
 from hf_vanilla.data.lines import check_text_file
-from hf_vanilla.options import check_names, is_finite_number
+from hf_vanilla.file_values import check_names, is_finite_number
 
 # the fractional parts of the multiples of the golden ratio are spread evenly over [0, 1)
 GOLDEN_RATIO = 0x9E3779B97F4A7C15  # times 2^64

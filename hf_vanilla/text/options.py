@@ -7,9 +7,10 @@ from transformers import GenerationConfig
 
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
+from hf_vanilla.file_values import yaml_value
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import paper_decoding
-from hf_vanilla.options import Options, option, yaml_value
+from hf_vanilla.options import Options, option
 from hf_vanilla.training.recipe import TrainRecipe
 
 from .generation_fields import check_fields

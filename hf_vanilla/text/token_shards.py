@@ -21,9 +21,9 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from hf_vanilla.file_values import checked, shown
 from hf_vanilla.files import digest_of, whole_file, write_files, write_text
 from hf_vanilla.loading import load_saved
-from hf_vanilla.options import checked, shown
 
 from .encoding import (
     ENCODED,

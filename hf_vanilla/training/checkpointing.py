@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from hf_vanilla.families import Measure
+from hf_vanilla.file_values import checked
 from hf_vanilla.files import PARTIAL, finish_folder, flush_to_disk
-from hf_vanilla.options import checked
 
 logger = logging.getLogger(__name__)
 

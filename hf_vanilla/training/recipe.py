@@ -27,13 +27,12 @@ from hf_vanilla.families import (
     task_of_option,
     validation_measures,
 )
+from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown, yaml_value
 from hf_vanilla.loading import task_or_default
 from hf_vanilla.options import (
     Options,
     UsageError,
-    check_names,
     given_options,
-    is_finite_number,
     made_options,
     merged,
     noted,
@@ -41,10 +40,7 @@ from hf_vanilla.options import (
     parsed_values,
     pop_option,
     pop_section,
-    read_yaml,
-    shown,
     typed_values,
-    yaml_value,
 )
 
 from .initial_model import initial_config
