@@ -65,7 +65,7 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
 
     def futures(self, rows: Rows) -> Mixture:
         """`num_seeds` futures of each row, along its axes."""
-        raise NotImplementedError
+        raise NotImplementedError  # each class of the family has its own
 
     def may_win(self, truth: Truth) -> Tensor | None:
         """Futures `(R, K)` that may count as the closest, one at least; None: all."""

@@ -104,7 +104,7 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
     ) -> VanillaTrajectoryOutput:
         """Futures of each agent; with the truth the loss."""
-        raise NotImplementedError
+        raise NotImplementedError  # each class of the family has its own
 
     @capture_outputs
     def forward(
