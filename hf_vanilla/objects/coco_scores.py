@@ -12,10 +12,9 @@ import numpy as np
 
 from hf_vanilla.options import install_hint
 
-from .detection import DetectionImages
+from .detection import DetectionImages, coco_content
 from .detector import Detector, Found
 from .report import pairwise_iou
-from .sources import coco_content
 
 # in the order of COCO's own summary
 FIGURES = (

@@ -19,7 +19,6 @@ from hf_vanilla.data.image_files import (
     open_image,
 )
 from hf_vanilla.file_values import checked, shown, yaml_value
-from hf_vanilla.files import write_text
 from hf_vanilla.loading import load_rows
 
 from .detection import DetectionImages, ImageObjects, objects_of
@@ -200,58 +199,6 @@ def _corners_of(box: Any, item: str) -> tuple[float, float, float, float]:
             f"{item} has bbox {box!r} with a negative side: give left, top, width, height"
         )
     return left, top, left + width, top + height
-
-
-def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations.json") -> Path:
-    """Write images as PNG and their boxes as COCO JSON; returns the JSON file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for row in range(len(images)):
-        file = f"{row:06d}.png"
-        images.open(row).save(folder / file)
-        height, width = images.sizes[row].tolist()
-        number = images.image_ids[row]
-        entries.append({"id": number, "file_name": file, "height": height, "width": width})
-    content = coco_content(images) | {"images": entries}
-    write_text(folder / name, json.dumps(content))
-    return folder / name
-
-
-def coco_content(images: DetectionImages) -> dict[str, Any]:
-    """The annotations in the form of a COCO file."""
-    annotations: list[dict[str, Any]] = []
-    for row, objects in enumerate(images.objects):
-        for label, box, crowd, area in zip(
-            objects.labels, objects.boxes, objects.is_crowd, objects.areas, strict=True
-        ):
-            left, top, right, bottom = box.tolist()
-            annotations.append(
-                {
-                    "id": len(annotations) + 1,  # 0 means "no match" to COCO's evaluation
-                    "image_id": images.image_ids[row],
-                    "category_id": images.category_ids[label],
-                    "bbox": [left, top, right - left, bottom - top],
-                    "area": (right - left) * (bottom - top) if np.isnan(area) else float(area),
-                    "iscrowd": int(crowd),
-                }
-            )
-    sizes = zip(images.image_ids, images.names, images.sizes.tolist(), strict=True)
-    return {
-        "info": {},
-        "images": [
-            {"id": number, "file_name": name, "height": height, "width": width}
-            for number, name, (height, width) in sizes
-        ],
-        "annotations": annotations,
-        "categories": [
-            {"id": number, "name": name}
-            for number, name in zip(images.category_ids, images.label_names, strict=True)
-        ],
-    }
 
 
 # --- folders -------------------------------------------------------------------------------------

@@ -13,19 +13,16 @@ from torch.testing import assert_close
 from hf_vanilla.objects.augmentation import BoxAugmentation, augmented, cropped, mirrored
 from hf_vanilla.objects.detection import (
     DetectionCollator,
+    coco_content,
     detection_processor,
     detection_row,
     objects_of,
     resized_size,
+    save_coco,
 )
 from hf_vanilla.objects.digit_scenes import digit_scenes
 from hf_vanilla.objects.report import detection_report
-from hf_vanilla.objects.sources import (
-    coco_content,
-    load_detection_images,
-    read_coco,
-    save_coco,
-)
+from hf_vanilla.objects.sources import load_detection_images, read_coco
 
 
 def noise(height, width):

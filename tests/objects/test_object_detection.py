@@ -23,11 +23,11 @@ from transformers import (
 from hf_vanilla.commands import run
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.objects.coco_scores import score_detector
-from hf_vanilla.objects.detection import DetectionCollator
+from hf_vanilla.objects.detection import DetectionCollator, save_coco
 from hf_vanilla.objects.detector import Detector, load_detector
 from hf_vanilla.objects.digit_scenes import digit_scenes
 from hf_vanilla.objects.options import DetectionData
-from hf_vanilla.objects.sources import read_coco, save_coco
+from hf_vanilla.objects.sources import read_coco
 from hf_vanilla.objects.task import prepare
 from hf_vanilla.objects.trainer import DetectionRows, ap_metrics
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
