@@ -20,7 +20,8 @@ from hf_vanilla.text.alignment_files import NUMBERS, validation_numbers
 from hf_vanilla.text.alignments import error_rates, save_head
 from hf_vanilla.text.loading import FACTS, FILES, load_translator
 from hf_vanilla.text.translator import translate
-from hf_vanilla.training.recipe import read_recipe, shipped_recipes
+from hf_vanilla.training.recipe import read_recipe
+from hf_vanilla.training.recipe_files import shipped_recipes
 from hf_vanilla.training.run import train
 
 RECIPE = "numbers"

@@ -5,13 +5,11 @@ Numbers of three kinds go to three places: what shapes the model to its config, 
 options of the task.
 """
 
-import difflib
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -27,7 +25,7 @@ from hf_vanilla.families import (
     task_of_option,
     validation_measures,
 )
-from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown, yaml_value
+from hf_vanilla.file_values import check_names, is_finite_number, read_yaml
 from hf_vanilla.loading import task_or_default
 from hf_vanilla.options import (
     Options,
@@ -44,6 +42,7 @@ from hf_vanilla.options import (
 )
 
 from .initial_model import initial_config
+from .recipe_files import drop_retired, recipe_file
 from .schedules import SCHEDULES, check_schedule
 
 logger = logging.getLogger(__name__)
@@ -62,17 +61,6 @@ EXAMPLES = (
 OPTIMIZERS = ("adam", "adamw")
 PRECISIONS = ("no", "bf16", "fp16")
 TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
-# options of earlier versions: what replaces each, and its values without effect, which are dropped
-RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "streaming": ("use hf-vanilla prepare --streaming true, and give prepared", (False,)),
-    "window_pairs": ("leave it out: it was of streaming", (100_000,)),
-    **{
-        # without an old scene_column, a table was one scene
-        f"{name}_column": (f"give columns {name}=NAME", () if name == "scene" else (name,))
-        for name in ("frame", "agent", "x", "y", "scene")
-    },
-    "comet": ("score the translations with unbabel-comet's own command", ()),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,7 +364,7 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     """
     options, rest = _translated(options), list(arguments)
     path = options.pop("recipe", None)
-    file = {} if path is None else _translated(read_yaml(_recipe_file(path)))
+    file = {} if path is None else _translated(read_yaml(recipe_file(path)))
     tasks = [values.pop("task", None) for values in (options, file)]
     starts = [values.get("initial_model") for values in (options, file)]
     starts.insert(0, pop_option(list(rest), "--initial_model"))
@@ -386,7 +374,7 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     names = [*SECTIONS, *(declared.name for kind in classes for declared in fields(kind))]
     sections = {name: pop_section(rest, name) for name in SECTIONS}
     for values in (options, file):
-        _drop_retired(values, rest)
+        drop_retired(values, rest)
     for name in [*file, *options, *given_options(rest)]:
         _check_task(name, names, task)
     given = parsed_values(
@@ -477,45 +465,11 @@ def _section_options(entry: TaskEntry) -> list[str]:
     return [*model, *(f"decoding.{name}" for name in decoding), *adam]
 
 
-def _drop_retired(values: dict[str, Any], arguments: list[str]) -> None:
-    """Remove retired options from a file's values and a command line.
-
-    Raises:
-        ValueError: one has a value with an effect; the message says what replaces it.
-    """
-    for name, (instead, off) in RETIRED.items():
-        written = [values.pop(name)] if name in values else []
-        for spelling in {f"--{name}", f"--{name.replace('_', '-')}"}:
-            text = pop_option(arguments, spelling)
-            written += [] if text is None else [yaml_value(text)]
-        for value in written:
-            if value is not None and value not in off:
-                raise ValueError(f"{name}={shown(value)}: this option has gone; {instead}")
-
-
 def _check_task(name: str, known: Sequence[str], task: str) -> None:
     """Refuse an option of another task by naming that task."""
     other = None if name in known else task_of_option(name)
     if other is not None:
         raise UsageError(f"{name} is an option of task {other}, and this recipe's task is {task}")
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """The recipes in the package by name: `numbers`, or `table3/base` in a subfolder."""
-    folder = Path(__file__).resolve().parents[1] / "recipes"
-    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
-    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
-
-
-def _recipe_file(name: str) -> Path:
-    shipped = shipped_recipes()
-    if Path(name).is_file():
-        return Path(name)
-    if name not in shipped:
-        close = difflib.get_close_matches(name, shipped, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(shipped)}"
-        raise FileNotFoundError(f"{name}: no such file, and no recipe of that name; {hint}")
-    return shipped[name]
 
 
 def _drop_replaced_data(
