@@ -194,8 +194,9 @@ def save_with_code(
     try:
         for kind, auto_class in auto_classes.items():
             kind.register_for_auto_class(auto_class)
-        body = FAMILIES[model.config.model_type].models.get("AutoModel") if auto_classes else None
-        if body is not None:  # transformers itself adds only the class that is saved
+        body: Any = auto_classes and FAMILIES[model.config.model_type].models.get("AutoModel")
+        # transformers itself adds only the class that is saved; an encoder alone has no such file
+        if body and body.startswith(f"{_module_name(type(model))}."):
             model.config.auto_map = {"AutoModel": body}
         model.save_pretrained(save_directory)
         if processor is not None:
@@ -223,4 +224,8 @@ def _auto_classes(model: PreTrainedModel, processor: Any) -> dict[Any, str]:
 
 
 def _short_name(kind: type) -> str:
-    return f"{kind.__module__.rsplit('.', 1)[-1]}.{kind.__name__}"
+    return f"{_module_name(kind)}.{kind.__name__}"
+
+
+def _module_name(kind: type) -> str:
+    return kind.__module__.rpartition(".")[2]

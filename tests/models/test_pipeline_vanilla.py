@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from datasets import Dataset
-from transformers import pipeline
+from transformers import AutoModelForSeq2SeqLM, pipeline
 from transformers.pipelines.pt_utils import KeyDataset
 
 from hf_vanilla import (
@@ -15,8 +15,10 @@ from hf_vanilla import (
     VanillaForConditionalGeneration,
     VanillaTranslationPipeline,
 )
+from hf_vanilla.models import search_vanilla_conditions
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.saving_vanilla import save_with_code
+from hf_vanilla.models.search_vanilla import beam_search
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.models.search_vanilla_decoder import Ensemble
 from hf_vanilla.text.engines import TorchEngine
@@ -285,9 +287,37 @@ def test_a_model_with_its_code_is_found_by_the_name_translation(translator, expe
         pipeline("translation", model=str(tmp_path))
 
 
+def test_with_the_package_every_way_to_load_a_model_decodes_by_our_search(
+    translator, tmp_path, monkeypatch
+):
+    """Also from a folder with code, which alone would run transformers' search."""
+    save_with_code(translator.model, tmp_path, translator.tokenizer)
+    trust = {"trust_remote_code": True}
+    models = [
+        translator.model,
+        VanillaForConditionalGeneration(translator.model.config).eval(),
+        VanillaForConditionalGeneration.from_pretrained(tmp_path),
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path),
+        AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **trust),
+        pipeline("vanilla-translation", model=str(tmp_path)).model,
+        pipeline("translation", model=str(tmp_path), **trust).model,
+    ]
+    searches = []
+
+    def searched(*args, **kwargs):
+        searches.append(1)
+        return beam_search(*args, **kwargs)
+
+    monkeypatch.setattr(search_vanilla_conditions, "beam_search", searched)
+    batch = translator.tokenizer(["one two"], return_tensors="pt")
+    for count, model in enumerate(models, start=1):
+        model.generate(**batch, num_beams=2, max_new_tokens=2)
+        assert len(searches) == count
+
+
 ALONE = """
 import json, sys
-from transformers import pipeline
+from transformers import AutoModelForSeq2SeqLM, pipeline
 folder, again = sys.argv[1:3]
 texts = json.loads(sys.argv[3])
 made = pipeline("translation", model=folder, trust_remote_code=True)

@@ -6,7 +6,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
-from hf_vanilla import VanillaFairseqTokenizer, VanillaForConditionalGeneration, VanillaModel
+from hf_vanilla import (
+    VanillaEncoderModel,
+    VanillaFairseqTokenizer,
+    VanillaForCausalLM,
+    VanillaForConditionalGeneration,
+    VanillaModel,
+)
 from hf_vanilla.models.pipeline_vanilla import CUSTOM_PIPELINES
 from hf_vanilla.models.saving_vanilla import save_with_code
 
@@ -34,11 +40,16 @@ def test_code_is_written_only_while_it_is_asked_for(tiny_model, coded, tmp_path)
     assert written == config_in(tmp_path / "plain")
 
 
-def test_every_file_that_is_named_exists(coded):
-    written = config_in(coded)
-    impls = [told["impl"] for told in written["custom_pipelines"].values()]
+@pytest.mark.parametrize(
+    "kind",
+    [VanillaForConditionalGeneration, VanillaModel, VanillaEncoderModel, VanillaForCausalLM],
+)
+def test_every_file_that_is_named_exists(tiny_config, tmp_path, kind):
+    save_with_code(kind(tiny_config), tmp_path)
+    written = config_in(tmp_path)
+    impls = [told["impl"] for told in written.get("custom_pipelines", {}).values()]
     for name in [*written["auto_map"].values(), *impls]:
-        assert (coded / f"{name.split('.')[0]}.py").is_file()
+        assert (tmp_path / f"{name.split('.')[0]}.py").is_file(), name
 
 
 @pytest.mark.parametrize("kind", [VanillaForConditionalGeneration, VanillaModel])

@@ -120,7 +120,7 @@ SETTINGS = {
     },
     "a prompt": {"num_beams": 3, "decoder_input_ids": [PAD, 5, 6]},
     "a prompt, greedy": {"num_beams": 1, "decoder_input_ids": [PAD, 5, 6]},
-    "storage that doubles, positions ahead": {
+    "storage that doubles": {
         "num_beams": 3,
         "suppress_tokens": [PAD, EOS],
         "max_tokens_beyond_source": 70,
