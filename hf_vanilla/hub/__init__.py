@@ -1,1 +1,1 @@
-"""Model cards, pushing to the Hub, Spaces."""
+"""Model cards, and pushing to the Hub."""

@@ -40,7 +40,7 @@ from .search_vanilla_decoder import (
 from .stacks_vanilla import VanillaPreTrainedModel
 
 # Each treats every hypothesis by itself, so sentences may leave the batch and be reordered; what
-# one stores per sentence, `_select_sentences` selects. With any other kind, all sentences stay.
+# one stores per sentence, `_select_sentences` selects. With any other rule, all sentences stay.
 ROWWISE_PROCESSORS = (
     SourceLengthEnd,
     logits_process.MinLengthLogitsProcessor,
