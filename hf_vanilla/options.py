@@ -428,7 +428,8 @@ def pop_option(arguments: list[str], name: str) -> str | None:
     Raises:
         UsageError: the name is the last argument and has no value.
     """
-    return (pop_values(arguments, name) or [None])[-1]
+    values = pop_values(arguments, name)
+    return values[-1] if values else None
 
 
 def pop_values(arguments: list[str], name: str) -> list[str]:
