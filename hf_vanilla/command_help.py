@@ -193,10 +193,10 @@ def help_parser(name: str, chosen: str) -> ArgumentParser:
         name: of the command.
         chosen: arguments that choose among its helps; empty: the first help.
     """
-    commands, options = (
-        importlib.import_module(f"hf_vanilla.{n}") for n in ("commands", "options")
+    commands, families, options = (
+        importlib.import_module(f"hf_vanilla.{n}") for n in ("commands", "families", "options")
     )
-    readers = [commands._resolve(reader) for reader in commands.COMMANDS[name].options]
+    readers = [families.load_part(reader) for reader in commands.COMMANDS[name].options]
     arguments = [*chosen.split(), "--help"]
     try:
         with contextlib.redirect_stdout(io.StringIO()):

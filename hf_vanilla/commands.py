@@ -360,7 +360,6 @@ def _one_line(error: Exception) -> str:
 
 def _resolve(thing: Any) -> Any:
     """The object that `module:name` names; other things are returned as they are."""
-    if not isinstance(thing, str):
-        return thing
-    module, name = thing.split(":")
-    return getattr(importlib.import_module(module), name)
+    from hf_vanilla.families import load_part
+
+    return load_part(thing) if isinstance(thing, str) else thing

@@ -55,8 +55,8 @@ class TaskEntry:
         load: function of a folder that returns model and processor; empty: by `auto_class` and
             `processor`.
         set_by_data: fields of the config that follow from the data; a recipe may not set them.
-        evaluate: function of the command `evaluate`, and
-        evaluate_options: its options.
+        evaluate: function that the command `evaluate` calls.
+        evaluate_options: dataclass of its options.
         card: `hub.card.CardFacts` of all its models.
         page: function of a model's name and the options of `hf-vanilla app` that makes its page.
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
@@ -87,6 +87,16 @@ class TaskEntry:
     reads: tuple[str, ...] = ()
     is_joint: bool = False
 
+
+# of the three tasks of forecasters
+_FORECASTERS: dict[str, Any] = {
+    "model": "hf_vanilla.tracks.loading:new_forecaster",
+    "auto_class": "transformers:AutoModelForTimeSeriesPrediction",
+    "evaluate": "hf_vanilla.tracks.evaluation:evaluate_tracks",
+    "evaluate_options": "hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
+    "card": "hf_vanilla.tracks.card:CARD",
+    "page": "hf_vanilla.tracks.page:open_page",
+}
 
 TASKS = {
     "translation": TaskEntry(
@@ -155,18 +165,13 @@ TASKS = {
         },
     ),
     "trajectories": TaskEntry(
+        **_FORECASTERS,
         model_types=("vanilla_tracks",),
         data="hf_vanilla.tracks.options:TrackDataOptions",
         measures="hf_vanilla.tracks.options:MEASURES",
         prepare="hf_vanilla.tracks.task:prepare",
         config="hf_vanilla.models.configuration_vanilla_tracks:VanillaTracksConfig",
-        model="hf_vanilla.tracks.loading:new_forecaster",
-        auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
-        evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
-        evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
-        card="hf_vanilla.tracks.card:CARD",
-        page="hf_vanilla.tracks.page:open_page",
         figures={
             "tracks": (
                 "hf_vanilla.tracks.plot:plot_tracks",
@@ -182,18 +187,13 @@ TASKS = {
         },
     ),
     "joint_trajectories": TaskEntry(
+        **_FORECASTERS,
         model_types=("vanilla_agentformer",),
         data="hf_vanilla.tracks.options:JointDataOptions",
         measures="hf_vanilla.tracks.options:JOINT_MEASURES",
         prepare="hf_vanilla.tracks.scene_tasks:prepare_joint",
         config="hf_vanilla.models.configuration_vanilla_agentformer:VanillaAgentFormerConfig",
-        model="hf_vanilla.tracks.loading:new_forecaster",
-        auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "largest_step"),
-        evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
-        evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
-        card="hf_vanilla.tracks.card:CARD",
-        page="hf_vanilla.tracks.page:open_page",
         forms={
             "first": "VanillaForJointTrajectoryPrediction",
             "second": "VanillaForDiverseTrajectoryPrediction",
@@ -202,18 +202,13 @@ TASKS = {
         is_joint=True,
     ),
     "scene_trajectories": TaskEntry(
+        **_FORECASTERS,
         model_types=("vanilla_scene",),
         data="hf_vanilla.tracks.options:SceneDataOptions",
         measures="hf_vanilla.tracks.options:SCENE_MEASURES",
         prepare="hf_vanilla.tracks.scene_tasks:prepare_scenes",
         config="hf_vanilla.models.configuration_vanilla_scene:VanillaSceneConfig",
-        model="hf_vanilla.tracks.loading:new_forecaster",
-        auto_class="transformers:AutoModelForTimeSeriesPrediction",
         set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
-        evaluate="hf_vanilla.tracks.evaluation:evaluate_tracks",
-        evaluate_options="hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
-        card="hf_vanilla.tracks.card:CARD",
-        page="hf_vanilla.tracks.page:open_page",
         forms={
             "fusion": "VanillaForSceneTrajectoryPrediction",
             "proposals": "VanillaForProposalTrajectoryPrediction",
@@ -243,16 +238,21 @@ def task_entry(task: str) -> TaskEntry:
     return TASKS[task]
 
 
+def task_of_type(model_type: str | None) -> str | None:
+    """The task whose models have this `model_type`; None if none has."""
+    return next((task for task, e in TASKS.items() if model_type in e.model_types), None)
+
+
 def entry_of(config: Any) -> TaskEntry:
     """The row of the task that a model's config belongs to.
 
     Raises:
         ValueError: no task has such models.
     """
-    for entry in TASKS.values():
-        if getattr(config, "model_type", "") in entry.model_types:
-            return entry
-    raise ValueError(f"{type(config).__name__} belongs to no task: {', '.join(TASKS)}")
+    task = task_of_type(getattr(config, "model_type", None))
+    if task is None:
+        raise ValueError(f"{type(config).__name__} belongs to no task: {', '.join(TASKS)}")
+    return TASKS[task]
 
 
 def task_measures(task: str) -> Mapping[str, Measure]:

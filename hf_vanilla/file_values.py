@@ -118,13 +118,13 @@ def is_finite_number(value: Any) -> bool:
     return is_number and math.isfinite(value)
 
 
-def checked(value: Any, kinds: type | tuple[type, ...], told: str) -> Any:
+def checked(value: Any, kinds: type | tuple[type, ...], name: str) -> Any:
     """A value of a JSON or YAML file that has one of these types; true and false are no numbers.
 
     Args:
         value: of the file.
         kinds: the allowed types; None is allowed by `NoneType`.
-        told: file and place, for the message.
+        name: of the value, with its file or without, for the message.
 
     Raises:
         ValueError: it has another type.
@@ -134,7 +134,7 @@ def checked(value: Any, kinds: type | tuple[type, ...], told: str) -> Any:
         wider = {int} if float in kinds else set()  # a whole number is a number
         named = [kind for kind in kinds if kind in TYPE_NAMES and kind not in wider]
         wanted = " or ".join(TYPE_NAMES[kind] for kind in named)
-        raise ValueError(f"{told} is {shown(value)}: give {wanted}")
+        raise ValueError(f"{name} is {shown(value)}: give {wanted}")
     return value
 
 

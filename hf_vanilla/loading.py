@@ -14,7 +14,7 @@ from typing import Any
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_vanilla.families import DEFAULT_TASK, TASKS, load_part, task_entry
+from hf_vanilla.families import DEFAULT_TASK, TASKS, load_part, task_entry, task_of_type
 
 LARGEST_SIZE, MOST_LAYERS = 10**9, 10**4  # in a config
 SHOWN_NAMES, SHOWN_CHARACTERS = 3, 300  # in a message
@@ -157,9 +157,8 @@ def task_of_model(name: str) -> str:
         if name in entry.built_in:
             return task
     model_type = read_settings(name).get("model_type")
-    for task, entry in TASKS.items():
-        if model_type in entry.model_types:
-            return task
+    if (of_type := task_of_type(model_type)) is not None:
+        return of_type
     known = ", ".join(kind for entry in TASKS.values() for kind in entry.model_types)
     raise ValueError(f"{name} has model_type={model_type!r}; this package has tasks for {known}")
 

@@ -299,10 +299,10 @@ def made_options(kind: type, values: Mapping[str, Any]) -> Any:
 
 def _parser(classes: Sequence[type], epilog: str | None, chosen: str) -> HfArgumentParser:
     required = sorted({f.name for c in classes for f in fields(c) if _is_required(f)})
-    shown = [f"--{name} {name.upper()}" for name in required]
+    needed = [f"--{name} {name.upper()}" for name in required]
     parser = HfArgumentParser(
         [_without_notes(kind) for kind in classes],
-        usage=" ".join(filter(None, ["%(prog)s", chosen, *shown, "[OPTIONS]"])),
+        usage=" ".join(filter(None, ["%(prog)s", chosen, *needed, "[OPTIONS]"])),
         allow_abbrev=False,
         exit_on_error=False,
         description=(classes[0].__doc__ or "").splitlines()[0],
@@ -339,10 +339,9 @@ def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[st
     Raises:
         UsageError: there are several, and no option lists them or it is given too.
     """
-    rest, models = list(arguments), []
-    if any(declared.name == "model" for kind in classes for declared in fields(kind)):
-        while (model := _pop_first(rest, "--model")) is not None:
-            models.append(model)
+    rest = list(arguments)
+    has_model = any(declared.name == "model" for kind in classes for declared in fields(kind))
+    models = pop_values(rest, "--model") if has_model else []
     if len(models) < 2:
         return list(arguments)
     lists = {name for kind in classes for name in noted(kind, "repeats_model")}
@@ -353,17 +352,6 @@ def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[st
             raise UsageError(f"--{name} and several --model: give all models by one of them")
         rest += ["--model", models[0], f"--{name}", *models[1:]]
     return rest
-
-
-def _pop_first(arguments: list[str], name: str) -> str | None:
-    """Remove the first `name VALUE` or `name=VALUE` and return the value; None if there is none."""
-    for index, argument in enumerate(arguments):
-        if argument.startswith(f"{name}="):
-            return arguments.pop(index).split("=", 1)[1]
-        if argument == name and index + 1 < len(arguments):
-            del arguments[index]
-            return arguments.pop(index)
-    return None
 
 
 def pop_section(arguments: list[str], name: str) -> dict[str, Any]:
@@ -440,17 +428,26 @@ def pop_option(arguments: list[str], name: str) -> str | None:
     Raises:
         UsageError: the name is the last argument and has no value.
     """
-    value = None
+    values = pop_values(arguments, name)
+    return values[-1] if values else None
+
+
+def pop_values(arguments: list[str], name: str) -> list[str]:
+    """Remove every `name VALUE` and `name=VALUE` and return the values.
+
+    Raises:
+        UsageError: the name is the last argument and has no value.
+    """
+    values = []
     for index in [i for i, a in enumerate(arguments) if a.split("=")[0] == name][::-1]:
         if "=" in arguments[index]:
-            found = arguments.pop(index).split("=", 1)[1]
+            values.append(arguments.pop(index).split("=", 1)[1])
         elif index + 1 < len(arguments):
-            found = arguments.pop(index + 1)
+            values.append(arguments.pop(index + 1))
             del arguments[index]
         else:
             raise UsageError(f"{name} needs a value")
-        value = found if value is None else value
-    return value
+    return values[::-1]
 
 
 def options_and_paths(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

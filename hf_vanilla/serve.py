@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_vanilla.app.component import style, theme
-from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry
-from hf_vanilla.loading import task_of_model
+from hf_vanilla.families import load_part, task_entry
+from hf_vanilla.loading import task_or_default
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.loading import DTYPES, demo_model
 
@@ -146,14 +146,7 @@ def page_of(model: str, options: AppOptions) -> Any:
         ValueError: the model cannot be used.
         OSError: nothing is found under that name.
     """
-    return load_part(task_entry(_task_of(model)).page)(model, options)
-
-
-def _task_of(model: str) -> str:
-    try:
-        return task_of_model(model)
-    except (OSError, ValueError):
-        return DEFAULT_TASK
+    return load_part(task_entry(task_or_default(model)).page)(model, options)
 
 
 def _is_loopback(host: str) -> bool:

@@ -73,4 +73,4 @@ def write_rounded(trained: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run(build, BuildOptions)
+    print(run(build, BuildOptions))

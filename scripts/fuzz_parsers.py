@@ -133,9 +133,7 @@ def damaged(content: bytes, draw: random.Random) -> bytes:
     data = bytearray(content)
     for _ in range(draw.randint(1, 4)):
         place = draw.randrange(len(data) + 1)
-        data[place : place + draw.randint(0, 3)] = bytes(
-            draw.choices(b'{}[]",:-&*09x\xff\0\n', k=2)
-        )
+        data[place : place + draw.randint(0, 3)] = bytes(draw.choices(ODD_BYTES, k=2))
     return bytes(data[: draw.randrange(len(data) + 1)] if draw.random() < 0.2 else data)
 
 

@@ -72,29 +72,32 @@ def processor_seconds():
     return seconds
 
 
-def pytest_collection_finish(session):
-    session.processor_seconds = processor_seconds()
+def pytest_configure(config):
+    if config.getoption("cpu_times"):
+        config.pluginmanager.register(CpuTimes())
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
-    """Each report has the processor seconds since the report before it."""
-    report = yield
-    before, item.session.processor_seconds = item.session.processor_seconds, processor_seconds()
-    report.processor_seconds = item.session.processor_seconds - before
-    return report
+class CpuTimes:
+    """Notes in each report the processor seconds since the report before it, and lists the sums."""
 
+    def pytest_collection_finish(self):
+        self.seconds = processor_seconds()
 
-def pytest_terminal_summary(terminalreporter, config):
-    if not config.getoption("cpu_times"):
-        return
-    files, tests = Counter(), Counter()
-    for report in itertools.chain(*terminalreporter.stats.values()):
-        if hasattr(report, "processor_seconds"):
-            files[report.nodeid.partition("::")[0]] += report.processor_seconds
-            tests[report.nodeid] += report.processor_seconds
-    for name, seconds in [*files.most_common(), *tests.most_common(30)]:
-        terminalreporter.write_line(f"{seconds:8.1f} s {name}")
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self):
+        report = yield
+        before, self.seconds = self.seconds, processor_seconds()
+        report.processor_seconds = self.seconds - before
+        return report
+
+    def pytest_terminal_summary(self, terminalreporter):
+        files, tests = Counter(), Counter()
+        for report in itertools.chain(*terminalreporter.stats.values()):
+            if hasattr(report, "processor_seconds"):
+                files[report.nodeid.partition("::")[0]] += report.processor_seconds
+                tests[report.nodeid] += report.processor_seconds
+        for name, seconds in [*files.most_common(), *tests.most_common(30)]:
+            terminalreporter.write_line(f"{seconds:8.1f} s {name}")
 
 
 SENTENCES = (
@@ -216,9 +219,9 @@ def processes(program):
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         with ThreadPoolExecutor(count) as pool:
-            told = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count))
-            told = ({name: str(value) for name, value in one.items()} for one in told)
-            return [*pool.map(lambda one: program(*words, environment=one, **options), told)]
+            each = ({**shared, "RANK": rank, "LOCAL_RANK": rank} for rank in range(count))
+            each = ({name: str(value) for name, value in one.items()} for one in each)
+            return [*pool.map(lambda one: program(*words, environment=one, **options), each)]
 
     return processes
 

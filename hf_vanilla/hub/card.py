@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from packaging.requirements import Requirement
 
-from hf_vanilla.families import DEFAULT_TASK, TASKS, load_part
+from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry, task_of_type
 from hf_vanilla.files import write_text
 
 CARD_FILE = "README.md"  # in a model folder and on the Hub
@@ -108,8 +108,8 @@ def model_card(facts: CardFacts) -> ModelCard:
 
 def bare_card(name: str, model_type: str) -> ModelCard:
     """A card for a model of which nothing but name and type is known."""
-    entries = (entry for entry in TASKS.values() if model_type in entry.model_types)
-    entry = next(entries, TASKS[DEFAULT_TASK])  # another type: a translation model, such as Marian
+    # another type is that of a translation model, such as Marian
+    entry = task_entry(task_of_type(model_type) or DEFAULT_TASK)
     return model_card(replace(load_part(entry.card), title=name))
 
 

@@ -213,9 +213,9 @@ def _set_characters(figure: Any) -> None:
 
 def _write_numbers(unknown: set[str], texts: Sequence[Any], axis_objects: Sequence[Any]) -> None:
     """Write characters that cannot be drawn as their numbers, such as ⟨U+6F22⟩."""
-    shown = "".join(sorted(filter(str.isprintable, unknown))[:20])
-    logger.warning("no installed font has the characters %s: numbers stand for them", shown)
     numbers = {ord(character): f"⟨U+{ord(character):04X}⟩" for character in unknown}
+    shown = "".join(c if c.isprintable() else numbers[ord(c)] for c in sorted(unknown)[:20])
+    logger.warning("no installed font has the characters %s: numbers stand for them", shown)
     for axis in axis_objects:
         labels = [label.get_text() for label in axis.get_ticklabels()]
         if any(unknown & set(label) for label in labels):

@@ -119,12 +119,12 @@ class ParameterRow:
 
 
 def _in_symbols(changes: dict[str, Any]) -> str:
-    told = []
+    cells = []
     for name, value in changes.items():
-        twin = name.replace("decoder_", "encoder_", 1)
-        if twin == name or changes.get(twin) != value:
-            told.append(f"{PAPER_SYMBOLS.get(name, name)}={value}")
-    return ", ".join(told)
+        encoder_name = name.replace("decoder_", "encoder_", 1)
+        if encoder_name == name or changes.get(encoder_name) != value:
+            cells.append(f"{PAPER_SYMBOLS.get(name, name)}={value}")
+    return ", ".join(cells)
 
 
 def parameter_row(name: str, recipe: Recipe) -> ParameterRow:
@@ -171,9 +171,9 @@ def _as_markdown(table: list[tuple[str, ...]]) -> str:
     lines = []
     for row in table:
         cells = [
-            cell.ljust(width) if place < 2 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    rule = ["-" * (w + 2) if place < 2 else "-" * (w + 1) + ":" for place, w in enumerate(widths)]
+    rule = ["-" * (w + 2) if c < 2 else "-" * (w + 1) + ":" for c, w in enumerate(widths)]
     return "\n".join([lines[0], f"|{'|'.join(rule)}|", *lines[1:]])

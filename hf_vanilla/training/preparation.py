@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from transformers import PreTrainedModel
 from hf_vanilla.families import Measure, load_part
 from hf_vanilla.files import PARTIAL, write_files
 from hf_vanilla.options import noted
+from hf_vanilla.plots.curves import RECIPE_FILE
 
 from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
@@ -31,14 +33,10 @@ from .products import use_faster_products
 from .recipe import Recipe, TrainRecipe, read_recipe
 from .task import Order, Task, weights_fingerprint
 
-try:
+if sys.platform != "win32":  # there folders are not locked
     import fcntl
-except ImportError:  # not on Windows, where folders are not locked
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger(__name__)
-
-RECIPE_FILE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -246,7 +244,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         ValueError: another process holds it; the message names that process.
     """
-    if fcntl is None or os.environ.get("RANK", "0") != "0":
+    if sys.platform == "win32" or os.environ.get("RANK", "0") != "0":
         yield
         return
     folder = folder.resolve()

@@ -42,7 +42,7 @@ from hf_vanilla.options import (
 )
 
 from .initial_model import initial_config
-from .recipe_files import drop_retired, recipe_file
+from .recipe_files import RENAMED, drop_retired, recipe_file
 from .schedules import SCHEDULES, check_schedule
 
 logger = logging.getLogger(__name__)
@@ -391,18 +391,23 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a file by the names of today, with the entries of each section in one dict."""
+    """Options of a file by the names of today, with the entries of each section in one dict.
+
+    Raises:
+        ValueError: recipe, task or a section has not its type.
+    """
     values: dict[str, Any] = {}
     for name, value in options.items():
-        section, dot, key = str(name).partition(".")
-        if name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
-            section, dot, key = "adam", ".", name.removeprefix("adam_")
+        section, dot, key = RENAMED.get(name, str(name)).partition(".")
         if dot and section in (*SECTIONS, "adam"):
-            values[section] = {**(values.get(section) or {}), key: value}
+            entries = values.get(section) or {}
+            check_names(section, entries, entries)  # that it holds keys and values
+            values[section] = {**entries, key: value}
         elif name in values and isinstance(value, dict):
             values[name] = {**value, **values[name]}
         else:
             values[name] = value
+    typed_values([RecipeChoice], values)
     return values
 
 

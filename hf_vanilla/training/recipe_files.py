@@ -7,6 +7,8 @@ from typing import Any
 from hf_vanilla.file_values import shown, yaml_value
 from hf_vanilla.options import pop_option
 
+# options of earlier versions by their names of today
+RENAMED = {f"adam_{name}": f"adam.{name}" for name in ("beta1", "beta2", "epsilon")}
 # options of earlier versions: what replaces each, and its values without effect, which are dropped
 RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "streaming": ("use hf-vanilla prepare --streaming true, and give prepared", (False,)),

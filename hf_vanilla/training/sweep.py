@@ -22,6 +22,7 @@ from hf_vanilla.cpus import usable_cpus
 from hf_vanilla.families import validation_measures
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.options import Options, option, options_and_file
+from hf_vanilla.plots.curves import LOG_FILE
 
 from .processes import TERMINATED_STATUS
 from .sweep_file import RECORD_FILE, TEST_FILE, Sweep, SweepRun, read_sweep
@@ -47,7 +48,7 @@ def read_sweep_command(arguments: Sequence[str]) -> tuple[Path, SweepOptions]:
     return options_and_file(SweepOptions, arguments, "one YAML file of runs: hf-vanilla sweep FILE")
 
 
-def run_sweep(asked: tuple[Path, SweepOptions]) -> str:
+def run_sweep(request: tuple[Path, SweepOptions]) -> str:
     """Train what is not finished yet; returns how many runs are.
 
     Each run is a process; its log is beside its folder. A run that was interrupted resumes from
@@ -58,7 +59,7 @@ def run_sweep(asked: tuple[Path, SweepOptions]) -> str:
         OSError: a file cannot be read.
         SystemExit: SIGTERM; the runs have saved a checkpoint each.
     """
-    path, options = asked
+    path, options = request
     sweep = read_sweep(path)
     # seed by seed, so that a sweep that is not finished compares all runs
     waiting = sorted((r for r in sweep.runs if not _is_finished(r, sweep)), key=lambda r: r.seed)
@@ -212,7 +213,7 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
 
 def _final_values(run: SweepRun, task: str) -> dict[str, float]:
     """The validation of the finished model, by measure."""
-    entries = read_json_lines(run.folder / "log.jsonl")
+    entries = read_json_lines(run.folder / LOG_FILE)
     final = [entry for entry in entries if entry.get("averaged_checkpoints")]
     names = {name: m.log_name or name for name, m in validation_measures(task).items()}
     return {name: final[-1][key] for name, key in names.items() if final and key in final[-1]}

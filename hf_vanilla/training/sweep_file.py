@@ -15,8 +15,8 @@ from hf_vanilla.data.lines import check_text_file, read_lines
 from hf_vanilla.families import DEFAULT_TASK
 from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown
 from hf_vanilla.options import typed_values
+from hf_vanilla.plots.curves import RECIPE_FILE
 
-from .preparation import RECIPE_FILE
 from .recipe import Recipe, read_recipe, recipe_of
 
 RECORD_FILE, TEST_FILE = "sweep.json", "test.txt"

@@ -94,8 +94,8 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
         yield (
             step,
             [
-                MicroBatch(next(numbers), next(batches), is_last=place == last)
-                for place in range(last + 1)
+                MicroBatch(next(numbers), next(batches), is_last=index == last)
+                for index in range(last + 1)
             ],
         )
 

@@ -18,6 +18,7 @@ from sacrebleu.significance import PairedTest
 from scipy.stats import spearmanr
 
 from hf_vanilla.options import UsageError
+from hf_vanilla.plots.curves import RECIPE_FILE
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.training import (
     comparison,
@@ -27,7 +28,7 @@ from hf_vanilla.training import (
 )
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.comparison import CompareOptions, compare_runs
-from hf_vanilla.training.preparation import RECIPE_FILE, locked
+from hf_vanilla.training.preparation import locked
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.sweep import (
@@ -200,6 +201,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"options": [1]}, "options must hold keys and values"),
         ({"options": {"seed": 7}}, "runs.small: seed=7: give seeds"),
         ({"runs": {"a": {"output_dir": "b"}}}, "runs.a: output_dir='b': give output_dir of the"),
+        ({"runs": {"a": {"recipe": [1]}}}, r"runs.a: recipe is \[1\]: give a text"),
         ({"runs": {"a": {"published": "abc"}}}, "runs.a: published='abc': give a number"),
         ({"runs": {"a": {"published": float("nan")}}}, "runs.a: published=nan: give a number"),
     ],
