@@ -48,6 +48,7 @@ SETTINGS = {
     *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "max_new_tokens"),
     *("max_length", "max_tokens_beyond_source", "bos_token_id", "pad_token_id", "eos_token_id"),
     *("decoder_start_token_id", "num_return_sequences", "use_cache", "transformers_version"),
+    "_from_model_config",
 }
 # nothing is loaded from elsewhere; a page of one file names its script and style by their hashes
 POLICY = (
@@ -138,7 +139,11 @@ def check_engine(name: str, model: Any, tokenizer: PreTrainedTokenizerBase) -> N
             "package: convert it by hf-vanilla convert"
         )
     config, decoding = model.config, model.generation_config.to_diff_dict()
-    reasons = [f"{key}={value!r}" for key, value in decoding.items() if key not in SETTINGS]
+    reasons = [
+        f"{key}={value!r}"
+        for key, value in decoding.items()
+        if key not in SETTINGS and value is not None and value is not False
+    ]
     if config.activation_function not in ACTIVATIONS:
         reasons.append(f"activation_function={config.activation_function!r}")
     backend = getattr(tokenizer, "backend_tokenizer", None)
