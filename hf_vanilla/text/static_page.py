@@ -185,8 +185,8 @@ def _about(name: str) -> str:
     """What the model's card says that it translates; without a card, the model's name."""
     card = Path(name) / REPOCARD_NAME
     lines = _CARD_LINE.findall(card.read_text(encoding="utf-8")) if card.is_file() else []
-    said = ". ".join(line.removeprefix("- ") for line in lines) or f"The model {Path(name).name}"
-    return f"{said}. It runs in this browser and sends nothing."
+    text = ". ".join(line.removeprefix("- ") for line in lines) or f"The model {Path(name).name}"
+    return f"{text}. It runs in this browser and sends nothing."
 
 
 def _write_shell(options: PageOptions, name: str, folder: Path) -> None:
@@ -220,7 +220,7 @@ def _single_file(options: PageOptions, name: str, model: Path) -> str:
 
 
 def joined_module(source: str) -> str:
-    """An ES module without its imports and exports, to stand behind the modules it imports."""
+    """An ES module without its imports and exports, to stand after the modules that it imports."""
     return _EXPORT.sub("", _IMPORT.sub("", source))
 
 
