@@ -1,1 +1,1 @@
-"""The web page for translation, and the service behind it."""
+"""What the pages in a browser share: component, style, pictures; the engine in JavaScript."""

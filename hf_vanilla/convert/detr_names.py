@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from .weight_names import Names
 
-KINDS = ("weight", "bias")
 STATISTICS = ("weight", "bias", "running_mean", "running_var")
 OUR_BACKBONE = "model.backbone.model."
 

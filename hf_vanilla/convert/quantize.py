@@ -14,8 +14,6 @@ from hf_vanilla.text.loading import load_translator, require_float
 
 logger = logging.getLogger(__name__)
 
-WEIGHTS = "model.safetensors"
-
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions(Options):

@@ -4,7 +4,7 @@ Shapes: B batch, L any length, N sentence pairs, S source, T target.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,43 +196,6 @@ def _padding_share(lengths: np.ndarray, bounds: np.ndarray) -> float:
     """Share of padding, in [0, 1), when each batch is padded to its longest sentence."""
     padded_tokens = (np.maximum.reduceat(lengths, bounds[:-1]) * np.diff(bounds)).sum()
     return 1 - int(lengths.sum(dtype=np.int64)) / int(padded_tokens)
-
-
-class StepSampler(Sampler[list[int]]):
-    """One process's share of an endless sequence of batches, grouped into optimizer steps.
-
-    A step may continue into the next epoch, so every step has the same number of batches and no
-    sentence is skipped at the end of an epoch. The steps do not depend on the number of processes.
-
-    Args:
-        sampler: the batches of every epoch.
-        per_step: batches of one optimizer step, over all processes.
-        first_step: optimizer steps already done.
-        rank: index of this process.
-        processes: number of processes; must divide `per_step`.
-
-    Raises:
-        ValueError: `processes` does not divide `per_step`.
-    """
-
-    def __init__(
-        self,
-        sampler: TokenBatchSampler,
-        *,
-        per_step: int,
-        first_step: int = 0,
-        rank: int = 0,
-        processes: int = 1,
-    ) -> None:
-        if per_step % processes:
-            raise ValueError(f"per_step={per_step} is not a multiple of {processes} processes")
-        self._sampler = sampler
-        self._first = first_step * per_step + rank
-        self._stride = processes
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for number in count(self._first, self._stride):
-            yield self._sampler.batch(*divmod(number, len(self._sampler)))
 
 
 class PairCollator:

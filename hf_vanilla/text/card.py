@@ -46,12 +46,12 @@ def translation_card(
         **facts: of `CardFacts`.
     """
     nll = "not measured" if validation_nll is None else f"{validation_nll:.4f}"
-    told = "not measured" if scores is None else str(scores)
+    scored = "not measured" if scores is None else str(scores)
     metrics = {}
     if scores is not None:
         metrics = {
             "sacrebleu": (round(scores.bleu, 2), f"BLEU ({scores.bleu_signature})"),
             "chrf": (round(scores.chrf, 2), f"chrF ({scores.chrf_signature})"),
         }
-    table = f"```\n{told}\nnegative log-likelihood: {nll} nats per target token\n```"
+    table = f"```\n{scored}\nnegative log-likelihood: {nll} nats per target token\n```"
     return model_card(replace(CARD, scores=table, metrics=metrics, **facts))

@@ -77,13 +77,6 @@ class DroppedPairs:
         """Count what `LengthLimits.drop_reasons` returned."""
         return cls(*np.bincount(reasons, minlength=4)[1:].tolist())
 
-    def __add__(self, other: "DroppedPairs") -> "DroppedPairs":
-        return DroppedPairs(
-            self.empty + other.empty,
-            self.too_long + other.too_long,
-            self.too_unequal + other.too_unequal,
-        )
-
     def describe(self, limits: LengthLimits) -> str:
         """The counts in words, with the limits they belong to."""
         text = f"{self.empty} with an empty side"

@@ -110,15 +110,15 @@ class TorchEngine:
             if not all(_has(*found[row], phrase) for phrase in of_one)
         ]
         if lacking:
-            asked = Constraints([phrases[row] for row in lacking])
-            others = self._translations([rows[row] for row in lacking], constraints=asked)
+            required = Constraints([phrases[row] for row in lacking])
+            others = self._translations([rows[row] for row in lacking], constraints=required)
             for row, other in zip(lacking, others, strict=True):
                 found[row] = other
         return [text for text, _ in found]
 
-    def _translations(self, rows: list[list[int]], **asked: Any) -> list[tuple[str, list[int]]]:
+    def _translations(self, rows: list[list[int]], **changes: Any) -> list[tuple[str, list[int]]]:
         with self._drawing(rows):
-            options = {**self.generate_kwargs, **asked}
+            options = {**self.generate_kwargs, **changes}
             return generated_texts(self.model, self.tokenizer, rows, **options)
 
     def n_best_rows(self, rows: list[list[int]], n: int) -> list[list[Hypothesis]]:

@@ -61,13 +61,13 @@ class TranslateOptions(DecodingOptions):
             read_head(self.alignment_head)
 
     def _check_writing(self) -> None:
-        asked = [name for name in ("n_best", "alignments") if getattr(self, name)]
-        if self.format == "jsonl" and not asked:
+        given = [name for name in ("n_best", "alignments") if getattr(self, name)]
+        if self.format == "jsonl" and not given:
             raise ValueError(f"format={self.format!r} needs --n_best or --alignments")
-        if len(asked) > 1:
+        if len(given) > 1:
             raise ValueError("give n_best or alignments, not both")
-        if asked:
-            self.check_single_sentences(asked[0])
+        if given:
+            self.check_single_sentences(given[0])
 
 
 def translate_file(options: TranslateOptions) -> Path | None:

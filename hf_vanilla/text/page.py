@@ -85,46 +85,46 @@ class TextPage:
             "examples": list(dict.fromkeys([*given, *examples]))[:3],
         }
 
-    def load(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
         """`about`: one line about the model that a visitor named."""
-        return {"about": self._about(self._name(asked))}
+        return {"about": self._about(self._name(request))}
 
-    def translate(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def translate(self, request: dict[str, Any]) -> dict[str, Any]:
         """Translate the `text` with so many `beams`; see `answer_of_result`.
 
         `sampling` has the texts of its fields by name; with it, so many translations are drawn.
         `lengths` has those of the limits. `doubt` of the answer says why it is probably wrong.
         """
-        name, beams = self._name(asked), int(asked["beams"])
+        name, beams = self._name(request), int(request["beams"])
         if not 1 <= beams <= MAX_BEAMS:
             raise ValueError(f"beams={beams}: give 1 to {MAX_BEAMS}")
-        sampling = asked.get("sampling")
+        sampling = request.get("sampling")
         search = Search(
             beams,
             sampling=None if sampling is None else sampling_of(sampling),
-            lengths=lengths_of(asked.get("lengths", {})),
+            lengths=lengths_of(request.get("lengths", {})),
         )
-        result = self.service.translate(name, str(asked["text"]), search)
+        result = self.service.translate(name, str(request["text"]), search)
         words = self.service.align(name, result.sentence, result.attentions)
         answer = answer_of_result(result, self.service.tokenizer(name), words)
         shown = self.shown if name == self.model else name
         return {**answer, "model": shown, "doubt": self.service.doubt(result)}
 
-    def attend(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def attend(self, request: dict[str, Any]) -> dict[str, Any]:
         """Attention of the `text` and the translation `ids`; see `answer_of_attention`."""
-        name, sentence = self._name(asked), str(asked["text"])
-        found = self.service.attend(name, sentence, asked["ids"])
+        name, sentence = self._name(request), str(request["text"])
+        found = self.service.attend(name, sentence, request["ids"])
         words = self.service.align(name, sentence, found)
         return answer_of_attention(found, self.service.tokenizer(name), words)
 
-    def inside(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def inside(self, request: dict[str, Any]) -> dict[str, Any]:
         """The vectors at a `kind`, `layer`, `head` and `token`; see `answer_of_layer`."""
         steps = self.service.inside(
-            self._name(asked),
-            str(asked["text"]),
-            asked["ids"],
-            kind=str(asked["kind"]),
-            place=(int(asked["layer"]), int(asked["head"]), int(asked["token"])),
+            self._name(request),
+            str(request["text"]),
+            request["ids"],
+            kind=str(request["kind"]),
+            place=(int(request["layer"]), int(request["head"]), int(request["token"])),
         )
         return answer_of_layer(steps)
 
@@ -133,14 +133,14 @@ class TextPage:
             return f"The model of the package: {self.service.describe(name)}; {NOTE}"
         return f"{public_name(name)}: {self.service.describe(name)}"
 
-    def _name(self, asked: dict[str, Any]) -> str:
+    def _name(self, request: dict[str, Any]) -> str:
         """The model of a request.
 
         Raises:
             ValueError: it is in a folder that visitors cannot read.
         """
-        asked_name = str(asked.get("model") or "").strip()
-        name = self.model if self.fixed_model or asked_name == self.shown else asked_name
+        wanted = str(request.get("model") or "").strip()
+        name = self.model if self.fixed_model or wanted == self.shown else wanted
         if name == self.model or not os.path.lexists(name):
             return name
         path = Path(name).resolve()
@@ -160,9 +160,9 @@ class TextPage:
 
 
 def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def reported(asked: Any) -> dict[str, Any]:
+    def reported(request: Any) -> dict[str, Any]:
         try:
-            return call(asked)
+            return call(request)
         except ValueError as error:
             return {"error": str(error)}
 

@@ -48,6 +48,7 @@ SETTINGS = {
     *("num_beams", "length_penalty", "length_penalty_form", "early_stopping", "max_new_tokens"),
     *("max_length", "max_tokens_beyond_source", "bos_token_id", "pad_token_id", "eos_token_id"),
     *("decoder_start_token_id", "num_return_sequences", "use_cache", "transformers_version"),
+    "_from_model_config",
 }
 # nothing is loaded from elsewhere; a page of one file names its script and style by their hashes
 POLICY = (
@@ -138,7 +139,11 @@ def check_engine(name: str, model: Any, tokenizer: PreTrainedTokenizerBase) -> N
             "package: convert it by hf-vanilla convert"
         )
     config, decoding = model.config, model.generation_config.to_diff_dict()
-    reasons = [f"{key}={value!r}" for key, value in decoding.items() if key not in SETTINGS]
+    reasons = [
+        f"{key}={value!r}"
+        for key, value in decoding.items()
+        if key not in SETTINGS and value is not None and value is not False
+    ]
     if config.activation_function not in ACTIVATIONS:
         reasons.append(f"activation_function={config.activation_function!r}")
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -180,8 +185,8 @@ def _about(name: str) -> str:
     """What the model's card says that it translates; without a card, the model's name."""
     card = Path(name) / REPOCARD_NAME
     lines = _CARD_LINE.findall(card.read_text(encoding="utf-8")) if card.is_file() else []
-    said = ". ".join(line.removeprefix("- ") for line in lines) or f"The model {Path(name).name}"
-    return f"{said}. It runs in this browser and sends nothing."
+    text = ". ".join(line.removeprefix("- ") for line in lines) or f"The model {Path(name).name}"
+    return f"{text}. It runs in this browser and sends nothing."
 
 
 def _write_shell(options: PageOptions, name: str, folder: Path) -> None:
@@ -215,7 +220,7 @@ def _single_file(options: PageOptions, name: str, model: Path) -> str:
 
 
 def joined_module(source: str) -> str:
-    """An ES module without its imports and exports, to stand behind the modules it imports."""
+    """An ES module without its imports and exports, to stand after the modules that it imports."""
     return _EXPORT.sub("", _IMPORT.sub("", source))
 
 

@@ -239,8 +239,8 @@ class Translator(SentenceDecoder):
             return self.engine.translate_rows(rows)
         assert isinstance(self.engine, TorchEngine)
         tokenizer = self.engine.tokenizer
-        asked = [[phrase_of(tokenizer, text) for text in of_one] for of_one in phrases]
-        return self.engine.constrained_rows(rows, Constraints(asked))
+        required = [[phrase_of(tokenizer, text) for text in of_one] for of_one in phrases]
+        return self.engine.constrained_rows(rows, Constraints(required))
 
 
 def _aligned(

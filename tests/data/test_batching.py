@@ -2,7 +2,6 @@
 
 import tracemalloc
 from collections import Counter
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from hf_vanilla.data.batching import (
     PairCollator,
-    StepSampler,
     TokenBatchSampler,
     batch_bounds,
     padded,
@@ -226,68 +224,6 @@ def test_batches_of_natural_lengths_are_nearly_full():
     sampler = TokenBatchSampler(source, target, tokens_per_batch=4096)
     least = np.maximum(source, target).sum() / 4096
     assert len(sampler) < 1.15 * least
-
-
-# --- steps -------------------------------------------------------------------------------------
-
-
-def stream(sampler, count, **options):
-    return list(islice(StepSampler(sampler, **options), count))
-
-
-@pytest.fixture
-def nine_batches():
-    """Nine batches per epoch, so that steps of 4 batches continue into the next epoch."""
-    sampler = sampler_of([(19, 3 + n % 7) for n in range(9)], budget=23)
-    assert len(sampler) == 9
-    return sampler
-
-
-@pytest.mark.parametrize("processes", [1, 2, 4])
-def test_a_step_has_the_same_batches_for_any_number_of_processes(nine_batches, processes):
-    alone = stream(nine_batches, 28, per_step=4)
-    per_process = 4 // processes
-    ranks = [
-        stream(nine_batches, 7 * per_process, per_step=4, rank=rank, processes=processes)
-        for rank in range(processes)
-    ]
-    for step in range(7):
-        together = [
-            b for rank in ranks for b in rank[step * per_process : (step + 1) * per_process]
-        ]
-        assert sorted(together) == sorted(alone[step * 4 : (step + 1) * 4])
-
-
-def test_processes_take_the_batches_of_a_step_in_turn(nine_batches):
-    alone = stream(nine_batches, 12, per_step=4)
-    for rank in range(2):
-        assert stream(nine_batches, 6, per_step=4, rank=rank, processes=2) == alone[rank::2]
-
-
-def test_epochs_follow_each_other_without_a_gap(nine_batches):
-    batches = stream(nine_batches, 27, per_step=4)
-    for epoch in range(3):
-        assert batches[9 * epoch : 9 * epoch + 9] == list(nine_batches.batches(epoch))
-
-
-@pytest.mark.parametrize("first_step", [1, 2, 5, 9])
-@pytest.mark.parametrize("processes", [1, 2])
-def test_first_step_continues_the_same_sequence_of_batches(nine_batches, first_step, processes):
-    per_process = 4 // processes
-    options = {"per_step": 4, "rank": processes - 1, "processes": processes}
-    whole = stream(nine_batches, 12 * per_process, **options)
-    rest = stream(nine_batches, 3 * per_process, first_step=first_step, **options)
-    assert rest == whole[first_step * per_process : (first_step + 3) * per_process]
-
-
-def test_a_step_may_be_longer_than_an_epoch():
-    sampler = sampler_of([(3, 5)])
-    assert stream(sampler, 5, per_step=4, first_step=2) == [[0]] * 5
-
-
-def test_processes_that_do_not_divide_per_step_are_an_error(nine_batches):
-    with pytest.raises(ValueError, match="per_step=5 is not a multiple of 2 processes"):
-        StepSampler(nine_batches, per_step=5, processes=2)
 
 
 # --- collating ---------------------------------------------------------------------------------

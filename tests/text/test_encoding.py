@@ -67,10 +67,6 @@ def test_pairs_beyond_the_length_ratio_are_dropped_and_described(tiny_tokenizer)
     assert encoded.dropped.describe(limits) == expected
 
 
-def test_counts_of_dropped_pairs_add_up():
-    assert DroppedPairs(1, 2, 3) + DroppedPairs(5, 7, 11) == DroppedPairs(6, 9, 14)
-
-
 def test_workers_give_the_same_rows_and_the_cache_is_reused(tmp_path, tiny_tokenizer, monkeypatch):
     Dataset.from_dict({name: texts * 3 for name, texts in PAIRS.items()}).save_to_disk(tmp_path)
     encoded = [

@@ -77,6 +77,23 @@ def test_one_file_translates_from_disk_as_generate_does_and_asks_nobody(one_file
 
 @pytest.mark.slow
 @needs_chromium
+def test_a_link_shows_its_cell_or_the_nearest_that_the_model_has(one_file, browser):
+    links = {
+        "kind=encoder&layer=1&head=2&row=2&column=1": "head 3 of layer 2, “␣nine” attends to “␣th",
+        "layer=9&head=99&row=99&column=99": "head 4 of layer 2, “</s>” attends to “</s>”",
+        "kind=constructor&layer=x&head=-1&row=1e3": "the mean of all heads of layer 1, “ein”",
+    }
+    for link, said in links.items():
+        address = f"{one_file.as_uri()}#text=one+thousand+nine&{link}"
+        page = Visit(browser, address, (one_file.as_uri(), "blob:"))
+        assert page.tab.locator(".translation").inner_text() == "eintausendneun"
+        assert page.tab.locator(".said").inner_text().startswith(f"In {said}")
+        assert page.tab.locator(".chips :checked").count() == 3
+        page.close()
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_page_from_a_static_host_can_be_used_by_keyboard_and_passes_axe(tmp_path, browser):
     folder = write_page(PageOptions(output=str(tmp_path / "page"), dtype="int8"))
     handler = functools.partial(QuietHandler, directory=folder)
@@ -119,6 +136,7 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 
 def test_page_refuses_by_name_what_the_engine_does_not_compute(tmp_path):
     model, tokenizer = load_translator(demo_model())
+    model.generation_config.update(output_attentions=False)  # off, as in files of transformers 4
     check_engine("M", model, tokenizer)
     model.config.activation_function = "gelu"
     model.generation_config.update(do_sample=True, repetition_penalty=1.5)

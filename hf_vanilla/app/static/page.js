@@ -51,9 +51,9 @@ globalThis.hfVanilla = {
 
 const state = { text: facts.sentence, kind: "cross", layer: 0, head: "mean", row: 0, column: 0 };
 for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
-  if (name in state) state[name] = /^\d+$/.test(value) && name !== "text" ? Number(value) : value;
+  if (name === "text" || (name === "kind" && Object.hasOwn(KINDS, value))) state[name] = value;
+  if (["layer", "head", "row", "column"].includes(name) && /^\d+$/.test(value)) state[name] = Number(value);
 }
-if (!(state.kind in KINDS)) state.kind = "cross";
 let seen = null; // attention of the translation that is shown
 let running = null; // the translation that is computed
 
@@ -96,7 +96,7 @@ async function translate() {
     seen = attentions;
     show(found.text);
     at(".status").textContent = report(found);
-    set({ text, row: 0, column: 0 });
+    set(text === state.text ? {} : { text, row: 0, column: 0 });
   } catch (error) {
     if (running !== own) return;
     at(".status").textContent = "";
@@ -148,17 +148,19 @@ function chips(name, choices) {
 /** Tokens and weights of what is chosen: `weights[row][column]`. */
 function chosen() {
   const layers = seen[state.kind];
-  const layer = layers[Math.min(state.layer, layers.length - 1)];
+  state.layer = Math.min(state.layer, layers.length - 1); // a link, or the other side, may have more
+  const layer = layers[state.layer];
   const queries = state.kind === "encoder" ? seen.source : seen.target;
   const keys = state.kind === "decoder" ? seen.read : seen.source;
   const columns = (row) => (state.kind === "decoder" ? row + 1 : keys.length);
   const heads = layer[0].length / columns(0);
+  if (state.head !== "mean") state.head = Math.min(state.head, heads - 1);
   const ofHead = (weights, row, head) => weights.subarray(head * columns(row), (head + 1) * columns(row));
   const mean = (weights, row) =>
     Array.from({ length: columns(row) }, (_, column) =>
       Array.from({ length: heads }, (_, head) => ofHead(weights, row, head)[column] / heads).reduce((a, b) => a + b),
     );
-  const weights = layer.map((all, row) => (state.head === "mean" ? mean(all, row) : ofHead(all, row, Math.min(state.head, heads - 1))));
+  const weights = layer.map((all, row) => (state.head === "mean" ? mean(all, row) : ofHead(all, row, state.head)));
   return { queries, keys, weights, heads, layers: layers.length };
 }
 
@@ -206,7 +208,9 @@ function draw() {
       frame.addEventListener("click", () => set({ row, column }));
     });
   });
-  const row = Math.min(state.row, queries.length - 1), column = Math.min(state.column, weights[row].length - 1);
+  state.row = Math.min(state.row, queries.length - 1);
+  state.column = Math.min(state.column, weights[state.row].length - 1);
+  const { row, column } = state;
   const box = { x: left + column * cell, y: top + row * cell, width: cell, height: cell };
   element("rect", { ...box, class: "cursor" }, svg);
   panel.replaceChildren(svg);
