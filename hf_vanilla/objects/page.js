@@ -1,4 +1,4 @@
-// The page of `objects_page.py`; `component.js` stands in front of it.
+// The page of `page.py`; `component.js` stands in front of it.
 
 const canvas = part("picture");
 const HINT = "Choose a box to see where its query looks, or a place in the picture.";
