@@ -14,7 +14,7 @@ SEED, SCENES, DRAWN = 7, 200, 12  # scenes that neither training nor its validat
 
 
 def demo(recipe: Recipe) -> None:
-    """Show the whole way once, from pixels to boxes and to where the queries look."""
+    """Show the whole way once, from pixels to boxes and to the attention of their queries."""
     folder = train(recipe)
     detector = load_detector(str(folder))
     scenes = digit_scenes(split="second_half", seed=SEED)

@@ -34,7 +34,8 @@ processor = AutoImageProcessor.from_pretrained(options.model)
 model = with_new_head(options.model, images.label_names)  # zeros, unless the classes are the same
 validation = None
 if options.validation is not None:
-    validation = ImageRows(load_images(options.validation, "validation"), processor)
+    labelled = load_images(options.validation, "validation").relabelled(images.label_names)
+    validation = ImageRows(labelled, processor)
 
 trainer = Trainer(
     model,

@@ -1,6 +1,5 @@
 """Convert published DETR models to ours and back: transformers' folders and the authors' files."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +7,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
 
 from hf_vanilla.data.image_models import load_image_model
 from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import found_on_hub, load_saved
+from hf_vanilla.loading import found_on_hub, load_saved, read_settings
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.options import Options, option
@@ -139,12 +137,10 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
     """Our config from the `config.json` of transformers' DETR.
 
     Raises:
-        ValueError: it is another kind of model, or its backbone is not a ResNet we know.
+        ValueError: it is another kind of model or damaged, or its backbone is not a ResNet we know.
+        OSError: there is no such file.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    theirs = json.loads(path.read_text(encoding="utf-8"))
+    theirs = read_settings(folder)
     if theirs.get("model_type") != "detr":
         raise ValueError(
             f"{folder} is a model of type {theirs.get('model_type')!r}: give a DETR model"
@@ -365,7 +361,5 @@ def _authors_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _folder_weights(folder: Path) -> dict[str, Tensor]:
-    parts = sorted(folder.glob("*.safetensors"))
-    if parts:
-        return {name: weight for part in parts for name, weight in load_file(part).items()}
-    return read_checkpoint(folder / "pytorch_model.bin")
+    parts = sorted(folder.glob("*.safetensors")) or [folder / "pytorch_model.bin"]
+    return {name: weight for part in parts for name, weight in read_checkpoint(part).items()}

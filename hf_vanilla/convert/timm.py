@@ -178,9 +178,8 @@ def _config(
         channels,
         *_square(positions.shape[1] - 1, patch, origin),
     ]
-    labels = settings.get("label_names") or pretrained.get("label_names") or range(head.shape[0])
-    is_named = settings.get("label_names") or pretrained.get("label_names")
-    names = {index: str(label) for index, label in enumerate(labels)} if is_named else None
+    labels = settings.get("label_names") or pretrained.get("label_names")
+    names = {index: str(label) for index, label in enumerate(labels or ())}
     layers = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
     return VanillaVitConfig(
         image_size=list(size[1:]),

@@ -17,6 +17,12 @@ class ImageError(ValueError):
     """A file that cannot be read as an image; the message names it."""
 
 
+def split_folder(folder: Path, split: str) -> Path:
+    """The subfolder of a split; the folder itself where it has none of that name."""
+    inner = folder / split
+    return inner if inner.is_dir() else folder
+
+
 def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "Image":
     """The first frame of an image file in three channels of 8 bits, turned as its EXIF data says.
 

@@ -121,6 +121,25 @@ def eager_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
+def label_fields(label_names: Sequence[str]) -> dict[str, dict[Any, Any]]:
+    """`id2label` and `label2id` of a config with these classes."""
+    names = dict(enumerate(label_names))
+    return {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+
+
+def check_channels(num_channels: int) -> None:
+    """Refuse to train a model of another number of channels than images are read in.
+
+    Raises:
+        ValueError: it is not 3.
+    """
+    if num_channels != 3:
+        raise ValueError(
+            f"model.num_channels={num_channels}: images are read in three channels, grey ones in "
+            "three equal channels; leave it out"
+        )
+
+
 def check_processor(processor: Any, resample: int | None = None) -> None:
     """Refuse an image processor whose pixels training would not reproduce.
 

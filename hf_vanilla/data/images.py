@@ -17,7 +17,7 @@ import numpy as np
 from hf_vanilla.loading import load_rows
 from hf_vanilla.options import install_hint
 
-from .image_files import IMAGE_SUFFIXES, open_image
+from .image_files import IMAGE_SUFFIXES, open_image, split_folder
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -96,8 +96,7 @@ def load_images(
     if path.is_file():
         return read_digit_file(path)
     if path.is_dir():
-        inner = path / split
-        return read_image_folder(inner if inner.is_dir() else path)
+        return read_image_folder(split_folder(path, split))
     return _from_hub(source, split, image_column, label_column)
 
 
@@ -185,11 +184,11 @@ def class_counts(images: LabelledImages) -> dict[str, int]:
     return {name: counts[label] for label, name in enumerate(images.label_names)}
 
 
-def check_classes(images: LabelledImages) -> None:
-    """Refuse data that no classifier can be trained on.
+def check_labels(images: LabelledImages) -> None:
+    """Refuse labels without a name, such as -1 of a test split of the Hub.
 
     Raises:
-        ValueError: a label is out of range, a class is empty, or there is one class only.
+        ValueError: a label is out of range, or there is no image.
     """
     known = len(images.label_names)
     if not len(images):
@@ -200,7 +199,16 @@ def check_classes(images: LabelledImages) -> None:
             f"{images.origin} has labels from {low} to {high}, but {known} label names: "
             f"give labels from 0 to {known - 1}"
         )
-    if known < 2:
+
+
+def check_classes(images: LabelledImages) -> None:
+    """Refuse data that no classifier can be trained on.
+
+    Raises:
+        ValueError: a label is out of range, a class is empty, or there is one class only.
+    """
+    check_labels(images)
+    if len(images.label_names) < 2:
         raise ValueError(
             f"{images.origin} has one class only, {images.label_names[0]!r}: give two or more"
         )
@@ -215,6 +223,38 @@ def changed_images(before: Sequence[int], now: np.ndarray) -> int:
     """How many images differ between two lists of `fingerprints`: added, removed or changed."""
     old, new = Counter(int(value) for value in before), Counter(now.tolist())
     return max((old - new).total(), (new - old).total())
+
+
+@dataclass(frozen=True)
+class ImageCells:
+    """A column of a Hub dataset, whose cells hold the bytes of a file or its path.
+
+    Attributes:
+        rows: of the dataset.
+        column: of images that are not decoded.
+        origin: for messages.
+    """
+
+    rows: Any
+    column: str
+    origin: str
+
+    def __call__(self, row: int) -> "Image":
+        """The image of a row in three channels."""
+        return open_image(self.content(row), name=f"{self.origin}[{row}]")
+
+    def content(self, row: int) -> str | io.BytesIO:
+        """The path of the image, or its bytes."""
+        cell = self.rows[row][self.column]
+        return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
+
+
+def image_cells(rows: Any, column: str, origin: str) -> ImageCells:
+    """The images of a column of a Hub dataset, without decoding them."""
+    from datasets import Image
+
+    undecoded = rows.cast_column(column, Image(decode=False)).select_columns([column])
+    return ImageCells(undecoded, column, origin)
 
 
 # --- inside ------------------------------------------------------------------------------------
@@ -269,7 +309,7 @@ def _built_in_digits(split: str) -> LabelledImages:
 
 
 def _from_hub(name: str, split: str, image_column: str, label_column: str) -> LabelledImages:
-    from datasets import ClassLabel, Image
+    from datasets import ClassLabel
 
     rows = load_rows(name, split=split)
     for column in (image_column, label_column):
@@ -283,12 +323,11 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
     else:
         names = sorted({str(label) for label in labels})
         numbers = [names.index(str(label)) for label in labels]
-    pictures = rows.cast_column(image_column, Image(decode=False)).select_columns([image_column])
     return LabelledImages(
         labels=np.asarray(numbers, dtype=np.int64),
         label_names=tuple(names),
         names=[f"{name}[{row}]" for row in range(len(rows))],
-        open=_Cells(pictures, image_column, name),
+        open=image_cells(rows, image_column, name),
         origin=name,
         fingerprints=np.asarray(
             [zlib.crc32(rows._fingerprint.encode()) << 32 | row for row in range(len(rows))],
@@ -317,20 +356,6 @@ class _Arrays:
         from PIL import Image
 
         return Image.fromarray(self.grey[row]).convert("RGB")
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """A column of a Hub dataset, whose cells hold the bytes of a file or its path."""
-
-    rows: Any
-    column: str
-    origin: str
-
-    def __call__(self, row: int) -> "Image":
-        cell = self.rows[row][self.column]
-        content = cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
-        return open_image(content, name=f"{self.origin}[{row}]")
 
 
 @dataclass(frozen=True)

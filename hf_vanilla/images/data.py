@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.data.image_models import check_processor, load_image_processor
+from hf_vanilla.data.image_files import split_folder
+from hf_vanilla.data.image_models import check_channels, check_processor, load_image_processor
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     VALIDATION_NAMES,
@@ -60,11 +61,7 @@ def prepare_images(recipe: Recipe) -> Images:
     """
     options: ImageDataOptions = recipe.data
     config = recipe.config()
-    if config.num_channels != 3:
-        raise ValueError(
-            f"model.num_channels={config.num_channels}: images are read in three channels, grey "
-            "ones in three equal channels; leave it out"
-        )
+    check_channels(config.num_channels)
     train, validation = training_and_validation(options)
     check_classes(train)
     check_unchanged(train, Path(recipe.train.output_dir))
@@ -114,16 +111,12 @@ def training_and_validation(
     source, validation_split = options.validation or options.dataset, options.validation_split
     if validation_split is None and options.validation is None:
         validation_split = "second_half" if is_digits else _validation_folder(options.dataset)
-    if validation_split is None and options.validation is None:
-        return _with_held_out(train, options.validation_share)
-    path, split = Path(source), validation_split or "validation"
-    if path.is_dir():
-        inner = path / split
-        folder = inner if inner.is_dir() else path
-        return train, read_image_folder(folder, train.label_names)
-    validation = load_images(source, "train" if source == BUILT_IN_DIGITS else split, **columns)
-    if source == BUILT_IN_DIGITS and validation_split is not None:
-        validation = load_images(source, validation_split)
+        if validation_split is None:
+            return _with_held_out(train, options.validation_share)
+    split = validation_split or ("train" if source == BUILT_IN_DIGITS else "validation")
+    if source != BUILT_IN_DIGITS and Path(source).is_dir():
+        return train, read_image_folder(split_folder(Path(source), split), train.label_names)
+    validation = load_images(source, split, **columns)
     if validation.label_names != train.label_names:
         raise ValueError(
             f"{validation.origin} has other classes than {train.origin}: "

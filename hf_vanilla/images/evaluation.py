@@ -11,8 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_files import ImageError
-from hf_vanilla.data.images import LabelledImages, load_images, read_image_folder
+from hf_vanilla.data.image_files import ImageError, split_folder
+from hf_vanilla.data.images import (
+    BUILT_IN_DIGITS,
+    LabelledImages,
+    check_labels,
+    load_images,
+    read_image_folder,
+)
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
@@ -205,23 +211,23 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
     return scores
 
 
-def labelled_as(options: EvaluateImagesOptions, label_names: list[str]) -> LabelledImages:
+def labelled_as(options: EvaluateImagesOptions, label_names: Sequence[str]) -> LabelledImages:
     """The images with labels that index a model's names.
 
     Raises:
-        ValueError: a class is unknown to the model.
+        ValueError: a class is unknown to the model, or images have no label.
     """
-    folder = Path(options.dataset)
-    if folder.is_dir():
-        inner = folder / options.split
-        return read_image_folder(inner if inner.is_dir() else folder, label_names)
-    split = "train" if options.dataset == "digits" and options.split == "test" else options.split
+    folder, is_digits = Path(options.dataset), options.dataset == BUILT_IN_DIGITS
+    if folder.is_dir() and not is_digits:
+        return read_image_folder(split_folder(folder, options.split), label_names)
+    split = "train" if is_digits and options.split == "test" else options.split
     images = load_images(
         options.dataset,
         split,
         image_column=options.image_column,
         label_column=options.label_column,
     )
+    check_labels(images)
     if unknown := [name for name in images.label_names if name not in label_names]:
         raise ValueError(
             f"{images.origin} has the class {unknown[0]!r}, which is not among the "

@@ -1,4 +1,4 @@
-// The page of `image_page.py`; `component.js` stands in front of it.
+// The page of `page.py`; `component.js` stands in front of it.
 
 const pad = part("drawing");
 const pen = pad.getContext("2d");

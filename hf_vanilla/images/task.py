@@ -15,6 +15,8 @@ from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.image_files import ImageError
+from hf_vanilla.data.image_models import label_fields
 from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
@@ -26,13 +28,7 @@ from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_ba
 from .augmentation import augment
 from .batches import IGNORED_LABEL, ImageReader, normalised
 from .card import image_card
-from .data import (
-    FINGERPRINT_FILE,
-    Images,
-    image_facts,
-    prepare_images,
-    unreadable_images,
-)
+from .data import FINGERPRINT_FILE, Images, image_facts, prepare_images, unreadable_images
 from .options import MEASURES, ImageDataOptions
 from .trainer import with_new_head
 
@@ -85,10 +81,7 @@ class ImageClassificationTask:
     def model(self) -> PreTrainedModel:
         """A model for the classes of the training images, new or from the initial model."""
         names = self.images.train.images.label_names
-        config = self.recipe.config(
-            id2label=dict(enumerate(names)),
-            label2id={name: index for index, name in enumerate(names)},
-        )
+        config = self.recipe.config(**label_fields(names))
         start = self.recipe.train.initial_model
         if start is not None:
             return with_new_head(start, names, config)
@@ -158,7 +151,11 @@ class ImageClassificationTask:
         *,
         is_final: bool,
     ) -> Validation:
-        """Accuracy of the first and of the first five labels, and NLL, over all images."""
+        """Accuracy of the first and of the first five labels, and NLL, over all images.
+
+        Raises:
+            ImageError: not one of them is readable.
+        """
         reader = self.images.validation
         assert reader is not None
         rows = range(accelerator.process_index, len(reader.images), accelerator.num_processes)
@@ -167,7 +164,8 @@ class ImageClassificationTask:
             selected = rows[first : first + self.options.images_per_batch]
             sums += self._scores(model, reader, list(selected), accelerator.device)
         right, in_five, nats, count = sum_over_processes(accelerator, sums)
-        count = count.clamp(min=1)
+        if not count:
+            raise ImageError(f"no image of {reader.images.origin} is readable: replace them")
         return Validation(
             {
                 "accuracy": float(100 * right / count),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hf_vanilla.data.image_models import check_processor
+from hf_vanilla.data.image_models import check_processor, label_fields
 from hf_vanilla.data.images import LabelledImages
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
@@ -76,8 +76,7 @@ def with_new_head(
     """
     saved = load_saved(VanillaVitConfig, name)
     config = copy.deepcopy(config or saved)
-    config.id2label = dict(enumerate(label_names))
-    config.label2id = {label: index for index, label in config.id2label.items()}
+    config.update(label_fields(label_names))
     size, config.image_size = config.image_height_width, saved.image_size
     is_new = saved.id2label != config.id2label
     config.has_pooler = saved.has_pooler and not is_new

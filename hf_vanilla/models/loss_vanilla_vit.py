@@ -4,11 +4,9 @@
 from torch import Tensor
 from torch.nn import functional
 
-SINGLE, MULTI, REGRESSION = (
-    "single_label_classification",
-    "multi_label_classification",
-    "regression",
-)
+from .configuration_vanilla_vit import PROBLEM_TYPES
+
+SINGLE, MULTI, REGRESSION = PROBLEM_TYPES
 
 
 def classification_loss(

@@ -12,9 +12,8 @@ import numpy as np
 
 from hf_vanilla.options import install_hint
 
-from .detection import DetectionImages, coco_content
+from .detection import DetectionImages, coco_content, pairwise_iou
 from .detector import Detector, Found
-from .report import pairwise_iou
 
 # in the order of COCO's own summary
 FIGURES = (
@@ -50,14 +49,14 @@ class ObjectScores:
 
     def __str__(self) -> str:
         width = max((len(name) for name, _, _ in self.by_class), default=0)
-        told = [
+        figures = [
             f"  {name:10} {'none' if value < 0 else f'{value:.3f}'}"
             for name, value in self.figures.items()
         ]
         return "\n".join(
             [
                 self.protocol,
-                *told,
+                *figures,
                 f"duplicates {100 * self.duplicates:.2f} % of objects with score > {SURE}; "
                 f"count error {self.count_error:.2f} objects an image",
                 *(
@@ -106,7 +105,7 @@ def protocol_line(images: DetectionImages) -> str:
     return (
         f"COCO AP (IoU 0.50:0.95, 101 recalls, 100 objects an image, no suppression) of "
         f"{images.origin}: {len(images):,} images, {objects:,} objects, {len(images.label_names)} "
-        f"classes, faster-coco-eval {_version()}"
+        f"classes, faster-coco-eval {version('faster-coco-eval')}"
     )
 
 
@@ -191,10 +190,6 @@ def count_error(found: Sequence[Found], images: DetectionImages) -> float:
 def _mean_over_classes(precision: np.ndarray) -> np.ndarray:
     """`(101,)` mean over the classes that have objects of `(101, K)`."""
     return precision[:, (precision > -1).all(axis=0)].mean(axis=1)
-
-
-def _version() -> str:
-    return version("faster-coco-eval")
 
 
 def _silent(*_: Any) -> None:

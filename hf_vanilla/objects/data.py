@@ -4,6 +4,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hf_vanilla.data.image_models import check_channels
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.training.recipe import Recipe
 
@@ -97,11 +98,7 @@ def prepare_detection(recipe: Recipe) -> DetectionSets:
     """
     options: DetectionData = recipe.data
     config = recipe.config()
-    if config.num_channels != 3:
-        raise ValueError(
-            f"model.num_channels={config.num_channels}: images are read in three channels, grey "
-            "ones in three equal channels; leave it out"
-        )
+    check_channels(config.num_channels)
     is_new = recipe.train.initial_model is None
     if is_new and config.backbone_is_pretrained != (options.backbone is not None):
         raise ValueError(

@@ -30,6 +30,7 @@ FORMATS = ("jsonl", "coco")
 # for readers with any colour vision (the palette of Okabe and Ito)
 COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 SMALLEST_SIDE = 256  # smaller images are enlarged, so that labels can be read
+LARGEST_SIDE = 4096  # but not beyond this: a thin image would fill the memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +190,7 @@ def drawn_objects(image: "Image", found: Found, label_names: Sequence[str]) -> "
     """A copy of an RGB image with boxes, labels and scores; small images are enlarged."""
     from PIL import Image, ImageDraw
 
-    factor = max(1, -(-SMALLEST_SIDE // min(image.size)))
+    factor = max(1, min(-(-SMALLEST_SIDE // min(image.size)), LARGEST_SIDE // max(image.size)))
     size = (image.width * factor, image.height * factor)
     picture = image.resize(size, Image.Resampling.NEAREST) if factor > 1 else image.copy()
     pen = ImageDraw.Draw(picture)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.files import write_text
-from hf_vanilla.models.matching_vanilla_detr import NO_LABEL, to_centers
+from hf_vanilla.models.matching_vanilla_detr import NO_LABEL, iou, to_centers
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -156,26 +156,17 @@ class DetectionImages:
 
 
 def resized_size(size: tuple[int, int], shortest: int, longest: int) -> tuple[int, int]:
-    """Height and width after resizing as DETR does: the aspect is kept.
+    """Height and width after resizing as DETR does: the aspect is kept, no side becomes 0.
 
     Args:
         size: height and width in pixels.
         shortest: the shorter side becomes this,
         longest: unless the longer side would become more than this.
     """
-    low, high = min(size), max(size)
-    wanted = shortest
-    exact = None
-    if high / low * shortest > longest:
-        exact = longest * low / high
-        wanted = round(exact)
-    other = exact if exact is not None else float(shortest)
-    height, width = size
-    if (low == height and height == wanted) or (low == width and width == wanted):
-        return size
-    if width < height:
-        return max(1, int(other * height / width)), max(1, wanted)
-    return max(1, wanted), max(1, int(other * width / height))
+    from transformers.image_transforms import get_size_with_aspect_ratio
+
+    height, width = get_size_with_aspect_ratio(size, shortest, longest)
+    return max(1, height), max(1, width)
 
 
 def detection_processor(
@@ -229,6 +220,12 @@ def detection_row(
         "labels": torch.from_numpy(inside.labels),
         "boxes": to_centers(torch.from_numpy(inside.boxes / whole)).float(),
     }
+
+
+def pairwise_iou(boxes: np.ndarray) -> np.ndarray:
+    """IoU of all pairs of boxes `(m, 4)` in corner form with an area, `(m, m)`."""
+    corners = torch.from_numpy(boxes)
+    return iou(corners[:, None], corners[None]).numpy()
 
 
 class DetectionCollator:

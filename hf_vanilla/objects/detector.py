@@ -113,7 +113,7 @@ class Detector:
         pixels: list[Tensor] = []
         sizes: list[tuple[int, int]] = []
         for image in images:  # each is resized before the next one is opened
-            pixels.append(self._pixels(image))
+            pixels.append(self.pixels(image))
             sizes.append((image.height, image.width))
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, values in enumerate(pixels):
@@ -128,7 +128,7 @@ class Detector:
             found |= dict(zip(indices, of_group, strict=True))
         return [found[index] for index in range(len(pixels))]
 
-    def _pixels(self, image: "Image") -> Tensor:
+    def pixels(self, image: "Image") -> Tensor:
         """`(1, 3, H, W)`, as the processor makes them; no side of a thin image becomes 0."""
         size = dict(self.processor.size)
         if {"shortest_edge", "longest_edge"} <= set(size):
@@ -197,9 +197,8 @@ class ObjectAttention:
 def object_attention(detector: Detector, image: "Image") -> ObjectAttention:
     """Attention of the last encoder and decoder layer for one RGB image."""
     model = detector.model
-    inputs = detector.processor(image, return_tensors="pt").to(model.device)
     with eager_attention(model):
-        outputs = model(inputs["pixel_values"], output_attentions=True)
+        outputs = model(detector.pixels(image).to(model.device), output_attentions=True)
     size = tuple(outputs.feature_size)
     sizes = [(image.height, image.width)]
     encoder = outputs.encoder_attentions[-1][0].float().mean(0).cpu()  # (S, S)

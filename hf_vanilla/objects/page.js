@@ -1,7 +1,7 @@
-// The page of `objects_page.py`; `component.js` stands in front of it.
+// The page of `page.py`; `component.js` stands in front of it.
 
 const canvas = part("picture");
-const HINT = "Choose a box to see where its query looks, or a place in the picture.";
+const HINT = "Choose a box to see what its query attends to, or a position in the picture.";
 
 let answer = null; // of the last picture
 let picture = null;
@@ -33,10 +33,10 @@ function describe(weights) {
   const most = place(weights.indexOf(Math.max(...weights)));
   if (chosen.object !== undefined) {
     const { label } = answer.objects[chosen.object];
-    return `The query of "${label}" looks most at ${most}.`;
+    return `The query of "${label}" attends most to ${most}.`;
   }
   const what = direction() === "from" ? "attends most to" : "gets most attention from";
-  return `The place ${place(chosen.place)} ${what} ${most}.`;
+  return `The position ${place(chosen.place)} ${what} ${most}.`;
 }
 
 function show() {

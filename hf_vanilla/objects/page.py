@@ -1,4 +1,4 @@
-"""The web page for object detectors: boxes in a picture, and where queries and places look.
+"""The web page for object detectors: boxes in a picture, and attention of queries and positions.
 
 The page is one HTML component; `page.js` draws it and calls `ObjectsPage.look`. Shapes:
 m objects, S = h * w positions of the feature map.

@@ -1,4 +1,4 @@
-"""Figures of an object detector: boxes, where queries look, precision over recall."""
+"""Figures of an object detector: boxes, attention of queries, precision over recall."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ MOST_PANELS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class PlotObjectsOptions(Options):
-    """Draw the objects of an image, where each object's query looks, or what a pixel attends to."""
+    """Draw the objects of an image, or what each object's query or a pixel attends to."""
 
     model: str = option(text="model folder or Hub id")
     image: str = option(text="image file; for kind places a folder of images")

@@ -9,7 +9,7 @@ import numpy as np
 from hf_vanilla.data.image_files import ImageError, header_size
 from hf_vanilla.options import Options, option
 
-from .detection import DetectionImages
+from .detection import DetectionImages, pairwise_iou
 from .sources import load_detection_images
 
 SMALL, MEDIUM = 32**2, 96**2  # pixels, COCO's borders of small, medium and large
@@ -199,12 +199,3 @@ def _has_duplicates(images: DetectionImages, row: int) -> bool:
         if (np.triu(overlap, 1) > DUPLICATE_IOU).any():
             return True
     return False
-
-
-def pairwise_iou(boxes: np.ndarray) -> np.ndarray:
-    """IoU of all pairs of boxes `(m, 4)` in corner form with an area, `(m, m)`."""
-    low = np.maximum(boxes[:, None, :2], boxes[None, :, :2])
-    high = np.minimum(boxes[:, None, 2:], boxes[None, :, 2:])
-    shared = (high - low).clip(0).prod(axis=2)
-    areas = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
-    return shared / np.maximum(areas[:, None] + areas[None] - shared, 1e-12)

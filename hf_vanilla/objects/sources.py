@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,9 @@ from hf_vanilla.data.image_files import (
     ImageError,
     header_size,
     open_image,
+    split_folder,
 )
+from hf_vanilla.data.images import image_cells
 from hf_vanilla.file_values import checked, shown, yaml_value
 from hf_vanilla.loading import load_rows
 
@@ -65,7 +66,7 @@ def load_detection_images(
         return read_coco(path, Path(images) if images else None)
     if not path.is_dir():
         return _from_hub(source, split)
-    folder = path / split if (path / split).is_dir() else path
+    folder = split_folder(path, split)
     if (folder / METADATA).is_file():
         return read_metadata_folder(folder)
     if (path / "labels").is_dir() or (folder / "labels").is_dir():
@@ -291,7 +292,8 @@ def _yolo_names(root: Path) -> tuple[str, ...]:
             return tuple(map(str, names))
     path = root / "classes.txt"
     if path.is_file():
-        return tuple(path.read_text(encoding="utf-8").split())
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return tuple(line.strip() for line in lines if line.strip())
     raise ValueError(f"{root} names no classes: add data.yaml with names, or classes.txt")
 
 
@@ -323,8 +325,6 @@ def _yolo_objects(path: Path, size: tuple[int, int], classes: int) -> ImageObjec
 
 
 def _from_hub(name: str, split: str) -> DetectionImages:
-    from datasets import Image
-
     rows = load_rows(name, split=split)
     if missing := {"image", "objects"} - set(rows.column_names):
         raise ValueError(
@@ -332,15 +332,14 @@ def _from_hub(name: str, split: str) -> DetectionImages:
             f"{', '.join(rows.column_names)}: rename its columns to image and objects"
         )
     cells = [(f"{name}[{row}]", objects) for row, objects in enumerate(rows["objects"])]
-    pictures = rows.cast_column("image", Image(decode=False)).select_columns(["image"])
+    pictures = image_cells(rows, "image", name)
     if {"height", "width"} <= set(rows.column_names):
         sizes = list(zip(rows["height"], rows["width"], strict=True))
     else:
-        sizes = [header_size(_cell_content(pictures, row)) for row in range(len(rows))]
+        sizes = [header_size(pictures.content(row)) for row in range(len(rows))]
     files = [item for item, _ in cells]
-    opened = partial(_open_cell, pictures, name)
     return _from_cells(
-        cells, sizes, files, opened, name, known=_hub_names(rows.features["objects"])
+        cells, sizes, files, pictures, name, known=_hub_names(rows.features["objects"])
     )
 
 
@@ -354,17 +353,6 @@ def _hub_names(feature: Any) -> tuple[str, ...] | None:
                 getattr(part, "feature", None), "names", None
             )
     return None
-
-
-def _cell_content(rows: Any, row: int) -> Any:
-    import io
-
-    cell = rows[row]["image"]
-    return cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
-
-
-def _open_cell(rows: Any, origin: str, row: int) -> "Image":
-    return open_image(_cell_content(rows, row), name=f"{origin}[{row}]")
 
 
 # --- inside --------------------------------------------------------------------------------------
@@ -406,8 +394,10 @@ def _from_cells(
         if (largest := max(kinds, default=-1)) >= MOST_CATEGORIES:
             raise ValueError(f"{origin} has the category {shown(largest)}: number them from 0")
         classes = tuple(str(number) for number in range(largest + 1))
+    elif any(isinstance(kind, int) for kind in kinds):
+        raise ValueError(f"{origin} has numbers and names as categories: give all as names")
     else:
-        classes = tuple(sorted(map(str, kinds)))
+        classes = tuple(sorted(kinds))
     if not classes:
         raise ValueError(f"{origin} has no object at all")
     objects = []

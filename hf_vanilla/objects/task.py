@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_vanilla.data.image_models import check_processor, load_image_processor
+from hf_vanilla.data.image_models import check_processor, label_fields, load_image_processor
 from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.models.backbone_vanilla_detr import load_backbone
@@ -29,11 +29,7 @@ from .augmentation import augmented
 from .card import detection_card
 from .coco_scores import score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
-from .detection import (
-    DetectionCollator,
-    detection_processor,
-    detection_row,
-)
+from .detection import DetectionCollator, detection_processor, detection_row
 from .detector import Detector, Found
 from .options import MEASURES, DetectionData
 from .trainer import BILINEAR, processor_edges, with_class_head
@@ -108,10 +104,7 @@ class ObjectDetectionTask:
             ValueError: the backbone is of another kind or size than the config says.
             OSError: nothing is found under its name.
         """
-        names = dict(enumerate(self.sets.label_names))
-        config = self.recipe.config(
-            id2label=names, label2id={name: index for index, name in names.items()}
-        )
+        config = self.recipe.config(**label_fields(self.sets.label_names))
         start = self.recipe.train.initial_model
         if start is not None:
             return with_class_head(start, self.sets.label_names, config)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hf_vanilla.data.image_models import check_processor
+from hf_vanilla.data.image_models import check_processor, label_fields
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
@@ -71,8 +71,7 @@ def with_class_head(
     """
     saved = load_saved(VanillaDetrConfig, name)
     config = copy.deepcopy(config or saved)
-    config.id2label = dict(enumerate(label_names))
-    config.label2id = {label: index for index, label in config.id2label.items()}
+    config.update(label_fields(label_names))
     model = load_model(
         VanillaForObjectDetection,
         name,

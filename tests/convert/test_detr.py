@@ -288,6 +288,18 @@ def test_a_pickle_that_would_run_code_is_refused_and_leaves_no_folder(tmp_path):
     assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_folder_is_one_line(name, theirs, tmp_path):
+    theirs.save_pretrained(tmp_path / "theirs")
+    DetrImageProcessorPil().save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / name
+    path.write_bytes(path.read_bytes()[:100])
+    options = DetrOptions(input=str(tmp_path / "theirs"), output=str(tmp_path / "ours"))
+    with pytest.raises((OSError, ValueError), match=r"theirs.*(incomplete|cannot be loaded).*save"):
+        convert_detr(options)
+    assert not (tmp_path / "ours").exists()
+
+
 def test_another_kind_of_model_is_named(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "config.json").write_text('{"model_type": "yolos"}')

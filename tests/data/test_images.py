@@ -22,6 +22,7 @@ from hf_vanilla.data.images import (
     read_image_folder,
 )
 from hf_vanilla.images.batches import ImageReader, image_processor, normalised, pixel_statistics
+from hf_vanilla.images.evaluation import EvaluateImagesOptions, labelled_as
 
 
 def test_a_folder_of_class_folders_is_read_in_a_fixed_order(tmp_path):
@@ -86,6 +87,15 @@ def test_a_dataset_of_the_hub_form_is_read_by_its_columns(tmp_path, monkeypatch)
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: dataset)
     images = load_images("some/dataset", image_column="picture", label_column="kind")
     assert images.label_names == ("b", "r")
+    options = EvaluateImagesOptions(
+        model="m", dataset="some/dataset", image_column="picture", label_column="kind"
+    )
+    assert labelled_as(options, ["r", "b"]).labels.tolist() == [1, 1, 0, 0]
+    unlabelled = Dataset.from_dict(rows | {"kind": [-1] * 4}, features=features)
+    with monkeypatch.context() as patch:  # a test split of the Hub often has no labels
+        patch.setattr("datasets.load_dataset", lambda name, split: unlabelled)
+        with pytest.raises(ValueError, match="labels from -1 to -1, but 2 label names"):
+            labelled_as(options, ["r", "b"])
     assert np.asarray(images.open(3)).shape == (11, 12, 3)
     with pytest.raises(ValueError, match="no column 'image': choose among picture, kind"):
         load_images("some/dataset", label_column="kind")

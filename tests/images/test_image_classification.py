@@ -13,7 +13,8 @@ from transformers import pipeline
 
 from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.images.classifier import load_classifier
-from hf_vanilla.images.evaluation import score_classifier
+from hf_vanilla.images.data import training_and_validation
+from hf_vanilla.images.evaluation import EvaluateImagesOptions, labelled_as, score_classifier
 from hf_vanilla.images.options import ImageDataOptions
 from hf_vanilla.images.task import prepare, training_flops
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
@@ -123,6 +124,23 @@ def test_an_unreadable_image_is_counted_and_fatal_only_if_asked(images, tmp_path
     assert caplog.text.count(told) == 1
     with pytest.raises(ValueError, match=r"red/3\.png is damaged or no image"):
         train(recipe(tmp_path / "strict", images, data={"stop_at_unreadable": True}))
+
+
+def test_validation_images_that_are_all_unreadable_have_no_scores(images, tmp_path):
+    for path in (images / "validation").rglob("*.png"):
+        path.write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"no image of .*validation is readable"):
+        train(recipe(tmp_path / "run", images))
+
+
+def test_a_folder_of_the_name_digits_does_not_stand_for_the_built_in_ones(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    colour_folder(tmp_path / "digits")
+    monkeypatch.chdir(tmp_path)
+    train, validation = training_and_validation(ImageDataOptions())
+    assert (train.origin, len(train), len(validation)) == ("digits", 898, 899)
+    options = EvaluateImagesOptions(model="m", dataset="digits")
+    assert len(labelled_as(options, train.label_names)) == 1797
 
 
 def test_a_share_of_the_training_images_validates_where_nothing_else_does(images, tmp_path):

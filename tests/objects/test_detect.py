@@ -9,7 +9,7 @@ import torch
 from detection_files import tiny_detector, write_coco
 from PIL import Image
 
-from hf_vanilla.objects.detect import detect_files, read_detection
+from hf_vanilla.objects.detect import detect_files, drawn_objects, read_detection
 from hf_vanilla.objects.detector import load_detector, object_attention
 from hf_vanilla.options import UsageError
 from hf_vanilla.plots.plot import plot, read_plot
@@ -72,8 +72,11 @@ def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
     detector = load_detector(str(folder / "model"), device="cpu")
     for image in images[1:]:
         theirs = detector.processor(image, return_tensors="pt")["pixel_values"]
-        assert torch.equal(detector._pixels(image), theirs)
-    assert detector._pixels(images[0]).shape == (1, 3, 96, 1)
+        assert torch.equal(detector.pixels(image), theirs)
+    assert detector.pixels(images[0]).shape == (1, 3, 96, 1)
+    assert len(object_attention(detector, images[0]).found) == 7
+    shown = drawn_objects(images[0], detector.detect(images[:1])[0], detector.label_names)
+    assert shown.size == (1, 4000)
 
 
 def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path):

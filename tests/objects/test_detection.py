@@ -187,6 +187,10 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
         assert images.label_names[label] == "dog"
         assert np.allclose(box, [2, 3, 12, 8])
         assert images.open(0).size == (30, 20)
+    entry["objects"] = {"bbox": [[2, 3, 10, 5]] * 2, "categories": [1, "dog"]}
+    (folder / "metadata.jsonl").write_text(json.dumps(entry))
+    with pytest.raises(ValueError, match="has numbers and names as categories"):
+        load_detection_images(str(folder))
 
 
 @pytest.mark.parametrize(("line", "told"), [("5 .5 .5 .1 .1", "class 5"), ("0 .5 x", "give class")])
@@ -220,6 +224,16 @@ def test_yolo_names_given_by_number_are_in_the_order_of_their_numbers(tmp_path, 
     else:
         with pytest.raises(ValueError, match=told):
             load_detection_images(str(tmp_path))
+
+
+def test_each_line_of_classes_txt_is_a_name(tmp_path):
+    for name in ("images", "labels"):
+        (tmp_path / name).mkdir()
+    Image.new("RGB", (9, 9)).save(tmp_path / "images" / "a.png")
+    (tmp_path / "labels" / "a.txt").write_text("1 .5 .5 .1 .1")
+    (tmp_path / "classes.txt").write_text("traffic light\ncar\n")
+    images = load_detection_images(str(tmp_path))
+    assert images.label_names == ("traffic light", "car")
 
 
 def test_a_dataset_with_an_objects_column_is_read_as_the_hub_has_it(tmp_path, monkeypatch):
