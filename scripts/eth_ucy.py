@@ -24,16 +24,9 @@ PUBLISHED = {
         ".45/.75 | .14/.22 | .25/.45 | .18/.30 | .14/.24 | .23/.39"
     ),
 }
-
-
 FORM_OPTIONS = {
     "modes": [],
-    "one": [
-        "--speed_change",
-        "0.1",
-        "--model.heading_decay",
-        "0",
-    ],
+    "one": ["--speed_change", "0.1", "--model.heading_decay", "0"],
     "quantized": [],
 }
 

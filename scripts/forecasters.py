@@ -37,7 +37,7 @@ from hf_vanilla.tracks.evaluation import (
 from hf_vanilla.tracks.forecaster import predict
 from hf_vanilla.tracks.layout import scene_batches
 from hf_vanilla.tracks.loading import load_forecaster
-from hf_vanilla.tracks.scores import Protocol
+from hf_vanilla.tracks.protocol import Protocol
 from hf_vanilla.tracks.windows import Windows
 
 logger = logging.getLogger(__name__)
@@ -115,15 +115,15 @@ def arguments_of_models(data: str, options: TableOptions) -> dict[str, list[str]
     """Arguments of `hf-vanilla train` by row; None: a model without weights."""
     common = ON_JUNCTIONS
     if data == "eth_ucy":
-        place = f" --dataset {options.folder} --test_scene {options.test_scene}"
-        common = {k: v.format(scene=options.test_scene) + place for k, v in ON_ETH_UCY.items()}
+        tracks = f" --dataset {options.folder} --test_scene {options.test_scene}"
+        common = {k: v.format(scene=options.test_scene) + tracks for k, v in ON_ETH_UCY.items()}
     found: dict[str, list[str] | None] = {}
     for name, own in OF_TRACKS.items():
         found[name] = None if own is None else f"{common['tracks']} {own}".split()
     for name, own in STAGES.items():
         found[name] = f"{common['joint']} {own}".split()
     first, second = STAGES
-    found[second] = [*found[second], "--first_stage", str(place_of(first, data, options))]
+    found[second] = [*found[second], "--first_stage", str(model_folder(first, data, options))]
     for name, section in read_yaml(Path(SWEEP))["runs"].items():
         if name != SAME_AS_INTERLEAVED:
             own = [f"--{key}={value}" for key, value in section.items()]
@@ -132,14 +132,14 @@ def arguments_of_models(data: str, options: TableOptions) -> dict[str, list[str]
     return found
 
 
-def place_of(name: str, data: str, options: TableOptions) -> Path:
+def model_folder(name: str, data: str, options: TableOptions) -> Path:
     """The folder of a model."""
     return Path(options.output) / data / name.replace(", ", "_").replace(" ", "_")
 
 
 def row(name: str, data: str, options: TableOptions) -> dict[str, Any] | None:
     """Scores of one model, from their file or made now; None: not trained, and not to be."""
-    folder = place_of(name, data, options)
+    folder = model_folder(name, data, options)
     scores = folder.with_suffix(".json")
     if scores.is_file():
         return json.loads(scores.read_text(encoding="utf-8"))
@@ -207,9 +207,9 @@ def _test_windows(
     data: str, folder: str, scene: str
 ) -> tuple[Windows, Protocol, EvaluateTracksOptions]:
     """The windows to score, the same for all models: 8 observed and 12 predicted steps."""
-    place = {"dataset": folder, "test_scene": scene} if data == "eth_ucy" else {"dataset": data}
+    tracks = {"dataset": folder, "test_scene": scene} if data == "eth_ucy" else {"dataset": data}
     asked = EvaluateTracksOptions(
-        model="constant_velocity", batch_size=BATCH, device="cpu", **place
+        model="constant_velocity", batch_size=BATCH, device="cpu", **tracks
     )
     scenes, name = scored_table(asked)
     config = load_forecaster(asked.model, device="cpu").config

@@ -1,6 +1,6 @@
 """Train all classes of agents and lanes on built-in junctions and print one table; resumes.
 
-scripts/junctions.py [--sweep FILE] [--models NAME=FOLDER ...]
+scripts/junctions.py [--sweep FILE] [--train False] [--processes N]
 """
 
 import json

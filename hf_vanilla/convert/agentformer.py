@@ -159,6 +159,45 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
         origin: name of the file, for messages.
 
     Raises:
+        ValueError: as of `_check_first_stage`.
+    """
+    _check_first_stage(settings, origin)
+    losses = _section(settings, "loss_cfg")
+    posterior, decoder = (_section(settings, name) for name in ("future_encoder", "future_decoder"))
+    distance = checked(settings.get("conn_dist", ALL_CONNECTED), (int, float), "conn_dist")
+    sizes = {
+        f"{side}_{what}": settings[key]
+        for side in ("encoder", "decoder")
+        for what, key in {"attention_heads": "tf_nhead", "ffn_dim": "tf_ff_dim"}.items()
+    }
+    rates = ("dropout", "attention_dropout", "activation_dropout")
+    return {
+        **sizes,
+        **dict.fromkeys(rates, settings["tf_dropout"]),
+        "observed_steps": settings["past_frames"],
+        "predicted_steps": settings["future_frames"],
+        "step_seconds": STEP_SECONDS,
+        "position_scale": settings.get("traj_scale", 1),
+        "origin_is_past_mean": settings.get("scene_orig_all_past", False),
+        "connection_distance": distance if distance < ALL_CONNECTED else 0.0,
+        "num_modes": settings.get("sample_k", 20),
+        "latent_dim": settings["nz"],
+        "head_dims": decoder.get("out_mlp_dim") or [],
+        "d_model": settings["tf_model_dim"],
+        "encoder_layers": _section(settings, "context_encoder").get("nlayer", 6),
+        "posterior_layers": posterior.get("nlayer", 6),
+        "decoder_layers": decoder.get("nlayer", 6),
+        "reconstruction_weight": _of_loss(losses, "mse", "weight", 1.0),
+        "divergence_weight": _of_loss(losses, "kld", "weight", 1.0),
+        "divergence_floor": _of_loss(losses, "kld", "min_clip", 2.0),
+        "sample_weight": _of_loss(losses, "sample", "weight", 1.0),
+    }
+
+
+def _check_first_stage(settings: Mapping[str, Any], origin: str) -> None:
+    """Refuse the YAML of another model.
+
+    Raises:
         ValueError: it is a model with a raster map, or settings are missing or are not those of our
             model; the message names all of them.
     """
@@ -182,34 +221,6 @@ def first_stage_fields(settings: Mapping[str, Any], *, origin: str) -> dict[str,
     wrong += [f"no {key}" for key in (*needed, "nz") if key not in settings]
     if wrong:
         raise ValueError(f"{origin} is not the model of ETH and UCY: {'; '.join(wrong)}")
-    distance = checked(settings.get("conn_dist", ALL_CONNECTED), (int, float), "conn_dist")
-    sizes = {
-        f"{side}_{what}": settings[key]
-        for side in ("encoder", "decoder")
-        for what, key in {"attention_heads": "tf_nhead", "ffn_dim": "tf_ff_dim"}.items()
-    }
-    rates = ("dropout", "attention_dropout", "activation_dropout")
-    return {
-        **sizes,
-        **dict.fromkeys(rates, settings["tf_dropout"]),
-        "observed_steps": settings["past_frames"],
-        "predicted_steps": settings["future_frames"],
-        "step_seconds": STEP_SECONDS,
-        "position_scale": settings.get("traj_scale", 1),
-        "origin_is_past_mean": settings.get("scene_orig_all_past", False),
-        "connection_distance": distance if distance < ALL_CONNECTED else 0.0,
-        "num_modes": settings.get("sample_k", 20),
-        "latent_dim": settings["nz"],
-        "head_dims": hidden[0],
-        "d_model": settings["tf_model_dim"],
-        "encoder_layers": _section(settings, "context_encoder").get("nlayer", 6),
-        "posterior_layers": stacks[0].get("nlayer", 6),
-        "decoder_layers": stacks[1].get("nlayer", 6),
-        "reconstruction_weight": _of_loss(losses, "mse", "weight", 1.0),
-        "divergence_weight": _of_loss(losses, "kld", "weight", 1.0),
-        "divergence_floor": _of_loss(losses, "kld", "min_clip", 2.0),
-        "sample_weight": _of_loss(losses, "sample", "weight", 1.0),
-    }
 
 
 def second_stage_fields(settings: Mapping[str, Any]) -> dict[str, Any]:

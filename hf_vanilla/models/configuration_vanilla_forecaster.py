@@ -3,12 +3,14 @@
 
 from huggingface_hub.dataclasses import strict
 
-from .sizes_vanilla import VanillaPreTrainedConfig
+from .sizes_vanilla import VanillaTwoSidedConfig
 
 
 @strict
-class VanillaForecasterConfig(VanillaPreTrainedConfig):
+class VanillaForecasterConfig(VanillaTwoSidedConfig):
     r"""Steps, units and layers of a forecaster; each family adds what is its own.
+
+    The other rates of its layers are fields of `VanillaTwoSidedConfig`.
 
     Args:
         observed_steps (`int`, defaults to 8): steps an agent is observed.
@@ -26,23 +28,11 @@ class VanillaForecasterConfig(VanillaPreTrainedConfig):
         decoder_attention_heads (`int`, defaults to 4): heads of a decoder layer.
         decoder_ffn_dim (`int`, defaults to 256): width inside its feed-forward network.
         dropout (`float`, defaults to 0.0): on every sublayer's output and on the inputs.
-        attention_dropout (`float`, defaults to 0.0): on the attention weights.
-        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network.
-        activation_function (`str`, defaults to `"relu"`): a name of
-            `transformers.activations.ACT2FN`.
-        attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
-        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
             the message names the value and the remedy.
     """
-
-    attribute_map = {  # noqa: RUF012 - transformers' form
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
-    }
 
     observed_steps: int = 8
     predicted_steps: int = 12
@@ -57,20 +47,10 @@ class VanillaForecasterConfig(VanillaPreTrainedConfig):
     decoder_attention_heads: int = 4
     decoder_ffn_dim: int = 256
     dropout: float | int = 0.0
-    attention_dropout: float | int = 0.0
-    activation_dropout: float | int = 0.0
-    activation_function: str = "relu"
-    attention_bias: bool = False
-    layer_norm_eps: float = 1e-6
-    is_encoder_decoder: bool = True
 
-    def validate_steps_and_layers(self) -> None:
-        """Steps and sizes are positive; velocities need two observed steps."""
-        self.require_positive(
-            *("predicted_steps", "step_seconds", "d_model", "encoder_layers", "decoder_layers"),
-            *("encoder_attention_heads", "decoder_attention_heads"),
-            *("encoder_ffn_dim", "decoder_ffn_dim"),
-        )
+    def validate_steps(self) -> None:
+        """Steps are positive; velocities need two observed steps."""
+        self.require_positive("predicted_steps", "step_seconds")
         self.require_at_least_zero("largest_step")
         if self.observed_steps < 2:
             raise ValueError(f"observed_steps={self.observed_steps}: a velocity needs 2 or more")

@@ -100,11 +100,8 @@ class VanillaSceneConfig(VanillaForecasterConfig):
 
     def validate_names(self) -> None:
         """Fusion and encoder are known; hierarchical fusion has layers for both its parts."""
-        for name, known in (("fusion", FUSION_NAMES), ("encoder", ENCODER_NAMES)):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r}: choose one of {', '.join(known)}"
-                )
+        self.require_choice("fusion", FUSION_NAMES)
+        self.require_choice("encoder", ENCODER_NAMES)
         if self.fusion == "hierarchical" and self.encoder_layers < 2:
             raise ValueError(
                 f"encoder_layers={self.encoder_layers}: hierarchical fusion needs 2 or more"

@@ -242,7 +242,7 @@ def last_velocity(velocities: Tensor, is_known: Tensor) -> Tensor:
         is_known: `(B, T - 1)` of `observed_velocities`.
     """
     steps = torch.arange(1, is_known.shape[1] + 1, device=is_known.device)
-    last = (is_known * steps).argmax(dim=1)  # 0 where nothing is known, and 0 stands there
+    last = (is_known * steps).argmax(dim=1)  # 0 where nothing is known: that velocity is 0
     return velocities.gather(1, last.view(-1, 1, 1).expand(-1, 1, 2)).squeeze(1)
 
 

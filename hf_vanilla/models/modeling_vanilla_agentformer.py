@@ -20,7 +20,7 @@ from .inputs_vanilla_agentformer import Observed, read_observed
 from .inputs_vanilla_forecaster import rollout_steps
 from .loss_vanilla_agentformer import JointErrors, read_future
 from .pretrained_vanilla import VanillaPreTrainedModel
-from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEncoder
+from .stacks_vanilla_agentformer import ContextEncoder, FutureDecoder, FutureEncoder, Gaussian
 
 
 @dataclass
@@ -135,8 +135,8 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         context, agent_context = self.context_encoder(past)
         prior = self.future_decoder.prior(agent_context)
         noise = self._noise(prior.mean, noise)  # (B, A, K, Z)
-        mean, log_variance = prior.mean.unsqueeze(2), prior.log_variance.unsqueeze(2)
-        latents = (mean + noise * (0.5 * log_variance).exp()).transpose(1, 2)  # (B, K, A, Z)
+        of_samples = Gaussian(prior.mean.unsqueeze(2), prior.log_variance.unsqueeze(2))
+        latents = of_samples.draw(noise).transpose(1, 2)  # (B, K, A, Z)
         if future_values is None or not return_loss:
             futures = decode_samples(self, past, context, latents, **kwargs)
             return scene_output(self.config, past, futures)

@@ -74,7 +74,7 @@ def last_states(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
 class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
     """Gatformer: the encoder's attention between agents is a sparse graph.
 
-    The model makes a 4-D mask of the neighbors and hands it to the layers: a token of agent i sees
+    The model makes a 4-D mask of the neighbors and passes it to the layers: a token of agent i sees
     the tokens of i and of its neighbors, by distance, by number, and within the field of view. The
     decoder reads the agent's own tokens and those of its neighbors. The paper has no lanes; here an
     encoder of their own makes them tokens for the decoder. The paper attends over one vector per

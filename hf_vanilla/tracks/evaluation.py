@@ -14,12 +14,11 @@ from .forecaster import check_rate
 from .layout import model_inputs, rollout_arguments, run_model, scene_batches
 from .loading import load_forecaster
 from .options import TrackFileOptions
+from .protocol import Protocol, TrackScores
 from .scores import (
     COLLISION_DISTANCE,
     MISS_DISTANCE,
     JointSums,
-    Protocol,
-    TrackScores,
     TrackSums,
     add_scenes,
     collision_share,

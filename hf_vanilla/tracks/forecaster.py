@@ -39,9 +39,9 @@ class Forecast:
 class Forecaster:
     """Stateful: pass the rows of each frame; it keeps each agent's last T steps.
 
-    A frame that arrives late is put in its place, and the forecast is made anew for the newest
-    frame. An agent has a future where the newest frame has a row of it, and `least_observed` of its
-    last T steps are there; missing steps are masked. What is older than T steps is dropped.
+    A frame that arrives late is put in order, and the forecast starts at the newest frame again.
+    An agent has a future where the newest frame has a row of it, and `least_observed` of its last T
+    steps are there; missing steps are masked. What is older than T steps is dropped.
 
     Args:
         model: a forecaster in evaluation mode.
@@ -172,7 +172,7 @@ def predict(
 
 @torch.inference_mode()
 def attention_of_modes(model: Any, past: np.ndarray, is_observed: np.ndarray) -> np.ndarray | None:
-    """Where each mode looks: weights of the last cross-attention, mean of its heads.
+    """Attention weights of each mode in the last cross-attention, mean of its heads.
 
     Args:
         model: a forecaster in evaluation mode with eager attention.

@@ -31,7 +31,7 @@ ARGOVERSE_STEP_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Names of the columns of a CSV or Parquet file; the last four may be missing.
+    """Names of the columns of a CSV or Parquet file; the last three may be missing.
 
     Attributes:
         frame: whole numbers.
@@ -186,7 +186,7 @@ def read_agentformer(path: Path, columns: Columns) -> Rows:
 def read_trajnet(path: Path, columns: Columns) -> Rows:
     """TrajNet++ `.ndjson`: objects `track` with f, p, x, y; `scene` states the steps per second.
 
-    Predictions that stand in the same file are left out.
+    Predictions in the same file are left out.
     """
     del columns
     found: list[tuple[Any, Any, Any, Any]] = []

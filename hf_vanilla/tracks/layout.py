@@ -20,7 +20,7 @@ from .windows import Windows
 
 @dataclass(frozen=True, eq=False)
 class SceneLayout:
-    """Where each row stands in a padded batch of scenes.
+    """The position of each row in a padded batch of scenes.
 
     Attributes:
         scene: `(W,)` row of the batch.

@@ -17,13 +17,14 @@ from .simple_models import SIMPLE_MODELS, SimpleForecaster
 
 
 def new_forecaster(config: VanillaForecasterConfig) -> Any:
-    """A model with initial weights, of the class that `config.architectures` names.
+    """A model with initial weights, of the class that `class_name` gives."""
+    return getattr(hf_vanilla, class_name(config))(config)
 
-    Without the name of a class of its task there, the task's first form.
-    """
+
+def class_name(config: VanillaForecasterConfig) -> str:
+    """The class that `config.architectures` names; without one of its task, its first form."""
     names = [*entry_of(config).forms.values()]
-    chosen = [name for name in config.architectures or [] if name in names]
-    return getattr(hf_vanilla, [*chosen, names[0]][0])(config)
+    return next((name for name in config.architectures or [] if name in names), names[0])
 
 
 def load_forecaster(name: str, *, device: str | None = None, **simple: Any) -> Any:
@@ -68,8 +69,6 @@ def load_first_stage(
             f"first_stage={name!r} holds {type(model).__name__}: give a folder of task "
             "joint_trajectories, stage first"
         )
-    fields = [key for key in config.to_diff_dict() if key in vars(model.config)]
-    fields += [key for key in model.config.to_diff_dict() if key in vars(config)]
     may_differ = (
         "map_",
         "diversity_",
@@ -81,10 +80,11 @@ def load_first_stage(
         *task_entry("joint_trajectories").set_by_data,
         "transformers_version",
     )
+    saved = model.config.to_dict()
     wrong = [
-        f"{key} is {getattr(model.config, key)} there and {getattr(config, key)} here"
-        for key in dict.fromkeys(fields)
-        if not key.startswith(may_differ) and getattr(model.config, key) != getattr(config, key)
+        f"{key} is {saved[key]} there and {value} here"
+        for key, value in config.to_dict().items()
+        if not key.startswith(may_differ) and saved.get(key, value) != value
     ]
     if wrong:
         raise ValueError(

@@ -130,8 +130,7 @@ class TracksPage:
         road = None if self.table.maps is None else self.table.maps[scene]
         found: dict[str, Any] = {"agents": self._shown(agents, road) if agents else []}
         if road is not None:
-            lines = zip(road.points, road.is_point, strict=True)
-            found["lanes"] = [_rounded(points[is_point]) for points, is_point in lines]
+            found["lanes"] = [_rounded(line) for line in road.lines]
         return found
 
     def _shown(self, agents: list[Drawn], road: RoadMap | None = None) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ MOST_AGENTS = 50
 SIZE = (6.4, 6.0)  # inches
 GIF = ".gif"
 GIF_SECONDS = 0.4  # a frame is shown
-GLANCE_WIDTH = 16  # points, of a line with attention weight 1
+ATTENTION_WIDTH = 16  # points, of a line with attention weight 1
 LANE_STYLES = {"lane": "-", "crossing": ":", "boundary": "--"}
 
 
@@ -126,9 +126,9 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
         agents = drawn_agents(model, table, frame)
         if not agents:
             raise ValueError(f"frame={frame}: no agent has two observed steps there")
-        glances = _glances(model, agents, road, options)
+        attention_lines = _attention_lines(model, agents, road, options)
         title = f"{name}, frame {frame}"
-        save_tracks(agents, path, options, title=title, road=road, glances=glances)
+        save_tracks(agents, path, options, title=title, road=road, attention_lines=attention_lines)
     return path
 
 
@@ -138,14 +138,14 @@ def _check_attention(model: Any, options: PlotTracksOptions) -> None:
     if not has_scene_attention(model):
         raise ValueError(
             f"attention_of={options.attention_of!r}: {type(model).__name__} does not say whom an "
-            "agent looks at; models of scenes do, but for latent encoders and the form with "
+            "agent attends to; models of scenes do, but for latent encoders and the form with "
             "vectors: leave it out"
         )
     if not entry_of(model.config).is_joint:
         model.set_attn_implementation("eager")  # the only one that returns weights
 
 
-def _glances(
+def _attention_lines(
     model: Any, agents: list[Drawn], road: RoadMap | None, options: PlotTracksOptions
 ) -> list[tuple[np.ndarray, float]]:
     """Lines `(L, 2)` from an agent to others, and lanes, each with its attention weight."""
@@ -164,10 +164,9 @@ def _glances(
         for other in range(len(agents))
         if other != row
     ]
-    for number, weight in enumerate(found.lanes[row]):
-        assert road is not None
-        lines.append((road.points[number][road.is_point[number]], float(weight)))
-    return lines
+    lanes = [] if road is None else road.lines
+    # a joint forecaster reads no lanes and has no weights of them
+    return lines + list(zip(lanes, found.lanes[row].tolist(), strict=False))
 
 
 def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
@@ -199,7 +198,7 @@ def save_tracks(
     *,
     title: str,
     road: RoadMap | None = None,
-    glances: list[tuple[np.ndarray, float]] | None = None,
+    attention_lines: list[tuple[np.ndarray, float]] | None = None,
 ) -> None:
     """Save a figure: a future is the more opaque, the more probable it is.
 
@@ -209,16 +208,16 @@ def save_tracks(
         options: theme, picture and homography.
         title: above the figure.
         road: lanes of the scene, drawn below everything else.
-        glances: lines `(L, 2)`, each as wide as its attention weight.
+        attention_lines: lines `(L, 2)`, each as wide as its attention weight.
     """
     with figure_style(options.theme):
         figure = new_figure(SIZE)
         panel = figure.subplots()
         _paint(panel, agents, options, title, road)
         color, to_pixels = theme_of(options.theme).lines[0], _to_pixels(options)
-        for points, weight in glances or ():
+        for points, weight in attention_lines or ():
             across, up = on_plane(points, to_pixels).T
-            panel.plot(across, up, color=color, alpha=0.35, linewidth=GLANCE_WIDTH * weight)
+            panel.plot(across, up, color=color, alpha=0.35, linewidth=ATTENTION_WIDTH * weight)
         save_figure(figure, path)
 
 
@@ -297,10 +296,8 @@ def _paint(
     def line(points: np.ndarray, **style: Any) -> None:
         panel.plot(*on_plane(points, to_pixels).T, **style)
 
-    for number in range(0 if road is None else len(road)):
-        assert road is not None
-        points = road.points[number][road.is_point[number]]
-        style = LANE_STYLES[LANE_KINDS[road.kinds[number]]]
+    for points, kind in [] if road is None else zip(road.lines, road.kinds, strict=True):
+        style = LANE_STYLES[LANE_KINDS[kind]]
         line(points, color=colors.text, alpha=0.35, linewidth=1, linestyle=style, zorder=0)
     for number, agent in enumerate(agents):
         # names in the legend once

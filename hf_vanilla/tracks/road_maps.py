@@ -25,6 +25,12 @@ class RoadMap:
     def __len__(self) -> int:
         return len(self.points)
 
+    @property
+    def lines(self) -> list[np.ndarray]:
+        """Points `(n, 2)` of each polyline."""
+        parts = zip(self.points, self.is_point, strict=True)
+        return [points[is_point] for points, is_point in parts]
+
 
 def road_map(polylines: Sequence[np.ndarray], kinds: Sequence[int], *, source: str) -> RoadMap:
     """A map of polylines of any length.

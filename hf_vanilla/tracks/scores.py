@@ -1,11 +1,10 @@
-"""Scores of forecasts, in units of the world, each with the protocol it was measured by.
+"""Scores of forecasts, in units of the world.
 
 Shapes: B windows, M modes, P predicted steps.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,47 +23,6 @@ COLLISION_DISTANCE = 0.2
 LEAST_LOG_DENSITY = -20.0  # of one step, as in published figures of this kind
 SMALLEST_VARIANCE = 1e-6
 SAMPLING_SEED = 0  # of futures that are drawn while scores are measured
-
-
-@dataclass(frozen=True, kw_only=True)
-class Protocol:
-    """How windows were cut and compared; `str` gives the line that stands beside every figure.
-
-    Attributes:
-        data: name of the data and of its split.
-        observed: steps T.
-        predicted: steps P.
-        step_seconds: time of a step.
-        unit: of distances.
-        windows: number of windows.
-        stride: steps from one window to the next.
-        with_company: only scenes with two or more agents (Social-GAN's rule).
-        seed: of the training run, where known.
-    """
-
-    data: str
-    observed: int
-    predicted: int
-    step_seconds: float
-    unit: str
-    windows: int
-    stride: int = 1
-    with_company: bool = False
-    seed: str = ""
-
-    def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
-        """The protocol of a score over so many modes; `single` says which one, if it is one."""
-        cut = "per scene of two or more" if self.with_company else "per person"
-        parts = [
-            self.data,
-            f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
-            f"{cut}, stride {self.stride}, {self.windows:,} windows",
-            f"best of {modes} per person, ADE and FDE apart" if modes > 1 else single,
-        ]
-        return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
-
-    def __str__(self) -> str:
-        return self.line()
 
 
 class TrackSums:
@@ -224,19 +182,10 @@ def collision_share(
     Returns:
         0 where there is no pair.
     """
-    order = np.argsort(groups, kind="stable")
-    bounds = np.flatnonzero(np.diff(groups[order])) + 1
-    pairs = collided = 0
-    for members in np.split(order, bounds):
-        count = len(members)
-        if count < 2:
-            continue
-        first, second = np.triu_indices(count, 1)
-        group = tracks[members]
-        gap = np.linalg.norm(group[first] - group[second], axis=-1).min(1)
-        pairs += len(first)
-        collided += int((gap < distance).sum())
-    return collided / pairs if pairs else 0.0
+    alone = torch.from_numpy(tracks).unsqueeze(1)
+    scenes = [close_pairs(alone[rows], distance) for rows in _scenes(groups)]
+    pairs = sum(map(len, scenes))
+    return sum(int(is_close.sum()) for is_close in scenes) / pairs if pairs else 0.0
 
 
 class JointSums:
@@ -270,12 +219,9 @@ class JointSums:
         errors = distances(tracks, future.to(tracks.dtype).unsqueeze(1)) * known.unsqueeze(1)
         steps = known.sum(dim=1)
         mean = errors.sum(dim=-1) / steps.clamp(min=1).unsqueeze(1)  # (W, M)
-        order = np.argsort(groups, kind="stable")
-        bounds = np.flatnonzero(np.diff(groups[order])) + 1
-        for members in np.split(order, bounds):
-            if len(members) < 2:
+        for rows in _scenes(groups):
+            if len(rows) < 2:
                 continue
-            rows = torch.from_numpy(members)
             has_any, has_last = steps[rows] > 0, known[rows, -1]
             self._add_best(0, mean[rows][has_any])
             self._add_best(1, errors[rows, :, -1][has_last])
@@ -300,6 +246,13 @@ class JointSums:
             for column, name in enumerate(self.names)
             if total[1, column]
         }
+
+
+def _scenes(groups: np.ndarray) -> Iterator[Tensor]:
+    """Windows of each scene, from equal numbers `(W,)` for windows of one scene."""
+    order = np.argsort(groups, kind="stable")
+    bounds = np.flatnonzero(np.diff(groups[order])) + 1
+    yield from map(torch.from_numpy, np.split(order, bounds))
 
 
 def close_pairs(tracks: Tensor, distance: float) -> Tensor:
@@ -387,44 +340,3 @@ def add_scenes(
     known = torch.from_numpy(is_known[:, windows.observed :])
     together.add(in_world, future, known, windows[rows].groups)
     return in_world[torch.arange(len(rows)), logits.argmax(1)]
-
-
-@dataclass(frozen=True)
-class TrackScores:
-    """Scores with their protocol.
-
-    Attributes:
-        values: by name, such as `minADE20`.
-        protocol: how they were measured.
-    """
-
-    values: Mapping[str, float]
-    protocol: Protocol
-
-    def __str__(self) -> str:
-        return "\n".join(self._line(name, value) for name, value in self.values.items())
-
-    def _line(self, name: str, value: float) -> str:
-        digits = "".join(filter(str.isdigit, name))
-        modes = int(digits) if digits else self._modes if name in _OVER_ALL else 1
-        if name in _SHARES:
-            shown = f"{100 * value:.2f} %"
-        else:
-            shown = f"{value:.3f} {'nats' if name in _NATS else self.protocol.unit}"
-        if name.startswith("single_"):
-            return f"{name} {shown} | {self.protocol.line(single=_SINGLE)}"
-        if name.startswith(("minJ", "joint_")):
-            best = f"best of {modes}" if name.startswith("minJ") else "all"
-            return f"{name} {shown} | {self.protocol.line(single=f'{best} {_TOGETHER}')}"
-        return f"{name} {shown} | {self.protocol.line(modes)}"
-
-    @property
-    def _modes(self) -> int:
-        return max(int(name[6:]) for name in self.values if name.startswith("minADE"))
-
-
-_SINGLE = "track of the smallest expected distance"
-_SHARES = ("miss_rate", "off_speed_share", "collision_share", "joint_collision_share")
-_NATS = ("kde_nll", "density_nll")
-_OVER_ALL = ("miss_rate", "brier_minFDE", *_NATS)
-_TOGETHER = "of futures of scenes of two or more people"

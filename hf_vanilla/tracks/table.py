@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
 SHORTEST_MOVE = 1e-3  # where nothing moves farther in a step, positions may be in degrees
 BLOCK_ROWS = 100_000  # at a time, where a copy of a whole table would be large
-NUMBERS = ("scene", "agent", "frame", "positions")
+COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size", "heading")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,13 +61,8 @@ class TrackTable:
 
         Names and numbers stay.
         """
-        columns = {
-            declared.name: getattr(self, declared.name)[chosen]
-            for declared in fields(self)
-            if declared.name in (*NUMBERS, "kind", "size", "heading")
-            and getattr(self, declared.name) is not None
-        }
-        return replace(self, **columns)
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        return replace(self, **{k: v[chosen] for k, v in columns.items() if v is not None})
 
     def maps_of(self, rows: np.ndarray) -> list[RoadMap | None]:
         """The map of each row's scene."""

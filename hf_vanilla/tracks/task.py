@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 import hf_vanilla
-from hf_vanilla.data.row_order import shuffled
+from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
@@ -28,9 +28,10 @@ from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_ba
 from .card import track_card
 from .data import TrackData, position_errors, prepare_tracks, random_changes, track_facts
 from .layout import model_inputs
-from .loading import new_forecaster
+from .loading import class_name, new_forecaster
 from .options import MEASURES
-from .scores import Protocol, TrackScores, TrackSums, add_windows
+from .protocol import Protocol, TrackScores
+from .scores import TrackSums, add_windows
 from .windows import Windows
 
 TEMPERATURE_ENDS = 2 / 3  # of the run
@@ -97,7 +98,7 @@ class TrackTask:
             model = new_forecaster(config)
             self.fit(model)
             return model
-        (saved,) = load_saved(type(config), start).architectures
+        saved = class_name(load_saved(type(config), start))
         if [saved] != config.architectures:
             (form,) = [form for form, name in entry.forms.items() if name == saved]
             raise ValueError(
@@ -213,13 +214,8 @@ class WindowOrder:
 
     def __getitem__(self, number: int) -> WindowRows:
         """Micro-batch `number` of the run."""
-        positions = np.arange(number * self.size, (number + 1) * self.size)
-        epochs, rows = np.divmod(positions, self.windows)
-        parts = [
-            shuffled(self.windows, self.seed, int(epoch))[rows[epochs == epoch]]
-            for epoch in np.unique(epochs)
-        ]
-        return WindowRows(np.concatenate(parts), number // self.per_step)
+        rows = RowOrder(self.windows, self.size, self.seed)[number]
+        return WindowRows(np.array(rows), number // self.per_step)
 
     def describe(self) -> str:
         """The size in words."""

@@ -19,7 +19,7 @@ class Windows:
         observed: steps T.
         predicted: steps P.
         grid: rows of the table at equal steps, agent after agent; -1 where a step is missing.
-        first: `(W,)` place of each window's first step in `grid`.
+        first: `(W,)` index of each window's first step in `grid`.
     """
 
     table: TrackTable
@@ -68,8 +68,7 @@ class Windows:
             `(B, T + P, 2)` float32, 0 where missing; `(B, T + P)` bool, True where observed;
             `(B, 2)` float64 last observed positions.
         """
-        places = self.first[chosen, None] + np.arange(self.observed + self.predicted)
-        rows = self.grid[places]
+        rows = self.grid[self.first[chosen, None] + np.arange(self.length)]
         is_known = rows >= 0
         origin = self.table.positions[rows[:, self.observed - 1]]
         relative = self.table.positions[rows] - origin[:, None]
@@ -144,7 +143,7 @@ def pasts_of_rows(
 
 
 def _grid(table: TrackTable, *, most_steps: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows at equal steps, -1 where missing, and the segment of each place.
+    """Rows at equal steps, -1 where missing, and the segment `(L,)` of each.
 
     A segment ends with its agent, and before a gap of more than `most_steps` steps.
     """

@@ -1,4 +1,4 @@
-"""Whom an agent looks at, against the weights of the model's own layers."""
+"""Whom an agent attends to, against the weights of the model's own layers."""
 
 import numpy as np
 import pytest

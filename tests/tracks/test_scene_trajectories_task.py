@@ -18,7 +18,7 @@ from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
 from hf_vanilla.tracks.forecaster import predict
 from hf_vanilla.tracks.loading import load_forecaster
 from hf_vanilla.tracks.options import SceneDataOptions
-from hf_vanilla.tracks.plot import GLANCE_WIDTH, PlotTracksOptions, plot_tracks
+from hf_vanilla.tracks.plot import ATTENTION_WIDTH, PlotTracksOptions, plot_tracks
 from hf_vanilla.tracks.scene_tasks import prepare_scenes as prepare
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
@@ -201,13 +201,13 @@ def test_the_figure_shows_whom_an_agent_looks_at(trained, tmp_path, monkeypatch)
     before, drawn[:] = len(drawn), []
     plot_tracks(PlotTracksOptions(**asked, attention_of="1", overwrite=True))
     road = built_in_tracks("junctions", agents=90, seed=2).maps[0]
-    glances = drawn[before:]
-    assert len(glances) == 2 + len(road)  # to two cars, and each lane
-    assert 0 < sum(style["linewidth"] for style in glances) < GLANCE_WIDTH
+    attention_lines = drawn[before:]
+    assert len(attention_lines) == 2 + len(road)  # to two cars, and each lane
+    assert 0 < sum(style["linewidth"] for style in attention_lines) < ATTENTION_WIDTH
     with pytest.raises(ValueError, match="attention_of='7': the frame has 0, 1, 2"):
         plot_tracks(PlotTracksOptions(**asked, attention_of="7", overwrite=True))
     asked["model"] = "constant_velocity"
-    with pytest.raises(ValueError, match="SimpleForecaster does not say whom an agent looks at"):
+    with pytest.raises(ValueError, match="SimpleForecaster does not say whom an agent attends to"):
         plot_tracks(PlotTracksOptions(**asked, attention_of="1", overwrite=True))
     with pytest.raises(ValueError, match="attention_of='1' is for one frame"):
         PlotTracksOptions(model="m", input="junctions", output="t.gif", attention_of="1")

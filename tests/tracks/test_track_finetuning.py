@@ -73,3 +73,12 @@ def test_tracks_and_models_that_do_not_fit_are_refused(start, tracks, tmp_path):
     for model, dataset, frame_seconds, more, message in cases:
         with pytest.raises(ValueError, match=message):
             finetuned(model, dataset, tmp_path / "tuned", "--frame_seconds", frame_seconds, *more)
+
+
+def test_a_model_whose_config_names_no_class_is_of_the_first_form(start, tracks, tmp_path):
+    config = VanillaTracksConfig.from_pretrained(start)
+    config.architectures = None
+    config.save_pretrained(start)
+    folder = finetuned(start, tracks, tmp_path / "tuned", "--frame_seconds", "0.4")
+    saved = VanillaTracksConfig.from_pretrained(folder).architectures
+    assert saved == ["VanillaForMultimodalTrajectoryPrediction"]

@@ -8,9 +8,8 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.tracks.protocol import Protocol, TrackScores
 from hf_vanilla.tracks.scores import (
-    Protocol,
-    TrackScores,
     TrackSums,
     collision_share,
     expected_distances,
