@@ -171,7 +171,7 @@ def declared_options() -> dict[str, Any]:
     """
     commands, families, formats, plots = (
         importlib.import_module(f"hf_vanilla.{name}")
-        for name in ("commands", "families", "convert.formats", "plots.plot")
+        for name in ("commands", "families", "convert.formats", "plots.figures")
     )
     variants = {
         "train": [f"--task {task}" for task in families.TASKS],

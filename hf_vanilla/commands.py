@@ -113,8 +113,8 @@ COMMANDS = {
     ),
     "plot": Command(
         "draw attention, curves, patches, objects, tracks",
-        "hf_vanilla.plots.plot:plot",
-        ("hf_vanilla.plots.plot:read_plot",),
+        "hf_vanilla.plots.figures:plot",
+        ("hf_vanilla.plots.figures:read_plot",),
     ),
     "push": Command(
         "push a model folder to the Hub",

@@ -115,9 +115,12 @@ def whole_folder(output: str | Path) -> Iterator[Path]:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise FileExistsError(f"{output} exists and is not an empty folder: choose another name")
     output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(output)
-    prefix = f"{output.name}{PARTIAL}-{socket.gethostname()}-{os.getpid()}-"
-    unfinished = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
+    prefix = f"{output.name}{PARTIAL}-{socket.gethostname()}-"
+    for path in output.parent.iterdir():  # abandoned by processes of this machine that have ended
+        process = path.name.removeprefix(prefix).partition("-")[0]
+        if path.name.startswith(prefix) and process.isdecimal() and not _is_running(int(process)):
+            shutil.rmtree(path, ignore_errors=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=output.parent))
     try:
         inner = unfinished / output.name  # mkdtemp allows its owner only; this one follows umask
         inner.mkdir()
@@ -170,15 +173,6 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict):
             entries.append(entry)
     return entries
-
-
-def _remove_abandoned(output: Path) -> None:
-    """Remove temporary folders of this output whose process, on this machine, no longer runs."""
-    prefix = f"{output.name}{PARTIAL}-{socket.gethostname()}-"
-    for path in output.parent.iterdir():
-        process = path.name.removeprefix(prefix).partition("-")[0]
-        if path.name.startswith(prefix) and process.isdecimal() and not _is_running(int(process)):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_running(process: int) -> bool:

@@ -5,12 +5,12 @@ import math
 import re
 from argparse import ArgumentError, ArgumentParser, Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, TypedDict, Union, Unpack, get_args, get_origin, get_type_hints
 
-from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from hf_vanilla.command_help import OptionFormatter
 from hf_vanilla.file_values import check_names, checked, shown, yaml_value
@@ -41,9 +41,6 @@ class HelpShown(SystemExit):
         super().__init__(0)
         self.parser = parser
 
-
-# metadata that HfArgumentParser understands
-ARGUMENT_KEYS = {"help", "choices", "aliases", "nargs", "const"}
 
 # --- one option ----------------------------------------------------------------------------------
 
@@ -226,7 +223,7 @@ def parsed_values(
     known = [f.name for c in classes for f in fields(c)]
     _check_given(given_options(rest), classes, elsewhere)
     # what was not given is left to the dataclass: the parser has its own defaults, for the help
-    read = Namespace(**dict.fromkeys(known, MISSING))
+    read = Namespace(**dict.fromkeys(known))
     try:
         _, unknown = parser.parse_known_args(rest, read)
     except ArgumentError as error:
@@ -234,20 +231,16 @@ def parsed_values(
     if unknown:
         hint = _meant(unknown[0].split("=")[0].removeprefix("--"), known, elsewhere)
         raise UsageError(f"unknown: {' '.join(unknown)}; {hint}")
-    values = {name: value for name, value in vars(read).items() if value is not MISSING}
-    values |= typed_values(classes, values, only_texts=True)
+    values = typed_values(classes, vars(read))
     return merged(values, {name: given for name, given in entries.items() if given}, sections)
 
 
-def typed_values(
-    classes: Sequence[type], values: Mapping[str, Any], *, only_texts: bool = False
-) -> dict[str, Any]:
-    """Values of a file as the fields of these classes have them; null is left out.
+def typed_values(classes: Sequence[type], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a file or a command line as the fields of these classes have them, without None.
 
     Args:
         classes: dataclasses of options.
         values: by name.
-        only_texts: leave out the fields that are not made from a text.
 
     Raises:
         ValueError: a value has not the type of its field.
@@ -257,10 +250,9 @@ def typed_values(
         types = get_type_hints(kind)
         for name, read in ((f.name, f.metadata.get("read")) for f in fields(kind)):
             value = values.get(name)
-            if value is None or (only_texts and read is None):
-                continue
-            value = read(value) if read and isinstance(value, str) else value
-            typed[name] = checked(value, _runtime_types(types[name]), name)
+            if value is not None:
+                value = read(value) if read and isinstance(value, str) else value
+                typed[name] = checked(value, _runtime_types(types[name]), name)
     return typed
 
 
@@ -297,11 +289,10 @@ def made_options(kind: type, values: Mapping[str, Any]) -> Any:
     return kind(**own)
 
 
-def _parser(classes: Sequence[type], epilog: str | None, chosen: str) -> HfArgumentParser:
+def _parser(classes: Sequence[type], epilog: str | None, chosen: str) -> ArgumentParser:
     required = sorted({f.name for c in classes for f in fields(c) if _is_required(f)})
     needed = [f"--{name} {name.upper()}" for name in required]
-    parser = HfArgumentParser(
-        [_without_notes(kind) for kind in classes],
+    parser = ArgumentParser(
         usage=" ".join(filter(None, ["%(prog)s", chosen, *needed, "[OPTIONS]"])),
         allow_abbrev=False,
         exit_on_error=False,
@@ -309,12 +300,42 @@ def _parser(classes: Sequence[type], epilog: str | None, chosen: str) -> HfArgum
         epilog=epilog,
         formatter_class=OptionFormatter,
     )
-    # the options of other libraries' classes come last, under a heading of their own
-    foreign = [kind.__name__ for kind in classes if kind.__module__.startswith("transformers.")]
-    if foreign:
-        parser._optionals.title = f"{', '.join(foreign)} of transformers"
-        parser._action_groups.sort(key=lambda group: group is parser._optionals)
+    for kind in classes:
+        title, types = getattr(kind, "_argument_group_name", None), get_type_hints(kind)
+        group = parser.add_argument_group(title) if title else parser
+        for declared in fields(kind):
+            _add_option(group, declared, types[declared.name])
     return parser
+
+
+def _add_option(group: Any, declared: Field, hint: Any) -> None:
+    """Add an option with its help, a word for its value, and a default that the help can show."""
+    names = dict.fromkeys([f"--{declared.name}", f"--{declared.name.replace('_', '-')}"])
+    text, types = declared.metadata.get("help", ""), _runtime_types(hint)
+    facts: dict[str, Any] = {"help": text}
+    if "read" not in declared.metadata:
+        facts["default"] = None if declared.default in (MISSING, ()) else declared.default
+        facts["nargs"] = "+" if list in types else None
+        facts["choices"] = declared.metadata.get("choices")
+    if bool in types:
+        facts["type"] = string_to_bool
+        if NoneType not in types:
+            facts |= {"nargs": "?", "const": True}
+    else:
+        named = re.match(r"(?:\w+ )?(file|folder)\b", text)
+        word = named[1] if named and str in types else "value"
+        facts["metavar"] = "N" if int in types else word.upper()
+        facts["type"] = next((kind for kind in (float, int) if kind in types), str)
+    group.add_argument(*names, **facts)
+    if declared.default is True:
+        group.add_argument(
+            f"--no_{declared.name}",
+            f"--no-{declared.name.replace('_', '-')}",
+            dest=declared.name,
+            action="store_false",
+            default=False,
+            help=text,
+        )
 
 
 def _check_given(given: set[str], classes: Sequence[type], elsewhere: Collection[str]) -> None:
@@ -368,41 +389,6 @@ def pop_section(arguments: list[str], name: str) -> dict[str, Any]:
         except ValueError:
             raise UsageError(f"{key}={text!r} is not a YAML value") from None
     return entries
-
-
-def _without_notes(kind: type) -> type:
-    """The same options with their help alone: the parser would take all metadata for arguments.
-
-    Other libraries' classes, which have no notes of ours, stay as they are.
-    """
-    if all(declared.metadata.keys() <= ARGUMENT_KEYS for declared in fields(kind)):
-        return kind
-    types = get_type_hints(kind)
-    columns = [
-        (
-            declared.name,
-            str | None if "read" in declared.metadata else types[declared.name],
-            _help_field(declared, types[declared.name]),
-        )
-        for declared in fields(kind)
-    ]
-    title = getattr(kind, "_argument_group_name", None)
-    group = {} if title is None else {"_argument_group_name": title}
-    return make_dataclass(kind.__name__, columns, namespace=group, kw_only=True)
-
-
-def _help_field(declared: Field, hint: Any) -> Any:
-    """A field with the help, a word for the value, and a default that the help can show."""
-    text, types = declared.metadata.get("help", ""), _runtime_types(hint)
-    named = re.match(r"(?:\w+ )?(file|folder)\b", text)
-    metadata = {"help": text}
-    if bool not in types:
-        word = named[1] if named and str in types else "value"
-        metadata["metavar"] = "N" if int in types else word.upper()
-    if "read" in declared.metadata:
-        return field(default=None, metadata=metadata)
-    factory = declared.default_factory
-    return field(default=declared.default, default_factory=factory, metadata=metadata)
 
 
 def _meant(name: str, known: Collection[str], elsewhere: Collection[str]) -> str:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_vanilla import families
-from hf_vanilla.data.row_order import RowOrder
+from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.families import TASKS, Measure
 from hf_vanilla.loading import load_folder
 from hf_vanilla.options import option
-from hf_vanilla.plots.plot import plot, read_plot
+from hf_vanilla.plots.figures import plot, read_plot
 from hf_vanilla.serve import AppOptions, page_of
 from hf_vanilla.training.averaging import AverageOptions, average_run
 from hf_vanilla.training.evaluate import evaluate, read_evaluation

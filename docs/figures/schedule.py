@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_vanilla.plots.figures import THEMES, check_output, figure_style, new_figure, save_figure
+from hf_vanilla.training.optimization import peak_learning_rate, share_of_peak
 from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.schedules import peak_learning_rate, share_of_peak
 
 # d_model and warmup of the curves that most introductions to the paper show
 KNOWN_SCHEDULES = ((512, 4000), (512, 8000), (256, 4000))
@@ -26,7 +26,7 @@ class Schedule:
         peak: highest learning rate.
         warmup_steps: step of the peak.
         last_step: where training ends; None: not known.
-        schedule: a name of `hf_vanilla.training.schedules.SCHEDULES`.
+        schedule: a name of `hf_vanilla.training.optimization.SCHEDULES`.
     """
 
     name: str

@@ -41,7 +41,7 @@ def read_checkpoint(
         raise ImportError(f"{path} contains classes of {error.name}: install it") from None
     except Exception as error:  # damaged files raise many different exceptions
         foreign = _foreign_classes(path, allowed, str(error))
-        if toolkit := toolkit_of_classes(foreign):
+        if toolkit := _first(CLASSES, foreign, str.startswith):
             raise ValueError(f"{path} is {toolkit}") from None
         if foreign and not trust_pickle:
             raise ValueError(
@@ -95,11 +95,6 @@ NAMES = {
     ".src_src_att.": JOEYNMT,
     ".sublayer.0.norm.a_2": ANNOTATED,
 }
-
-
-def toolkit_of_classes(classes: Collection[str]) -> str | None:
-    """What a file with these pickled classes, such as `onmt.Vocab`, is."""
-    return _first(CLASSES, classes, str.startswith)
 
 
 def toolkit_of_content(content: Any) -> str | None:

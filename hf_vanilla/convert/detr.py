@@ -26,8 +26,13 @@ from .detr_names import (
     transformers_backbone,
     transformers_names,
 )
-from .same_outputs import require_same_outputs
-from .weight_names import Names, load_renamed, rename_to_ours, rename_to_theirs
+from .weight_names import (
+    Names,
+    load_renamed,
+    rename_to_ours,
+    rename_to_theirs,
+    require_same_outputs,
+)
 
 IMAGE_SIZE = (96, 128)  # of the random image that both models are compared on
 DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
@@ -82,7 +87,10 @@ def convert_detr(options: DetrOptions) -> Path:
             if not source.is_dir():
                 with found_on_hub(source):
                     source = Path(snapshot_download(options.input))
-            weights = _folder_weights(source)
+            parts = sorted(source.glob("*.safetensors")) or [source / "pytorch_model.bin"]
+            weights = {
+                name: weight for part in parts for name, weight in read_checkpoint(part).items()
+            }
             config = config_of_folder(source)
             processor = load_saved(DetrImageProcessorPil, source)
         model = from_detr(
@@ -358,8 +366,3 @@ def _authors_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
         raise ValueError(f"{path} holds no state dict under 'model': give a file of the authors")
     return weights
-
-
-def _folder_weights(folder: Path) -> dict[str, Tensor]:
-    parts = sorted(folder.glob("*.safetensors")) or [folder / "pytorch_model.bin"]
-    return {name: weight for part in parts for name, weight in read_checkpoint(part).items()}

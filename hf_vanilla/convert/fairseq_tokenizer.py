@@ -172,7 +172,12 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
     else:
         model = models.BPE(
             vocab=vocabulary,
-            merges=_merges_of(scores),
+            merges=[
+                (piece[:cut], piece[cut:])
+                for piece in sorted(scores, key=lambda piece: -scores[piece])
+                for cut in range(1, len(piece))
+                if piece[:cut] in scores and piece[cut:] in scores
+            ],
             unk_token=SPECIAL_TOKENS[UNKNOWN_ID],
             fuse_unk=True,
             byte_fallback=has_bytes,
@@ -267,16 +272,6 @@ def _numbered(pieces: list[str]) -> dict[str, int]:
         twice = sorted({piece for piece in pieces if pieces.count(piece) > 1})
         raise ValueError(f"two tokens of the dictionary are the same piece: {', '.join(twice)}")
     return numbers
-
-
-def _merges_of(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """All merges of two pieces into a third, pieces of high score first."""
-    return [
-        (piece[:cut], piece[cut:])
-        for piece in sorted(scores, key=lambda piece: -scores[piece])
-        for cut in range(1, len(piece))
-        if piece[:cut] in scores and piece[cut:] in scores
-    ]
 
 
 def _normalizer(spec: Any) -> normalizers.Normalizer:

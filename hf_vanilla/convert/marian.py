@@ -161,7 +161,8 @@ def from_marian(
     Raises:
         ValueError: our model cannot express it; the message names all reasons.
     """
-    _check_frequencies(frequencies)
+    if frequencies not in FREQUENCIES:
+        raise ValueError(f"frequencies={frequencies!r}: choose one of {', '.join(FREQUENCIES)}")
     config = theirs.config
     source, target = theirs.model.encoder.embed_tokens, theirs.model.decoder.embed_tokens
     is_shared = source.weight is target.weight
@@ -237,11 +238,6 @@ def compare(
 
 
 # --- inside ------------------------------------------------------------------------------------
-
-
-def _check_frequencies(frequencies: str) -> None:
-    if frequencies not in FREQUENCIES:
-        raise ValueError(f"frequencies={frequencies!r}: choose one of {', '.join(FREQUENCIES)}")
 
 
 def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:

@@ -99,7 +99,7 @@ def read_npz(path: Path) -> MarianMTModel:
     if left:
         raise ValueError(f"{path} does not fit this architecture; {'; '.join(left)}")
     model.load_state_dict(weights)
-    _set_decoding(model, decoder, _unknown_id(path.parent))
+    _set_decoding(model, decoder, read_vocabularies(path.parent)[-1].get("<unk>"))
     return model.eval()
 
 
@@ -208,11 +208,6 @@ def _config(
         forced_eos_token_id=0,
         decoder_start_token_id=pad,
     )
-
-
-def _unknown_id(folder: Path) -> int | None:
-    """Id of the unknown word in the target vocabulary."""
-    return read_vocabularies(folder)[-1].get("<unk>")
 
 
 def _set_decoding(model: MarianMTModel, decoder: Mapping[str, Any], unknown_id: int | None) -> None:

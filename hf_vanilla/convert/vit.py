@@ -23,8 +23,14 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.options import Options, option
 
-from .same_outputs import require_same_outputs
-from .weight_names import Names, Renamed, load_renamed, rename_to_ours, rename_to_theirs
+from .weight_names import (
+    Names,
+    Renamed,
+    load_renamed,
+    rename_to_ours,
+    rename_to_theirs,
+    require_same_outputs,
+)
 
 logger = logging.getLogger(__name__)
 

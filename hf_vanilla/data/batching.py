@@ -4,6 +4,8 @@ Shapes: B batch, L any length, N sentence pairs, S source, T target.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -137,20 +139,16 @@ class TokenBatchSampler(Sampler[list[int]]):
     def batch(self, epoch: int, index: int) -> list[int]:
         """Row numbers of one batch of an epoch."""
         if self._shuffled is None or self._shuffled[0] != epoch:
-            self._shuffled = (epoch, *self._shuffle(epoch))
+            # methods of RandomState are frozen, those of Generator may change
+            bits = np.random.PCG64(np.random.SeedSequence((self._seed, epoch)))
+            generator = np.random.RandomState(bits)
+            rows = self._order.copy()
+            for start, end in pairwise(self._groups.tolist()):
+                generator.shuffle(rows[start:end])
+            self._shuffled = (epoch, rows, generator.permutation(len(self)))
         _, rows, batches = self._shuffled
         number = batches[index]
         return rows[self._bounds[number] : self._bounds[number + 1]].tolist()
-
-    def _shuffle(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Row numbers in the order of one epoch, and the order of its batches."""
-        # RandomState: its methods are frozen, those of Generator may change with numpy's version
-        bits = np.random.PCG64(np.random.SeedSequence((self._seed, epoch)))
-        generator = np.random.RandomState(bits)
-        rows = self._order.copy()
-        for start, end in pairwise(self._groups.tolist()):
-            generator.shuffle(rows[start:end])
-        return rows, generator.permutation(len(self))
 
 
 class EpochBatches(Sequence[list[int]]):
@@ -268,3 +266,36 @@ def _padded_table(ids: np.ndarray, lengths: np.ndarray, value: int) -> Tensor:
     table = np.full((len(lengths), lengths.max()), value, dtype=np.int64)
     table[_is_real(lengths)] = ids
     return torch.from_numpy(table)
+
+
+@dataclass(frozen=True)
+class RowOrder:
+    """Micro-batches of equal size, epoch after epoch without a gap.
+
+    Attributes:
+        rows: how many there are.
+        size: rows of a micro-batch.
+        seed: of the order.
+        unit: what a row is, in the plural.
+    """
+
+    rows: int
+    size: int
+    seed: int
+    unit: str = "rows"
+
+    def __getitem__(self, number: int) -> list[int]:
+        """Row numbers of micro-batch `number` of the run."""
+        first = number * self.size
+        indices = (divmod(index, self.rows) for index in range(first, first + self.size))
+        return [int(shuffled(self.rows, self.seed, epoch)[row]) for epoch, row in indices]
+
+    def describe(self) -> str:
+        """The size in words."""
+        return f"{self.size:,} {self.unit}"
+
+
+@lru_cache(maxsize=2)
+def shuffled(count: int, *key: int) -> np.ndarray:
+    """Numbers from 0 to `count` - 1 in an order that depends on the key alone; read it only."""
+    return np.random.default_rng(key).permutation(count)

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hf_vanilla.data.image_commands import (
+from hf_vanilla.data.image_models import (
+    FileResult,
     ImageRequest,
     check_paths,
     image_paths,
@@ -14,7 +15,6 @@ from hf_vanilla.data.image_commands import (
     read_image_request,
     reported,
 )
-from hf_vanilla.data.image_models import FileResult
 from hf_vanilla.options import Options, option
 
 from .classifier import Guess, load_classifier

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hf_vanilla.app.component import import_gradio, page_of_component
-from hf_vanilla.app.pictures import picture_url, received_picture
+from hf_vanilla.app.component import import_gradio, page_of_component, picture_url, received_picture
 from hf_vanilla.hub.card import public_name
 
 from .classifier import Classifier, load_classifier, patch_attention

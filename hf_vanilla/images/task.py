@@ -15,9 +15,9 @@ from huggingface_hub import ModelCard
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.data.image_files import ImageError
 from hf_vanilla.data.image_models import label_fields
-from hf_vanilla.data.row_order import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification

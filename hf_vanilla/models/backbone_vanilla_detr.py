@@ -115,7 +115,15 @@ def load_backbone(backbone: VanillaDetrBackbone, name: str) -> None:
             "kind"
         )
     found = pretrained.state_dict()
-    shapes = [_shapes(state) for state in (found, backbone.model.state_dict())]
+    # BatchNorms with fixed statistics do not count batches
+    shapes = [
+        {
+            name: tuple(value.shape)
+            for name, value in state.items()
+            if not name.endswith("num_batches_tracked")
+        }
+        for state in (found, backbone.model.state_dict())
+    ]
     if shapes[0] != shapes[1]:
         different = sorted(dict(shapes[0].items() ^ shapes[1].items()))
         raise ValueError(
@@ -123,15 +131,6 @@ def load_backbone(backbone: VanillaDetrBackbone, name: str) -> None:
             f"such as {different[0]}: give the config of that backbone"
         )
     backbone.model.load_state_dict(found, strict=False)
-
-
-def _shapes(state: dict[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Shapes by name; without BatchNorm's counts of batches, which fixed statistics do not have."""
-    return {
-        name: tuple(value.shape)
-        for name, value in state.items()
-        if not name.endswith("num_batches_tracked")
-    }
 
 
 def fix_batch_norms(module: nn.Module) -> None:

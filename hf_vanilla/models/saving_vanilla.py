@@ -34,11 +34,6 @@ class Family:
     with_code: Mapping[str, str] = field(default_factory=dict)
     pipelines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
-    def class_names(self, auto_class: str) -> tuple[str, ...]:
-        """Names of the model classes that belong to an Auto class."""
-        names = self.models[auto_class]
-        return names if isinstance(names, tuple) else (names,)
-
 
 FAMILIES = {
     "vanilla": Family(
@@ -216,7 +211,8 @@ def _auto_classes(model: PreTrainedModel, processor: Any) -> dict[Any, str]:
         return {}
     found: dict[Any, str] = {config: "AutoConfig"}
     for auto_class in family.models:
-        if _short_name(type(model)) in family.class_names(auto_class):
+        names = family.models[auto_class]
+        if _short_name(type(model)) in (names if isinstance(names, tuple) else (names,)):
             found[type(model)] = auto_class
     if (name := _short_name(type(processor))) in family.with_code:
         found[type(processor)] = family.with_code[name]

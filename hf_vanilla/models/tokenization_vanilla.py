@@ -136,17 +136,14 @@ class VanillaFairseqTokenizer(TokenizersBackend):
         if self.init_kwargs.get("use_moses"):
             side = "target_lang" if self.is_for_target else "source_lang"
             if self.init_kwargs.get("normalize_punctuation"):
-                text = self._normalized(text, side)
+                # as Moses' scripts do, and without invisible characters
+                text = SPACED_STOPS.sub(". ", text).translate(PUNCTUATION)
+                text = self._moses("MosesPunctNormalizer", side).normalize(text)
+                text = "".join(c for c in text if not unicodedata.category(c).startswith("C"))
             words = self._moses("MosesTokenizer", side)
             # as fairseq calls it
             text = words.tokenize(text, aggressive_dash_splits=True, return_str=True, escape=True)
         return text.lower() if self.init_kwargs.get("do_lower_case") else text
-
-    def _normalized(self, text: str, side: str) -> str:
-        """Text with the punctuation of Moses' scripts and without invisible characters."""
-        text = SPACED_STOPS.sub(". ", text).translate(PUNCTUATION)
-        text = self._moses("MosesPunctNormalizer", side).normalize(text)
-        return "".join(c for c in text if not unicodedata.category(c).startswith("C"))
 
     @cached_property
     def _moses_tools(self) -> dict[tuple[str, str], Any]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hf_vanilla.data.image_commands import (
+from hf_vanilla.data.image_files import open_image
+from hf_vanilla.data.image_models import (
+    FileResult,
     ImageRequest,
     check_paths,
     image_paths,
@@ -15,8 +17,6 @@ from hf_vanilla.data.image_commands import (
     read_image_request,
     reported,
 )
-from hf_vanilla.data.image_files import open_image
-from hf_vanilla.data.image_models import FileResult
 from hf_vanilla.options import Options, option
 
 from .coco_scores import coco_results

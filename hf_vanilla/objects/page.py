@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hf_vanilla.app.component import import_gradio, page_of_component
-from hf_vanilla.app.pictures import picture_url, received_picture
+from hf_vanilla.app.component import import_gradio, page_of_component, picture_url, received_picture
 from hf_vanilla.hub.card import public_name
 
 from .detector import Detector, load_detector, object_attention

@@ -18,9 +18,8 @@ from hf_vanilla.data.corpus import (
     pairs_from_dataset,
     pairs_from_files,
 )
-from hf_vanilla.loading import load_saved
+from hf_vanilla.loading import OF_TRAINING, check_section, load_saved
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.training.initial_model import OF_TRAINING, check_section
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 import hf_vanilla
-from hf_vanilla.data.row_order import RowOrder
+from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig

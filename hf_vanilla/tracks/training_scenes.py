@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.row_order import shuffled
+from hf_vanilla.data.batching import shuffled
 from hf_vanilla.training.task import Batch
 
 from .data import position_errors, random_changes

@@ -124,11 +124,17 @@ def save_checkpoint(
     unfinished = final.with_name(final.name + PARTIAL)
     accelerator = parts.accelerator
     weights = whole_weights(parts.model)
-    tensors, groups = _optimizer_parts(parts.optimizer)
+    optimizer = parts.optimizer.state_dict()
+    tensors = {
+        f"{index}.{name}": (value.full_tensor() if isinstance(value, DTensor) else value)
+        for index, entry in optimizer["state"].items()
+        for name, value in entry.items()
+    }
+    tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
     if accelerator.is_main_process:
         shutil.rmtree(unfinished, ignore_errors=True)
         scaler = accelerator.scaler and accelerator.scaler.state_dict()
-        state = {**state, "optimizer": groups, "scaler": scaler or None}
+        state = {**state, "optimizer": optimizer["param_groups"], "scaler": scaler or None}
         try:
             unfinished.mkdir(parents=True)
             save_file(weights, unfinished / WEIGHTS_FILE, metadata={"format": "pt"})
@@ -146,36 +152,17 @@ def save_checkpoint(
         _remove(final)
         unfinished.replace(final)
         flush_to_disk(output_dir)
-        _prune(output_dir, keep)
+        # prune: extra checkpoints that are not the newest, and old ones
+        folders = all_checkpoints(output_dir)
+        extra = {folder for folder in folders[:-1] if checkpoint_state(folder).get("is_extra")}
+        kept = set([folder for folder in folders if folder not in extra][-keep.newest :])
+        if keep.best:
+            kept |= {*best_checkpoints(folders, keep.best, measures=keep.measures, by=keep.by)}
+        for old in folders:
+            if old not in kept:
+                _remove(old)
     accelerator.wait_for_everyone()
     return final
-
-
-def _optimizer_parts(optimizer: Optimizer) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The tensors of an optimizer by `INDEX.NAME`, on the CPU, and its groups without them."""
-    state = optimizer.state_dict()
-    tensors = {
-        f"{index}.{name}": _whole(value).cpu().contiguous()
-        for index, entry in state["state"].items()
-        for name, value in entry.items()
-    }
-    return tensors, state["param_groups"]
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _prune(output_dir: Path, keep: Keeping) -> None:
-    """Remove old checkpoints, and extra ones that are not the newest."""
-    folders = all_checkpoints(output_dir)
-    extra = {folder for folder in folders[:-1] if checkpoint_state(folder).get("is_extra")}
-    kept = set([folder for folder in folders if folder not in extra][-keep.newest :])
-    if keep.best:
-        kept |= {*best_checkpoints(folders, keep.best, measures=keep.measures, by=keep.by)}
-    for old in folders:
-        if old not in kept:
-            _remove(old)
 
 
 def _remove(folder: Path) -> None:

@@ -69,7 +69,14 @@ def sweep_page(path: Path, sweep: Sweep, rows: FinishedRuns, baseline: str, *, s
     }
     parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, rows)]
     parts += ["\n".join(_table(sweep, counts, differences, baseline)), _reading(samples)]
-    parts += [_conclusions(sweep, counts, differences)]
+    lines = []
+    for verdict in (HOLDS, OPPOSITE, UNDECIDED):
+        names = [name for name, row in differences.items() if row.verdict == verdict]
+        if names:
+            lines.append(f"- {verdict.capitalize()}: {', '.join(names)}.")
+    if note := correlation_note(counts, sweep.published):
+        lines.append(f"- {note}")
+    parts += ["\n".join(lines)]
     parts += [f"This page is written by `hf-vanilla compare {path.as_posix()} --page FILE`."]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -156,18 +163,3 @@ def _reading(samples: int) -> str:
         f"side, or includes 0 if it is 0; it *{OPPOSITE}* where the interval excludes it; else it "
         f"is *{UNDECIDED}*."
     )
-
-
-def _conclusions(
-    sweep: Sweep,
-    counts: Mapping[str, Sequence[SentenceCounts]],
-    differences: Mapping[str, RowDifference],
-) -> str:
-    lines = []
-    for verdict in (HOLDS, OPPOSITE, UNDECIDED):
-        names = [name for name, row in differences.items() if row.verdict == verdict]
-        if names:
-            lines.append(f"- {verdict.capitalize()}: {', '.join(names)}.")
-    if note := correlation_note(counts, sweep.published):
-        lines.append(f"- {note}")
-    return "\n".join(lines)

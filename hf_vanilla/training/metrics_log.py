@@ -161,16 +161,20 @@ class MetricsLog:
             the positions, `mfu` (share of the device's peak speed, where that is known).
         """
         seconds = max(time.monotonic() - self._since, 1e-9)
-        work = self._total_work()
+        work = self._work
+        # thousands: operations of many steps and processes exceed 64 bits
+        parts = [work.items, work.real_positions, work.padded_positions, work.flops // 1000]
+        tensor = torch.tensor(parts, device=self.accelerator.device)
+        items, real, padded, kiloflops = self.accelerator.reduce(tensor).tolist()
         entry: dict[str, Any] = {
             **values,
             **progress.counts,
             "seconds": round(progress.seconds, 1),
-            f"{self.task.items}_per_second": round(work.items / seconds, 1),
-            "padding_share": round(1 - work.real_positions / max(work.padded_positions, 1), 4),
+            f"{self.task.items}_per_second": round(items / seconds, 1),
+            "padding_share": round(1 - real / max(padded, 1), 4),
         }
-        if self.peak and work.flops:
-            speed = work.flops / seconds / self.accelerator.num_processes
+        if self.peak and kiloflops:
+            speed = 1000 * kiloflops / seconds / self.accelerator.num_processes
             entry["mfu"] = round(speed / self.peak, 4)
         self.write(step=progress.step, **entry)
         shown = bar_text(entry, self.task.items, self.task.derived(values))
@@ -191,15 +195,6 @@ class MetricsLog:
                 "OMP_NUM_THREADS=1",
                 *(seconds, used),
             )
-
-    def _total_work(self) -> Work:
-        """Work of all processes since the last line."""
-        work = self._work
-        # thousands: operations of many steps and processes exceed 64 bits
-        parts = [work.items, work.real_positions, work.padded_positions, work.flops // 1000]
-        tensor = torch.tensor(parts, device=self.accelerator.device)
-        items, real, padded, kiloflops = self.accelerator.reduce(tensor).tolist()
-        return Work(items, real, padded, 1000 * kiloflops)
 
     def write(self, *, step: int, samples: Sequence[Mapping[str, str]] = (), **entry: Any) -> None:
         """One line of the log, and the same to the trackers, which get no samples."""

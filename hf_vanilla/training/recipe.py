@@ -26,7 +26,7 @@ from hf_vanilla.families import (
     validation_measures,
 )
 from hf_vanilla.file_values import check_names, is_finite_number, read_yaml
-from hf_vanilla.loading import task_or_default
+from hf_vanilla.loading import initial_config, task_or_default
 from hf_vanilla.options import (
     Options,
     UsageError,
@@ -41,9 +41,8 @@ from hf_vanilla.options import (
     typed_values,
 )
 
-from .initial_model import initial_config
+from .optimization import SCHEDULES, check_schedule
 from .recipe_files import RENAMED, drop_retired, recipe_file
-from .schedules import SCHEDULES, check_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -376,14 +375,26 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     for values in (options, file):
         drop_retired(values, rest)
     for name in [*file, *options, *given_options(rest)]:
-        _check_task(name, names, task)
+        if name not in names and (other := task_of_option(name)) is not None:
+            raise UsageError(
+                f"{name} is an option of task {other}, and this recipe's task is {task}"
+            )
+    model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
+    decoding = GenerationConfig().to_dict() if entry.decoding else ()
+    adam = [f"adam.{declared.name}" for declared in fields(Adam)]
     given = parsed_values(
-        (RecipeChoice, *classes), rest, epilog=RECIPE_HELP, elsewhere=_section_options(entry)
+        (RecipeChoice, *classes),
+        rest,
+        epilog=RECIPE_HELP,
+        elsewhere=[*model, *(f"decoding.{name}" for name in decoding), *adam],
     )
     are_merged = [*SECTIONS, *noted(TrainRecipe, "is_section")]
     given = merged(_checked(options, names, classes), {**given, **sections}, are_merged)
     values = _checked(file, names, classes)
-    _drop_replaced_data(values, given, classes)
+    # data chosen beside a file replaces all options of the file that describe data
+    if noted(classes[1], "chooses_data") & given.keys():
+        of_data = {name for kind in classes for name in noted(kind, "of_data")}
+        values = {name: value for name, value in values.items() if name not in of_data}
     _lower_rate(values, given)
     values = merged(values, given, are_merged)
     train, data = (made_options(kind, values) for kind in classes)
@@ -460,31 +471,3 @@ def _lower_rate(values: dict[str, Any], given: Mapping[str, Any]) -> None:
 def _warn_once(message: str) -> None:
     """Log a message once in this process: a sweep reads the recipe of each run several times."""
     logger.warning(message)
-
-
-def _section_options(entry: TaskEntry) -> list[str]:
-    """Options of the sections, for suggestions."""
-    model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
-    decoding = GenerationConfig().to_dict() if entry.decoding else ()
-    adam = [f"adam.{declared.name}" for declared in fields(Adam)]
-    return [*model, *(f"decoding.{name}" for name in decoding), *adam]
-
-
-def _check_task(name: str, known: Sequence[str], task: str) -> None:
-    """Refuse an option of another task by naming that task."""
-    other = None if name in known else task_of_option(name)
-    if other is not None:
-        raise UsageError(f"{name} is an option of task {other}, and this recipe's task is {task}")
-
-
-def _drop_replaced_data(
-    values: dict[str, Any], given: Mapping[str, Any], classes: Sequence[type]
-) -> None:
-    """Data chosen beside a file replaces all options of the file that describe data."""
-    of_data, chooses = (
-        {name for kind in classes for name in noted(kind, note)}
-        for note in ("of_data", "chooses_data")
-    )
-    if chooses & given.keys():
-        for name in of_data:
-            values.pop(name, None)

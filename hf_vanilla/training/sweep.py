@@ -202,18 +202,14 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
                 return False
     if record is None:
         seconds = round(time.monotonic() - started, 1)
-        record = {"values": _final_values(run, sweep.task), "seconds": seconds}
+        entries = read_json_lines(run.folder / LOG_FILE)
+        final = [entry for entry in entries if entry.get("averaged_checkpoints")]
+        names = {name: m.log_name or name for name, m in validation_measures(sweep.task).items()}
+        values = {n: final[-1][key] for n, key in names.items() if final and key in final[-1]}
+        record = {"values": values, "seconds": seconds}
     if sweep.test is not None:
         record["test_source"] = sweep.test.source_hash
     write_text(run.folder / RECORD_FILE, json.dumps(record, indent=2))
     shown = "  ".join(f"{name} {value:.4f}" for name, value in record["values"].items())
     logger.info("%s, seed %d: %.0f s  %s", run.name, run.seed, time.monotonic() - started, shown)
     return True
-
-
-def _final_values(run: SweepRun, task: str) -> dict[str, float]:
-    """The validation of the finished model, by measure."""
-    entries = read_json_lines(run.folder / LOG_FILE)
-    final = [entry for entry in entries if entry.get("averaged_checkpoints")]
-    names = {name: m.log_name or name for name, m in validation_measures(task).items()}
-    return {name: final[-1][key] for name, key in names.items() if final and key in final[-1]}

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel
 
 from .checkpointing import all_checkpoints
 from .preparation import PreparedRun
@@ -84,7 +84,6 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
             sampler=count(first, processes),
             batch_size=None,
             num_workers=run.options.dataloader_workers,
-            collate_fn=_unchanged,
             worker_init_fn=_ignore_sigterm,
         )
         batches = iter(loader)
@@ -98,10 +97,6 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
                 for index in range(last + 1)
             ],
         )
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
 
 
 def _ignore_sigterm(_: int) -> None:
@@ -155,16 +150,14 @@ def update_weights(run: PreparedRun) -> None:
 
 def all_finite(run: PreparedRun) -> bool:
     """Whether every weight is a finite number. Call it on every process."""
-    finite = torch.stack([weight.isfinite().all() for weight in _local_weights(run.model)])
+    finite = torch.stack(
+        [
+            (weight.to_local() if isinstance(weight, DTensor) else weight).isfinite().all()
+            for weight in run.model.parameters()
+        ]
+    )
     # FSDP 2 may keep weights on the CPU, where NCCL cannot add them up
     return not run.accelerator.reduce((~finite).sum().to(run.accelerator.device)).item()
-
-
-def _local_weights(model: PreTrainedModel) -> Iterator[Tensor]:
-    """This process's weights, or its part of each."""
-    for parameter in model.parameters():
-        local = getattr(parameter, "to_local", None)
-        yield (local() if local else parameter).detach()
 
 
 def unusable_step(run: PreparedRun, result: StepResult, what: str) -> ValueError:

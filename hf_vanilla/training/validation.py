@@ -87,7 +87,10 @@ def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
     folders = all_checkpoints(run.output_dir)
     if not folders:
         raise ValueError(f"{run.output_dir} holds no checkpoints: were they removed meanwhile?")
-    by = _deciding(run, folders)
+    # without translations, for instance, no checkpoint has a BLEU
+    scored = {name for folder in folders for name in checkpoint_state(folder).get("scores", {})}
+    names = (run.recipe.best_by, *validation_measures(run.recipe.task))
+    by = next((name for name in names if name in scored), run.recipe.best_by)
     candidates, model = _candidates(run, folders, by), whole_model(run.model)
     found: dict[str, Validation] = {}
     for name, folders in candidates.items() if run.task.has_validation else ():
@@ -115,16 +118,6 @@ def finish(run: PreparedRun, log: MetricsLog, progress: Progress) -> Path:
             _warn_of_no_success(run, found[best])
     run.accelerator.wait_for_everyone()
     return run.output_dir
-
-
-def _deciding(run: PreparedRun, folders: list[Path]) -> str:
-    """`best_by`, or the task's first measure that was measured where this one was not.
-
-    Without translations, for instance, no checkpoint has a BLEU.
-    """
-    scored = {name for folder in folders for name in checkpoint_state(folder).get("scores", {})}
-    names = (run.recipe.best_by, *validation_measures(run.recipe.task))
-    return next((name for name in names if name in scored), run.recipe.best_by)
 
 
 def _candidates(run: PreparedRun, folders: list[Path], by: str) -> dict[str, list[Path]]:

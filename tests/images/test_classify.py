@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from transformers import ViTConfig, ViTForImageClassification, pipeline
 
 from hf_vanilla.data import image_models
-from hf_vanilla.data.image_commands import image_paths
+from hf_vanilla.data.image_models import image_paths
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.images.classify import classify_files, read_classification

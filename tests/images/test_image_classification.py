@@ -11,7 +11,7 @@ from process_runs import assert_processes_agree
 from torch.testing import assert_close
 from transformers import pipeline
 
-from hf_vanilla.data.row_order import RowOrder
+from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.images.data import training_and_validation
 from hf_vanilla.images.evaluation import EvaluateImagesOptions, labelled_as, score_classifier

@@ -8,7 +8,7 @@ from PIL import Image
 
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.plot import PlotPatchesOptions, plot_patches, save_confusion
-from hf_vanilla.plots.plot import plot, read_plot
+from hf_vanilla.plots.figures import plot, read_plot
 
 pytest.importorskip("matplotlib")
 

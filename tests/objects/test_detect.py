@@ -12,7 +12,7 @@ from PIL import Image
 from hf_vanilla.objects.detect import detect_files, drawn_objects, read_detection
 from hf_vanilla.objects.detector import load_detector, object_attention
 from hf_vanilla.options import UsageError
-from hf_vanilla.plots.plot import plot, read_plot
+from hf_vanilla.plots.figures import plot, read_plot
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from hf_vanilla.families import load_part
-from hf_vanilla.plots.plot import all_figures, plot, read_plot
+from hf_vanilla.plots.figures import all_figures, plot, read_plot
 from hf_vanilla.text.plot import PlotAttentionOptions
 
 OPTIONS = {

@@ -12,9 +12,10 @@ from hf_vanilla.training.optimization import (
     make_optimizer,
     make_schedule,
     paper_adam,
+    peak_learning_rate,
+    share_of_peak,
 )
 from hf_vanilla.training.recipe import TrainRecipe, read_recipe
-from hf_vanilla.training.schedules import peak_learning_rate, share_of_peak
 
 
 def rates(steps, *, d_model=512, warmup_steps=4000, peak=None):

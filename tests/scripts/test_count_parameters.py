@@ -1,25 +1,28 @@
 """Table 3 and Table 4 as recipes, and the parameters of their models to the last one."""
 
+import runpy
 from dataclasses import asdict, fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small_run
 
 from hf_vanilla import VanillaConfig
 from hf_vanilla.text.options import TranslationDataOptions
-from hf_vanilla.training.parameter_table import (
-    PAPER_MILLIONS,
-    ParameterTableOptions,
-    count_parameters,
-    parameter_row,
-    parameter_table,
-    parameters_by_formula,
-)
 from hf_vanilla.training.recipe import TrainRecipe, read_recipe
 from hf_vanilla.training.run import train
 
-RECIPES = Path(__file__).resolve().parents[2] / "hf_vanilla" / "recipes"
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "hf_vanilla" / "recipes"
+PROGRAM = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "count_parameters.py")))
+PAPER_MILLIONS = PROGRAM.PAPER_MILLIONS
+count_parameters = PROGRAM.count_parameters
+parameters_by_formula = PROGRAM.parameters_by_formula
+
+
+def table_of(folder):
+    return PROGRAM.parameter_table(PROGRAM.ParameterTableOptions(folder=str(folder)))
 
 
 def both(**fields):
@@ -69,7 +72,7 @@ def recipe_of(name, table="table3", *options):
 
 
 def row_of(name):
-    return parameter_row(name, recipe_of(name))
+    return PROGRAM.parameter_row(name, recipe_of(name))
 
 
 # --- the recipes -------------------------------------------------------------------------------
@@ -215,7 +218,7 @@ def cells(line):
 
 
 def test_the_table_has_a_row_for_every_recipe_in_the_papers_order():
-    lines = parameter_table(ParameterTableOptions(folder=str(RECIPES / "table3"))).splitlines()
+    lines = table_of(RECIPES / "table3").splitlines()
     assert [cells(line)[0] for line in lines[2:]] == list(TABLE_3)
     assert len({len(line) for line in lines}) == 1  # even columns
     assert cells(lines[2 + 5]) == [
@@ -232,11 +235,11 @@ def test_the_table_has_a_row_for_every_recipe_in_the_papers_order():
 def test_a_row_tells_each_change_once_and_either_side_where_they_differ(tmp_path):
     text = "model: {encoder_layers: 3, decoder_layers: 3, decoder_ffn_dim: 5, d_model: 24}"
     (tmp_path / "mine.yaml").write_text(text)
-    (line,) = parameter_table(ParameterTableOptions(folder=str(tmp_path))).splitlines()[2:]
+    (line,) = table_of(tmp_path).splitlines()[2:]
     assert cells(line)[:2] == ["mine", "N=3, decoder_ffn_dim=5, d_model=24"]
     assert cells(line)[4:] == ["", "", ""]
 
 
 def test_a_folder_without_recipes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="holds no recipe: give a folder of"):
-        parameter_table(ParameterTableOptions(folder=str(tmp_path)))
+        table_of(tmp_path)
