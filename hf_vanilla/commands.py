@@ -121,6 +121,11 @@ COMMANDS = {
         "hf_vanilla.hub.push:push_folder",
         ("hf_vanilla.hub.push:PushOptions",),
     ),
+    "serve": Command(
+        "serve models over HTTP, with the API of LibreTranslate",
+        "hf_vanilla.serve:serve",
+        ("hf_vanilla.serve:ServeOptions",),
+    ),
     "app": Command(
         "use a model in a browser, and see its attention weights",
         "hf_vanilla.serve:open_app",

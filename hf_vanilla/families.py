@@ -58,7 +58,7 @@ class TaskEntry:
         evaluate: function that the command `evaluate` calls.
         evaluate_options: dataclass of its options.
         card: `hub.card.CardFacts` of all its models.
-        page: function of a model's name and the options of `hf-vanilla app` that makes its page.
+        page: function of models' names and `serve.PageSettings` that makes their `app.page.Page`.
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
         built_in: names of models without weights, which need no folder.
         forms: name of a form, as its data option has it -> model class; the first is the default.

@@ -61,7 +61,7 @@ class Facts(TypedDict, total=False):
         may_change: a resumed run may have another value.
         of_data: the option describes the data set.
         chooses_data: it chooses one.
-        repeats_model: it is the list of all `--model` after the first.
+        repeats_model: it is the list of all `--model` after the first, or of all as `model` itself.
         is_section: `--NAME.KEY VALUE` gives one entry of it.
     """
 
@@ -368,6 +368,8 @@ def _listed_models(arguments: Sequence[str], classes: Sequence[type]) -> list[st
     lists = {name for kind in classes for name in noted(kind, "repeats_model")}
     if not lists:
         raise UsageError(f"--model has {len(models)} values, {', '.join(models)}: give one")
+    if "model" in lists:
+        return [*rest, "--model", *models]
     for name in lists:
         if name in given_options(rest):
             raise UsageError(f"--{name} and several --model: give all models by one of them")

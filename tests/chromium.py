@@ -1,11 +1,12 @@
 """Headless Chromium for the tests of the app's pages."""
 
 import shutil
+import threading
 from contextlib import contextmanager
 
 import pytest
 
-from hf_vanilla.serve import serve
+from hf_vanilla.serve import PageSettings, ServeOptions, listening
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -49,11 +50,15 @@ def launched():
 
 
 @contextmanager
-def served(options):
-    """The address of the app with these options."""
-    blocks = serve(options, is_blocking=False)
-    yield blocks.local_url
-    blocks.close()
+def served(model, **settings):
+    """The address of the service of a model, with these settings of its page."""
+    pytest.importorskip("uvicorn")
+    with listening(ServeOptions(model=[model]), PageSettings(**settings)) as (server, address):
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        yield address
+        server.stop()
+        thread.join()
 
 
 @contextmanager
@@ -86,9 +91,9 @@ def tab_of(browser, address, *, is_slow=False, **context):
 
 
 @contextmanager
-def visits(options, is_ready):
-    """Opens the app for visitors; `is_ready(tab)` waits for a page, and nothing may move on it."""
-    with launched() as browser, served(options) as address:
+def visits(model, is_ready, **settings):
+    """Opens a model's page for visitors; `is_ready(tab)` waits for it; nothing may move there."""
+    with launched() as browser, served(model, **settings) as address:
 
         @contextmanager
         def visit(**context):

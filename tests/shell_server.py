@@ -74,6 +74,7 @@ BENCHMARKS = ("train", "generate", "vit", "startup", "gpu")
 REPLACED = {
     **dict.fromkeys((f"benchmarks/{name}" for name in BENCHMARKS), only_read_options),
     "app": only_read_options,
+    "serve": only_read_options,
     **dict.fromkeys(("accelerate launch", "torchrun"), only_launch_one),
     "curl -LO": copy_small_archive,
     **dict.fromkeys(("hf", "pip", "uv", "docker", "pre-commit"), lambda _: None),

@@ -1,7 +1,7 @@
 """Every command as a user types it: once with success, once with a mistake.
 
-Commands run in forks of one process, by `shell_server.py`, which only reads the options of the app;
-the app, as the container starts it, is a process of its own.
+Commands run in forks of one process, by `shell_server.py`, which only reads the options of `serve`
+and `app`; these two, `serve` as the container starts it, are processes of their own.
 """
 
 import json
@@ -117,6 +117,10 @@ ROWS = {
     "push": (
         ("push --model text --repo_id ada/name", "ada/name", "", ""),
         ("push --model nowhere --repo_id ada/name", 1, "nowhere: no such folder"),
+    ),
+    "serve": (
+        ("serve --model text --model vit --port 8000", "", "", ""),
+        ("serve --port 0", 1, "port=0: give a number from 1 to 65535"),
     ),
     "app": (
         ("app --model text", "", "", ""),
@@ -260,6 +264,7 @@ def assert_answers(command):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    environment["BROWSER"] = "true"  # the program, which does nothing
     with subprocess.Popen(
         [*command, "--port", str(port)],
         cwd=ROOT,
@@ -281,12 +286,13 @@ def assert_answers(command):
         assert "Traceback" not in server.stderr.read()
 
 
-def test_the_app_answers_as_the_container_starts_it():
-    pytest.importorskip("gradio")
+def test_the_service_answers_as_the_container_starts_it_and_the_app():
+    pytest.importorskip("uvicorn")
     (listed,) = re.findall(r"^CMD (\[.*\])$", (ROOT / "Dockerfile").read_text("utf-8"), re.M)
     program, *rest = json.loads(listed)
     assert program == "hf-vanilla"
-    assert_answers([sys.executable, "-m", "hf_vanilla", *rest])
+    for arguments in (rest, ["app"]):
+        assert_answers([sys.executable, "-m", "hf_vanilla", *arguments])
 
 
 def test_help_is_a_process_of_its_own():

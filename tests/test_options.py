@@ -143,7 +143,7 @@ def test_every_installation_hint_names_an_extra_that_exists():
     text = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "hf_vanilla").rglob("*.py"))
     named = set(re.findall(r"install_hint\([\"'](\w+)[\"']\)", text))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert {"plot", "app"} <= named <= set(project["optional-dependencies"])
+    assert {"plot", "serve"} <= named <= set(project["optional-dependencies"])
 
 
 def test_yaml_that_would_grow_or_nest_without_end_is_refused_in_one_line(tmp_path):

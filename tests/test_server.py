@@ -1,116 +1,145 @@
-"""The app without a browser: options, the choice of models, and network access."""
+"""The service without a browser: its options, its address, and the files of a page."""
 
+import json
+import os
+import signal
 import socket
 import sys
+import threading
+import urllib.error
 import urllib.request
-from dataclasses import fields
+import webbrowser
 
 import pytest
+from chromium import served
 
-from hf_vanilla import serve as app
-from hf_vanilla.app.component import message
-from hf_vanilla.serve import EXAMPLE, AppOptions, open_app, serve
-from hf_vanilla.text.loading import demo_model
+from hf_vanilla.app.page import message
+from hf_vanilla.app.server import POLICY
+from hf_vanilla.serve import AppOptions, ServeOptions, open_app, serve
 from hf_vanilla.text.page import TITLE
-
-gradio = pytest.importorskip("gradio")
-
 
 # --- options -----------------------------------------------------------------------------------
 
 
-def test_the_default_address_is_local():
-    options = AppOptions()
-    assert (options.host, options.share, options.fixed_model) == ("127.0.0.1", False, None)
-    assert all(f.metadata["help"] for f in fields(AppOptions))
+def test_an_impossible_option_is_refused(tmp_path):
+    nothing = str(tmp_path / "nothing")
+    for kind, changes, problem in (
+        (ServeOptions, {"port": 0}, "port=0: give a number from 1 to 65535"),
+        (AppOptions, {"port": 65536}, "port=65536"),
+        (ServeOptions, {"dtype": "int7"}, "dtype='int7': choose one of"),
+        (ServeOptions, {"models_folder": nothing}, f"models_folder={nothing!r}: no such folder"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            kind(**changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message_part"),
-    [
-        ({"max_tokens": 0}, "max_tokens=0: give a positive number"),
-        ({"port": 0}, "port=0: give a number from 1 to 65535"),
-        ({"port": 65536}, "port=65536"),
-    ],
-    ids=str,
-)
-def test_an_impossible_option_is_refused(changes, message_part):
-    with pytest.raises(ValueError, match=message_part):
-        AppOptions(**changes)
-
-
-def test_a_missing_model_is_refused_before_serving():
+def test_what_cannot_be_served_is_refused_before_serving():
     with pytest.raises(ValueError, match=r"This model cannot be used. nobody/nothing"):
-        serve(AppOptions(model="nobody/nothing"))
-    with pytest.raises(ValueError, match="no model is named"):
-        serve(AppOptions())
-
-
-def test_an_address_in_use_is_refused_before_a_model_is_loaded():
+        serve(ServeOptions(model=["nobody/nothing"]))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         expected = f"cannot listen on 127.0.0.1, port {port}: .*; give another --host or --port"
         with pytest.raises(OSError, match=expected):
-            serve(AppOptions(model="nobody/nothing", port=port))
-    with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1: "):
-        serve(AppOptions(model="nobody/nothing", host="192.0.2.1"))
+            serve(ServeOptions(model=["nobody/nothing"], port=port))
+    for host in ("192.0.2.1", "no.such.host.invalid"):
+        with pytest.raises(OSError, match=f"cannot listen on {host}: "):
+            serve(ServeOptions(host=host))
 
 
-def test_a_missing_gradio_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ImportError, match=r"pip install -e '\.\[app\]'"):
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.delitem(sys.modules, "hf_vanilla.app.server")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ImportError, match=r"needs uvicorn: pip install -e '\.\[serve\]'"):
         open_app(AppOptions())
 
 
-# --- the model ---------------------------------------------------------------------------------
+def test_the_app_opens_the_page_of_the_packages_model_until_ctrl_c(monkeypatch, caplog):
+    shown = []
+
+    class Browser:
+        def open(self, address):
+            threading.Thread(target=self.show, args=[address]).start()
+
+        def show(self, address):
+            with urllib.request.urlopen(address) as result:
+                shown.append((address, result.read().decode()))
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(webbrowser, "get", Browser)
+    with caplog.at_level("INFO", "hf_vanilla"), pytest.raises(KeyboardInterrupt):
+        open_app(AppOptions())
+    ((address, text),) = shown
+    assert address.startswith("http://127.0.0.1:")
+    assert f"the page is at {address}" in caplog.text
+    assert TITLE in text
 
 
-def test_without_a_model_the_one_of_the_package_is_served_with_an_example(monkeypatch):
-    served = []
-    monkeypatch.setattr(app, "serve", served.append)
-    open_app(AppOptions())
-    open_app(AppOptions(sentence="two"))
-    open_app(AppOptions(model="mine"))
-    assert served == [
-        AppOptions(model=demo_model(), sentence=EXAMPLE),
-        AppOptions(model=demo_model(), sentence="two"),
-        AppOptions(model="mine"),  # without the sentence of the demo
-    ]
+# --- the page ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "is_fixed"),
-    [
-        ({}, False),
-        ({"host": "localhost"}, False),
-        ({"host": "::1"}, False),
-        ({"host": "0.0.0.0"}, True),
-        ({"host": "example.org"}, True),
-        ({"share": True}, True),
-        ({"share": True, "fixed_model": False}, False),
-        ({"fixed_model": True}, True),
-    ],
-    ids=str,
-)
-def test_only_visitors_on_this_machine_choose_a_model_unless_told_otherwise(changes, is_fixed):
-    assert AppOptions(**changes).is_model_fixed == is_fixed
+@pytest.fixture(scope="module")
+def ask(trained_run):
+    """Status and JSON value of an answer to a request to the service of a model."""
+    with served(str(trained_run)) as address:
 
+        def ask(path, body=None, **headers):
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            request = urllib.request.Request(address + path, data, headers)
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return answer.status, json.load(answer)
+            except urllib.error.HTTPError as error:
+                return error.code, json.load(error)
 
-def test_a_folder_of_models_that_does_not_exist_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"models_folder='.*nothing': no such folder"):
-        AppOptions(models_folder=str(tmp_path / "nothing"))
-
-
-# --- network -----------------------------------------------------------------------------------
+        ask.address = address
+        yield ask
 
 
 def test_messages_are_escaped():
     assert message("<b>") == '<p class="message" dir="auto">&lt;b&gt;</p>'
 
 
-def test_serving_connects_to_no_other_machine_and_names_its_address(
-    trained_run, monkeypatch, capsys, caplog
-):
+def test_the_page_loads_only_its_own_files(ask):
+    for name, kind in (("", "text/html"), ("page.css", "text/css"), ("page.js", "javascript")):
+        with urllib.request.urlopen(ask.address + name) as answer:
+            text = answer.read().decode()
+            assert kind in answer.headers["content-type"]
+            assert answer.headers["content-security-policy"] == POLICY
+            assert "uvicorn" not in str(answer.headers)
+        assert "://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "unsafe" not in POLICY
+
+
+def test_the_functions_of_the_page_are_asked_by_post(ask):
+    status, found = ask("v1/view/start", {})
+    assert (status, found["model"]) == (200, "trained")
+    status, found = ask("v1/view/translate", {"text": "three one four", "beams": 2})
+    assert (status, len(found["hypotheses"])) == (200, 2)
+
+
+def test_what_the_service_refuses_is_one_sentence(ask):
+    not_understood = "The request is not one of this service"
+    for path, body, status, problem in (
+        ("v1/view/translate", {"text": " ", "beams": 2}, 400, "There is no text"),
+        ("v1/view/translate", {"text": "two"}, 400, not_understood),
+        ("v1/view/translate", {"text": "two", "beams": 2, "lengths": "long"}, 400, not_understood),
+        ("v1/view/translate", [], 400, not_understood),
+        ("v1/view/inside", {"text": "two", "ids": [1]}, 400, not_understood),
+        ("v1/view/nothing", {}, 404, "There is no view nothing here"),
+        ("v1/view/start", b"{", 400, "not JSON"),
+        ("v1/view/start", b"[" * 10**6, 400, "not JSON"),
+        ("v1/view/start", b"\xff", 400, "not JSON"),
+        ("v1/view/start", None, 405, "Method Not Allowed"),
+        ("..%2f..%2fpyproject.toml", None, 404, "Not Found"),
+        ("nothing", None, 404, "Not Found"),
+    ):
+        found_status, found = ask(path, body)
+        assert (found_status, list(found)) == (status, ["error"]), (path, found)
+        assert problem in found["error"]
+        assert "\n" not in found["error"]
+
+
+def test_serving_connects_to_no_other_machine(trained_run, monkeypatch):
     reached, connect = set(), socket.socket.connect
 
     def note(self, address):
@@ -118,17 +147,6 @@ def test_serving_connects_to_no_other_machine_and_names_its_address(
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", note)
-    with caplog.at_level("INFO", "hf_vanilla"):
-        blocks = serve(AppOptions(model=str(trained_run)), is_blocking=False)
-    try:
-        assert f"the page is at {blocks.local_url}" in caplog.text
-        assert "share=True" not in "".join(capsys.readouterr())  # which would publish the page
-        assert blocks.local_url.startswith("http://127.0.0.1:")
-        with urllib.request.urlopen(blocks.local_url) as result:
-            text = result.read().decode("utf-8")
-    finally:
-        blocks.close()
-    assert TITLE in text
-    assert "fonts.googleapis" not in text
-    assert "127.0.0.1" in reached  # connections are recorded
-    assert reached <= {"127.0.0.1", "localhost", "file"}
+    with served(str(trained_run)) as address, urllib.request.urlopen(address) as answer:
+        answer.read()
+    assert reached == {"127.0.0.1"}  # by this test

@@ -1,11 +1,11 @@
-// What the scripts of all pages share; `component.py` puts it in front of each. Gradio provides
-// `element`, the page, and `server`, whose functions are those of the page's class. Names that come
-// from models or visitors are set as text, never as HTML.
+// What the scripts of all pages share; `page.py` puts it in front of each. Names that come from models
+// or visitors are set as text, never as HTML.
 
+const element = document.getElementById("component");
 const part = (name) => element.querySelector(`.${name}`);
 const SVG = "http://www.w3.org/2000/svg";
 const DARKEST = 0.75; // opacity of the colour over the place of the largest weight
-const page = element.firstElementChild; // Gradio puts it into a box
+const page = element.firstElementChild;
 const calls = {}; // number of the last call of each function
 
 function made(name, text, parent, attributes = {}) {
@@ -24,12 +24,20 @@ function shape(name, attributes, parent, text) {
   return child;
 }
 
-// The answer of a function of the server; null if it was called again or cancelled meanwhile.
+// The answer of the service, whose `error` is a sentence.
+function fetched(name, value) {
+  const body = JSON.stringify(value ?? {});
+  return fetch(`v1/view/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body })
+    .then((response) => response.json())
+    .catch(() => ({ error: "The server does not answer." }));
+}
+
+// The answer of the service; null if it was called again or cancelled meanwhile.
 async function call(name, value) {
   const number = (calls[name] ?? 0) + 1;
   calls[name] = number;
   page.setAttribute("aria-busy", "true");
-  const found = await server[name](value).catch(() => ({ error: "The server does not answer." }));
+  const found = await fetched(name, value);
   if (number !== calls[name]) return null;
   page.removeAttribute("aria-busy");
   return found;

@@ -1,17 +1,17 @@
 """The web page for image classifiers: drop, choose or draw a picture.
 
-The page is one HTML component; `page.js` draws it and calls `ImagePage.look`. Shapes:
+`page.js` draws it and calls `ImagePage.look`. Shapes:
 L layers, H heads, R x K patches.
 """
 
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hf_vanilla.app.component import import_gradio, page_of_component, picture_url, received_picture
+from hf_vanilla.app.page import Page, page_of_component, picture_url, received_picture
 from hf_vanilla.hub.card import public_name
 
 from .classifier import Classifier, load_classifier, patch_attention
@@ -31,16 +31,13 @@ class ImagePage:
         model: model folder or Hub id.
 
     Raises:
-        ImportError: Gradio is not installed.
         ValueError: the model cannot be used.
         OSError: nothing is found under that name.
     """
 
     def __init__(self, model: str) -> None:
-        import_gradio()
         self.name = public_name(model)
         self.classifier: Classifier = load_classifier(model, device="cpu")
-        self._lock = threading.Lock()  # attention is computed by another implementation
 
     def about(self) -> str:
         """One line about the model: its size, labels, layers, heads and image size."""
@@ -64,16 +61,15 @@ class ImagePage:
         Returns:
             `labels`, names and probabilities, most probable first; `image`, a `data:` URL of what
             the model sees; `grid`, rows and columns of patches; `weights` `(L, H, R * K)` and
-            `rollout` `(R * K)`, in thousandths. Or `error`, a text.
+            `rollout` `(R * K)`, in thousandths.
+
+        Raises:
+            ValueError: the picture cannot be read, or nothing is drawn.
         """
-        try:
-            image = received_picture(picture)
-            if is_drawn:
-                image = centred(image)
-        except ValueError as error:
-            return {"error": str(error)}
-        with self._lock:
-            attention = patch_attention(self.classifier, image)
+        image = received_picture(picture)
+        if is_drawn:
+            image = centred(image)
+        attention = patch_attention(self.classifier, image)
         return {
             "labels": [vars(guess) for guess in attention.guesses],
             "image": self._seen(image),
@@ -95,8 +91,8 @@ class ImagePage:
         levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
         return picture_url(Image.fromarray(levels.permute(1, 2, 0).numpy()))  # (H, W, 3)
 
-    def blocks(self) -> Any:
-        """The page as Gradio's `Blocks`."""
+    def page(self) -> Page:
+        """Its files and functions."""
 
         def look(asked: dict[str, Any]) -> dict[str, Any]:
             return self.look(str(asked.get("picture")), is_drawn=bool(asked.get("isDrawn")))
@@ -129,6 +125,6 @@ def _thousandths(weights: Tensor) -> list[Any]:
     return (weights * SCALE).round().int().tolist()
 
 
-def open_page(model: str, _options: Any) -> ImagePage:
-    """The page of a model, with the options of `hf-vanilla app`."""
-    return ImagePage(model)
+def open_page(models: Sequence[str], _options: Any) -> Page:
+    """The page of the first model."""
+    return ImagePage(models[0]).page()

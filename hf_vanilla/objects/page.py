@@ -1,17 +1,17 @@
 """The web page for object detectors: boxes in a picture, and attention of queries and positions.
 
-The page is one HTML component; `page.js` draws it and calls `ObjectsPage.look`. Shapes:
+`page.js` draws it and calls `ObjectsPage.look`. Shapes:
 m objects, S = h * w positions of the feature map.
 """
 
 import base64
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hf_vanilla.app.component import import_gradio, page_of_component, picture_url, received_picture
+from hf_vanilla.app.page import Page, page_of_component, picture_url, received_picture
 from hf_vanilla.hub.card import public_name
 
 from .detector import Detector, load_detector, object_attention
@@ -31,16 +31,13 @@ class ObjectsPage:
         model: model folder or Hub id.
 
     Raises:
-        ImportError: Gradio is not installed.
         ValueError: the model cannot be used.
         OSError: nothing is found under that name.
     """
 
     def __init__(self, model: str) -> None:
-        import_gradio()
         self.name = public_name(model)
         self.detector: Detector = load_detector(model, device="cpu")
-        self._lock = threading.Lock()  # attention is computed by another implementation
 
     def about(self) -> str:
         """One line about the model: its size, classes, queries and layers."""
@@ -63,14 +60,13 @@ class ObjectsPage:
             `score` and `box` (left, top, right, bottom in shares of the image); `cross` `(m, S)`,
             what each object's query gives to each position; `encoder` `(S, S)`, what each position
             gives to each, empty for a very large picture. Weights are bytes in base64, in 255ths of
-            the largest weight of their row. Or `error`, a text.
+            the largest weight of their row.
+
+        Raises:
+            ValueError: the picture cannot be read.
         """
-        try:
-            image = received_picture(picture)
-        except ValueError as error:
-            return {"error": str(error)}
-        with self._lock:
-            attention = object_attention(self.detector, image)
+        image = received_picture(picture)
+        attention = object_attention(self.detector, image)
         found, names = attention.found, self.detector.label_names
         boxes = found.boxes / ([image.width, image.height] * 2)  # (m, 4) in shares of the image
         entries = zip(found.labels, found.scores.tolist(), boxes.tolist(), strict=True)
@@ -85,8 +81,8 @@ class ObjectsPage:
             "encoder": _bytes(encoder) if len(encoder) <= MOST_POSITIONS else "",
         }
 
-    def blocks(self) -> Any:
-        """The page as Gradio's `Blocks`."""
+    def page(self) -> Page:
+        """Its files and functions."""
 
         def look(asked: dict[str, Any]) -> dict[str, Any]:
             return self.look(str(asked.get("picture")))
@@ -108,6 +104,6 @@ def _bytes(weights: Tensor) -> str:
     return base64.b64encode(levels.numpy().tobytes()).decode()
 
 
-def open_page(model: str, _options: Any) -> ObjectsPage:
-    """The page of a model, with the options of `hf-vanilla app`."""
-    return ObjectsPage(model)
+def open_page(models: Sequence[str], _options: Any) -> Page:
+    """The page of the first model."""
+    return ObjectsPage(models[0]).page()

@@ -58,7 +58,7 @@ def demo(recipe: Recipe) -> str:
     lines += [f"\nmodel folder: {folder}", _drawn_attention(folder), "\nNext:"]
     program, model = _program(), shlex.quote(str(folder))
     lines.append(f"  echo '{SENTENCE}' | {program} translate --model {model}")
-    if importlib.util.find_spec("gradio") is None and Path.cwd() == CLONE:
+    if importlib.util.find_spec("uvicorn") is None and Path.cwd() == CLONE:
         lines.append(f"  make app MODEL={model}")  # installs what the app needs
     else:
         lines.append(f"  {program} app --model {model}")

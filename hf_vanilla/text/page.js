@@ -299,12 +299,11 @@ part("views").addEventListener("keydown", (event) => {
 });
 window.addEventListener("hashchange", openAddress);
 new ResizeObserver(() => redraw()).observe(panel);
-// Gradio marks the page as dark
-new MutationObserver(() => redraw()).observe(document.body, { attributeFilter: ["class"] });
+darkness.addEventListener("change", () => redraw());
 
 showTabs();
 disableChoices();
-call("settings", null).then((found) => {
+call("start", {}).then((found) => {
   settings = found;
   model = found.model;
   part("about").textContent = found.about;

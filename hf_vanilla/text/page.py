@@ -1,14 +1,13 @@
 """The page of translation: n-best list, attention, search, and the vectors of a layer.
 
-The page is one HTML component; its scripts draw it and call the functions of `TextPage`.
+Its scripts draw it and call the functions of `TextPage`.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.app.component import import_gradio, page_of_component
+from hf_vanilla.app.page import Page, page_of_component
 from hf_vanilla.hub.card import public_name
 
 from .loading import NOTE, demo_model
@@ -18,6 +17,7 @@ from .page_service import Service
 
 TITLE = "Attention Is All You Need: watch it translate"
 MAX_BEAMS = 10
+MAX_TOKENS = 512  # of a sentence
 SCRIPTS = (
     "page_drawing.js",
     "page_attention.js",
@@ -35,54 +35,45 @@ EXAMPLES = (
 
 
 class TextPage:
-    """The layout of the page, and what its script calls. It stores nothing about a visitor.
+    """What the page is, and what its script calls. It stores nothing about a visitor.
 
     Args:
-        model: model folder or Hub id; loaded at once.
-        sentence: initial text of the text box, and the first example.
+        models: folders or Hub ids; the first is loaded at once, and is that of the page.
         max_tokens: maximum number of source tokens of a sentence.
-        fixed_model: visitors cannot choose another model.
-        models_folder: folder whose models visitors can choose, at any depth; None: none.
-        dtype: numbers of the model, as for `Translator`.
+        models_folder: folder whose models visitors can choose too, at any depth; None: none.
+        dtype: numbers of the models, as for `Translator`.
 
     Raises:
-        ImportError: Gradio is not installed.
         ValueError: the model cannot be used.
     """
 
     def __init__(
         self,
-        model: str,
-        *,
-        sentence: str | None = None,
-        max_tokens: int = 256,
-        fixed_model: bool = False,
-        models_folder: str | None = "/",
+        *models: str,
+        max_tokens: int = MAX_TOKENS,
+        models_folder: str | None = None,
         dtype: str | None = None,
     ) -> None:
-        import_gradio()
-        self.model = model
-        self.sentence = sentence
-        self.fixed_model = fixed_model
+        self.model = models[0]
+        self.models = {public_name(name): name for name in models}  # visitors never see a folder
         self.models_folder = models_folder
-        self.shown = public_name(model)  # visitors never see its folder
-        self.service = Service(dtype=dtype, max_tokens=max_tokens)
-        self.beams = min(self.service.num_beams(model), MAX_BEAMS)
+        self.service = Service(len(models) + 1, dtype=dtype, max_tokens=max_tokens)
+        self.beams = min(self.service.num_beams(self.model), MAX_BEAMS)
 
-    def settings(self) -> dict[str, Any]:
+    def start(self) -> dict[str, Any]:
         """What the script needs at the start."""
-        given = [] if self.sentence is None else [self.sentence]
         examples = EXAMPLES if self.model == demo_model() else ()
         return {
-            "model": self.shown,
+            "model": public_name(self.model),
+            "models": list(self.models),
             # of a link, which serves on other machines too
             "shortName": Path(self.model).name,
             "about": self._about(self.model),
-            "isFixed": self.fixed_model,
+            "isFixed": len(self.models) == 1 and self.models_folder is None,
             "beams": self.beams,
             "maxBeams": MAX_BEAMS,
-            "sentence": self.sentence or "",
-            "examples": list(dict.fromkeys([*given, *examples]))[:3],
+            "sentence": examples[-1] if examples else "",
+            "examples": list(examples),
         }
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +98,7 @@ class TextPage:
         result = self.service.translate(name, str(request["text"]), search)
         words = self.service.align(name, result.sentence, result.attentions)
         answer = answer_of_result(result, self.service.tokenizer(name), words)
-        shown = self.shown if name == self.model else name
+        shown = str(request.get("model") or "").strip() or public_name(self.model)
         return {**answer, "model": shown, "doubt": self.service.doubt(result)}
 
     def attend(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -137,45 +128,25 @@ class TextPage:
         """The model of a request.
 
         Raises:
-            ValueError: it is in a folder that visitors cannot read.
+            ValueError: the service does not have it.
         """
-        wanted = str(request.get("model") or "").strip()
-        name = self.model if self.fixed_model or wanted == self.shown else wanted
-        if name == self.model or not os.path.lexists(name):
-            return name
-        path = Path(name).resolve()
-        if not self.models_folder or not path.is_relative_to(Path(self.models_folder).resolve()):
-            raise ValueError(f"{name}: this page reads no such folder: give a Hub id.")
-        return name
+        wanted = str(request.get("model") or "").strip() or public_name(self.model)
+        if wanted in self.models:
+            return self.models[wanted]
+        if self.models_folder is not None and "\0" not in wanted:
+            folder = Path(self.models_folder).resolve()
+            path = (folder / wanted).resolve()
+            if path.is_relative_to(folder) and path.is_dir():
+                return str(path)
+        raise ValueError(f"{wanted}: there is no such model here: give {' or '.join(self.models)}.")
 
-    def functions(self) -> dict[str, Callable[[Any], Any]]:
-        """What the script calls; bad input is answered by `error`, a text."""
+    def page(self) -> Page:
+        """Its files and functions."""
         calls = (self.load, self.translate, self.attend, self.inside)
-        reported = {call.__name__: _reported(call) for call in calls}
-        return {"settings": lambda _: self.settings(), **reported}
-
-    def blocks(self) -> Any:
-        """The page as Gradio's `Blocks`."""
-        return page_of_component(TITLE, Path(__file__).parent, self.functions(), scripts=SCRIPTS)
+        views = {"start": lambda _: self.start(), **{call.__name__: call for call in calls}}
+        return page_of_component(TITLE, Path(__file__).parent, views, scripts=SCRIPTS)
 
 
-def _reported(call: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    def reported(request: Any) -> dict[str, Any]:
-        try:
-            return call(request)
-        except ValueError as error:
-            return {"error": str(error)}
-
-    return reported
-
-
-def open_page(model: str, options: Any) -> TextPage:
-    """The page of a model, with the options of `hf-vanilla app`."""
-    return TextPage(
-        model,
-        sentence=options.sentence,
-        max_tokens=options.max_tokens,
-        fixed_model=options.is_model_fixed,
-        models_folder=options.models_folder or (None if options.is_public else "/"),
-        dtype=options.dtype,
-    )
+def open_page(models: Sequence[str], options: Any) -> Page:
+    """The page of models, with the options of the service."""
+    return TextPage(*models, models_folder=options.models_folder, dtype=options.dtype).page()

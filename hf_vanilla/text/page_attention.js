@@ -202,7 +202,7 @@ views.heads = {
         shape("image", {
           x, y, width: picture, height: picture, preserveAspectRatio: "none",
           href: thumbnail(headOf(current(), state.kind, layer, head)),
-          style: "image-rendering: pixelated",
+          "image-rendering": "pixelated",
         }, root);
         box(root, x, y, picture, picture, {
           stroke: isChosen ? paint.warm : paint.line, "stroke-width": isChosen ? 3 : 1,

@@ -35,7 +35,8 @@ const COLOURS = {
     strong: "#60a5fa", warm: "#fbbf24", good: "#34d399",
   },
 };
-const colours = () => COLOURS[document.querySelector(".dark") ? "dark" : "light"];
+const darkness = matchMedia("(prefers-color-scheme: dark)");
+const colours = () => COLOURS[darkness.matches ? "dark" : "light"];
 const FONT = "Segoe UI, Roboto, Helvetica Neue, Noto Sans, Arial, sans-serif";
 const SIZE = 13; // of text, in px
 const measure = document.createElement("canvas").getContext("2d");

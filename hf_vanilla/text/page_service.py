@@ -1,9 +1,8 @@
 """The service of the page of translation: searches, attention weights, vectors of a layer.
 
-Any number of threads may call it at once; it stores nothing about a visitor.
+It stores nothing about a visitor.
 """
 
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -24,7 +23,6 @@ from .search_record import Candidate
 
 CACHED_MODELS = 2
 MAX_SECONDS = 30.0  # of the searches of one text
-MAX_VISITORS = 64  # who wait at once
 CHARACTERS_PER_TOKEN = 20  # a longer text is refused without tokenizing it
 MAX_MESSAGE = 400  # characters of an error
 
@@ -55,8 +53,8 @@ class Result:
 class Service:
     """Translates with models by name, which are loaded at first use and cached.
 
-    One lock for everything, loading included: while transformers loads a model it changes torch's
-    defaults for all threads, and what another thread computes or loads meanwhile goes wrong.
+    One thread at a time may use it: while transformers loads a model it changes torch's defaults
+    for all threads, and what another thread computes or loads meanwhile goes wrong.
 
     Args:
         cached_models: size of the model cache; the least recently used model is dropped.
@@ -75,8 +73,6 @@ class Service:
     ) -> None:
         self.max_tokens = max_tokens
         self.max_seconds = max_seconds
-        self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(MAX_VISITORS)
         self._cached, self._dtype = cached_models, dtype
         self._models: OrderedDict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]]
         self._models = OrderedDict()
@@ -87,8 +83,7 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        with self._turn():
-            model, _ = self._load(name)
+        model, _ = self._load(name)
         config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
         if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
             return size
@@ -103,8 +98,7 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        with self._turn():
-            return self._load(name)[0].generation_config.num_beams or 1
+        return self._load(name)[0].generation_config.num_beams or 1
 
     def translate(self, name: str, text: str, search: Search) -> Result:
         """Translate one sentence, record the search, and compute the attention of the best result.
@@ -116,23 +110,22 @@ class Service:
 
         Raises:
             ValueError: the text is blank or too long, the search takes too long or cannot have the
-                lengths, the model cannot be used, or too many visitors wait.
+                lengths, or the model cannot be used.
         """
         sentence = checked_text(text, self.max_tokens)
-        with self._turn():
-            model, tokenizer = self._load(name)
-            self._check_length(tokenizer, sentence)
-            started = time.monotonic()
-            with _any_error_of(name):
-                found, steps = search.run(model, tokenizer, sentence, max_seconds=self.max_seconds)
-            if time.monotonic() - started >= self.max_seconds:
-                raise ValueError(
-                    f"The search was stopped after {self.max_seconds:g} seconds: give a shorter "
-                    "text, or fewer beams."
-                )
-            search.lengths.check(found)
-            with _any_error_of(name):
-                weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
+        model, tokenizer = self._load(name)
+        self._check_length(tokenizer, sentence)
+        started = time.monotonic()
+        with _any_error_of(name):
+            found, steps = search.run(model, tokenizer, sentence, max_seconds=self.max_seconds)
+        if time.monotonic() - started >= self.max_seconds:
+            raise ValueError(
+                f"The search was stopped after {self.max_seconds:g} seconds: give a shorter "
+                "text, or fewer beams."
+            )
+        search.lengths.check(found)
+        with _any_error_of(name):
+            weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
         return Result(
             model=name,
             sentence=sentence,
@@ -161,12 +154,11 @@ class Service:
             ValueError: as for `translate`, or the ids are none of the model.
         """
         sentence = checked_text(text, self.max_tokens)
-        with self._turn():
-            model, tokenizer = self._load(name)
-            self._check_length(tokenizer, sentence)
-            self._check_ids(model, tokenizer, ids)
-            with _any_error_of(name):
-                return attentions(model, tokenizer, sentence, translation=ids)
+        model, tokenizer = self._load(name)
+        self._check_length(tokenizer, sentence)
+        self._check_ids(model, tokenizer, ids)
+        with _any_error_of(name):
+            return attentions(model, tokenizer, sentence, translation=ids)
 
     def align(self, name: str, text: str, attentions: Attentions) -> AlignedWords | None:
         """The words of a sentence, aligned with those of its translation.
@@ -184,9 +176,8 @@ class Service:
                 model does not have.
         """
         sentence = checked_text(text, self.max_tokens)
-        with self._turn():
-            _, tokenizer = self._load(name)
-            return aligned_words(attentions, tokenizer, sentence, saved_head(name))
+        _, tokenizer = self._load(name)
+        return aligned_words(attentions, tokenizer, sentence, saved_head(name))
 
     def inside(
         self, name: str, text: str, ids: list[int], *, kind: str, place: tuple[int, int, int]
@@ -205,20 +196,19 @@ class Service:
         """
         sentence = checked_text(text, self.max_tokens)
         layer, head, token = place
-        with self._turn():
-            model, tokenizer = self._load(name)
-            self._check_length(tokenizer, sentence)
-            self._check_ids(model, tokenizer, ids)
-            return layer_steps(
-                model,
-                tokenizer,
-                sentence,
-                translation=ids,
-                kind=kind,
-                layer=layer,
-                head=head,
-                token=token,
-            )
+        model, tokenizer = self._load(name)
+        self._check_length(tokenizer, sentence)
+        self._check_ids(model, tokenizer, ids)
+        return layer_steps(
+            model,
+            tokenizer,
+            sentence,
+            translation=ids,
+            kind=kind,
+            layer=layer,
+            head=head,
+            token=token,
+        )
 
     def tokenizer(self, name: str) -> PreTrainedTokenizerBase:
         """The tokenizer of a model.
@@ -226,22 +216,10 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        with self._turn():
-            return self._load(name)[1]
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """The lock, unless too many wait for it."""
-        if not self._places.acquire(blocking=False):
-            raise ValueError("Too many visitors wait at the moment: try again in a minute.")
-        try:
-            with self._lock:
-                yield
-        finally:
-            self._places.release()
+        return self._load(name)[1]
 
     def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """The model of a folder or Hub id; the caller holds the lock.
+        """The model of a folder or Hub id.
 
         Raises:
             ValueError: none is named, or it cannot be used.

@@ -241,7 +241,7 @@ for (const name of ["truth", "straight"]) {
   });
 }
 
-call("settings", null).then((found) => {
+call("start", {}).then((found) => {
   settings = found;
   const seconds = (steps) => `${(steps * found.stepSeconds).toFixed(1)} s`;
   made("span", found.model, part("about"), { class: "model", title: found.model });

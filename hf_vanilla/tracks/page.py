@@ -1,17 +1,17 @@
 """The web page for trajectory forecasters: draw a path, or step through a scene.
 
-The page is one HTML component; `page.js` draws it and calls the two functions below.
+`page.js` draws it and calls `draw` and `frame`.
 Shapes: T observed steps, M modes, P predicted steps.
 """
 
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from hf_vanilla.app.component import import_gradio, page_of_component
+from hf_vanilla.app.page import Page, page_of_component
 from hf_vanilla.families import entry_of
 from hf_vanilla.hub.card import public_name
 
@@ -45,7 +45,6 @@ class TracksPage:
         frame_seconds: time between two frame numbers of a file that does not state its rate.
 
     Raises:
-        ImportError: Gradio is not installed.
         ValueError: the model or the tracks cannot be used.
         OSError: a file cannot be read.
     """
@@ -53,7 +52,6 @@ class TracksPage:
     def __init__(
         self, model: str, *, tracks: str = BUILT_IN[0], frame_seconds: float | None = None
     ) -> None:
-        import_gradio()
         self.model = load_forecaster(model, device="cpu")
         if model not in SIMPLE_MODELS and not entry_of(self.model.config).is_joint:
             self.model.set_attn_implementation("eager")  # the only one that returns weights
@@ -64,9 +62,8 @@ class TracksPage:
         )
         self.table: TrackTable = options.read(tracks, seed=2)
         check_rate(self.table, config, tracks)
-        self._lock = threading.Lock()
 
-    def settings(self) -> dict[str, Any]:
+    def start(self) -> dict[str, Any]:
         """What the script needs at the start: sizes, unit, and the scenes with their frames."""
         config, table = self.model.config, self.table
         frames = [table.frame[table.scene == n] for n in range(len(table.scene_names))]
@@ -104,14 +101,13 @@ class TracksPage:
             points: the path, in units of the world.
 
         Returns:
-            `agents`, a list of one; or `error`, a text.
+            `agents`, a list of one.
+
+        Raises:
+            ValueError: it is no path.
         """
-        try:
-            past = path_in_steps(points, self.model.config.observed_steps)
-        except ValueError as error:
-            return {"error": str(error)}
-        with self._lock:
-            tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
+        past = path_in_steps(points, self.model.config.observed_steps)
+        tracks, probabilities = predict(self.model, past[None], np.ones((1, len(past)), bool))
         drawn = Drawn("drawn", past, np.zeros((0, 2)), tracks[0], probabilities[0])
         return {"agents": self._shown([drawn])}
 
@@ -125,8 +121,7 @@ class TracksPage:
         Returns:
             `agents`, none where nobody has two observed steps; `lanes` of a scene with a map.
         """
-        with self._lock:
-            agents = drawn_agents(self.model, self.table.rows(self.table.scene == scene), frame)
+        agents = drawn_agents(self.model, self.table.rows(self.table.scene == scene), frame)
         road = None if self.table.maps is None else self.table.maps[scene]
         found: dict[str, Any] = {"agents": self._shown(agents, road) if agents else []}
         if road is not None:
@@ -161,20 +156,19 @@ class TracksPage:
         count, steps = mask.shape
         modes = getattr(self.model.config, "num_modes", 0)
         none = np.zeros((count, 0))
-        with self._lock:
-            if has_scene_attention(self.model):
-                found = attention_in_scene(self.model, past, mask, [road] * count)
-                own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
-                return SceneAttention(own, found.others, found.lanes)
-            looks = attention_of_modes(self.model, past, mask)
+        if has_scene_attention(self.model):
+            found = attention_in_scene(self.model, past, mask, [road] * count)
+            own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
+            return SceneAttention(own, found.others, found.lanes)
+        looks = attention_of_modes(self.model, past, mask)
         if looks is None:
             return SceneAttention(np.zeros((count, 0, steps)), none, none)
         return SceneAttention(_of_steps(looks), none, none)
 
-    def blocks(self) -> Any:
-        """The page as Gradio's `Blocks`."""
+    def page(self) -> Page:
+        """Its files and functions."""
         functions = {
-            "settings": lambda _: self.settings(),
+            "start": lambda _: self.start(),
             "draw": self.draw,
             "frame": lambda asked: self.frame(asked["scene"], asked["frame"]),
         }
@@ -209,6 +203,6 @@ def _rounded(values: np.ndarray) -> list[Any]:
     return np.round(values, DIGITS).tolist()
 
 
-def open_page(model: str, options: Any) -> TracksPage:
-    """The page of a model, with the options of `hf-vanilla app`."""
-    return TracksPage(model, tracks=options.tracks, frame_seconds=options.frame_seconds)
+def open_page(models: Sequence[str], options: Any) -> Page:
+    """The page of the first model that steps through the tracks of the options."""
+    return TracksPage(models[0], tracks=options.tracks, frame_seconds=options.frame_seconds).page()

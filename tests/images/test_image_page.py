@@ -11,14 +11,11 @@ from image_models import vit
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.app import pictures
+from hf_vanilla.app import page as shared
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import patch_attention
 from hf_vanilla.images.page import ImagePage, centred
-from hf_vanilla.serve import AppOptions, page_of
-from hf_vanilla.text.page import TextPage
-
-pytest.importorskip("gradio")
+from hf_vanilla.serve import PageSettings, page_of
 
 HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
 NAMES = {index: f"kind {index} {HOSTILE}" for index in range(7)}
@@ -58,8 +55,8 @@ def received(url):
 
 
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
-    assert isinstance(page_of(str(folder), AppOptions()), ImagePage)
-    assert isinstance(page_of(str(trained_run), AppOptions(sentence="two")), TextPage)
+    assert list(page_of([str(folder)], PageSettings()).views) == ["look"]
+    assert "translate" in page_of([str(trained_run)], PageSettings()).views
 
 
 def test_labels_and_attention_are_those_of_the_classifier(page):
@@ -98,8 +95,8 @@ def test_a_thin_drawing_is_scaled_and_not_squared_at_its_full_length():
 
 
 def test_a_drawing_of_nothing_is_an_error(page):
-    found = page.look(sent(Image.new("RGB", (64, 64))), is_drawn=True)
-    assert "Nothing is drawn: draw with the pressed mouse" in found["error"]
+    with pytest.raises(ValueError, match="Nothing is drawn: draw with the pressed mouse"):
+        page.look(sent(Image.new("RGB", (64, 64))), is_drawn=True)
 
 
 @pytest.mark.parametrize(
@@ -113,17 +110,15 @@ def test_a_drawing_of_nothing_is_an_error(page):
     ],
 )
 def test_what_is_no_picture_is_one_line(page, url, problem):
-    found = page.look(url, is_drawn=False)
-    assert list(found) == ["error"]
-    assert problem in found["error"]
-    assert "\n" not in found["error"]
+    with pytest.raises(ValueError, match=f"^[^\n]*{problem}[^\n]*$"):
+        page.look(url, is_drawn=False)
 
 
 def test_too_many_bytes_are_refused_before_they_are_decoded(page, monkeypatch):
-    monkeypatch.setattr(pictures, "MOST_BYTES", 2**20)
-    monkeypatch.setattr(pictures, "open_image", lambda *_, **__: pytest.fail("opened"))
-    found = page.look("data:image/png;base64," + "A" * 2**21, is_drawn=False)
-    assert found == {"error": "The picture has more than 1 MiB: make it smaller."}
+    monkeypatch.setattr(shared, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(shared, "open_image", lambda *_, **__: pytest.fail("opened"))
+    with pytest.raises(ValueError, match="The picture has more than 1 MiB: make it smaller"):
+        page.look("data:image/png;base64," + "A" * 2**21, is_drawn=False)
 
 
 def test_the_line_about_the_model(page):
@@ -138,7 +133,7 @@ def visit(folder):
     def is_ready(tab):
         tab.get_by_label("Draw here with the mouse").wait_for()
 
-    with visits(AppOptions(model=str(folder)), is_ready) as visit:
+    with visits(str(folder), is_ready) as visit:
         yield visit
 
 

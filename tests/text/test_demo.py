@@ -57,7 +57,7 @@ def test_make_demo_installs_the_libraries_of_the_demo_alone_and_shows_its_progre
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = installed_by("demo", project["optional-dependencies"])
     assert "matplotlib" in names
-    assert names.isdisjoint({"mkdocs", "playwright", "peft", "mypy", "pytest", "gradio"})
+    assert names.isdisjoint({"mkdocs", "playwright", "peft", "mypy", "pytest", "uvicorn"})
 
 
 @pytest.mark.slow

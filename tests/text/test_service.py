@@ -127,14 +127,6 @@ def test_a_search_that_takes_too_long_is_stopped_and_reported(trained_run):
         Service(max_seconds=0).translate(str(trained_run), SENTENCE, Search(2))
 
 
-def test_too_many_visitors_at_once_are_refused(trained_run, monkeypatch):
-    monkeypatch.setattr(service_module, "MAX_VISITORS", 1)
-    service = Service()
-    with service._turn(), pytest.raises(ValueError, match="Too many visitors wait"):
-        service.describe(str(trained_run))
-    assert service.describe(str(trained_run))
-
-
 def test_a_model_is_described_in_one_line(trained_run, trained):
     millions = trained[0].num_parameters() / 1e6
     description = Service().describe(str(trained_run))

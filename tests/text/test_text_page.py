@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import shutil
 
 import numpy as np
@@ -23,8 +24,6 @@ from hf_vanilla.text.n_best import best_translations
 from hf_vanilla.text.page import EXAMPLES, TextPage
 from hf_vanilla.text.page_answer import direction
 
-pytest.importorskip("gradio")
-
 SENTENCE = "three one four"
 
 
@@ -36,8 +35,8 @@ def page(trained_run):
 @pytest.fixture
 def ask(page):
     def ask(function="translate", **changes):
-        asked = {"model": page.model, "text": SENTENCE, "beams": 3, **changes}
-        found = page.functions()[function](asked)
+        asked = {"model": "trained", "text": SENTENCE, "beams": 3, **changes}
+        found = page.page().views[function](asked)
         json.dumps(found, allow_nan=False)
         return found
 
@@ -65,8 +64,8 @@ def test_sampled_translations_have_no_tree_and_follow_the_seed(ask):
 
 
 def test_visitors_see_the_models_name_and_never_its_folder_on_the_server(page, ask):
-    told = [page.settings(), ask(), ask("load"), ask(model=page.shown), ask("attend", ids=[5])]
-    assert page.settings()["model"] == ask()["model"] == page.shown == "trained"
+    told = [page.start(), ask(), ask("load"), ask(model=""), ask("attend", ids=[5])]
+    assert page.start()["model"] == ask()["model"] == ask(model="")["model"] == "trained"
     assert all(str(page.model) not in json.dumps(one) for one in told)
 
 
@@ -142,12 +141,13 @@ def test_the_words_are_aligned_by_the_head_that_is_saved_with_the_model(trained_
     best = {"layer": 0, "head": 1, "is_next": True}
     (model / "alignment.json").write_text(json.dumps({"best": best}))
     own = TextPage(str(model), max_tokens=40)
-    asked = {"model": str(model), "text": "two six", "beams": 2}
+    asked = {"model": "model", "text": "two six", "beams": 2}
     found = own.translate(asked)
     assert found["attention"]["words"]["head"] == best
     assert found["attention"]["words"]["source"] == ["two", "six"]
     (model / "alignment.json").write_text("{")
-    assert "names no layer: remove it" in own.functions()["translate"](asked)["error"]
+    with pytest.raises(ValueError, match="names no layer: remove it"):
+        own.translate(asked)
 
 
 def test_the_vectors_of_a_layer_are_sent(ask):
@@ -164,36 +164,20 @@ def test_the_vectors_of_a_layer_are_sent(ask):
         ("translate", {"text": "x " * 100}, "the limit is 40"),
         ("translate", {"text": "x" * 10**6}, "1,000,000 characters"),
         ("translate", {"beams": 11}, "beams=11: give 1 to 10"),
-        ("translate", {"beams": None}, "not one of this page"),
         ("translate", {"sampling": {"temperature": "0"}}, "The temperature is '0': give a number"),
         ("translate", {"lengths": {"max_new_tokens": "x"}}, "The maximum length is 'x': give"),
-        ("translate", {"lengths": "long"}, "not one of this page"),
-        ("translate", {"sampling": "much"}, "not one of this page"),
-        ("translate", {"model": "nobody/nothing"}, "This model cannot be used"),
-        ("translate", {"model": ""}, "No model is named"),
-        ("load", {"model": HOSTILE}, "This model cannot be used"),
+        ("translate", {"model": "nobody/nothing"}, "nobody/nothing: there is no such model here"),
+        ("load", {"model": HOSTILE}, "there is no such model here: give trained"),
         ("attend", {"ids": [10**9]}, "This translation is none of the model"),
         ("inside", {"ids": [1], "kind": "x", "layer": 0, "head": 0, "token": 0}, "kind='x'"),
         ("inside", {"ids": [1], "kind": CROSS, "layer": 9, "head": 0, "token": 0}, "layer=9"),
-        ("inside", {"ids": [1]}, "not one of this page"),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_what_cannot_be_answered_is_one_line(page, function, changes, problem):
-    from hf_vanilla.app.component import _called
-
-    asked = {"model": page.model, "text": SENTENCE, "beams": 3, **changes}
-    found = _called(function, page.functions()[function])(asked)
-    assert list(found) == ["error"]
-    assert problem in found["error"]
-    assert "\n" not in found["error"]
-
-
-def test_a_fixed_model_cannot_be_replaced(trained_run, ask):
-    fixed = TextPage(str(trained_run), fixed_model=True, max_tokens=40)
-    asked = {"model": "nobody/nothing", "text": SENTENCE, "beams": 3}
-    assert fixed.translate(asked) == ask()
-    assert fixed.settings()["isFixed"]
+    asked = {"model": "trained", "text": SENTENCE, "beams": 3, **changes}
+    with pytest.raises(ValueError, match=rf"^[^\n]*{re.escape(problem)}[^\n]*$"):
+        page.page().views[function](asked)
 
 
 def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, monkeypatch):
@@ -201,33 +185,28 @@ def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, mo
     models.mkdir()
     (models / "copy").symlink_to(trained_run)  # it leads out
     shutil.copytree(trained_run, models / "own")
-    none, one = (TextPage(str(trained_run), models_folder=folder) for folder in (None, str(models)))
+    none = TextPage(str(trained_run), demo_model())
+    one = TextPage(str(trained_run), models_folder=str(models))
+    assert not none.start()["isFixed"]  # two models to choose from
     monkeypatch.chdir(models)
-    for page, name in (
-        (none, str(models / "own")),
-        (one, "copy"),
-        (one, str(tmp_path)),
-        (one, ".."),
-    ):
-        found = page.functions()["load"]({"model": name})
-        assert found == {"error": f"{name}: this page reads no such folder: give a Hub id."}
     own = str(models / "own")
-    for page, name in ((none, str(trained_run)), (one, "own"), (one, own)):
-        assert "1 + 1 layers" in page.functions()["load"]({"model": name})["about"]
+    for page, name in (
+        *((none, own), (none, "own"), (none, str(trained_run))),
+        *((one, "copy"), (one, str(tmp_path)), (one, ".."), (one, "own\0"), (one, "nothing")),
+    ):
+        with pytest.raises(ValueError, match="there is no such model here: give trained"):
+            page.load({"model": name})
+    for page, name in ((none, "trained"), (one, "own"), (one, own)):
+        assert "1 + 1 layers" in page.load({"model": name})["about"]
+    assert "number words" in none.load({"model": none.start()["models"][1]})["about"]
 
 
-def test_examples_are_those_of_the_packages_model_and_the_given_sentence(trained_run):
-    assert TextPage(demo_model(), sentence="two").settings()["examples"] == ["two", *EXAMPLES[:2]]
-    own = TextPage(str(trained_run)).settings()
-    assert own["examples"] == []
+def test_examples_are_those_of_the_packages_model(trained_run):
+    assert TextPage(demo_model()).start()["examples"] == list(EXAMPLES)
+    own = TextPage(str(trained_run)).start()
+    assert (own["examples"], own["isFixed"]) == ([], True)
     assert own["about"].startswith("trained: ")  # no path of the server
     assert "1 + 1 layers, 2 + 2 heads" in own["about"]
-
-
-def test_no_event_is_offered_as_an_api(page):
-    blocks = page.blocks()
-    assert blocks.analytics_enabled is False
-    assert {fn.api_visibility for fn in blocks.fns.values()} <= {"private"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from chromium import HOSTILE, PHONE, launched, needs_chromium, served, tab_of, violations
 
 from hf_vanilla import train_tokenizer
-from hf_vanilla.serve import AppOptions
 from hf_vanilla.text.alignments import Aligner, aligned_words
 from hf_vanilla.text.attentions import CROSS, DECODER, ENCODER, attentions, word_starts
 from hf_vanilla.text.loading import load_translator
@@ -17,7 +16,6 @@ from hf_vanilla.text.page import TextPage
 from hf_vanilla.text.page_service import Service
 from hf_vanilla.text.translator import translate
 
-pytest.importorskip("gradio")
 expect = pytest.importorskip("playwright.sync_api").expect
 expect.set_options(timeout=60_000)
 
@@ -39,7 +37,7 @@ def folder(trained_run, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(folder):
-    with served(AppOptions(model=folder, max_tokens=400)) as address:
+    with served(folder, models_folder="/") as address:
         yield address
 
 
@@ -319,7 +317,7 @@ def test_the_page_works_by_keyboard(visit, seen, trained_run, found):
 
     show(tab, "search")
     tab.locator(".panel").focus()
-    asked_for = {"model": str(trained_run), "text": SENTENCE, "beams": len(found)}
+    asked_for = {"text": SENTENCE, "beams": len(found)}
     steps = TextPage(str(trained_run)).translate(asked_for)["steps"]
     for step, nodes in enumerate(steps):
         said(tab, f"Step {step + 1} of {len(steps)}")

@@ -13,10 +13,8 @@ from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentForm
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.serve import PageSettings, page_of
 from hf_vanilla.tracks.forecaster import predict
-
-pytest.importorskip("gradio")
-from hf_vanilla.serve import AppOptions, page_of
 from hf_vanilla.tracks.page import TracksPage, path_in_steps
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -67,7 +65,8 @@ def test_a_path_is_cut_into_equal_steps():
     ],
 )
 def test_a_path_that_cannot_be_used_is_an_error_on_the_page(page, points, message):
-    assert message in page.draw(points)["error"]
+    with pytest.raises(ValueError, match=message):
+        page.draw(points)
 
 
 def test_a_drawn_path_has_the_futures_of_the_model(page):
@@ -106,7 +105,7 @@ def test_the_attention_of_an_agent_leaves_out_what_was_not_observed(page):
 
 
 def test_settings_name_the_model_and_scenes_with_their_frames(page, folder):
-    settings = page.settings()
+    settings = page.start()
     assert settings["model"] == Path(folder).name  # visitors see no path of the server
     assert (settings["observed"], settings["predicted"], settings["unit"]) == (5, 3, "m")
     (scene,) = settings["scenes"]
@@ -130,11 +129,12 @@ def scene_page(joint_folder, tracks):
 def test_models_of_scenes_have_the_page_of_tracks(joint_folder, tracks, tmp_path):
     scene_model("early full").float().save_pretrained(tmp_path)
     for model in (joint_folder, str(tmp_path)):
-        assert isinstance(page_of(model, AppOptions(tracks=tracks, frame_seconds=0.4)), TracksPage)
+        page = page_of([model], PageSettings(tracks=tracks, frame_seconds=0.4))
+        assert list(page.views) == ["start", "draw", "frame"]
 
 
 def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):
-    settings = scene_page.settings()
+    settings = scene_page.start()
     assert settings["isJoint"]
     assert settings["width"] == pytest.approx(40 * 0.5)  # 40 steps of half a metre
     agents = scene_page.frame(0, 6)["agents"]
@@ -180,12 +180,10 @@ def test_a_model_without_weights_can_be_shown():
 
 @pytest.fixture(scope="module")
 def visit(folder, tracks):
-    options = AppOptions(model=folder, tracks=tracks, frame_seconds=0.4)
-
     def is_ready(tab):
         tab.locator(".tracks .about", has_text="5 observed steps").wait_for()
 
-    with visits(options, is_ready) as visit:
+    with visits(folder, is_ready, tracks=tracks, frame_seconds=0.4) as visit:
         yield visit
 
 

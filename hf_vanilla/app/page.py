@@ -1,0 +1,99 @@
+"""What the pages share: the shell around the part of a family, its style and its script."""
+
+import base64
+import html
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from hf_vanilla.data.image_files import open_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+HERE = Path(__file__).parent
+SHELL, SHARED_SCRIPT, STYLES = "shell.html", "component.js", ("app.css", "views.css")
+INDEX = "index.html"
+MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the service serves at `/`, and what the script of the page calls.
+
+    Attributes:
+        files: their texts by name; `index.html` is the page itself.
+        views: the functions behind `POST /v1/view/NAME`, by name. Each takes the JSON value of a
+            request and returns that of the answer; they run one at a time. What they refuse is a
+            ValueError of one sentence.
+    """
+
+    files: Mapping[str, str]
+    views: Mapping[str, Callable[[Any], Any]]
+
+
+def page_of_component(
+    title: str,
+    folder: Path,
+    views: Mapping[str, Callable[[Any], Any]],
+    *,
+    scripts: tuple[str, ...] = (),
+    about: str | None = None,
+) -> Page:
+    """A page of one component, `page.html` of the family's folder.
+
+    Its script is `component.js`, then `scripts`, then `page.js`, as one function body: a script can
+    use what an earlier one defines.
+
+    Args:
+        title: of the page.
+        folder: of the family.
+        views: see `Page`.
+        scripts: names of more files of the script.
+        about: a line below the title; None: the component has its own title.
+    """
+    files = [HERE / SHARED_SCRIPT, *(folder / name for name in (*scripts, "page.js"))]
+    heading = "" if about is None else f"<h1>{html.escape(title)}</h1>{message(about)}"
+    shell = Template(_text(HERE / SHELL)).substitute(
+        title=html.escape(title), heading=heading, component=_text(folder / "page.html")
+    )
+    script = "\n".join(["(() => {", '"use strict";', *map(_text, files), "})();"])
+    style = "\n".join(_text(HERE / name) for name in STYLES)
+    return Page({INDEX: shell, "page.js": script, "page.css": style}, views)
+
+
+def message(text: str) -> str:
+    """A line of text as HTML, escaped."""
+    return f'<p class="message" dir="auto">{html.escape(text)}</p>'
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+def received_picture(url: str) -> "Image":
+    """The RGB image of a `data:` URL.
+
+    Raises:
+        ValueError: it is none, too large, or unreadable.
+    """
+    header, _, content = url.partition(",")
+    if not header.startswith("data:") or not header.endswith(";base64"):
+        raise ValueError("This is no picture: choose an image file.")
+    if len(content) * 3 / 4 > MOST_BYTES:
+        raise ValueError(f"The picture has more than {MOST_BYTES >> 20} MiB: make it smaller.")
+    try:
+        file = io.BytesIO(base64.b64decode(content, validate=True))
+    except ValueError:
+        raise ValueError("The picture did not arrive whole: send it again.") from None
+    return open_image(file, name="The picture")
+
+
+def picture_url(image: "Image") -> str:
+    """The `data:` URL of an image as a PNG file."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
