@@ -454,7 +454,6 @@ def test_a_link_shows_the_same_view(visit):
         (lambda state: state.replace("v=map", "v=sideways"), "damaged"),
         (lambda state: state.replace("l=0", "l=zero"), "damaged"),
         (lambda state: "%%%&&&", "damaged"),
-        (lambda state: state + "&seed=1&p=neun", "damaged"),
         (lambda state: state.replace("l=0", "l=7"), "does not fit"),
         (lambda state: state.replace("c=0", "c=999"), "does not fit"),
     ],
@@ -522,7 +521,6 @@ def test_a_late_answer_to_a_view_leaves_a_newer_message(visit, monkeypatch):
     show(tab, "layer")
     tab.get_by_label("Sentence", exact=True).fill("")
     tab.get_by_role("button", name="Translate").click()
-    expect(tab.get_by_role("alert")).to_contain_text("There is no text")
     with tab.expect_event("requestfinished"):
         released.set()
     tab.evaluate("new Promise(requestAnimationFrame)")
