@@ -155,7 +155,7 @@ def test_the_page_works_by_touch_and_nothing_moves_on_a_slow_phone(visit, page, 
         tab.locator("input.file").set_input_files(files / "high.png")
         tab.locator("canvas.picture").wait_for()
         tab.locator("input.file").set_input_files(files / "picture.png")
-        tab.wait_for_function("document.querySelector('canvas.picture').width > 300")
+        tab.wait_for_function("() => document.querySelector('canvas.picture').width > 300")
         tab.locator("input.score").fill("1")  # no box lies over the place
         box = tab.locator("canvas.picture").bounding_box()
         assert max(box["width"], box["height"]) == pytest.approx(358, abs=1)  # all of its room
