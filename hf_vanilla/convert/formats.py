@@ -40,20 +40,7 @@ class FormatOptions(Options):
     format: str = option(text=f"one of {', '.join(FORMATS)}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """A parsed command line.
-
-    Attributes:
-        format: a key of `FORMATS`.
-        options: an instance of that format's options.
-    """
-
-    format: str
-    options: Any
-
-
-def read_conversion(arguments: Sequence[str]) -> Conversion:
+def read_conversion(arguments: Sequence[str]) -> tuple[str, Any]:
     """A format and its options from a command line, in any order.
 
     Raises:
@@ -68,15 +55,15 @@ def read_conversion(arguments: Sequence[str]) -> Conversion:
     if name not in FORMATS:
         raise ValueError(f"format={name!r}: choose one of {', '.join(FORMATS)}")
     chosen = f"--format {name}"
-    return Conversion(format=name, options=parse_options(FORMATS[name][0], rest, chosen=chosen))
+    return name, parse_options(FORMATS[name][0], rest, chosen=chosen)
 
 
-def convert(conversion: Conversion) -> Path:
+def convert(conversion: tuple[str, Any]) -> Path:
     """Run the converter of a format; returns the folder it wrote.
 
     Raises:
         ValueError: the model cannot be expressed in the other format, or is damaged.
         OSError: a file is not found, or the output exists.
     """
-    _, converter = FORMATS[conversion.format]
-    return converter(conversion.options)
+    name, options = conversion
+    return FORMATS[name][1](options)

@@ -267,7 +267,7 @@ def sweep_page(path: Path, sweep: Sweep, rows: FinishedRuns, baseline: str, *, s
         name: _difference(sweep, name, baseline, seeds, counts, samples=samples) for name in rows
     }
     parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, rows)]
-    parts += ["\n".join(_page_table(sweep, counts, differences, baseline)), _reading(samples)]
+    parts += [_page_table(sweep, counts, differences, baseline), _reading(samples)]
     lines = []
     for verdict in (HOLDS, OPPOSITE, UNDECIDED):
         names = [name for name, row in differences.items() if row.verdict == verdict]
@@ -332,10 +332,10 @@ def _page_table(
     counts: Mapping[str, Sequence[SentenceCounts]],
     differences: Mapping[str, RowDifference],
     baseline: str,
-) -> list[str]:
+) -> str:
     head = ["run", "seeds", "test BLEU", "difference", "95 % interval"]
     head += ["published", "difference", "the published difference"] if sweep.published else []
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    rows = []
     for name, row in differences.items():
         scores = [one.bleu() for one in counts[name]]
         cells = [name, str(len(scores)), spread(scores, 2)]
@@ -349,8 +349,8 @@ def _page_table(
             value = sweep.published.get(name)
             shown = "" if row.published is None else f"{row.published:+.1f}"
             cells += ["" if value is None else f"{value:g}", shown, row.verdict]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append(cells)
+    return table_text(Table(head, rows, []), ".md").rstrip("\n")
 
 
 def _reading(samples: int) -> str:
