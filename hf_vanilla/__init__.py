@@ -19,9 +19,9 @@ from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration, VanillaModel
-from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
+from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaForDiverseTrajectoryPrediction,
+    VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
 from hf_vanilla.models.modeling_vanilla_detr import VanillaDetrModel, VanillaForObjectDetection
@@ -30,18 +30,16 @@ from hf_vanilla.models.modeling_vanilla_encoder import (
     VanillaForSequenceClassification,
 )
 from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_scene_gated import VanillaForGatedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_scene_neighbors import (
+from hf_vanilla.models.modeling_vanilla_scene_forms import (
+    VanillaForGatedTrajectoryPrediction,
     VanillaForNeighborTrajectoryPrediction,
-)
-from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     VanillaForProposalTrajectoryPrediction,
+    VanillaForVectorTrajectoryPrediction,
 )
-from hf_vanilla.models.modeling_vanilla_scene_vectors import VanillaForVectorTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import (
+from hf_vanilla.models.modeling_vanilla_tracks_forms import (
     VanillaForMultimodalTrajectoryPrediction,
+    VanillaForQuantizedTrajectoryPrediction,
     VanillaForTrajectoryDensityPrediction,
 )
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel

@@ -222,6 +222,8 @@ def parsed_values(
     entries = {name: pop_section(rest, name) for name in sections}
     known = [f.name for c in classes for f in fields(c)]
     _check_given(given_options(rest), classes, elsewhere)
+    for action in parser._actions:
+        action.choices = None  # they are for the help: the dataclass refuses other values
     # what was not given is left to the dataclass: the parser has its own defaults, for the help
     read = Namespace(**dict.fromkeys(known))
     try:

@@ -12,9 +12,9 @@ from hf_vanilla.file_values import checked, read_yaml, shown
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import CARD_FILE, public_name
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
+from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaForDiverseTrajectoryPrediction,
+    VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.card import converted_track_card

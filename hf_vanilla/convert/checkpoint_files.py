@@ -4,7 +4,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
@@ -52,6 +54,29 @@ def read_checkpoint(
         raise ValueError(
             f"{path} is incomplete or no checkpoint ({reason}): download or save it again"
         ) from None
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an `.npz` file; numpy reads plain ones only, so no code can run.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged or has object arrays.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    if not is_zipfile(path):
+        raise ValueError(f"{path} cannot be read (it is no zip archive): download it again")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # damaged files raise many different exceptions
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if "allow_pickle" in reason:
+            raise ValueError(
+                f"{path} has object arrays, which can run code: it is no model"
+            ) from None
+        raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
 
 
 def _checked(path: Path) -> Path:

@@ -86,9 +86,10 @@ def export_ctranslate2(options: ExportCTranslate2Options) -> Path:
         spec.optimize(quantization=options.quantization)
         spec.save(str(folder))
         decoding.save_pretrained(folder)
-        tokenizer.model_max_length = min(
-            tokenizer.model_max_length, _longest_source(model, positions)
-        )
+        longest = positions
+        if model.config.position_embedding_type != "learned":
+            longest -= getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
+        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
         tokenizer.save_pretrained(folder)
     return Path(options.output)
 
@@ -209,13 +210,6 @@ def _positions(
         longest = max(longest, tokenizer.model_max_length)
     beyond = getattr(decoding, "max_tokens_beyond_source", None) or 0
     return max(longest + beyond, decoding.max_new_tokens or 0, decoding.max_length or 0)
-
-
-def _longest_source(model: VanillaForConditionalGeneration, positions: int) -> int:
-    if model.config.position_embedding_type == "learned":
-        return positions
-    beyond = getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
-    return positions - beyond
 
 
 def _fill_stack(theirs: Any, embeddings: Any, ours: VanillaStack, positions: int) -> None:

@@ -11,6 +11,13 @@ from .weight_names import Names
 
 STATISTICS = ("weight", "bias", "running_mean", "running_var")
 OUR_BACKBONE = "model.backbone.model."
+# parts of the names of other models' weights
+KIN = {
+    "sampling_offsets": "Deformable DETR",
+    "ref_point_head": "Conditional DETR",
+    "reference_points": "Deformable DETR",
+    "ca_kcontent_proj": "Conditional DETR",
+}
 
 # --- transformer and heads ---------------------------------------------------------------------
 
@@ -145,7 +152,9 @@ def names_of(weights: Iterable[str]) -> Names:
     places = ("model.backbone.conv_encoder.model.", "model.backbone.model.")
     prefix = next((p for p in places if any(name.startswith(p) for name in known)), None)
     if prefix is None or "model.query_position_embeddings.weight" not in known:
-        raise ValueError(f"these weights are not DETR's{_kin(known)}")
+        found = {kin for mark, kin in KIN.items() if any(mark in name for name in known)}
+        hint = f": they look like {' or '.join(sorted(found))}" if found else ""
+        raise ValueError(f"these weights are not DETR's{hint}")
     is_timm = any(
         name.startswith((f"{prefix}conv1.", f"{prefix}_backbone.conv1.")) for name in known
     )
@@ -154,14 +163,3 @@ def names_of(weights: Iterable[str]) -> Names:
     wrapped = f"{prefix}_backbone."
     inner = wrapped if any(name.startswith(wrapped) for name in known) else prefix
     return {**transformers_names(version=version), **torchvision_backbone(inner)}
-
-
-def _kin(names: set[str]) -> str:
-    marks = {
-        "sampling_offsets": "Deformable DETR",
-        "ref_point_head": "Conditional DETR",
-        "reference_points": "Deformable DETR",
-        "ca_kcontent_proj": "Conditional DETR",
-    }
-    found = {kin for mark, kin in marks.items() if any(mark in name for name in names)}
-    return f": they look like {' or '.join(sorted(found))}" if found else ""

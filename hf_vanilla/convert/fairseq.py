@@ -199,7 +199,10 @@ def _text_files(
         elif not (folder / f"dict.{language}.txt").is_file():
             missing.append(f"{folder} has no dict.{language}.txt: add --dictionaries FOLDER")
         languages.append(str(language))
-    pieces = [Path(options.pieces)] if options.pieces else _pieces_in(folder, checkpoint.parent)
+    pieces = [Path(options.pieces)] if options.pieces else []
+    for home in () if options.pieces else dict.fromkeys((folder, checkpoint.parent)):
+        pieces += [home / name for name in CODES_NAMES if (home / name).is_file()]
+        pieces += sorted(home.glob(f"*{SENTENCEPIECE_SUFFIX}"))
     if len(pieces) != 1:
         names = ", ".join(path.name for path in pieces) or "none"
         missing.append(
@@ -209,14 +212,6 @@ def _text_files(
     if missing:
         raise ValueError(f"{checkpoint}: {'; '.join(missing)}")
     return languages, pieces[0]
-
-
-def _pieces_in(*folders: Path) -> list[Path]:
-    found: list[Path] = []
-    for folder in dict.fromkeys(folders):
-        found += [folder / name for name in CODES_NAMES if (folder / name).is_file()]
-        found += sorted(folder.glob(f"*{SENTENCEPIECE_SUFFIX}"))
-    return found
 
 
 def _model(

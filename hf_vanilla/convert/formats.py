@@ -11,9 +11,8 @@ from .agentformer import AgentFormerOptions, convert_agentformer
 from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
 from .fairseq import FairseqOptions, convert_fairseq
 from .fsmt import FsmtOptions, convert_fsmt
-from .marian import MarianOptions, convert_marian
+from .marian import MarianOptions, ToMarianOptions, convert_marian, convert_to_marian
 from .timm import TimmOptions, convert_timm
-from .to_marian import ToMarianOptions, convert_to_marian
 from .torch_transformer import TorchOptions, convert_torch
 from .vit import ToVitOptions, VitOptions, convert_to_vit, convert_vit
 from .vit_google import GoogleVitOptions, convert_google_vit
@@ -41,20 +40,7 @@ class FormatOptions(Options):
     format: str = option(text=f"one of {', '.join(FORMATS)}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """A parsed command line.
-
-    Attributes:
-        format: a key of `FORMATS`.
-        options: an instance of that format's options.
-    """
-
-    format: str
-    options: Any
-
-
-def read_conversion(arguments: Sequence[str]) -> Conversion:
+def read_conversion(arguments: Sequence[str]) -> tuple[str, Any]:
     """A format and its options from a command line, in any order.
 
     Raises:
@@ -69,15 +55,15 @@ def read_conversion(arguments: Sequence[str]) -> Conversion:
     if name not in FORMATS:
         raise ValueError(f"format={name!r}: choose one of {', '.join(FORMATS)}")
     chosen = f"--format {name}"
-    return Conversion(format=name, options=parse_options(FORMATS[name][0], rest, chosen=chosen))
+    return name, parse_options(FORMATS[name][0], rest, chosen=chosen)
 
 
-def convert(conversion: Conversion) -> Path:
+def convert(conversion: tuple[str, Any]) -> Path:
     """Run the converter of a format; returns the folder it wrote.
 
     Raises:
         ValueError: the model cannot be expressed in the other format, or is damaged.
         OSError: a file is not found, or the output exists.
     """
-    _, converter = FORMATS[conversion.format]
-    return converter(conversion.options)
+    name, options = conversion
+    return FORMATS[name][1](options)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig
 
@@ -22,6 +21,7 @@ from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
+from .checkpoint_files import read_checkpoint
 from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
 from .fairseq_tokenizer import (
     CONTINUED,
@@ -126,14 +126,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     path = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if path is None:
         raise ValueError(f"{folder} has neither {' nor '.join(WEIGHTS)}")
-    try:
-        if path.suffix == ".safetensors":
-            weights = load_file(path)
-        else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged files raise many different exceptions
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
+    weights = read_checkpoint(path)
     if not isinstance(weights, dict):
         raise ValueError(f"{path} holds a {type(weights).__name__}, not tensors by name")
     for name, weight in weights.items():
@@ -151,7 +144,13 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def _model(
     weights: dict[str, Tensor], settings: Mapping[str, Any], origin: str
 ) -> VanillaForConditionalGeneration:
-    sharing = _sharing(weights)
+    source, target = (weights.get(f"{side}.embed_tokens.weight") for side in SIDES)
+    output = weights.get("decoder.output_projection.weight")
+    tables = [table for table in (target, output) if table is not None]
+    sharing = Sharing(
+        of_sides=target is None or source is None or torch.equal(source, target),
+        of_output=len(tables) < 2 or torch.equal(*tables),
+    )
     values = config_values({name: settings[ours] for name, ours in SIZES.items()}, sharing)
     same = ("dropout", "attention_dropout", "activation_dropout", "activation_function")
     values |= {name: settings[name] for name in (*same, "max_position_embeddings")}
@@ -192,17 +191,6 @@ def _foreign_positions(weights: Mapping[str, Tensor], config: VanillaConfig) -> 
     return faults
 
 
-def _sharing(weights: Mapping[str, Tensor]) -> Sharing:
-    """Which tables are equal; a table that a file leaves out is that of the other side."""
-    source, target = (weights.get(f"{side}.embed_tokens.weight") for side in SIDES)
-    output = weights.get("decoder.output_projection.weight")
-    tables = [table for table in (target, output) if table is not None]
-    return Sharing(
-        of_sides=target is None or source is None or torch.equal(source, target),
-        of_output=len(tables) < 2 or torch.equal(*tables),
-    )
-
-
 def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
     """The saved generation config, or what older files have among the model's settings."""
     saved = folder / GENERATION
@@ -237,8 +225,16 @@ def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqToken
     if not isinstance(languages, list) or len(languages) != 2:
         raise ValueError(f"{folder}: langs={languages!r}: the config must name two languages")
     source, target = tokens
+    path = folder / MERGES
+    if not path.is_file():
+        raise ValueError(f"{path.parent} has no {path.name}: the FSMT model is not whole")
+    merges: dict[tuple[str, str], None] = {}
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        parts = line.split()[:2]
+        if len(parts) == 2:
+            merges.setdefault((parts[0], parts[1]))
     return tokenizer_of_merges(
-        _merges(folder / MERGES),
+        list(merges),
         Dictionaries(source=source, target=None if target == source else target),
         TextSettings(
             source_lang=languages[0],
@@ -261,21 +257,8 @@ def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
         raise ValueError(
             f"{path} must have the ids 0 to {size - 1}, {', '.join(SPECIAL_TOKENS)} first"
         )
-    rest = ordered[len(SPECIAL_TOKENS) :]
-    return [*SPECIAL_TOKENS, *(_as_fairseq(piece) for piece in rest)]
-
-
-def _as_fairseq(piece: str) -> str:
-    return piece.removesuffix(WORD_END) if piece.endswith(WORD_END) else piece + CONTINUED
-
-
-def _merges(path: Path) -> list[tuple[str, str]]:
-    """The merges of a file, two pieces a line; what follows them is a count."""
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}: the FSMT model is not whole")
-    merges: dict[tuple[str, str], None] = {}
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        parts = line.split()[:2]
-        if len(parts) == 2:
-            merges.setdefault((parts[0], parts[1]))
-    return list(merges)
+    rest = [
+        piece.removesuffix(WORD_END) if piece.endswith(WORD_END) else piece + CONTINUED
+        for piece in ordered[len(SPECIAL_TOKENS) :]
+    ]
+    return [*SPECIAL_TOKENS, *rest]

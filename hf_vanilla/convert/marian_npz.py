@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, MarianConfig, MarianMTModel, PreTrainedTokenizerBase
 
+from .checkpoint_files import read_arrays
 from .marian_npz_files import (
     DECODER,
     check_sentencepiece,
     decoder_settings,
     finite_number,
-    read_arrays,
     read_vocabularies,
     read_yaml,
 )

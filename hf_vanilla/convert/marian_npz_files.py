@@ -9,9 +9,7 @@ import math
 import re
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
-import numpy as np
 import yaml
 
 from hf_vanilla.file_values import yaml_value
@@ -42,26 +40,6 @@ def npz_of(folder: Path) -> Path | None:
     if len(named) != 1:
         raise ValueError(f"{folder} has {len(found)} .npz files: keep one, or name it in {DECODER}")
     return named[0]
-
-
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an `.npz` file.
-
-    Raises:
-        ValueError: the file is damaged or has object arrays.
-    """
-    if not is_zipfile(path):
-        raise ValueError(f"{path} cannot be read (it is no zip archive): download it again")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # damaged files raise many different exceptions
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        if "allow_pickle" in reason:
-            raise ValueError(
-                f"{path} has object arrays, which can run code: it is no model of Marian"
-            ) from None
-        raise ValueError(f"{path} cannot be read ({reason}): download it again") from None
 
 
 def read_yaml(text: str, origin: str) -> dict[str, Any]:

@@ -174,10 +174,15 @@ def _config(
     width, channels, *patch = patches.shape
     pretrained = settings.get("pretrained_cfg") or {}
     heads = heads or (settings.get("model_args") or {}).get("num_heads")
-    size = pretrained.get("input_size") or [
-        channels,
-        *_square(positions.shape[1] - 1, patch, origin),
-    ]
+    size, count = pretrained.get("input_size"), positions.shape[1] - 1
+    if not size:
+        side = round(count**0.5)
+        if side * side != count:
+            raise ValueError(
+                f"{origin} has {count} positions, which make no square: put its config.json, with "
+                "pretrained_cfg.input_size, beside the weights"
+            )
+        size = [channels, side * patch[0], side * patch[1]]
     labels = settings.get("label_names") or pretrained.get("label_names")
     names = {index: str(label) for index, label in enumerate(labels or ())}
     layers = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
@@ -192,13 +197,3 @@ def _config(
         layer_norm_eps=1e-6,
         **({"id2label": names} if names else {"num_labels": head.shape[0]}),
     )
-
-
-def _square(count: int, patch: list[int], origin: str) -> list[int]:
-    side = round(count**0.5)
-    if side * side != count:
-        raise ValueError(
-            f"{origin} has {count} positions, which make no square: put its config.json, with "
-            "pretrained_cfg.input_size, beside the weights"
-        )
-    return [side * patch[0], side * patch[1]]

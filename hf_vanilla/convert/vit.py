@@ -26,6 +26,7 @@ from hf_vanilla.options import Options, option
 from .weight_names import (
     Names,
     Renamed,
+    add_report,
     load_renamed,
     rename_to_ours,
     rename_to_theirs,
@@ -169,7 +170,8 @@ def from_vit(
         )
     )
     weights = theirs.state_dict()
-    renamed = rename_to_ours(weights, MODEL_NAMES if is_body else CLASSIFIER_NAMES)
+    names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
+    renamed = rename_to_ours(weights, names)
     if not config.qkv_bias:
         add_zero_biases(renamed, ours)
     if is_body and (config.pooler_act != "tanh" or config.pooler_output_size != config.hidden_size):
@@ -178,13 +180,8 @@ def from_vit(
             "(here: tanh, d_model)"
         )
     if loading is not None:
-        for name in loading["missing_keys"]:
-            renamed.weights.pop(_our_name(name, is_body), None)
-        renamed.left_over.extend(loading["unexpected_keys"])
-        renamed.problems.extend(
-            f"{name} (shape {tuple(found)}, expected {tuple(expected)})"
-            for name, found, expected in sorted(loading["mismatched_keys"])
-        )
+        missing = dict.fromkeys(loading["missing_keys"], torch.zeros(1))
+        add_report(renamed, loading, missing=rename_to_ours(missing, names).weights)
     load_renamed(ours, renamed, origin=origin)
     return ours.eval()
 
@@ -199,7 +196,14 @@ def to_vit(
     """
     config = ours.config
     is_body = isinstance(ours, VanillaVitModel)
-    if reasons := _foreign_to_vit(config, is_body=is_body):
+    reasons = []
+    if config.has_pooler and not is_body:
+        reasons.append("has_pooler=True (there: no pooler below a classifier)")
+    if config.activation_dropout:
+        reasons.append(f"activation_dropout={config.activation_dropout} (there: 0)")
+    if not config.attention_bias:
+        reasons.append("attention_bias=False (there: a bias on the output projection)")
+    if reasons:
         raise ValueError(f"ViT cannot express this model: {'; '.join(reasons)}")
     settings = ViTConfig(
         **{name: getattr(config, ours) for name, ours in SAME_FIELDS.items()},
@@ -284,19 +288,3 @@ def _read_vit(name: str) -> tuple[ViTForImageClassification | ViTModel, dict[str
         )
     theirs, loading = load_with_report(ARCHITECTURES[architecture], name, dtype=torch.float32)
     return theirs.eval(), loading
-
-
-def _our_name(name: str, is_body: bool) -> str:
-    names = MODEL_NAMES if is_body else CLASSIFIER_NAMES
-    return next(iter(rename_to_ours({name: torch.zeros(1)}, names).weights), "")
-
-
-def _foreign_to_vit(config: VanillaVitConfig, *, is_body: bool) -> list[str]:
-    reasons = []
-    if config.has_pooler and not is_body:
-        reasons.append("has_pooler=True (there: no pooler below a classifier)")
-    if config.activation_dropout:
-        reasons.append(f"activation_dropout={config.activation_dropout} (there: 0)")
-    if not config.attention_bias:
-        reasons.append("attention_bias=False (there: a bias on the output projection)")
-    return reasons

@@ -4,7 +4,6 @@ Everything is read from the shapes of the arrays. Shapes: D width, F feed-forwar
 width of a head, C channels, P positions.
 """
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.options import Options, option
 
+from .checkpoint_files import read_arrays
 from .vit import authors_processor, save_image_model
 from .weight_names import Names, load_renamed, rename_to_ours
 
@@ -72,28 +72,10 @@ def convert_google_vit(options: GoogleVitOptions) -> Path:
         OSError: there is no such file, or the output is taken.
     """
     with whole_folder(options.output) as folder:
-        arrays = read_npz(Path(options.input))
+        arrays = read_arrays(Path(options.input))
         ours = from_google(arrays, origin=options.input, image_height=options.image_height)
         save_image_model(ours, authors_processor(ours.config), folder)
     return Path(options.output)
-
-
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, without running what may be in it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged or holds Python objects.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (ValueError, zipfile.BadZipFile, EOFError, OSError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is no .npz file of plain arrays ({error}): download it again"
-        ) from None
 
 
 def from_google(

@@ -10,8 +10,9 @@ other word in braces stands for the same part between dots on both sides:
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,23 @@ def rename_to_theirs(weights: Mapping[str, Tensor], names: Names) -> Renamed:
         (_as_tuple(ours), (theirs,)) for theirs, ours in names.items() if ours is not None
     ]
     return _rename(weights, rows)
+
+
+def add_report(renamed: Renamed, loading: Mapping[str, Any], *, missing: Collection[str]) -> None:
+    """Add what transformers reported of the other model's tensors.
+
+    Args:
+        renamed: its weights.
+        loading: of `from_pretrained(..., output_loading_info=True)`.
+        missing: our names of weights that have only an initial value, and are removed.
+    """
+    for name in missing:
+        renamed.weights.pop(name, None)
+    renamed.left_over.extend(loading["unexpected_keys"])
+    renamed.problems.extend(
+        f"{name} (shape {tuple(found)}, expected {tuple(expected)})"
+        for name, found, expected in sorted(loading["mismatched_keys"])
+    )
 
 
 def load_renamed(

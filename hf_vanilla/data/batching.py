@@ -104,7 +104,17 @@ class TokenBatchSampler(Sampler[list[int]]):
         del signed
         source, target = source[self._order], target[self._order]
         bounds = batch_bounds(np.maximum(source, target), tokens_per_batch)
-        self._bounds = _cut_to_a_multiple(bounds, multiple_of)
+        needed = -(-(len(bounds) - 1) // multiple_of) * multiple_of
+        if bounds[-1] < needed:
+            raise ValueError(
+                f"{bounds[-1]} sentences are too few for {needed} batches, a multiple of "
+                f"{multiple_of} processes: use fewer processes or more text"
+            )
+        while (len(bounds) - 1) % multiple_of:  # halve the batch with the most sentences
+            largest = int(np.diff(bounds).argmax())
+            middle = (bounds[largest] + bounds[largest + 1]) // 2
+            bounds = np.insert(bounds, largest + 1, middle)
+        self._bounds = bounds
         self.source_padding, self.target_padding = (
             _padding_share(lengths, self._bounds) for lengths in (source, target)
         )
@@ -173,21 +183,6 @@ class EpochBatches(Sequence[list[int]]):
         if isinstance(index, slice):
             return EpochBatches(self._sampler, self._epoch, self._indices[index])
         return self._sampler.batch(self._epoch, self._indices[index])
-
-
-def _cut_to_a_multiple(bounds: np.ndarray, multiple_of: int) -> np.ndarray:
-    """Halve the batch with the most sentences until the number of batches is a multiple."""
-    needed = -(-(len(bounds) - 1) // multiple_of) * multiple_of
-    if bounds[-1] < needed:
-        raise ValueError(
-            f"{bounds[-1]} sentences are too few for {needed} batches, a multiple of {multiple_of} "
-            "processes: use fewer processes or more text"
-        )
-    while (len(bounds) - 1) % multiple_of:
-        largest = int(np.diff(bounds).argmax())
-        middle = (bounds[largest] + bounds[largest + 1]) // 2
-        bounds = np.insert(bounds, largest + 1, middle)
-    return bounds
 
 
 def _padding_share(lengths: np.ndarray, bounds: np.ndarray) -> float:

@@ -41,21 +41,19 @@ def pairs_from_files(source: str | Path, target: str | Path) -> Dataset:
             facts.append(uuid.uuid4().hex)
     # size and time are in the cache key, so an edited file is read again
     key = digest_of("\n".join(facts))
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    if is_private:
+        cache /= "private"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         return Dataset.from_generator(
             read_pairs,
             gen_kwargs={"source": str(source), "target": str(target)},
             fingerprint=f"vanilla-pairs-{key}",
-            cache_dir=_private_cache() if is_private else None,
+            cache_dir=str(cache),
         )
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None
-
-
-def _private_cache() -> str:
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "private"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return str(folder)
 
 
 def pairs_from_dataset(

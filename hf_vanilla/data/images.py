@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +58,7 @@ class LabelledImages:
             labels=self.labels[indices],
             label_names=self.label_names,
             names=[self.names[row] for row in indices],
-            open=_Subset(self.open, indices),
+            open=partial(_open_row, self.open, indices),
             origin=self.origin,
             fingerprints=self.fingerprints[indices],
         )
@@ -132,7 +133,7 @@ def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) ->
         labels=np.asarray(labels, dtype=np.int64),
         label_names=classes,
         names=files,
-        open=_Files(folder, files),
+        open=partial(_open_file, folder, files),
         origin=str(folder),
         fingerprints=np.asarray(prints, dtype=np.uint64),
     )
@@ -172,7 +173,7 @@ def digit_images(
         labels=np.asarray(labels, dtype=np.int64),
         label_names=tuple(label_names),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
-        open=_Arrays(grey),
+        open=partial(_grey_image, grey),
         origin=origin,
         fingerprints=np.asarray(prints, dtype=np.uint64),
     )
@@ -336,32 +337,19 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
     )
 
 
-# An image source is called with a row; it is a class, since worker processes need to pickle it.
+# --- image sources: worker processes need to pickle them, so they are no closures ---------------
 
 
-@dataclass(frozen=True)
-class _Files:
-    folder: Path
-    names: Sequence[str]
-
-    def __call__(self, row: int) -> "Image":
-        return open_image(self.folder / self.names[row])
+def _open_file(folder: Path, names: Sequence[str], row: int) -> "Image":
+    return open_image(folder / names[row])
 
 
-@dataclass(frozen=True)
-class _Arrays:
-    grey: np.ndarray  # (N, H, W) uint8
+def _grey_image(grey: np.ndarray, row: int) -> "Image":
+    """Row of `(N, H, W)` uint8."""
+    from PIL import Image
 
-    def __call__(self, row: int) -> "Image":
-        from PIL import Image
-
-        return Image.fromarray(self.grey[row]).convert("RGB")
+    return Image.fromarray(grey[row]).convert("RGB")
 
 
-@dataclass(frozen=True)
-class _Subset:
-    whole: Callable[[int], "Image"]
-    rows: np.ndarray
-
-    def __call__(self, row: int) -> "Image":
-        return self.whole(int(self.rows[row]))
+def _open_row(whole: Callable[[int], "Image"], rows: np.ndarray, row: int) -> "Image":
+    return whole(int(rows[row]))

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .kernels_vanilla import at_least_float32, faster_attention
-from .sizes_vanilla import LayerSizes
+from .pretrained_vanilla import LayerSizes
 
 
 def eager_attention(  # noqa: PLR0913 - transformers' attention interface

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
 from .attention_vanilla import VanillaAttention, split_heads
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
-from .sizes_vanilla import LayerSizes
+from .pretrained_vanilla import LayerSizes
 
 
 class AgentAwareAttention(VanillaAttention):

@@ -17,11 +17,10 @@ if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 20
 
 from huggingface_hub.dataclasses import strict
 
-from .sizes_vanilla import LAYER_TP_PLAN, VanillaTwoSidedConfig
+from .positions_vanilla import POSITION_FREQUENCIES, POSITION_LAYOUTS
+from .pretrained_vanilla import LAYER_TP_PLAN, VanillaTwoSidedConfig
 
 POSITION_EMBEDDING_TYPES = ("sinusoidal", "learned")
-POSITION_LAYOUTS = ("interleaved", "concatenated")
-POSITION_FREQUENCIES = ("paper", "tensor2tensor")
 # number of tokens without a share of the smoothing, by type
 LABEL_SMOOTHING_TYPES = {"non_target": 1, "uniform": 0, "non_target_non_pad": 2}
 

@@ -5,7 +5,7 @@ from dataclasses import field
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_vanilla_forecaster import VanillaForecasterConfig
+from .configuration_vanilla_tracks import VanillaForecasterConfig
 
 
 @strict

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig, ResNetConfig
 
-from .sizes_vanilla import LAYER_TP_PLAN, VanillaTwoSidedConfig
+from .pretrained_vanilla import LAYER_TP_PLAN, VanillaTwoSidedConfig
 
 
 @strict

@@ -3,7 +3,7 @@
 
 from huggingface_hub.dataclasses import strict
 
-from .configuration_vanilla_forecaster import VanillaForecasterConfig
+from .configuration_vanilla_tracks import VanillaForecasterConfig
 
 FUSION_NAMES = ("late", "early", "hierarchical")
 ENCODER_NAMES = ("full", "sequential", "interleaved", "latent")

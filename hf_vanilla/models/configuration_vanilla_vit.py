@@ -6,7 +6,7 @@ The defaults are the paper's ViT-B/16 (Table 1).
 
 from huggingface_hub.dataclasses import strict
 
-from .sizes_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
+from .pretrained_vanilla import LAYER_TP_PLAN, VanillaPreTrainedConfig
 
 POSITION_STARTS = ("sinusoid_2d", "normal")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -101,10 +101,11 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
             if len(sides) not in (1, 2) or min(sides) < 1:
                 raise ValueError(f"{name}={value}: give one positive number, or height and width")
         sizes, patches = self.image_height_width, self.patch_height_width
-        if any(size % patch for size, patch in zip(sizes, patches, strict=True)):
+        larger = tuple(-(-s // patch) * patch for s, patch in zip(sizes, patches, strict=True))
+        if larger != sizes:
             raise ValueError(
                 f"image_size={self.image_size} is not a multiple of patch_size={self.patch_size}: "
-                f"take {tuple(_multiples(sizes, patches))}"
+                f"take {larger}"
             )
 
     def validate_names(self) -> None:
@@ -125,8 +126,3 @@ def as_pair(size: "int | list[int] | tuple[int, ...]") -> tuple[int, int]:
     """Height and width of a size that may be one number for both."""
     sides = [size] if isinstance(size, int) else list(size)
     return sides[0], sides[-1]
-
-
-def _multiples(sizes: tuple[int, int], patches: tuple[int, int]) -> list[int]:
-    """The nearest larger sizes that patches divide."""
-    return [-(-size // patch) * patch for size, patch in zip(sizes, patches, strict=True)]

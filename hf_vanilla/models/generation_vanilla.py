@@ -16,6 +16,16 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedConfig, StoppingCriteria
 
 LENGTH_PENALTY_FORMS = ("gnmt", "power")
+# settings that need transformers' search; `custom_generate=` also takes stop strings' tokenizer
+OTHER_SETTINGS = (
+    "is_assistant",
+    "low_memory",
+    "output_attentions",
+    "output_hidden_states",
+    "prefill_chunk_size",
+    "stop_strings",
+    "token_healing",
+)
 
 
 def paper_decoding(config: PreTrainedConfig) -> GenerationConfig:
@@ -56,6 +66,16 @@ def forget_defaults(config: GenerationConfig) -> None:
                 setattr(config, name, None)
 
 
+def is_plain_search(settings: GenerationConfig) -> bool:
+    """Greedy or beam search with a growing cache and no record of what happens inside."""
+    return (
+        settings.get_generation_mode() in ("greedy_search", "beam_search")
+        and not any(getattr(settings, name, None) for name in OTHER_SETTINGS)
+        and settings.use_cache is not False
+        and settings.cache_implementation in (None, "dynamic")
+    )
+
+
 # --- length penalty ----------------------------------------------------------------------------
 
 
@@ -82,6 +102,12 @@ def penalty_form(generation_config: GenerationConfig) -> str:
         names = ", ".join(LENGTH_PENALTY_FORMS)
         raise ValueError(f"length_penalty_form={form!r}: choose one of {names}")
     return form
+
+
+def penalty_of(length: int, settings: GenerationConfig) -> float:
+    """`length_penalty` by the alpha and the form of a generation config."""
+    alpha = 1.0 if settings.length_penalty is None else settings.length_penalty
+    return length_penalty(length, alpha, penalty_form(settings))
 
 
 class GnmtExponent(float):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .configuration_vanilla_forecaster import VanillaForecasterConfig
+from .configuration_vanilla_tracks import VanillaForecasterConfig
 from .kernels_vanilla import at_least_float32
 
 logger = logging.getLogger(__name__)

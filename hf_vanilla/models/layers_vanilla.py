@@ -12,7 +12,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention_vanilla import VanillaAttention
 from .kernels_vanilla import VanillaDropout
-from .sizes_vanilla import LayerSizes
+from .pretrained_vanilla import LayerSizes
 
 
 def with_positions(hidden_states: Tensor, positions: Tensor | None) -> Tensor:
@@ -142,3 +142,14 @@ class VanillaDecoderLayer(GradientCheckpointingLayer):
 
         fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(hidden_states))))
         return self.final_layer_norm(hidden_states + self.dropout(fed))
+
+
+def encoder_layers(config: LayerSizes) -> nn.ModuleList:
+    """The encoder's N layers (3.1)."""
+    return nn.ModuleList(VanillaEncoderLayer(config) for _ in range(config.encoder_layers))
+
+
+def decoder_layers(config: LayerSizes, **options: bool) -> nn.ModuleList:
+    """The decoder's N layers (3.1), numbered for the cache; `options` are those of a layer."""
+    numbers = range(config.decoder_layers)
+    return nn.ModuleList(VanillaDecoderLayer(config, number, **options) for number in numbers)

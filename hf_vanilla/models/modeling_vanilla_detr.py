@@ -23,9 +23,20 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_vanilla import VanillaAttention
 from .backbone_vanilla_detr import VanillaDetrBackbone
 from .configuration_vanilla_detr import VanillaDetrConfig
-from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
-from .loss_vanilla_detr import DetectionLoss, DetectionWeights, detection_loss, padded_targets
-from .matching_vanilla_detr import MatchingCosts, Targets
+from .layers_vanilla import (
+    VanillaDecoderLayer,
+    VanillaEncoderLayer,
+    decoder_layers,
+    encoder_layers,
+)
+from .loss_vanilla_detr import (
+    DetectionLoss,
+    DetectionWeights,
+    MatchingCosts,
+    Targets,
+    detection_loss,
+    padded_targets,
+)
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -144,9 +155,7 @@ class VanillaDetrEncoder(VanillaDetrPreTrainedModel):
 
     def __init__(self, config: VanillaDetrConfig) -> None:
         super().__init__(config)
-        layers = [VanillaEncoderLayer(config) for _ in range(config.encoder_layers)]
-        self.layers = nn.ModuleList(layers)
-        self.gradient_checkpointing = False
+        self.layers = encoder_layers(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -186,12 +195,8 @@ class VanillaDetrDecoder(VanillaDetrPreTrainedModel):
 
     def __init__(self, config: VanillaDetrConfig) -> None:
         super().__init__(config)
-        self.layers = nn.ModuleList(
-            VanillaDecoderLayer(config, index, is_causal=False)
-            for index in range(config.decoder_layers)
-        )
+        self.layers = decoder_layers(config, is_causal=False)
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.gradient_checkpointing = False
         self.post_init()
 
     @merge_with_config_defaults

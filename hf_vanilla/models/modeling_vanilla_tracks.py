@@ -1,7 +1,7 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """TF (2003.08111): the 2017 Transformer over velocities, one future step after the other.
 
-Shapes: B agents, T observed steps, P predicted steps, L any length, D `d_model`.
+Shapes: B agents, T observed steps, P predicted steps, L any length, D `d_model`, M modes.
 """
 
 import math
@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils import ModelOutput
@@ -19,15 +20,16 @@ from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import (
     AgentAxes,
     agent_axes,
+    distances,
     known_positions,
     known_steps,
     last_velocity,
     observed_velocities,
+    per_known_step,
     rollout_steps,
 )
 from .kernels_vanilla import VanillaDropout, at_least_float32
-from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
-from .loss_vanilla_tracks import mean_distance
+from .layers_vanilla import decoder_layers, encoder_layers
 from .positions_vanilla import sinusoid
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -168,9 +170,7 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
         self.embedding = VelocityEmbedding(config)
-        layers = [VanillaEncoderLayer(config) for _ in range(config.encoder_layers)]
-        self.layers = nn.ModuleList(layers)
-        self.gradient_checkpointing = False
+        self.layers = encoder_layers(config)
         self.post_init()
 
     def forward(self, past_values: Tensor, past_observed_mask: Tensor | None = None) -> EncodedPast:
@@ -256,11 +256,8 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         super().__init__(config)
         self.encoder = VanillaTracksEncoder(config)
         self.embedding = VelocityEmbedding(config)
-        self.layers = nn.ModuleList(
-            VanillaDecoderLayer(config, index) for index in range(config.decoder_layers)
-        )
+        self.layers = decoder_layers(config)
         self.head = nn.Linear(config.d_model, 2)
-        self.gradient_checkpointing = False
         self.post_init()
 
     def futures(
@@ -349,3 +346,88 @@ def read_future(
     steps = config.predicted_steps
     is_known = known_steps("future", future_values, future_observed_mask, steps, leading=("B",))
     return TrueFuture(known_positions("future", future_values, is_known), is_known)
+
+
+# --- losses, in units of the world --------------------------------------------------------------
+
+LOWEST_TEMPERATURE = 1e-3
+
+
+def mean_distance(
+    predicted: Tensor,
+    future_values: Tensor,
+    is_observed: Tensor,
+    *,
+    num_items_in_batch: "Tensor | float | None" = None,
+) -> Tensor:
+    """Distance per observed future step, not squared.
+
+    Args:
+        predicted: `(B, P, 2)`.
+        future_values: `(B, P, 2)`; anything where they are not observed.
+        is_observed: `(B, P)` bool.
+        num_items_in_batch: observed future steps of the optimizer step; None: of this call.
+    """
+    total = (distances(predicted, future_values) * is_observed).sum()
+    return per_known_step(total, is_observed, num_items_in_batch)
+
+
+def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to weigh them
+    trajectories: Tensor,
+    mode_logits: Tensor,
+    future_values: Tensor,
+    is_observed: Tensor,
+    *,
+    score_weight: float,
+    final_weight: float = 0.0,
+    temperature: "Tensor | float | None" = None,
+    num_items_in_batch: "Tensor | float | None" = None,
+) -> Tensor:
+    """Distance of the closest mode, and the cross-entropy of its score.
+
+    Both are sums over observed future steps, divided by their number: an agent counts by the steps
+    of its future that are known, and one without any counts nothing.
+
+    Args:
+        trajectories: `(B, M, P, 2)`.
+        mode_logits: `(B, M)`.
+        future_values: `(B, P, 2)`; anything where they are not observed.
+        is_observed: `(B, P)` bool.
+        score_weight: of the cross-entropy.
+        final_weight: of the distance at the last step beside the mean over steps, also where the
+            closest mode is chosen.
+        temperature: in units of the world. All modes are regressed, each with the softmax of minus
+            its distance per step over the temperature as weight; from a high temperature that
+            falls, no mode stays unused. None: only the closest mode is regressed.
+        num_items_in_batch: observed future steps of the optimizer step; None: of this call.
+    """
+    per_step = distances(trajectories, future_values.unsqueeze(1))  # (B, M, P)
+    per_mode = (per_step * is_observed.unsqueeze(1)).sum(dim=-1)  # (B, M)
+    steps = is_observed.sum(dim=1)
+    per_mode = per_mode + final_weight * per_step[..., -1] * (steps * is_observed[:, -1])[:, None]
+    closest = per_mode.detach().argmin(dim=1)
+    if temperature is None:
+        regressed = per_mode.gather(1, closest.unsqueeze(1)).sum()
+    else:
+        distance = per_mode.detach() / steps.clamp(min=1).unsqueeze(1)
+        lowest = torch.as_tensor(temperature, device=distance.device).clamp(min=LOWEST_TEMPERATURE)
+        regressed = ((-distance / lowest).softmax(dim=1) * per_mode).sum()
+    scores = cross_entropy(mode_logits.float(), closest, reduction="none") * steps
+    total = regressed + score_weight * scores.sum()
+    return per_known_step(total, is_observed, num_items_in_batch)
+
+
+def mixture_nats(
+    trajectories: Tensor, mode_logits: Tensor, spreads: Tensor, future_values: Tensor
+) -> Tensor:
+    """Negative log-likelihood of each step under a mixture of round Gaussians, `(B, P)` nats.
+
+    Args:
+        trajectories: `(B, M, P, 2)` means.
+        mode_logits: `(B, M)`; their softmax are the weights.
+        spreads: `(B, M, P)` standard deviation in each direction.
+        future_values: `(B, P, 2)`.
+    """
+    squares = (trajectories - future_values.unsqueeze(1)).square().sum(dim=-1)  # (B, M, P)
+    logs = -squares / (2 * spreads.square()) - 2 * spreads.log() - math.log(2 * math.pi)
+    return -torch.logsumexp(mode_logits.log_softmax(dim=1).unsqueeze(-1) + logs, dim=1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -19,9 +20,8 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
-from .configuration_vanilla_vit import VanillaVitConfig
+from .configuration_vanilla_vit import PROBLEM_TYPES, VanillaVitConfig
 from .kernels_vanilla import VanillaDropout
-from .loss_vanilla_vit import classification_loss
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -177,7 +177,9 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
                 init.normal_(module.positions, std=0.02)
             else:
                 rows, columns = self.config.grid
-                table = grid_positions(rows, columns, self.config.d_model)
+                is_real = torch.ones(1, rows, columns, dtype=torch.bool)
+                table = sinusoid_2d(is_real, self.config.d_model)
+                table = torch.cat((torch.zeros_like(table[:, :1]), table), dim=1)
                 init.copy_(module.positions, table.to(module.positions))
 
     def _has_loaded_body(self) -> bool:
@@ -210,7 +212,6 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         self.layers = nn.ModuleList(layers)
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
         self.pooler = nn.Linear(config.d_model, config.d_model) if config.has_pooler else None
-        self.gradient_checkpointing = False
         self.post_init()
 
     @merge_with_config_defaults
@@ -348,12 +349,6 @@ class VanillaForImageClassification(VanillaVitPreTrainedModel):
         self.model.resize_positions(height, width)
 
 
-def grid_positions(rows: int, columns: int, width: int) -> Tensor:
-    """Initial positions `(1, 1 + rows * columns, width)`: zeros for the class token, sines else."""
-    table = sinusoid_2d(torch.ones(1, rows, columns, dtype=torch.bool), width)
-    return torch.cat((table.new_zeros(1, 1, width), table), dim=1)
-
-
 def resized(positions: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, int]) -> Tensor:
     """Positions of another number of patches, by bicubic interpolation.
 
@@ -370,3 +365,75 @@ def resized(positions: Tensor, old_grid: tuple[int, int], new_grid: tuple[int, i
     table = positions[:, 1:].unflatten(1, old_grid).permute(0, 3, 1, 2)  # (1, D, rows, columns)
     table = nn.functional.interpolate(table, size=new_grid, mode="bicubic", align_corners=False)
     return torch.cat((positions[:, :1], table.flatten(2).transpose(1, 2)), dim=1)
+
+
+# --- the loss: one label, several labels, or numbers --------------------------------------------
+
+SINGLE, MULTI, REGRESSION = PROBLEM_TYPES
+
+
+def classification_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    problem_type: str | None = None,
+    smoothing: float = 0.0,
+    num_items_in_batch: "Tensor | int | None" = None,
+) -> Tensor:
+    """Cross-entropy in nats, binary cross-entropy in nats, or squared error, a mean over labels.
+
+    Args:
+        logits: `(B, C)`; summed in float32.
+        labels: `(B,)` int64 classes, -100 = ignore; `(B, C)` float targets in [0, 1]; or `(B,)` or
+            `(B, C)` float values.
+        problem_type: a name of `PROBLEM_TYPES`; None: regression where C is 1, one label where
+            labels are integers, several labels otherwise.
+        smoothing: share of the target spread over all labels, in [0, 1); for one label only.
+        num_items_in_batch: labels of the whole step, all micro-batches; None = of this call.
+
+    Raises:
+        ValueError: labels do not fit the logits.
+    """
+    kind = problem_type or _kind(logits, labels)
+    total, count = _total(kind, logits.float(), labels, smoothing)
+    if num_items_in_batch is None:
+        return total / count
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(total.device)
+    return total / num_items_in_batch
+
+
+def _kind(logits: Tensor, labels: Tensor) -> str:
+    if logits.shape[1] == 1:
+        return REGRESSION
+    return MULTI if labels.is_floating_point() else SINGLE
+
+
+def _total(
+    kind: str, logits: Tensor, labels: Tensor, smoothing: float
+) -> "tuple[Tensor, Tensor | int]":
+    """The sum over labels, and how many labels it counts."""
+    if kind == SINGLE:
+        classes = labels.flatten()
+        try:
+            total = functional.cross_entropy(
+                logits, classes, reduction="sum", ignore_index=-100, label_smoothing=smoothing
+            )
+        except IndexError:
+            raise ValueError(
+                f"labels from {int(classes.min())} to {int(classes.max())}, but the model has "
+                f"{logits.shape[1]} labels: give 0 to {logits.shape[1] - 1}, or build it with a "
+                "larger num_labels"
+            ) from None
+        return total, classes.ne(-100).sum()
+    if labels.numel() != logits.numel():
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}: "
+            f"{kind} needs one value for each"
+        )
+    targets = labels.to(logits.dtype).reshape(logits.shape)
+    if kind == MULTI:
+        total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
+    else:
+        total = functional.mse_loss(logits, targets, reduction="sum")
+    return total, labels.numel()

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 from transformers.pipelines.base import Pipeline
 
-from .generation_vanilla import length_penalty
+from .generation_vanilla import merged_settings, penalty_of
 
 # written to the config of a saved model, for `pipeline()`
 CUSTOM_PIPELINES = {
@@ -143,13 +143,15 @@ class VanillaTranslationPipeline(Pipeline):
             generate_kwargs |= {"return_dict_in_generate": True, "output_scores": True}
         found = self.model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
         sequences = found if isinstance(found, Tensor) else found.sequences
+        given = generate_kwargs.get("generation_config")
+        settings, _ = merged_settings(self.model.generation_config, given, generate_kwargs)
         prompt = generate_kwargs.get("decoder_input_ids")
         prompt_length = 1 if prompt is None else prompt.shape[-1]
         lengths = lengths_until_end(
             sequences,
             prompt_length=prompt_length,
-            end_ids=_setting("eos_token_id", self.model, generate_kwargs),
-            pad_token_id=_setting("pad_token_id", self.model, generate_kwargs),
+            end_ids=settings.eos_token_id,
+            pad_token_id=settings.pad_token_id,
         )
         outputs = {
             "sequences": sequences.view(ids.shape[0], -1, sequences.shape[-1]),  # (B, N, T)
@@ -160,7 +162,7 @@ class VanillaTranslationPipeline(Pipeline):
             scores = found.get("sequences_scores")  # beam search has them
             if scores is None:
                 spans = (prompt_length, lengths)
-                scores = self._scores(input_tensors, sequences, spans, generate_kwargs)
+                scores = self._scores(input_tensors, sequences, spans, settings)
             outputs["scores"] = scores.view(ids.shape[0], -1)  # (B, N)
         return outputs
 
@@ -169,7 +171,7 @@ class VanillaTranslationPipeline(Pipeline):
         input_tensors: dict[str, Tensor],
         sequences: Tensor,
         spans: tuple[int, Tensor],
-        generate_kwargs: dict[str, Any],
+        settings: GenerationConfig,
     ) -> Tensor:
         """`(B * N,)` log-probability of the generated tokens, divided by the length penalty."""
         prompt_length, lengths = spans
@@ -185,10 +187,8 @@ class VanillaTranslationPipeline(Pipeline):
         index = torch.arange(1, sequences.shape[-1], device=sequences.device)
         is_counted = (index >= prompt_length) & (index < lengths[:, None])
         totals = chosen.masked_fill(~is_counted, 0.0).sum(dim=-1)
-        alpha = _setting("length_penalty", self.model, generate_kwargs)
-        form = _setting("length_penalty_form", self.model, generate_kwargs) or "power"
         counts = (lengths - prompt_length).clamp(min=1).tolist()
-        penalties = [length_penalty(n, 1.0 if alpha is None else alpha, form) for n in counts]
+        penalties = [penalty_of(count, settings) for count in counts]
         return totals / totals.new_tensor(penalties)
 
     def postprocess(
@@ -258,10 +258,3 @@ def lengths_until_end(
     is_real = sequences.ne(-1 if pad_token_id is None else pad_token_id) & is_new
     last_real = torch.where(is_real, index, prompt_length - 1).amax(dim=-1)
     return torch.where(is_end.any(dim=-1), is_end.int().argmax(dim=-1), last_real) + 1
-
-
-def _setting(name: str, model: Any, generate_kwargs: dict[str, Any]) -> Any:
-    """A value as `generate()` reads it: the call, its generation config, the model's own."""
-    configs = (generate_kwargs.get("generation_config"), model.generation_config)
-    values = (generate_kwargs.get(name), *(getattr(config, name, None) for config in configs))
-    return next((value for value in values if value is not None), None)

@@ -8,8 +8,10 @@ import math
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
-from .configuration_vanilla import POSITION_FREQUENCIES, POSITION_LAYOUTS, VanillaConfig
+POSITION_LAYOUTS = ("interleaved", "concatenated")
+POSITION_FREQUENCIES = ("paper", "tensor2tensor")
 
 
 def sinusoid(
@@ -88,7 +90,7 @@ class SinusoidalPositions(nn.Module):
     smaller, half precision does not round the angles, and loading has no buffer to fill.
     """
 
-    def __init__(self, config: VanillaConfig) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
         self.width = config.d_model
         self.layout = config.position_layout
@@ -105,7 +107,7 @@ class SinusoidalPositions(nn.Module):
 class LearnedPositions(nn.Embedding):
     """One trained vector per position (Table 3, row E), up to `max_position_embeddings`."""
 
-    def __init__(self, config: VanillaConfig) -> None:
+    def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config.max_position_embeddings, config.d_model)
 
     def forward(  # type: ignore[override]  # same arguments as SinusoidalPositions

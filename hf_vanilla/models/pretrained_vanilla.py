@@ -1,13 +1,16 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""What the models of all families share: flags for transformers and initial values."""
+"""What configs and models of all families share: sizes of layers, checks, initial values."""
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
+from transformers.activations import ACT2FN
 
 
 class VanillaPreTrainedModel(PreTrainedModel):
@@ -24,6 +27,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    gradient_checkpointing = False  # a switch of transformers, of the model and of each layer
     _no_split_modules = ["VanillaEncoderLayer", "VanillaDecoderLayer"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -70,3 +74,195 @@ class VanillaPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
+
+
+class LayerSizes(Protocol):
+    """What a layer of Figure 1 reads from its config; `VanillaTwoSidedConfig` describes it."""
+
+    d_model: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    encoder_ffn_dim: int
+    decoder_layers: int
+    decoder_attention_heads: int
+    decoder_ffn_dim: int
+    dropout: float | int
+    attention_dropout: float | int
+    activation_dropout: float | int
+    activation_function: str
+    attention_bias: bool
+    layer_norm_eps: float
+    _attn_implementation: Any  # set by transformers
+
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """d_k and d_v (3.2.2) of an attention with `num_heads` heads."""
+
+
+# how several GPUs share the weights of a layer; for the `base_model_tp_plan` of a config
+LAYER_TP_PLAN = {
+    "layers.*.self_attn.q_proj": "colwise",
+    "layers.*.self_attn.k_proj": "colwise",
+    "layers.*.self_attn.v_proj": "colwise",
+    "layers.*.self_attn.out_proj": "rowwise",
+    "layers.*.encoder_attn.q_proj": "colwise",
+    "layers.*.encoder_attn.k_proj": "colwise",
+    "layers.*.encoder_attn.v_proj": "colwise",
+    "layers.*.encoder_attn.out_proj": "rowwise",
+    "layers.*.fc1": "colwise",
+    "layers.*.fc2": "rowwise",
+}
+
+
+@strict
+class VanillaPreTrainedConfig(PreTrainedConfig):
+    r"""Base class of every config in this package: its fields shape the layers of an encoder.
+
+    A config that has other defaults declares these fields again.
+
+    Args:
+        d_model (`int`, defaults to 512): width of every hidden state.
+        encoder_layers (`int`, defaults to 6): N, layers of the encoder.
+        encoder_attention_heads (`int`, defaults to 8): h of an encoder layer.
+        encoder_ffn_dim (`int`, defaults to 2048): d_ff, width inside its feed-forward network.
+        dropout (`float`, defaults to 0.1): P_drop, on every sublayer's output and on the sum of
+            input and position (5.4).
+        attention_dropout (`float`, defaults to 0.0): on the attention weights.
+        activation_dropout (`float`, defaults to 0.0): inside the feed-forward network.
+        activation_function (`str`, defaults to `"relu"`): a name of
+            `transformers.activations.ACT2FN`.
+        attention_bias (`bool`, defaults to `False`): biases on the four projections of attention.
+        layer_norm_eps (`float`, defaults to 1e-6): added to the variance in every LayerNorm.
+    """
+
+    attribute_map = {  # noqa: RUF012 - transformers' form
+        "hidden_size": "d_model",
+        "num_attention_heads": "encoder_attention_heads",
+        "num_hidden_layers": "encoder_layers",
+    }
+
+    d_model: int = 512
+    encoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    activation_function: str = "relu"
+    attention_bias: bool = False
+    layer_norm_eps: float = 1e-6
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one encoder head's queries, keys and values."""
+        return self.d_model // max(self.encoder_attention_heads, 1)  # validation refuses 0
+
+    @property
+    def v_head_dim(self) -> int:
+        """Width of one head's values: `head_dim`."""
+        return self.head_dim
+
+    def head_widths(self, num_heads: int) -> tuple[int, int]:
+        """Widths of keys and of values in an attention with `num_heads` heads."""
+        return self.d_model // num_heads, self.d_model // num_heads
+
+    def require_positive(self, *names: str) -> None:
+        """Refuse a value that is not above 0.
+
+        Args:
+            *names: of fields.
+
+        Raises:
+            ValueError: one is not; the message names it.
+        """
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
+
+    def require_choice(self, name: str, choices: Iterable[Any]) -> None:
+        """Refuse an unknown name, so that it never becomes a default.
+
+        Args:
+            name: of a field.
+            choices: its possible values.
+
+        Raises:
+            ValueError: the value is none of them; the message names them.
+        """
+        if getattr(self, name) not in choices:
+            known = ", ".join(str(choice) for choice in choices)
+            raise ValueError(f"{name}={getattr(self, name)!r}: choose one of {known}")
+
+    def validate_layers(self) -> None:
+        """Sizes and counts of the layers are positive."""
+        self.require_positive(
+            *("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
+        )
+
+    def validate_head_split(self) -> None:
+        """Heads divide d_model."""
+        for name in ("encoder_attention_heads", "decoder_attention_heads"):
+            heads = getattr(self, name, 0)
+            if heads > 0 and self.d_model % heads:
+                raise ValueError(
+                    f"d_model={self.d_model} is not a multiple of {name}={heads}: change either"
+                )
+
+    def validate_rates(self) -> None:
+        """Dropouts and smoothing are probabilities below 1."""
+        for name in ("dropout", "attention_dropout", "activation_dropout", "label_smoothing"):
+            rate = getattr(self, name, 0)
+            if not 0 <= rate < 1:
+                raise ValueError(f"{name}={rate}: give a rate from 0 up to, not including, 1")
+
+    def validate_layer_norm(self) -> None:
+        """What is added to the variance is positive."""
+        self.require_positive("layer_norm_eps")
+
+    def validate_activation(self) -> None:
+        """The activation is one of transformers."""
+        self.require_choice("activation_function", sorted(ACT2FN))
+
+    def forget_code(self) -> None:
+        """Remove the fields that name source files beside the weights."""
+        for name in ("auto_map", "custom_pipelines"):
+            self.__dict__.pop(name, None)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save; without code beside the weights, the file names no code.
+
+        With int8 weights, the file states that dtype, so that a version of this package which
+        cannot read them refuses it instead of taking them for floats.
+        """
+        if self._auto_class is None:
+            self.forget_code()
+        dtype: Any = getattr(self, "dtype", None)
+        if getattr(self, "quantization_config", None) is not None:
+            self.dtype = "int8"
+            named: dict[str, Any] = getattr(self, "auto_map", None) or {}
+            for auto_class, name in named.items():
+                # this file has the same classes, and reads int8 weights
+                named[auto_class] = re.sub(r"\bmodeling_vanilla\.", "quantization_vanilla.", name)
+        try:
+            super().save_pretrained(save_directory, *args, **kwargs)
+        finally:
+            self.dtype = dtype
+
+
+@strict
+class VanillaTwoSidedConfig(VanillaPreTrainedConfig):
+    r"""Base class of the configs with an encoder and a decoder.
+
+    Args:
+        decoder_layers (`int`, defaults to 6): N, layers of the decoder.
+        decoder_attention_heads (`int`, defaults to 8): h of both its attentions.
+        decoder_ffn_dim (`int`, defaults to 2048): d_ff, width inside its feed-forward network.
+    """
+
+    decoder_layers: int = 6
+    decoder_attention_heads: int = 8
+    decoder_ffn_dim: int = 2048
+    is_encoder_decoder: bool = True
+
+    def validate_decoder_layers(self) -> None:
+        """Sizes and counts of the decoder's layers are positive."""
+        self.require_positive("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim")

@@ -69,7 +69,7 @@ FAMILIES = {
         models={
             "AutoModelForTimeSeriesPrediction": (
                 "modeling_vanilla_agentformer.VanillaForJointTrajectoryPrediction",
-                "modeling_vanilla_agentformer_dlow.VanillaForDiverseTrajectoryPrediction",
+                "modeling_vanilla_agentformer.VanillaForDiverseTrajectoryPrediction",
             ),
         },
     ),
@@ -92,10 +92,10 @@ FAMILIES = {
         models={
             "AutoModelForTimeSeriesPrediction": (
                 "modeling_vanilla_scene.VanillaForSceneTrajectoryPrediction",
-                "modeling_vanilla_scene_proposals.VanillaForProposalTrajectoryPrediction",
-                "modeling_vanilla_scene_neighbors.VanillaForNeighborTrajectoryPrediction",
-                "modeling_vanilla_scene_gated.VanillaForGatedTrajectoryPrediction",
-                "modeling_vanilla_scene_vectors.VanillaForVectorTrajectoryPrediction",
+                "modeling_vanilla_scene_forms.VanillaForProposalTrajectoryPrediction",
+                "modeling_vanilla_scene_forms.VanillaForNeighborTrajectoryPrediction",
+                "modeling_vanilla_scene_forms.VanillaForGatedTrajectoryPrediction",
+                "modeling_vanilla_scene_forms.VanillaForVectorTrajectoryPrediction",
             ),
         },
     ),
@@ -103,10 +103,10 @@ FAMILIES = {
         config="configuration_vanilla_tracks.VanillaTracksConfig",
         models={
             "AutoModelForTimeSeriesPrediction": (
-                "modeling_vanilla_tracks_modes.VanillaForMultimodalTrajectoryPrediction",
+                "modeling_vanilla_tracks_forms.VanillaForMultimodalTrajectoryPrediction",
                 "modeling_vanilla_tracks.VanillaForTrajectoryPrediction",
-                "modeling_vanilla_tracks_modes.VanillaForTrajectoryDensityPrediction",
-                "modeling_vanilla_tracks_codes.VanillaForQuantizedTrajectoryPrediction",
+                "modeling_vanilla_tracks_forms.VanillaForTrajectoryDensityPrediction",
+                "modeling_vanilla_tracks_forms.VanillaForQuantizedTrajectoryPrediction",
             ),
         },
     ),

@@ -21,6 +21,7 @@ from transformers.generation.utils import (
 )
 
 from .generation_vanilla import SourceLengthCriteria, SourceLengthEnd, filling_ids
+from .pretrained_vanilla import VanillaPreTrainedModel
 from .search_vanilla_beams import (
     BeamState,
     advance,
@@ -37,7 +38,6 @@ from .search_vanilla_decoder import (
     OutputBuffer,
     SearchDecoder,
 )
-from .stacks_vanilla import VanillaPreTrainedModel
 
 # Each treats every hypothesis by itself, so sentences may leave the batch and be reordered; what
 # one stores per sentence, `_select_sentences` selects. With any other rule, all sentences stay.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from .generation_vanilla import filling_ids, length_penalty, penalty_form
+from .generation_vanilla import filling_ids, penalty_of
 
 LOWEST = -1.0e9  # transformers' score of a hypothesis that does not exist
 
@@ -107,7 +107,7 @@ def best_candidates(
     # over all beams at once: among equal scores, topk chooses by position
     scores, index = sums.flatten(1).topk(count)
     parents, tokens = index // vocabulary, index % vocabulary
-    sequences = _of_beams(state.active, parents)
+    sequences = of_beams(state.active, parents)
     sequences[:, :, :, state.length] = torch.stack((tokens, parents), dim=2)
     return Candidates(scores=scores, parents=parents, sequences=sequences)
 
@@ -129,7 +129,7 @@ def advance(
     finish(state, candidates, is_end, config)
     scores = candidates.scores.add(is_end, alpha=LOWEST)
     state.active_scores, best = scores.topk(config.num_beams)
-    state.active = _of_beams(candidates.sequences, best)
+    state.active = of_beams(candidates.sequences, best)
     state.length += 1
     state.may_improve = state.may_improve & can_improve(state, config)
     return candidates.parents.gather(1, best)
@@ -151,11 +151,11 @@ def finish(
     is_closed = ~state.may_improve
     if config.early_stopping is True:
         is_closed = is_closed | state.is_finished.all(dim=1, keepdim=True)
-    scores = candidates.scores / _penalty(state.length + 1 - state.prompt, config)
+    scores = candidates.scores / penalty_of(state.length + 1 - state.prompt, config)
     scores = scores.add(is_closed, alpha=LOWEST).add(~is_end, alpha=LOWEST)
     merged = torch.cat((state.finished_scores, scores), dim=1)
     state.finished_scores, best = merged.topk(config.num_beams)
-    state.finished = _of_beams(torch.cat((state.finished, candidates.sequences), dim=1), best)
+    state.finished = of_beams(torch.cat((state.finished, candidates.sequences), dim=1), best)
     state.is_finished = torch.cat((state.is_finished, is_end), dim=1).gather(1, best)
 
 
@@ -171,7 +171,7 @@ def can_improve(state: BeamState, config: GenerationConfig) -> Tensor:
     """
     is_bound = config.early_stopping == "never" and config.length_penalty > 0.0
     last = state.active.shape[3] if is_bound else state.length
-    penalty = _penalty(last - state.prompt, config)
+    penalty = penalty_of(last - state.prompt, config)
     best = state.active_scores[:, :1] / penalty
     worst = torch.where(state.is_finished, state.finished_scores.amin(dim=1, keepdim=True), LOWEST)
     return (best > worst).any(dim=1, keepdim=True)
@@ -211,10 +211,6 @@ def with_finished(results: BeamState | None, state: BeamState) -> BeamState:
     return results
 
 
-def _penalty(length: int, config: GenerationConfig) -> float:
-    return length_penalty(length, config.length_penalty, penalty_form(config))
-
-
-def _of_beams(tensor: Tensor, index: Tensor) -> Tensor:
+def of_beams(tensor: Tensor, index: Tensor) -> Tensor:
     """Of each sentence the hypotheses `index` `(b, m)` of `(b, n, 2, L)`: `(b, m, 2, L)`."""
     return tensor.gather(1, index[:, :, None, None].expand(-1, -1, *tensor.shape[2:]))

@@ -15,10 +15,12 @@ from transformers import GenerationConfig
 from transformers.modeling_outputs import BaseModelOutput
 
 from .attention_vanilla import VanillaAttention
+from .generation_vanilla import is_plain_search
 from .layers_vanilla import VanillaDecoderLayer
 from .modeling_vanilla import VanillaForConditionalGeneration
+from .pretrained_vanilla import VanillaPreTrainedModel
 from .search_vanilla import beam_search, greedy_search
-from .stacks_vanilla import VanillaDecoder, VanillaPreTrainedModel
+from .stacks_vanilla import VanillaDecoder
 
 if TYPE_CHECKING:
     from .search_vanilla_constraints import Constraints
@@ -34,16 +36,6 @@ KNOWN_ARGUMENTS = {
     "prefix_allowed_tokens_fn",
     "streamer",
 }
-# settings that need transformers' search; `custom_generate=` also takes stop strings' tokenizer
-OTHER_SETTINGS = (
-    "is_assistant",
-    "low_memory",
-    "output_attentions",
-    "output_hidden_states",
-    "prefill_chunk_size",
-    "stop_strings",
-    "token_healing",
-)
 # methods that a caller may have replaced on the model, as PEFT does
 STEPS_OF_GENERATE = {
     "forward",
@@ -110,16 +102,6 @@ def can_search(
         and ("streamer" not in given or settings.num_beams in (None, 1))
         and has_plain_inputs(model, arguments)
         and is_as_built(model)
-    )
-
-
-def is_plain_search(settings: GenerationConfig) -> bool:
-    """Greedy or beam search with a growing cache and no record of what happens inside."""
-    return (
-        settings.get_generation_mode() in ("greedy_search", "beam_search")
-        and not any(getattr(settings, name, None) for name in OTHER_SETTINGS)
-        and settings.use_cache is not False
-        and settings.cache_implementation in (None, "dynamic")
     )
 
 

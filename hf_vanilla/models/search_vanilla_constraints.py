@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from .generation_vanilla import filling_ids
-from .search_vanilla_beams import LOWEST, BeamState, Candidates, can_improve, finish
+from .search_vanilla_beams import LOWEST, BeamState, Candidates, can_improve, finish, of_beams
 
 IMPOSSIBLE = LOWEST / 2  # scores below belong to no hypothesis
 START = -1  # in place of a token id: the start of a translation
@@ -232,16 +232,16 @@ class ConstrainedSearch:
         room = (self.limits.unsqueeze(1) - self.last - (state.length + 1)).clamp(min=0)
         is_repeated = torch.zeros_like(missing, dtype=torch.bool)
         is_repeated[:, 1:] = index[:, 1:] == index[:, :-1]
-        is_lost = is_repeated | (self._least(seen, missing) > room) | ~(scores > IMPOSSIBLE)
+        # fewest tokens that are still needed: less in overlaps
+        least = torch.where(self.overlaps, self._needed(seen).amax(dim=2), missing)
+        is_lost = is_repeated | (least > room) | ~(scores > IMPOSSIBLE)
         selected = in_turn(missing, scores, is_lost)[:, :count]  # (b, c)
         scores = scores.masked_fill(is_lost, 2 * LOWEST).gather(1, selected)
         parents, tokens = parents.gather(1, selected), tokens.gather(1, selected)
         self.seen_by_candidates = seen.gather(
             1, selected.unsqueeze(-1).expand(-1, -1, seen.shape[2])
         )
-        sequences = state.active.gather(
-            1, parents[:, :, None, None].expand(-1, -1, *state.active.shape[2:])
-        )
+        sequences = of_beams(state.active, parents)
         sequences[:, :, :, state.length] = torch.stack((tokens, parents), dim=2)
         return Candidates(scores=scores, parents=parents, sequences=sequences)
 
@@ -265,9 +265,7 @@ class ConstrainedSearch:
         scores = candidates.scores.masked_fill(~is_active, LOWEST).gather(1, best)
         state.active_scores, by_score = scores.sort(dim=1, descending=True, stable=True)
         best = best.gather(1, by_score)
-        state.active = candidates.sequences.gather(
-            1, best[:, :, None, None].expand(-1, -1, *candidates.sequences.shape[2:])
-        )
+        state.active = of_beams(candidates.sequences, best)
         self.seen = self.seen_by_candidates.gather(
             1, best.unsqueeze(-1).expand(-1, -1, self.seen.shape[2])
         )
@@ -317,10 +315,6 @@ class ConstrainedSearch:
         needed, whole = self._needed(seen), self.lengths[:, None, ::2]
         is_open = needed > 0
         return (whole * is_open).sum(dim=2) - ((whole - needed) * is_open).amax(dim=2)
-
-    def _least(self, seen: Tensor, missing: Tensor) -> Tensor:
-        """Fewest tokens that hypotheses `(b, m, F)` still need; less than `missing` in overlaps."""
-        return torch.where(self.overlaps, self._needed(seen).amax(dim=2), missing)
 
     def _proposed(self, sums: Tensor, count: int) -> Tensor:
         """Sorted beam * V + token of all continuations that are considered, `(b, m)`."""

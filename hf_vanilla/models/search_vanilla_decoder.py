@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
-from .stacks_vanilla import VanillaPreTrainedModel
+from .pretrained_vanilla import VanillaPreTrainedModel
 
 AVERAGES = ("probabilities", "log_probabilities")
 # ids that all models must share

@@ -23,7 +23,12 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla import VanillaConfig
 from .kernels_vanilla import VanillaDropout, in_autocast_bfloat16
-from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
+from .layers_vanilla import (
+    VanillaDecoderLayer,
+    VanillaEncoderLayer,
+    decoder_layers,
+    encoder_layers,
+)
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -187,9 +192,7 @@ class VanillaEncoder(VanillaStack):
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config, config.vocab_size)
-        layers = [VanillaEncoderLayer(config) for _ in range(config.encoder_layers)]
-        self.layers = nn.ModuleList(layers)
-        self.gradient_checkpointing = False
+        self.layers = encoder_layers(config)
         self.post_init()
 
     @merge_with_config_defaults
@@ -234,11 +237,7 @@ class VanillaDecoder(VanillaStack):
             has_source = config.is_encoder_decoder or config.add_cross_attention
         self.has_source = has_source
         self.input_prefix = "decoder_" if config.is_encoder_decoder else ""
-        self.layers = nn.ModuleList(
-            VanillaDecoderLayer(config, index, has_source=self.has_source)
-            for index in range(config.decoder_layers)
-        )
-        self.gradient_checkpointing = False
+        self.layers = decoder_layers(config, has_source=has_source)
         self.post_init()
 
     @merge_with_config_defaults

@@ -183,19 +183,11 @@ class LatentQueryEncoder(nn.Module):
         return Grid(states.unsqueeze(1), has_any.unsqueeze(1).expand(-1, 1, states.shape[1]))
 
 
-def _sequential(config: VanillaSceneConfig, layers: int) -> FactorisedEncoder:
-    return FactorisedEncoder(config, (TIME,) * layers + (AGENTS,) * layers)
-
-
-def _interleaved(config: VanillaSceneConfig, layers: int) -> FactorisedEncoder:
-    return FactorisedEncoder(config, (TIME, AGENTS) * layers)
-
-
 # by `config.encoder`: from config and number of layers to an encoder
 ENCODERS: dict[str, Callable[[VanillaSceneConfig, int], nn.Module]] = {
     "full": FullEncoder,
-    "sequential": _sequential,
-    "interleaved": _interleaved,
+    "sequential": lambda config, n: FactorisedEncoder(config, [TIME] * n + [AGENTS] * n),
+    "interleaved": lambda config, n: FactorisedEncoder(config, [TIME, AGENTS] * n),
     "latent": LatentQueryEncoder,
 }
 
@@ -267,12 +259,6 @@ def read_by_seeds(layers: nn.ModuleList, seeds: Tensor, states: Tensor, is_real:
     for layer in layers:
         seeds = layer(seeds, None, states, key_mask(is_real))
     return seeds
-
-
-def decoder_layers(config: VanillaSceneConfig) -> nn.ModuleList:
-    """The decoder layers of a config, each without a causal mask."""
-    layers = [VanillaDecoderLayer(config, i, is_causal=False) for i in range(config.decoder_layers)]
-    return nn.ModuleList(layers)
 
 
 def masked_mean(states: Tensor, is_real: Tensor) -> Tensor:

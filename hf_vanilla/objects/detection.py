@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.files import write_text
-from hf_vanilla.models.matching_vanilla_detr import NO_LABEL, iou, to_centers
+from hf_vanilla.models.loss_vanilla_detr import NO_LABEL, iou, to_centers
 
 if TYPE_CHECKING:
     from PIL.Image import Image

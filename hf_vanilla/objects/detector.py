@@ -18,7 +18,7 @@ from hf_vanilla.data.image_models import (
     load_image_model,
     results_of_files,
 )
-from hf_vanilla.models.matching_vanilla_detr import to_corners
+from hf_vanilla.models.loss_vanilla_detr import to_corners
 
 from .detection import resized_size
 

@@ -55,18 +55,13 @@ def plot_curves(options: PlotCurvesOptions) -> Path:
             raise FileNotFoundError(f"{log}: no such file; give the folder of a run")
         runs[name] = read_json_lines(log)
         floors[name] = floor_of_run(log.parent)
-        measures |= measures_of_run(log.parent)
+        recipe = log.parent / RECIPE_FILE
+        task = read_yaml(recipe).get("task") if recipe.is_file() else None
+        measures |= task_measures(task or DEFAULT_TASK)
         if not drawn_measures([runs[name]], measures):
             raise ValueError(f"{log} has no entry of a step: there is nothing to draw")
     save_curves(runs, path, measures, floors=floors, theme=options.theme)
     return path
-
-
-def measures_of_run(folder: Path) -> Mapping[str, Measure]:
-    """Meaning of a log's entries, by the task of the recipe beside it."""
-    recipe = folder / RECIPE_FILE
-    task = read_yaml(recipe).get("task") if recipe.is_file() else None
-    return task_measures(task or DEFAULT_TASK)
 
 
 def smoothing_floor(config: VanillaConfig) -> float:

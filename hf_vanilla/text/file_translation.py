@@ -4,7 +4,7 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import tee
@@ -124,7 +124,9 @@ def _translations(
     if isinstance(translator, TextTranslator) or (
         options.n_best is None and not options.alignments
     ):
-        return map(_line, translator.translate(lines, progress=shows_progress))
+        # a line feed in a translation must not start a new line of the file
+        translations = translator.translate(lines, progress=shows_progress)
+        return (text.replace("\n", " ") + "\n" for text in translations)
     if options.n_best is None:
         return _aligned_lines(options, translator, lines, shows_progress)
     lists = translator.n_best(lines, options.n_best, progress=shows_progress)
@@ -196,21 +198,6 @@ def open_output(name: str) -> Iterator[TextIO]:
         yield stream
     finally:
         stream.detach()  # a TextIOWrapper that is collected would close stdout
-
-
-def write_lines(texts: Iterable[str], file: TextIO) -> int:
-    """Write each text on its own line as soon as it is there; returns the number of lines."""
-    count = 0
-    for text in texts:
-        file.write(_line(text))
-        file.flush()
-        count += 1
-    return count
-
-
-def _line(text: str) -> str:
-    """A text as one line: a line feed in a translation must not start a new line of the file."""
-    return text.replace("\n", " ") + "\n"
 
 
 def _noting_blank(lines: Iterator[str], blank: list[int]) -> Iterator[str]:

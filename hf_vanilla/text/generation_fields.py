@@ -9,8 +9,12 @@ from typing import Any
 from transformers import GenerationConfig
 
 from hf_vanilla.file_values import check_names, is_finite_number
-from hf_vanilla.models.generation_vanilla import LENGTH_PENALTY_FORMS, merged_settings
-from hf_vanilla.models.search_vanilla_conditions import OTHER_SETTINGS, is_plain_search
+from hf_vanilla.models.generation_vanilla import (
+    LENGTH_PENALTY_FORMS,
+    OTHER_SETTINGS,
+    is_plain_search,
+    merged_settings,
+)
 
 MOST_TOKENS = 100_000  # of a translation; the search allocates its sequences at the start
 # beyond these exponents, scores leave the range of float32 numbers

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import batch_bounds, padded, padded_with_mask
-from hf_vanilla.models.generation_vanilla import length_penalty, merged_settings, penalty_form
+from hf_vanilla.models.generation_vanilla import merged_settings, penalty_of
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.search_vanilla import NAN_CAUSE
 from hf_vanilla.models.search_vanilla_constraints import IMPOSSIBLE
@@ -85,7 +85,7 @@ def best_translations(
         logits = torch.stack(found.scores)[:, 0]  # (T, V)
         chosen = found.sequences[0, 1:, None]
         total = logits.log_softmax(dim=-1).gather(1, chosen).sum().item()
-        scores = [total / _penalty(len(rows[0]), settings)]
+        scores = [total / penalty_of(len(rows[0]), settings)]
     else:
         scores = found.sequences_scores.tolist()
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
@@ -128,7 +128,7 @@ def n_best_of_rows(
     if scores is None:
         pairs = [(rows[i // n], row) for i, row in enumerate(ids)]
         values = [
-            math.fsum(log_probs) / _penalty(len(log_probs), settings)
+            math.fsum(log_probs) / penalty_of(len(log_probs), settings)
             for log_probs in log_probs_of_pairs(model, pairs)
         ]
     else:
@@ -143,11 +143,6 @@ def _settings(model: PreTrainedModel, changes: dict[str, Any]) -> GenerationConf
     """The model's generation config with the changes of a call."""
     given = changes.get("generation_config")
     return merged_settings(model.generation_config, given, changes)[0]
-
-
-def _penalty(length: int, settings: GenerationConfig) -> float:
-    alpha = 1.0 if settings.length_penalty is None else settings.length_penalty
-    return length_penalty(length, alpha, penalty_form(settings))
 
 
 def _rows_until_end(sequences: Tensor, settings: GenerationConfig) -> list[list[int]]:

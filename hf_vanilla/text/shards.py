@@ -17,7 +17,6 @@ from typing import Any
 
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
-from .file_translation import write_lines
 from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator
@@ -294,12 +293,15 @@ def _write_text(
     with path.open("w", encoding="utf-8", newline="\n") as file:
         if n_best is None:
             translations = translator.translate(_lines(shard), first_line=shard.first_line)
-            count = write_lines(translations, file)
+            # a line feed in a translation must not start a new line of the file
+            rows: Iterator[str] = (text.replace("\n", " ") + "\n" for text in translations)
         else:
-            count = 0
-            for rows in _rows(translator, shard, n_best):
-                file.write(rows)
-                count += 1
+            rows = _rows(translator, shard, n_best)
+        count = 0
+        for row in rows:
+            file.write(row)
+            file.flush()
+            count += 1
         os.fsync(file.fileno())
     return count
 

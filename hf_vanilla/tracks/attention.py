@@ -15,10 +15,10 @@ from torch import Tensor
 from hf_vanilla.families import entry_of
 from hf_vanilla.models.inputs_vanilla_scene import Rows
 from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_scene_proposals import (
+from hf_vanilla.models.modeling_vanilla_scene_forms import (
     VanillaForProposalTrajectoryPrediction,
+    VanillaForVectorTrajectoryPrediction,
 )
-from hf_vanilla.models.modeling_vanilla_scene_vectors import VanillaForVectorTrajectoryPrediction
 
 from .forecaster import relative_outputs
 from .road_maps import RoadMap

@@ -9,8 +9,10 @@ import hf_vanilla
 from hf_vanilla.families import entry_of, task_entry
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.configuration_vanilla_forecaster import VanillaForecasterConfig
-from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.models.configuration_vanilla_tracks import (
+    VanillaForecasterConfig,
+    VanillaTracksConfig,
+)
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 
 from .simple_models import SIMPLE_MODELS, SimpleForecaster

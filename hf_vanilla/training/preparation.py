@@ -28,8 +28,7 @@ from hf_vanilla.plots.curves import RECIPE_FILE
 
 from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
-from .processes import keep_freed_memory, make_accelerator
-from .products import use_faster_products
+from .processes import keep_freed_memory, make_accelerator, use_faster_products
 from .recipe import Recipe, TrainRecipe, read_recipe
 from .task import Order, Task, weights_fingerprint
 
@@ -122,8 +121,16 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
     per_step = math.ceil(task.micro_batches / accelerator.num_processes) * accelerator.num_processes
     order = task.order(per_step)
     if accelerator.is_main_process:
-        _log_size(recipe, model)
-        _log_step_size(task, order, per_step, accelerator.num_processes)
+        _log_sizes(recipe, model)
+        processes = accelerator.num_processes
+        rounded = f", since {task.micro_batches} cannot be shared evenly"
+        logger.info(
+            "each step: %d process(es) x %d micro-batch(es) of %s%s",
+            processes,
+            per_step // processes,
+            order.describe(),
+            "" if per_step == task.micro_batches else rounded,
+        )
     if accelerator.device.type == "cpu":  # only now: the memory of the preparation is freed
         keep_freed_memory()
         use_faster_products(model)
@@ -189,7 +196,7 @@ def _check_needs_no_validation(options: TrainRecipe) -> None:
             raise ValueError(f"{name}={value} needs a validation set, and the data has none")
 
 
-def _log_size(recipe: Recipe, model: PreTrainedModel) -> None:
+def _log_sizes(recipe: Recipe, model: PreTrainedModel) -> None:
     """Say how much there is to compute, before it begins."""
     sizes = [(name, v) for name, v in vars(recipe.data).items() if name.endswith("_per_step")]
     logger.info(
@@ -197,17 +204,6 @@ def _log_size(recipe: Recipe, model: PreTrainedModel) -> None:
         f"{model.num_parameters():,}",
         f"{recipe.train.max_steps:,}",
         ", ".join(f"{name}={value:,}" for name, value in sizes),
-    )
-
-
-def _log_step_size(task: Task, order: Order, per_step: int, processes: int) -> None:
-    rounded = f", since {task.micro_batches} cannot be shared evenly"
-    logger.info(
-        "each step: %d process(es) x %d micro-batch(es) of %s%s",
-        processes,
-        per_step // processes,
-        order.describe(),
-        "" if per_step == task.micro_batches else rounded,
     )
 
 

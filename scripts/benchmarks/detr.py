@@ -19,8 +19,7 @@ from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss
 
 from hf_vanilla.commands import run
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
-from hf_vanilla.models.loss_vanilla_detr import detection_loss, padded_targets
-from hf_vanilla.models.matching_vanilla_detr import Targets
+from hf_vanilla.models.loss_vanilla_detr import Targets, detection_loss, padded_targets
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
 Criterion = Callable[[dict[str, Any], list[dict[str, Tensor]]], Tensor]

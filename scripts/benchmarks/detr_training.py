@@ -18,7 +18,7 @@ from transformers import DetrConfig, DetrForObjectDetection
 
 from hf_vanilla.commands import run
 from hf_vanilla.models import modeling_vanilla_detr
-from hf_vanilla.models.matching_vanilla_detr import NO_LABEL
+from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
 from hf_vanilla.objects.coco_scores import score_detections
 from hf_vanilla.objects.detector import Detector, Found
 from hf_vanilla.objects.task import ObjectDetectionTask, prepare

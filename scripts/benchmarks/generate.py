@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, MarianMTModel, PreTrainedTokenizerBase
 
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.commands import run
-from hf_vanilla.convert.to_marian import to_marian
+from hf_vanilla.convert.marian import to_marian
 from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.lines import read_lines
 from hf_vanilla.text.engines import load_engine

@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerFast
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
 from hf_vanilla.commands import run
 from hf_vanilla.convert.ctranslate2 import to_ctranslate2
-from hf_vanilla.convert.to_marian import to_marian
+from hf_vanilla.convert.marian import to_marian
 from hf_vanilla.files import read_json_lines, write_text
 from hf_vanilla.options import Options, option
 from hf_vanilla.training.recipe import read_recipe

@@ -15,7 +15,7 @@ from length_bleu import LengthBleu, length_bleu
 
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.data.lines import read_pairs
-from hf_vanilla.models.configuration_vanilla import POSITION_FREQUENCIES
+from hf_vanilla.models.positions_vanilla import POSITION_FREQUENCIES
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.translator import translate
 

@@ -60,10 +60,7 @@ def test_help_without_a_format_lists_the_formats(capsys):
 
 def test_format_and_options_may_come_in_any_order():
     conversion = read_conversion(["--input", "a", "--format=marian", "--output", "b"])
-    assert (conversion.format, conversion.options) == (
-        "marian",
-        MarianOptions(input="a", output="b"),
-    )
+    assert conversion == ("marian", MarianOptions(input="a", output="b"))
 
 
 @pytest.mark.parametrize(

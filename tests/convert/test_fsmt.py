@@ -141,7 +141,7 @@ def test_older_files_have_pickled_tensors_and_decoding_in_the_config(tmp_path):
         ("vocab-tgt.json", "{", "is damaged"),
         ("merges.txt", None, r"has no merges.txt: the FSMT model is not whole"),
         ("model.safetensors", None, "has neither model.safetensors nor pytorch_model.bin"),
-        ("model.safetensors", "no weights", "cannot be read"),
+        ("model.safetensors", "no weights", "is incomplete or no checkpoint"),
     ],
 )
 def test_a_damaged_folder_is_refused_and_nothing_is_written(name, content, message, tmp_path):

@@ -11,8 +11,14 @@ from torch.testing import assert_close
 from transformers import AutoTokenizer, GenerationConfig, MarianMTModel
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
-from hf_vanilla.convert.marian import MarianOptions, convert_marian, from_marian
-from hf_vanilla.convert.to_marian import ToMarianOptions, convert_to_marian, to_marian
+from hf_vanilla.convert.marian import (
+    MarianOptions,
+    ToMarianOptions,
+    convert_marian,
+    convert_to_marian,
+    from_marian,
+    to_marian,
+)
 
 CLOSE = {"rtol": 0, "atol": 1e-5}  # float32 sums in another order
 PAD = 42

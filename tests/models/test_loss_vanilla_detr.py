@@ -7,14 +7,15 @@ import torch
 from torch.testing import assert_close
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss, generalized_box_iou
 
-from hf_vanilla.models.loss_vanilla_detr import detection_loss, padded_targets
-from hf_vanilla.models.matching_vanilla_detr import (
+from hf_vanilla.models.loss_vanilla_detr import (
     MatchingCosts,
     Targets,
+    detection_loss,
     generalized_iou,
     iou,
     match,
     matching_cost,
+    padded_targets,
     to_centers,
     to_corners,
 )

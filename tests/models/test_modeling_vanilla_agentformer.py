@@ -9,10 +9,10 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.attention_vanilla_agentformer import AgentAwareAttention
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.loss_vanilla_agentformer import JointErrors
-from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
+from hf_vanilla.models.inputs_vanilla_agentformer import JointErrors
+from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaForDiverseTrajectoryPrediction,
+    VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.models.positions_vanilla import sinusoid
 

@@ -10,12 +10,12 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.inputs_vanilla_scene import read_rows
-from hf_vanilla.models.loss_vanilla_scene import Mixture, Truth, closest_future_loss, thin
-from hf_vanilla.models.modeling_vanilla_scene_gated import ChannelGate
-from hf_vanilla.models.modeling_vanilla_scene_neighbors import neighbor_mask
-from hf_vanilla.models.modeling_vanilla_scene_proposals import (
+from hf_vanilla.models.modeling_vanilla_scene import Mixture, Truth, closest_future_loss, thin
+from hf_vanilla.models.modeling_vanilla_scene_forms import (
+    ChannelGate,
     VanillaForProposalTrajectoryPrediction,
     fit_regions,
+    neighbor_mask,
     proposals_of_regions,
 )
 from hf_vanilla.models.stacks_vanilla_scene import ENCODERS, Grid, LatentQueryEncoder

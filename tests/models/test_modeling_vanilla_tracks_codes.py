@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.inputs_vanilla_forecaster import k_means
-from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForQuantizedTrajectoryPrediction
 
 SIZES = {
     "observed_steps": 5,

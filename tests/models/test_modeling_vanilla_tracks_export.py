@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
 
 SIZES = {"observed_steps": 5, "predicted_steps": 3, "num_modes": 4, "d_model": 24}
 HEADS = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}

@@ -8,14 +8,14 @@ from torch.testing import assert_close
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_agentformer_dlow import (
+from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaForDiverseTrajectoryPrediction,
+    VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import (
+from hf_vanilla.models.modeling_vanilla_tracks_forms import (
     VanillaForMultimodalTrajectoryPrediction,
+    VanillaForQuantizedTrajectoryPrediction,
     VanillaForTrajectoryDensityPrediction,
 )
 from hf_vanilla.models.saving_vanilla import save_with_code

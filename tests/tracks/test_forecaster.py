@@ -10,8 +10,10 @@ from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_codes import VanillaForQuantizedTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_forms import (
+    VanillaForMultimodalTrajectoryPrediction,
+    VanillaForQuantizedTrajectoryPrediction,
+)
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file, forecasts
 from hf_vanilla.tracks.forecaster import Forecaster

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import read_recipe

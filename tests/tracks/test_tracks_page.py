@@ -12,7 +12,7 @@ from scene_models import scene_model
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_tracks_modes import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.serve import PageSettings, page_of
 from hf_vanilla.tracks.forecaster import predict
 from hf_vanilla.tracks.page import TracksPage, path_in_steps

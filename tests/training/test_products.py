@@ -7,8 +7,8 @@ from torch.testing import assert_close
 
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.onednn_vanilla import can_multiply
-from hf_vanilla.training import products
-from hf_vanilla.training.products import OneDnnLinear, use_faster_products
+from hf_vanilla.training import processes
+from hf_vanilla.training.processes import OneDnnLinear, use_faster_products
 
 SIZES = {"wide": (5, 11), "narrow": (11, 5)}
 needs_onednn = pytest.mark.skipif(not can_multiply(torch.float32), reason="no such operator")
@@ -16,7 +16,7 @@ needs_onednn = pytest.mark.skipif(not can_multiply(torch.float32), reason="no su
 
 @pytest.fixture
 def amd(monkeypatch):
-    monkeypatch.setattr(products, "is_onednn_faster", lambda: True)
+    monkeypatch.setattr(processes, "is_onednn_faster", lambda: True)
 
 
 def gradients(layer, states, gradient):
@@ -66,7 +66,7 @@ def test_other_inputs_take_torchs_own_layer(kind, monkeypatch):
     plain = nn.Linear(5, 3).to(dtype)
     layer = OneDnnLinear.of(plain)
     states = torch.randn(0 if kind == "empty" else 7, 5).to(dtype)
-    monkeypatch.setattr(products, "float_product", refuse)
+    monkeypatch.setattr(processes, "float_product", refuse)
     with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
         expected = plain(states)
         if kind == "compiled":
@@ -111,11 +111,11 @@ def test_a_model_keeps_its_weights_names_ties_and_gradients(tiny_config):
 def test_the_processor_decides(facts, expected, monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: facts, raising=False)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    assert products.is_onednn_faster() is expected
+    assert processes.is_onednn_faster() is expected
 
 
 def test_other_processors_keep_their_layers(monkeypatch):
-    monkeypatch.setattr(products, "is_onednn_faster", lambda: False)
+    monkeypatch.setattr(processes, "is_onednn_faster", lambda: False)
     model = nn.Sequential(nn.Linear(5, 3))
     use_faster_products(model)
     assert type(model[0]) is nn.Linear

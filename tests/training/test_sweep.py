@@ -22,7 +22,6 @@ from hf_vanilla.plots.curves import RECIPE_FILE
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.training import (
     comparison,
-    comparison_page,
     comparison_statistics,
     sweep,
 )
@@ -411,7 +410,7 @@ def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path, te
 )
 def test_a_verdict_needs_an_interval_on_one_side(low, high, published, verdict):
     found = comparison_statistics.Difference((low + high) / 2, low, high, 0.5)
-    row = comparison_page.RowDifference((0,), (0.3,), found, published)
+    row = comparison.RowDifference((0,), (0.3,), found, published)
     assert row.verdict == verdict
 
 
