@@ -63,8 +63,8 @@ COMMANDS = {
     ),
     "classify": Command(
         "label images: files, folders, or paths from stdin",
-        "hf_vanilla.images.classify:classify_files",
-        ("hf_vanilla.images.classify:read_classification",),
+        "hf_vanilla.images.classifier:classify_files",
+        ("hf_vanilla.images.classifier:read_classification",),
     ),
     "detect": Command(
         "find objects in images: files, folders, or paths from stdin",

@@ -90,7 +90,7 @@ class TaskEntry:
 
 # of the three tasks of forecasters
 _FORECASTERS: dict[str, Any] = {
-    "model": "hf_vanilla.tracks.loading:new_forecaster",
+    "model": "hf_vanilla.tracks.forecaster:new_forecaster",
     "auto_class": "transformers:AutoModelForTimeSeriesPrediction",
     "evaluate": "hf_vanilla.tracks.evaluation:evaluate_tracks",
     "evaluate_options": "hf_vanilla.tracks.evaluation:EvaluateTracksOptions",

@@ -62,7 +62,7 @@ def table(options: TableOptions) -> str:
     lines += [f"| {name} (published) | {values} |" for name, values in PUBLISHED.items()]
     protocol = (
         "ETH/UCY leave-one-out | 8 -> 12 steps of 0.4 s | per person, stride 1 | best of 20 per "
-        f"person, ADE and FDE apart | mean and standard deviation of {options.seeds} seeds"
+        f"person, ADE and FDE separately | mean and standard deviation of {options.seeds} seeds"
     )
     return "\n".join([*lines, "", protocol])
 

@@ -34,9 +34,8 @@ from hf_vanilla.tracks.evaluation import (
     scored_table,
     windows_to_score,
 )
-from hf_vanilla.tracks.forecaster import predict
+from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.layout import scene_batches
-from hf_vanilla.tracks.loading import load_forecaster
 from hf_vanilla.tracks.protocol import Protocol
 from hf_vanilla.tracks.windows import Windows
 

@@ -41,8 +41,8 @@ from hf_vanilla.objects.sources import load_detection_images, read_coco
 from hf_vanilla.text.alignments import saved_head
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.token_shards import read_prepared
+from hf_vanilla.tracks.forecaster import load_forecaster
 from hf_vanilla.tracks.formats import TrackSource, read_tracks
-from hf_vanilla.tracks.loading import load_forecaster
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.sweep_file import read_sweep
 

@@ -15,10 +15,9 @@ import numpy as np
 from hf_vanilla.commands import run
 from hf_vanilla.files import write_text
 from hf_vanilla.options import Options, option
-from hf_vanilla.tracks.built_in_junctions import FREE, OBSERVED, Junctions, junctions
+from hf_vanilla.tracks.built_in_junctions import OBSERVED, UNHINDERED, Junctions, junctions
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
-from hf_vanilla.tracks.forecaster import predict
-from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.road_maps import RoadMap
 from hf_vanilla.training.sweep import SweepOptions, run_sweep
 from hf_vanilla.training.sweep_file import read_sweep
@@ -108,11 +107,11 @@ def _scores(name: str, minutes: float | None) -> dict[str, Any]:
     tracks, probabilities = _forecasts(model, drawn, "as it is")
     seconds = time.process_time() - started
     parameters = sum(weight.numel() for weight in model.parameters())
-    is_free = drawn.situation == FREE
+    is_free = drawn.situation == UNHINDERED
     odds = drawn.odds[is_free].mean(axis=0)
     found = _branch_odds(tracks[is_free], probabilities[is_free], drawn, is_free)
     stops = _stopping(tracks, probabilities, drawn)
-    minds = drawn.situation != FREE
+    minds = drawn.situation != UNHINDERED
     return {
         **scored.values,
         "parameters": parameters,
@@ -131,7 +130,7 @@ def _changed(model: Any, drawn: Junctions, change: str) -> list[float]:
     tracks, probabilities = _forecasts(model, drawn, change)
     ends = drawn.tracks[:, 0, -1]
     final = np.linalg.norm(tracks[:, :6, -1] - ends[:, None], axis=-1).min(axis=1)
-    minds = drawn.situation != FREE
+    minds = drawn.situation != UNHINDERED
     stops = _stopping(tracks, probabilities, drawn)[minds].clip(1e-3, 1 - 1e-3)
     nats = -np.log(np.where(drawn.brakes[minds], stops, 1 - stops))
     return [float(final.mean()), float(nats.mean())]

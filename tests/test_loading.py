@@ -23,7 +23,7 @@ from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.tracks.forecaster import load_forecaster
 
 LOADERS = {
     "text": load_translator,

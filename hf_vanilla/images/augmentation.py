@@ -30,11 +30,11 @@ class Augmentation(Options):
     """
 
     rotation: float = option(0.0, "largest random angle in degrees", at_least=0, at_most=180)
-    scale: float = option(0.0, "largest relative change of size", at_least=0, below=1)
-    shift: float = option(0.0, "largest shift, share of height and width", at_least=0, below=1)
+    scale: float = option(0.0, "largest random relative change of size", at_least=0, below=1)
+    shift: float = option(0.0, "largest random shift, share of each side", at_least=0, below=1)
     flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
-    crop: float = option(0.0, "largest share of the area cut away", at_least=0, below=1)
-    brightness: float = option(0.0, "largest relative change of values", at_least=0, below=1)
+    crop: float = option(0.0, "largest random share of the area cut away", at_least=0, below=1)
+    brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
 
     @property
     def moves_pixels(self) -> bool:

@@ -110,7 +110,8 @@ def training_and_validation(
     train = load_images(options.dataset, split, **columns)
     source, validation_split = options.validation or options.dataset, options.validation_split
     if validation_split is None and options.validation is None:
-        validation_split = "second_half" if is_digits else _validation_folder(options.dataset)
+        folders = (name for name in VALIDATION_NAMES if (Path(options.dataset) / name).is_dir())
+        validation_split = "second_half" if is_digits else next(folders, None)
         if validation_split is None:
             return _with_held_out(train, options.validation_share)
     split = validation_split or ("train" if source == BUILT_IN_DIGITS else "validation")
@@ -159,11 +160,6 @@ def image_facts(images: Images) -> dict[str, str]:
             digest = data_fingerprint(len(read), read.fingerprints, read.labels)
             facts[f"{part} images"] = digest
     return facts
-
-
-def _validation_folder(dataset: str) -> str | None:
-    folder = Path(dataset)
-    return next((name for name in VALIDATION_NAMES if (folder / name).is_dir()), None)
 
 
 def _with_held_out(

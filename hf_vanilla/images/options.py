@@ -1,10 +1,10 @@
 """What a recipe can set for image classification: images, augmentation, the size of a step."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
-from hf_vanilla.options import Options, check_multiple, option
+from hf_vanilla.options import check_multiple, option
 from hf_vanilla.training.recipe import TrainRecipe
 
 from .augmentation import Augmentation
@@ -19,7 +19,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageDataOptions(Options):
+class ImageDataOptions(Augmentation):  # flat on the command line
     """Images to train on, how they are changed at random, and how they become batches."""
 
     _argument_group_name = "options of task image_classification"
@@ -59,12 +59,6 @@ class ImageDataOptions(Options):
     )
     images_per_step: int = option(64, "images of an optimizer step", at_least=1)
     images_per_batch: int = option(64, "images of a process and micro-batch", at_least=1)
-    rotation: float = option(0.0, "largest random angle in degrees", at_least=0, at_most=180)
-    scale: float = option(0.0, "largest random relative change of size", at_least=0, below=1)
-    shift: float = option(0.0, "largest random shift, share of each side", at_least=0, below=1)
-    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
-    crop: float = option(0.0, "largest random share of the area cut away", at_least=0, below=1)
-    brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,10 +71,3 @@ class ImageDataOptions(Options):
 
     def check_with(self, train: TrainRecipe) -> None:
         """Nothing here depends on the shared options."""
-
-    @property
-    def augmentation(self) -> Augmentation:
-        """How training images are changed at random."""
-        return Augmentation(
-            **{part.name: getattr(self, part.name) for part in fields(Augmentation)}
-        )

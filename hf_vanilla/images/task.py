@@ -103,7 +103,7 @@ class ImageClassificationTask:
     def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """Read, augment and normalise: `pixel_values` `(B, 3, H, W)`, `labels` `(B,)` int64."""
         pixels, labels = self.images.train.read(rows)
-        changed = augment(pixels.float() / 255, self.options.augmentation, generator)
+        changed = augment(pixels.float() / 255, self.options, generator)
         return {
             "pixel_values": normalised(changed, *self.images.statistics),
             "labels": labels,

@@ -31,10 +31,14 @@ class BoxAugmentation(Options):
         ValueError: a value is out of its range.
     """
 
-    flip: float = option(0.0, at_least=0, at_most=1)
-    crop: float = option(0.0, at_least=0, at_most=1)
-    smallest_scale: float = option(1.0, above=0, at_most=1)
-    brightness: float = option(0.0, at_least=0, below=1)
+    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
+    crop: float = option(
+        0.0, "probability of a crop that keeps the centers of objects", at_least=0, at_most=1
+    )
+    smallest_scale: float = option(
+        1.0, "smallest random factor of shortest_edge", above=0, at_most=1
+    )
+    brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
 
 
 def augmented(

@@ -13,14 +13,14 @@ import numpy as np
 from hf_vanilla.options import install_hint
 
 from .detection import DetectionImages, coco_content, pairwise_iou
-from .detector import Detector, Found
+from .detector import Detections, Detector
 
 # in the order of COCO's own summary
 FIGURES = (
     *("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large"),
     *("AR_1", "AR_10", "AR_100", "AR_small", "AR_medium", "AR_large"),
 )
-SURE = 0.5  # score above which an object counts as found, for duplicates and counts
+SURE = 0.5  # score above which an object counts as detected, for duplicates and counts
 DUPLICATE_IOU = 0.7
 IOU50 = 0  # index of IoU 0.5 among COCO's ten thresholds
 ALL_AREAS, HUNDRED = 0, -1
@@ -67,8 +67,8 @@ class ObjectScores:
         )
 
 
-def score_detections(found: Sequence[Found], images: DetectionImages) -> ObjectScores:
-    """Scores of the objects found in images.
+def score_detections(found: Sequence[Detections], images: DetectionImages) -> ObjectScores:
+    """Scores of the objects detected in images.
 
     Args:
         found: of each image, boxes in its pixels; at most the 100 surest of an image count.
@@ -85,6 +85,7 @@ def score_detections(found: Sequence[Found], images: DetectionImages) -> ObjectS
     evaluation = coco_evaluation(found, images)
     stats = [float(value) for value in evaluation.stats[: len(FIGURES)]]
     precision = evaluation.eval["precision"][:, :, :, ALL_AREAS, HUNDRED]  # (T, 101, K)
+    at_iou50 = precision[IOU50]  # (101, K)
     return ObjectScores(
         dict(zip(FIGURES, stats, strict=True)),
         tuple(
@@ -92,7 +93,7 @@ def score_detections(found: Sequence[Found], images: DetectionImages) -> ObjectS
             for name, values in zip(images.label_names, precision.transpose(2, 0, 1), strict=True)
             if (values > -1).all()
         ),
-        _mean_over_classes(precision[IOU50]),
+        at_iou50[:, (at_iou50 > -1).all(axis=0)].mean(axis=1),  # classes that have objects
         duplicate_share(found),
         count_error(found, images),
         protocol_line(images),
@@ -109,7 +110,7 @@ def protocol_line(images: DetectionImages) -> str:
     )
 
 
-def coco_evaluation(found: Sequence[Found], images: DetectionImages) -> Any:
+def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any:
     """The evaluation of faster-coco-eval, accumulated and summarized; images have their row as id.
 
     Raises:
@@ -134,7 +135,7 @@ def truth_content(images: DetectionImages) -> dict[str, Any]:
 
 
 def coco_results(
-    found: Sequence[Found], category_ids: Sequence[int], image_ids: Sequence[Any]
+    found: Sequence[Detections], category_ids: Sequence[int], image_ids: Sequence[Any]
 ) -> list[dict[str, Any]]:
     """Objects in the form of COCO's result files: left, top, width, height in pixels."""
     results = []
@@ -161,14 +162,14 @@ def score_detector(
         ValueError: there is nothing to score.
         ImageError: an image is unreadable.
     """
-    found: list[Found] = []
+    found: list[Detections] = []
     for first in range(0, len(images), batch_size):
         rows = range(first, min(first + batch_size, len(images)))
         found += detector.detect(images.open(row) for row in rows)
     return score_detections(found, images)
 
 
-def duplicate_share(found: Sequence[Found]) -> float:
+def duplicate_share(found: Sequence[Detections]) -> float:
     """Share of sure objects that repeat a surer one of the same class in the same image."""
     sure = repeated = 0
     for entry in (entry.above(SURE) for entry in found):
@@ -178,18 +179,13 @@ def duplicate_share(found: Sequence[Found]) -> float:
     return repeated / max(sure, 1)
 
 
-def count_error(found: Sequence[Found], images: DetectionImages) -> float:
+def count_error(found: Sequence[Detections], images: DetectionImages) -> float:
     """Mean distance of the numbers of sure and of true objects of an image."""
     gaps = [
         abs(len(entry.above(SURE)) - len(truth.trained_on))
         for entry, truth in zip(found, images.objects, strict=True)
     ]
     return float(np.mean(gaps))
-
-
-def _mean_over_classes(precision: np.ndarray) -> np.ndarray:
-    """`(101,)` mean over the classes that have objects of `(101, K)`."""
-    return precision[:, (precision > -1).all(axis=0)].mean(axis=1)
 
 
 def _silent(*_: Any) -> None:

@@ -153,12 +153,8 @@ def check_trainable(images: DetectionImages, num_queries: int) -> None:
 
 
 def _digit_scenes(options: DetectionData, seed: int) -> DetectionSets:
-    kept = options.digit_classes
-    is_built_in = options.digits == BUILT_IN_DIGITS
-    scenes = digit_scenes(
-        options.digits, "first_half" if is_built_in else "train", kept=kept, seed=seed
-    )
-    unseen = digit_scenes(
-        BUILT_IN_DIGITS, "second_half" if is_built_in else "train", kept=kept, seed=VALIDATION_SEED
-    )
+    names, is_built_in = options.digit_classes, options.digits == BUILT_IN_DIGITS
+    first, second = ("first_half", "second_half") if is_built_in else ("train", "train")
+    scenes = digit_scenes(options.digits, first, classes=names, seed=seed)
+    unseen = digit_scenes(BUILT_IN_DIGITS, second, classes=names, seed=VALIDATION_SEED)
     return DetectionSets(None, scenes, unseen.images(options.validation_scenes))

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from hf_vanilla.data.image_files import open_image
 from hf_vanilla.data.image_models import (
@@ -20,7 +20,7 @@ from hf_vanilla.data.image_models import (
 from hf_vanilla.options import Options, option
 
 from .coco_scores import coco_results
-from .detector import Found, load_detector
+from .detector import Detections, load_detector
 from .sources import read_coco
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def detect_files(request: ImageRequest) -> None:
     names = detector.label_names
     ids = coco_ids(options.annotations, names)
     results = detector.detect_files(image_paths(request.paths), batch_size=options.batch_size)
-    passing: Iterator[FileResult[Found]] = (
+    passing: Iterator[FileResult[Detections]] = (
         result
         if result.result is None
         else replace(result, result=result.result.above(options.lowest_score))
@@ -122,7 +122,13 @@ def detect_files(request: ImageRequest) -> None:
         passing = _drawing(passing, Path(options.draw), names)
     with output_file(options.output) as file:
         if options.format == "coco":
-            _write_coco(passing, file, ids)
+            entries: list[dict[str, Any]] = []
+            for result in passing:
+                if result.result is not None:
+                    image_ids = [ids.image_id(result.name)]
+                    entries += coco_results([result.result], ids.categories, image_ids)
+            json.dump(entries, file)
+            file.write("\n")
         else:
             for result in passing:
                 file.write(line_of(result, names) + "\n")
@@ -144,7 +150,7 @@ def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:
     return CocoIds(images, tuple(of_name[name] for name in label_names))
 
 
-def line_of(result: FileResult[Found], label_names: Sequence[str]) -> str:
+def line_of(result: FileResult[Detections], label_names: Sequence[str]) -> str:
     """One result as a line of JSON, without its end; boxes are left, top, right, bottom."""
     if result.result is None:
         return json.dumps({"path": result.name, "objects": [], "error": result.error})
@@ -157,8 +163,8 @@ def line_of(result: FileResult[Found], label_names: Sequence[str]) -> str:
 
 
 def _drawing(
-    results: Iterable[FileResult[Found]], folder: Path, label_names: Sequence[str]
-) -> Iterator[FileResult[Found]]:
+    results: Iterable[FileResult[Detections]], folder: Path, label_names: Sequence[str]
+) -> Iterator[FileResult[Detections]]:
     """Draw each readable image into a folder while results pass, under its name."""
     folder.mkdir(parents=True, exist_ok=True)
     used: set[str] = set()
@@ -174,19 +180,10 @@ def _drawing(
         yield result
 
 
-def _write_coco(results: Iterable[FileResult[Found]], file: TextIO, ids: CocoIds) -> None:
-    entries: list[dict[str, Any]] = []
-    for result in results:
-        if result.result is not None:
-            entries += coco_results([result.result], ids.categories, [ids.image_id(result.name)])
-    json.dump(entries, file)
-    file.write("\n")
-
-
 # --- drawing -------------------------------------------------------------------------------------
 
 
-def drawn_objects(image: "Image", found: Found, label_names: Sequence[str]) -> "Image":
+def drawn_objects(image: "Image", found: Detections, label_names: Sequence[str]) -> "Image":
     """A copy of an RGB image with boxes, labels and scores; small images are enlarged."""
     from PIL import Image, ImageDraw
 

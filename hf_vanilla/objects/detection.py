@@ -53,10 +53,10 @@ class ImageObjects:
         sides = self.boxes[:, 2:] - self.boxes[:, :2]
         return self.where(~self.is_crowd & (sides > 0).all(axis=1))
 
-    def where(self, kept: np.ndarray) -> "ImageObjects":
-        """The objects at which `kept` `(m,)` bool is True."""
+    def where(self, mask: np.ndarray) -> "ImageObjects":
+        """The objects at which `mask` `(m,)` bool is True."""
         parts = (self.labels, self.boxes, self.is_crowd, self.areas)
-        return ImageObjects(*(part[kept] for part in parts))
+        return ImageObjects(*(part[mask] for part in parts))
 
 
 def objects_of(
@@ -139,16 +139,16 @@ class DetectionImages:
                 f"{self.origin} has the class {unknown[0]!r}, which is not among the "
                 f"{len(names)} labels of the model ({', '.join(names[:10])})"
             )
-        places = np.asarray(
+        new_labels = np.asarray(
             [names.index(name) if name in names else -1 for name in self.label_names]
         )
         ids = dict(zip(self.label_names, self.category_ids, strict=True))
-        free = iter(set(range(len(names) + len(ids) + 1)) - set(self.category_ids))
+        unused = iter(set(range(len(names) + len(ids) + 1)) - set(self.category_ids))
         return replace(
             self,
-            objects=[replace(entry, labels=places[entry.labels]) for entry in self.objects],
+            objects=[replace(entry, labels=new_labels[entry.labels]) for entry in self.objects],
             label_names=tuple(names),
-            category_ids=tuple(ids[name] if name in ids else next(free) for name in names),
+            category_ids=tuple(ids[name] if name in ids else next(unused) for name in names),
         )
 
 

@@ -31,14 +31,14 @@ MODEL_TYPE = "vanilla_detr"
 
 
 @dataclass(frozen=True)
-class Found:
-    """The objects found in one image, the surest first.
+class Detections:
+    """The objects of one image, the surest first.
 
     Attributes:
         labels: `(m,)` int64.
         scores: `(m,)` float64 in [0, 1].
         boxes: `(m, 4)` float64, corner form in pixels of the image.
-        queries: `(m,)` int64, the query that found it.
+        queries: `(m,)` int64, the query of each.
     """
 
     labels: np.ndarray
@@ -49,17 +49,17 @@ class Found:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def above(self, threshold: float) -> "Found":
+    def above(self, threshold: float) -> "Detections":
         """Those with a score of at least `threshold`."""
         is_sure = self.scores >= threshold
-        return Found(
+        return Detections(
             self.labels[is_sure], self.scores[is_sure], self.boxes[is_sure], self.queries[is_sure]
         )
 
 
-def found_objects(
+def detected_objects(
     logits: Tensor, boxes: Tensor, sizes: Sequence[tuple[int, int]] | np.ndarray
-) -> list[Found]:
+) -> list[Detections]:
     """The objects of each image: for every query its most probable class, as the authors score.
 
     Args:
@@ -75,7 +75,7 @@ def found_objects(
         queries = order[image]
         whole = torch.tensor([width, height, width, height], dtype=torch.float64)
         found.append(
-            Found(
+            Detections(
                 labels[image].cpu()[queries].numpy(),
                 scores[image].cpu()[queries].double().numpy(),
                 (corners[image, queries] * whole).numpy(),
@@ -104,11 +104,11 @@ class Detector:
         return tuple(config.id2label[index] for index in range(config.num_labels))
 
     @torch.inference_mode()
-    def detect(self, images: Iterable["Image"]) -> list[Found]:
+    def detect(self, images: Iterable["Image"]) -> list[Detections]:
         """All queries' objects of each RGB image, boxes in its own pixels.
 
         Images of one size after resizing go through the model together. Padding would change the
-        feature map near the border of an image, so what is found would depend on the others.
+        feature map near the border of an image, so the result would depend on the others.
         """
         pixels: list[Tensor] = []
         sizes: list[tuple[int, int]] = []
@@ -118,11 +118,11 @@ class Detector:
         groups: dict[tuple[int, ...], list[int]] = {}
         for index, values in enumerate(pixels):
             groups.setdefault(tuple(values.shape), []).append(index)
-        found: dict[int, Found] = {}
+        found: dict[int, Detections] = {}
         for indices in groups.values():
             batch = torch.cat([pixels[index] for index in indices])  # (B, 3, H, W)
             outputs = self.model(batch.to(self.model.device))
-            of_group = found_objects(
+            of_group = detected_objects(
                 outputs.logits, outputs.pred_boxes, [sizes[index] for index in indices]
             )
             found |= dict(zip(indices, of_group, strict=True))
@@ -139,7 +139,7 @@ class Detector:
 
     def detect_files(
         self, paths: Iterable[str], *, batch_size: int = 8
-    ) -> Iterator[FileResult[Found]]:
+    ) -> Iterator[FileResult[Detections]]:
         """The objects of each path, in their order; an unreadable file gets its error."""
         return results_of_files(paths, self.detect, batch_size=batch_size)
 
@@ -152,7 +152,7 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
         device: such as `"cpu"`; None: a GPU if there is one.
 
     Raises:
-        ValueError: it is another kind of model, or has no image processor.
+        ValueError: it is another type of model, or has no image processor.
         OSError: nothing is found under that name.
     """
     model, processor = load_image_model(
@@ -180,7 +180,7 @@ class ObjectAttention:
             first pair) gives to each position (the second pair); sums to 1 over the second.
     """
 
-    found: Found
+    found: Detections
     cross: Tensor
     encoder: Tensor
 
@@ -203,7 +203,7 @@ def object_attention(detector: Detector, image: "Image") -> ObjectAttention:
     sizes = [(image.height, image.width)]
     encoder = outputs.encoder_attentions[-1][0].float().mean(0).cpu()  # (S, S)
     return ObjectAttention(
-        found_objects(outputs.logits, outputs.pred_boxes, sizes)[0],
+        detected_objects(outputs.logits, outputs.pred_boxes, sizes)[0],
         outputs.cross_attentions[-1][0].float().mean(0).cpu().unflatten(-1, size),
         encoder.unflatten(0, size).unflatten(-1, size),
     )

@@ -23,7 +23,7 @@ SCENE_SIZE = 64
 MOST_DIGITS = 4
 SMALLEST_DIGIT, LARGEST_DIGIT = 14, 26
 NOISE = 0.05
-ATTEMPTS = 30  # to find a free place for a digit; four always find one, or fewer are drawn
+ATTEMPTS = 30  # to find a free corner for a digit; four always find one, or fewer are drawn
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,11 @@ class DigitScenes:
 
 
 def digit_scenes(
-    source: str = BUILT_IN_DIGITS, split: str = "first_half", *, kept: str = "0123456789", seed: int
+    source: str = BUILT_IN_DIGITS,
+    split: str = "first_half",
+    *,
+    classes: str = "0123456789",
+    seed: int,
 ) -> DigitScenes:
     """Scenes of scikit-learn's digits, or of a file of optdigits.
 
@@ -98,16 +102,16 @@ def digit_scenes(
         source: `"digits"` or a file of optdigits.
         split: of the built-in digits: `"train"` (all), `"first_half"`, `"second_half"`. The halves
             come from different writers.
-        kept: the digits that occur, such as `"01234567"`.
+        classes: the digits that occur, such as `"01234567"`.
         seed: of all scenes.
 
     Raises:
-        ValueError: `kept` is something else than digits, or the source does not have them.
+        ValueError: `classes` is something else than digits, or the source does not have them.
         FileNotFoundError: there is no such file.
     """
-    names = tuple(dict.fromkeys(kept))
+    names = tuple(dict.fromkeys(classes))
     if not names or not set(names) <= set("0123456789"):
-        raise ValueError(f"digits {kept!r}: give some of 0123456789")
+        raise ValueError(f"digits {classes!r}: give some of 0123456789")
     if source != BUILT_IN_DIGITS and not Path(source).is_file():
         raise FileNotFoundError(
             f"{source}: no such file of optdigits; '{BUILT_IN_DIGITS}' is built in"
@@ -117,7 +121,7 @@ def digit_scenes(
     labels = np.asarray([number_of.get(digits.label_names[label], -1) for label in digits.labels])
     rows = np.flatnonzero(labels >= 0)
     if not len(rows):
-        raise ValueError(f"{digits.origin} has none of the digits {kept}")
+        raise ValueError(f"{digits.origin} has none of the digits {classes}")
     return DigitScenes(digits, seed, names, rows, labels[rows])
 
 

@@ -1,10 +1,10 @@
 """What a recipe can set for object detection: images, augmentation, the size of a step."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
-from hf_vanilla.options import Options, check_multiple, option
+from hf_vanilla.options import check_multiple, option
 from hf_vanilla.training.recipe import TrainRecipe
 
 from .augmentation import BoxAugmentation
@@ -23,7 +23,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionData(Options):
+class DetectionData(BoxAugmentation):  # flat on the command line
     """Images with boxes, how they are changed at random, and how they become batches."""
 
     _argument_group_name = "options of task object_detection"
@@ -67,14 +67,6 @@ class DetectionData(Options):
     longest_edge: int = option(1333, "most pixels of the longer side", at_least=1)
     images_per_step: int = option(32, "images of an optimizer step", at_least=1)
     images_per_batch: int = option(32, "images of a process and micro-batch", at_least=1)
-    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
-    crop: float = option(
-        0.0, "probability of a crop that keeps the centers of objects", at_least=0, at_most=1
-    )
-    smallest_scale: float = option(
-        1.0, "smallest random factor of shortest_edge", above=0, at_most=1
-    )
-    brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,9 +88,3 @@ class DetectionData(Options):
                 f"initial_model={train.initial_model!r} and backbone={self.backbone!r}: the model "
                 "has its own backbone; leave backbone out"
             )
-
-    @property
-    def augmentation(self) -> BoxAugmentation:
-        """How training images are changed at random."""
-        names = [part.name for part in fields(BoxAugmentation)]
-        return BoxAugmentation(**{name: getattr(self, name) for name in names})

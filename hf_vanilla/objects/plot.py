@@ -121,12 +121,12 @@ def save_query_attention(
     count = min(len(found), MOST_PANELS)
     columns = min(count, 5)
     figure, panels = image_panels(-(-count // columns), columns, inches=2.0)
-    for place in range(count):
-        panel, label = panels[place // columns][place % columns], int(found.labels[place])
-        show_image(panel, image, attention.cross[found.queries[place]])
-        _draw_box(panel, found.boxes[place].tolist(), "", label)
+    for index in range(count):
+        panel, label = panels[index // columns][index % columns], int(found.labels[index])
+        show_image(panel, image, attention.cross[found.queries[index]])
+        _draw_box(panel, found.boxes[index].tolist(), "", label)
         panel.set_title(
-            f"query {found.queries[place]}: {label_names[label]} {found.scores[place]:.2f}",
+            f"query {found.queries[index]}: {label_names[label]} {found.scores[index]:.2f}",
             fontsize=8,
         )
     figure.suptitle("cross-attention of the last decoder layer, mean over heads")

@@ -30,7 +30,7 @@ from .card import detection_card
 from .coco_scores import score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
 from .detection import DetectionCollator, detection_processor, detection_row
-from .detector import Detector, Found
+from .detector import Detections, Detector
 from .options import MEASURES, DetectionData
 from .trainer import BILINEAR, processor_edges, with_class_head
 
@@ -132,9 +132,7 @@ class ObjectDetectionTask:
         """Read, augment and pad; see `DetectionCollator`."""
         edges, processor, read = processor_edges(self.processor), self.processor, []
         for row in rows:
-            image, objects = augmented(
-                *self.sets.read(row), edges, self.options.augmentation, generator
-            )
+            image, objects = augmented(*self.sets.read(row), edges, self.options, generator)
             size = image.height, image.width
             statistics = processor.image_mean, processor.image_std
             read.append(detection_row(image, objects, size, *statistics))
@@ -169,7 +167,7 @@ class ObjectDetectionTask:
         images = self.sets.validation
         assert images is not None
         rows = range(accelerator.process_index, len(images), accelerator.num_processes)
-        found: list[tuple[int, Found]] = []
+        found: list[tuple[int, Detections]] = []
         detector = Detector(model, self.processor)
         for first in range(0, len(rows), self.options.images_per_batch):
             selected = list(rows[first : first + self.options.images_per_batch])

@@ -16,7 +16,7 @@ from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from .augmentation import BoxAugmentation, augmented
 from .coco_scores import score_detections
 from .detection import DetectionImages, detection_row, resized_size
-from .detector import found_objects
+from .detector import detected_objects
 
 BILINEAR = 2  # Pillow's number
 
@@ -91,7 +91,7 @@ def ap_metrics(images: DetectionImages) -> Callable[[Any], dict[str, float]]:
 
     def compute(predictions: Any) -> dict[str, float]:
         logits, boxes = (torch.as_tensor(part) for part in predictions.predictions[:2])
-        scores = score_detections(found_objects(logits, boxes, images.sizes), images)
+        scores = score_detections(detected_objects(logits, boxes, images.sizes), images)
         return {"ap": scores.figures["AP"], "ap50": scores.figures["AP50"]}
 
     return compute

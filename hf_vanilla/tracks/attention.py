@@ -105,12 +105,18 @@ def _of_joint(model: Any, past: np.ndarray, is_observed: np.ndarray) -> SceneAtt
 
 def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Weights `(R, N, steps)` on own steps, others and lanes, from those of the decoder layers."""
+    config = model.config
+    is_one_grid = (  # all families were in one factorised encoder
+        isinstance(model, VanillaForSceneTrajectoryPrediction)
+        and config.encoder in FACTORISED
+        and config.fusion != "late"
+    )
     families = [seen.is_real.shape for seen in (rows.own, rows.others, rows.lanes)]
     if isinstance(model, VanillaForProposalTrajectoryPrediction):
-        last = model.config.decoder_layers
+        last = config.decoder_layers
         own, lanes, others = (weights[stage * last - 1] for stage in (1, 2, 3))
         parts = [own, others, lanes]
-    elif _is_one_grid(model):  # shorter sequences are padded at their end
+    elif is_one_grid:  # shorter sequences are padded at their end
         longest = max(shape[2] for shape in families)
         grid = weights[-1].view(len(weights[-1]), -1, longest)
         parts = list(grid.split([shape[1] for shape in families], dim=1))
@@ -119,13 +125,6 @@ def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor,
         parts = list(weights[-1].split([shape[1] * shape[2] for shape in families], dim=1))
     own, others, lanes = (part.reshape(shape) for part, shape in zip(parts, families, strict=True))
     return own, others, lanes
-
-
-def _is_one_grid(model: Any) -> bool:
-    """Whether all families were in one factorised encoder."""
-    if not isinstance(model, VanillaForSceneTrajectoryPrediction):
-        return False
-    return model.config.encoder in FACTORISED and model.config.fusion != "late"
 
 
 def _by_number(weights: Tensor, numbers: Tensor, count: int) -> Tensor:

@@ -15,7 +15,7 @@ JUNCTION_STEPS = 20
 OBSERVED = 8  # steps that say nothing about the branch
 TURNS = (1, 2, 3)  # right, straight on, left
 TURN_ODDS = (0.2, 0.5, 0.3)  # of those that the junction has
-FREE, LEADER, YIELD = 0, 1, 2  # nobody to mind; a car ahead; a car from the right
+UNHINDERED, LEADER, YIELD = 0, 1, 2  # nobody to mind; a car ahead; a car from the right
 
 STEP = 0.4  # seconds
 EDGE = 8.0  # metres from the middle to where the arms begin
@@ -24,7 +24,7 @@ HEADWAY = 14.0  # to the car ahead
 DELAY = 3  # steps after which a driver brakes as the car ahead
 BRAKING = 3.5  # metres per second squared
 NOISE = 0.03
-LANE_PLACES = (48.0, 28.0, EDGE)  # metres from the middle, of the points of a lane
+LANE_DISTANCES = (48.0, 28.0, EDGE)  # metres from the middle, of the points of a lane
 CURVE = np.linspace(0, 1, 17)
 
 
@@ -35,7 +35,7 @@ class Junctions:
     Attributes:
         tracks: `(S, JUNCTION_CARS, L, 2)` metres; the arriving car first.
         maps: of each scene.
-        situation: `(S,)` `FREE`, `LEADER` or `YIELD`.
+        situation: `(S,)` `UNHINDERED`, `LEADER` or `YIELD`.
         brakes: `(S,)` bool, whether the arriving car has to stop.
         branch: `(S,)` index into `TURNS` of the arriving car.
         branches: `(S, 3, L, 2)` its tracks if it were free, for each turn.
@@ -52,8 +52,8 @@ class Junctions:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where the junctions are.
+class Layout:
+    """Position and arms of the junctions.
 
     Attributes:
         middle: `(S, 1, 2)`.
@@ -88,28 +88,28 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
     # never the arm of the arriving car
     closed = np.where(draw.random(scenes) < 1 / 3, (arm + draw.integers(1, 4, scenes)) % 4, -1)
     middle = draw.uniform(-20, 20, (scenes, 1, 2))
-    places = Places(middle, draw.uniform(-np.pi, np.pi, scenes), closed)
+    layout = Layout(middle, draw.uniform(-np.pi, np.pi, scenes), closed)
     branch, odds = _turns(draw, arm, closed)
     situation = draw.integers(0, 3, scenes)
-    situation[(situation == YIELD) & (closed == (arm + 1) % 4)] = FREE
+    situation[(situation == YIELD) & (closed == (arm + 1) % 4)] = UNHINDERED
     speed, gap = draw.uniform(6, 8, scenes), draw.uniform(8, 16, scenes)
     is_behind = situation == LEADER
     brakes = (situation == YIELD) | (is_behind & (draw.random(scenes) < 0.5))
     onset = draw.integers(OBSERVED - 3, OBSERVED - 1, scenes)  # of the leader
 
-    free = [_track(places, arm, turn, -gap, _turning(speed, turn)) for turn in TURNS]
+    free = [_track(layout, arm, turn, -gap, _turning(speed, turn)) for turn in TURNS]
     branches = np.stack(free, axis=1)
     own_gap = gap + HEADWAY * is_behind
     own = _speeds_of_arriving(speed, gap, branch, situation, brakes, onset)
-    first = _track(places, arm, np.array(TURNS)[branch], -own_gap, own)
-    second = _second_car(draw, places, arm, situation, brakes & is_behind, speed, gap, onset)
+    first = _track(layout, arm, np.array(TURNS)[branch], -own_gap, own)
+    second = _second_car(draw, layout, arm, situation, brakes & is_behind, speed, gap, onset)
     leaving = (arm + draw.integers(1, 4, scenes)) % 4
     leaving = np.where(leaving == closed, arm, leaving)
     away = draw.uniform(5, 25, scenes)
-    third = _out_of(places, leaving, away, draw.uniform(5, 9, scenes))
+    third = _out_of(layout, leaving, away, draw.uniform(5, 9, scenes))
     tracks = np.stack((first, second, third), axis=1)
     tracks = tracks + draw.normal(0, NOISE, tracks.shape)
-    maps = tuple(_maps(places))
+    maps = tuple(_maps(layout))
     return Junctions(tracks, maps, situation, brakes, branch, branches, odds)
 
 
@@ -143,7 +143,7 @@ def _speeds_of_arriving(
 
 def _second_car(  # noqa: PLR0913 - it depends on the arriving one
     draw: np.random.Generator,
-    places: Places,
+    layout: Layout,
     arm: np.ndarray,
     situation: np.ndarray,
     brakes: np.ndarray,
@@ -154,16 +154,16 @@ def _second_car(  # noqa: PLR0913 - it depends on the arriving one
     """The car ahead, the car from the right, or one that waits far away on another arm."""
     ahead = _braking(speed, onset, np.full_like(speed, BRAKING))
     goes_on = np.broadcast_to(speed[:, None], ahead.shape)
-    straight = np.where((arm + 2) % 4 == places.closed, 1, 2)
+    straight = np.where((arm + 2) % 4 == layout.closed, 1, 2)
     ahead = np.where(brakes[:, None], ahead, goes_on)
-    leader = _track(places, arm, straight, -gap, ahead)
+    leader = _track(layout, arm, straight, -gap, ahead)
     right = (arm + 1) % 4
-    turn = np.array(TURNS)[_turns(draw, right, places.closed)[0]]
-    from_right = _track(places, right, turn, -0.8 * gap, _turning(speed, turn))
+    turn = np.array(TURNS)[_turns(draw, right, layout.closed)[0]]
+    from_right = _track(layout, right, turn, -0.8 * gap, _turning(speed, turn))
     side = (arm + 2) % 4
-    side = np.where(side == places.closed, (arm + 3) % 4, side)
+    side = np.where(side == layout.closed, (arm + 3) % 4, side)
     parked = _in_lane(
-        places, side, np.broadcast_to(draw.uniform(10, 30, len(arm))[:, None], goes_on.shape)
+        layout, side, np.broadcast_to(draw.uniform(10, 30, len(arm))[:, None], goes_on.shape)
     )
     choice = [(situation == case)[:, None, None] for case in (LEADER, YIELD)]
     return np.select(choice, [leader, from_right], parked)
@@ -183,7 +183,7 @@ def _braking(speed: np.ndarray, onset: np.ndarray, strength: np.ndarray) -> np.n
 
 
 def _track(
-    places: Places,
+    layout: Layout,
     arm: np.ndarray,
     turn: "np.ndarray | int",
     start: np.ndarray,
@@ -192,7 +192,7 @@ def _track(
     """Positions `(S, L, 2)` of cars on their way through the junction.
 
     Args:
-        places: of the junctions.
+        layout: of the junctions.
         arm: `(S,)` they come from.
         turn: 1, 2 or 3 arms further on.
         start: `(S,)` metres from the edge at the last observed step, negative before it.
@@ -201,7 +201,7 @@ def _track(
     way = (speeds * STEP).cumsum(axis=1)
     along = start[:, None] + way - way[:, OBSERVED - 1 : OBSERVED]  # (S, L)
     goal = (arm + turn) % 4
-    coming, going = places.arm(arm), places.arm(goal)
+    coming, going = layout.arm(arm), layout.arm(goal)
     lane_in, lane_out = OFFSET * _right_of(-coming), OFFSET * _right_of(going)
     corner = np.where((goal == (arm + 2) % 4)[:, None], lane_in, lane_in + lane_out)
     ends = (EDGE * coming + lane_in, corner, EDGE * going + lane_out)
@@ -210,7 +210,7 @@ def _track(
     inside = _curve(*ends, share)
     before, after = along.clip(max=0), (along - length[:, None]).clip(min=0)
     straight = -before[..., None] * coming[:, None] + after[..., None] * going[:, None]
-    return places.middle + inside + straight
+    return layout.middle + inside + straight
 
 
 def _curve(
@@ -227,38 +227,38 @@ def _right_of(direction: np.ndarray) -> np.ndarray:
     return np.stack((direction[..., 1], -direction[..., 0]), axis=-1)
 
 
-def _in_lane(places: Places, arm: np.ndarray, distance: np.ndarray) -> np.ndarray:
+def _in_lane(layout: Layout, arm: np.ndarray, distance: np.ndarray) -> np.ndarray:
     """Points `(S, L, 2)` on the incoming lane, `(S, L)` metres from the edge."""
-    out = places.arm(arm)
+    out = layout.arm(arm)
     return (
-        places.middle
+        layout.middle
         + (EDGE + distance[..., None]) * out[:, None]
         + OFFSET * _right_of(-out)[:, None]
     )
 
 
-def _out_of(places: Places, arm: np.ndarray, start: np.ndarray, speed: np.ndarray) -> np.ndarray:
+def _out_of(layout: Layout, arm: np.ndarray, start: np.ndarray, speed: np.ndarray) -> np.ndarray:
     """Tracks `(S, L, 2)` of cars that leave at constant speed."""
-    out = places.arm(arm)
+    out = layout.arm(arm)
     along = start[:, None] + speed[:, None] * STEP * np.arange(JUNCTION_STEPS)
     lane = EDGE * out + OFFSET * _right_of(out)
-    return places.middle + lane[:, None] + along[..., None] * out[:, None]
+    return layout.middle + lane[:, None] + along[..., None] * out[:, None]
 
 
-def _maps(places: Places) -> list[RoadMap]:
+def _maps(layout: Layout) -> list[RoadMap]:
     """Two lanes per arm; a closed side has a boundary."""
-    distances = np.array(LANE_PLACES) - EDGE
+    distances = np.array(LANE_DISTANCES) - EDGE
     lane, boundary = LANE_KINDS.index("lane"), LANE_KINDS.index("boundary")
-    shape = (len(places.angle), len(distances))
+    shape = (len(layout.angle), len(distances))
     lines, is_there, kinds = [], [], []
     for number in range(4):
         arm = np.full(shape[0], number)
-        out = places.arm(arm)
-        coming = _in_lane(places, arm, np.broadcast_to(distances, shape))
+        out = layout.arm(arm)
+        coming = _in_lane(layout, arm, np.broadcast_to(distances, shape))
         going = coming[:, ::-1] + 2 * OFFSET * _right_of(out)[:, None]
         side = np.array((-EDGE, 0, EDGE))[None, :, None] * _right_of(out)[:, None]
-        wall = places.middle + EDGE * out[:, None] + side
-        is_open = places.closed != number
+        wall = layout.middle + EDGE * out[:, None] + side
+        is_open = layout.closed != number
         lines += [coming, going, wall]
         is_there += [is_open, is_open, ~is_open]
         kinds += [lane, lane, boundary]

@@ -105,9 +105,9 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
     count = int(options.validation_share * len(agents))
     if not count:
         return train, None
-    kept = np.random.default_rng(VALIDATION_SEED).permutation(agents)[:count]
-    is_kept = np.isin(train.agent, kept)
-    return train.rows(~is_kept), train.rows(is_kept)
+    held_out = np.random.default_rng(VALIDATION_SEED).permutation(agents)[:count]
+    is_held_out = np.isin(train.agent, held_out)
+    return train.rows(~is_held_out), train.rows(is_held_out)
 
 
 def random_changes(options: WindowOptions, count: int, generator: torch.Generator) -> Tensor:

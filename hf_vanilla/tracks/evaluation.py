@@ -10,9 +10,8 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.options import option
 
 from .eth_ucy import TEST_FILES, leave_one_out
-from .forecaster import check_rate
+from .forecaster import check_rate, load_forecaster
 from .layout import model_inputs, rollout_arguments, run_model, scene_batches
-from .loading import load_forecaster
 from .options import TrackFileOptions
 from .protocol import Protocol, TrackScores
 from .scores import (

@@ -18,9 +18,8 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
-from .forecaster import check_rate, predict
+from .forecaster import check_rate, load_forecaster, predict
 from .layout import rollout_arguments
-from .loading import load_forecaster
 from .options import TrackFileOptions
 from .simple_models import SIMPLE_MODELS
 from .table import TrackTable
@@ -130,20 +129,20 @@ def forecasts(
         rows = rows[np.lexsort((table.agent, table.frame, table.scene))]
     left_out = 0
     whole_scenes = "others" in entry_of(model.config).reads
-    for chosen, company in _row_batches(table, rows, batch_size, whole_scenes=whole_scenes):
-        together = np.concatenate((chosen, company))
+    for selected, others in _row_batches(table, rows, batch_size, whole_scenes=whole_scenes):
+        together = np.concatenate((selected, others))
         past, mask = pasts_of_rows(table, together, model.config.observed_steps)
         is_enough = mask.sum(1) >= least_observed
-        is_chosen = np.arange(len(together)) < len(chosen)
-        left_out += int((~is_enough & is_chosen).sum())
-        if (is_enough & is_chosen).any():
+        is_selected = np.arange(len(together)) < len(selected)
+        left_out += int((~is_enough & is_selected).sum())
+        if (is_enough & is_selected).any():
             read = together[is_enough]
             groups, maps = groups_of_rows(table, read), table.maps_of(read)
             seen, known = past[is_enough], mask[is_enough]
             forecast = predict(model, seen, known, groups, maps, **(arguments or {}))
-            shown = is_chosen[is_enough]
+            shown = is_selected[is_enough]
             tracks, probabilities = (part[shown] for part in forecast)
-            yield _table(table, chosen[is_enough[: len(chosen)]], tracks, probabilities)
+            yield _table(table, selected[is_enough[: len(selected)]], tracks, probabilities)
     if left_out:
         logger.warning(
             "%d of %d rows have fewer than %d observed steps and no forecast",

@@ -1,4 +1,4 @@
-"""Forecasts while frames arrive, and of rows of a table.
+"""Forecasters by name, forecasts while frames arrive, and of rows of a table.
 
 Shapes: A agents, T observed steps, M modes, P predicted steps.
 """
@@ -9,14 +9,56 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
+import hf_vanilla
 from hf_vanilla.families import entry_of
+from hf_vanilla.loading import load_model, load_saved
+from hf_vanilla.models.configuration_vanilla_tracks import (
+    VanillaForecasterConfig,
+    VanillaTracksConfig,
+)
 
 from .layout import run_model
 from .road_maps import RoadMap
+from .simple_models import SIMPLE_MODELS, SimpleForecaster
 from .table import TrackTable
 
 STEP_TOLERANCE = 1e-3  # relative
+
+
+def new_forecaster(config: VanillaForecasterConfig) -> Any:
+    """A model with initial weights, of the class that `class_name` gives."""
+    return getattr(hf_vanilla, class_name(config))(config)
+
+
+def class_name(config: VanillaForecasterConfig) -> str:
+    """The class that `config.architectures` names; without one of its task, its first form."""
+    names = [*entry_of(config).forms.values()]
+    return next((name for name in config.architectures or [] if name in names), names[0])
+
+
+def load_forecaster(name: str, *, device: str | None = None, **simple: Any) -> Any:
+    """A forecaster in evaluation mode.
+
+    Args:
+        name: model folder, Hub id, or a name of `SIMPLE_MODELS`.
+        device: such as cpu; None: a GPU if there is one.
+        **simple: steps, rate and unit of a simple model, fields of `VanillaTracksConfig`.
+
+    Raises:
+        ValueError: the model is no forecaster, or damaged.
+        OSError: there is no such model.
+    """
+    target = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name in SIMPLE_MODELS:
+        return SimpleForecaster(name, VanillaTracksConfig(**simple)).eval().to(target)
+    if not isinstance(load_saved(AutoConfig, name), VanillaForecasterConfig):
+        raise ValueError(
+            f"{name} is no trajectory forecaster: give a folder of task trajectories, "
+            f"joint_trajectories or scene_trajectories, or one of {', '.join(SIMPLE_MODELS)}"
+        )
+    return load_model(AutoModelForTimeSeriesPrediction, name).to(target)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +79,7 @@ class Forecast:
 
 
 class Forecaster:
-    """Stateful: pass the rows of each frame; it keeps each agent's last T steps.
+    """Stateful: pass the rows of each frame; it stores each agent's last T steps.
 
     A frame that arrives late is put in order, and the forecast starts at the newest frame again.
     An agent has a future where the newest frame has a row of it, and `least_observed` of its last T
@@ -85,7 +127,7 @@ class Forecaster:
 
         Raises:
             ValueError: a frame lies between two steps, a position is not finite, or an agent is
-                twice in the frame; then nothing of the frame is kept.
+                twice in the frame; then nothing of the frame is stored.
         """
         rows = list(rows)
         self._check(frame, rows)

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.csv
 import pyarrow.parquet
 
-from .argoverse import with_map
+from .road_maps import with_map
 from .table import Rows, TrackTable, join_tables, resample, table_of_rows
 
 ETH_UCY_FRAME_SECONDS = 0.04
@@ -154,19 +154,17 @@ def format_of(path: Path) -> str:
     raise ValueError(f"{path}: give --format, one of {', '.join(FORMATS)}")
 
 
-# --- formats -------------------------------------------------------------------------------------
+# --- formats; only a table has columns of other names --------------------------------------------
 
 
-def read_eth_ucy(path: Path, columns: Columns) -> Rows:
+def read_eth_ucy(path: Path, _: Columns) -> Rows:
     """Text of ETH and UCY: frame, person, x, y in metres; frames are 0.04 s apart."""
-    del columns  # the format has its own
     frame, agent, x, y = _numbers(path, _text_rows(path, 4), (0, 1, 2, 3))
     return Rows(source=str(path), frame=frame, agent=_whole(agent), positions=np.stack((x, y), 1))
 
 
-def read_agentformer(path: Path, columns: Columns) -> Rows:
+def read_agentformer(path: Path, _: Columns) -> Rows:
     """AgentFormer's 17 columns: frame, id, kind; from the 12th width, length, x, z, y, heading."""
-    del columns
     rows = _text_rows(path, AGENTFORMER_COLUMNS)
     numbers = _numbers(path, rows, (0, 1, 11, 12, 13, 15, 16))
     frame, agent, width, length, x, y, heading = numbers
@@ -183,12 +181,11 @@ def read_agentformer(path: Path, columns: Columns) -> Rows:
     )
 
 
-def read_trajnet(path: Path, columns: Columns) -> Rows:
+def read_trajnet(path: Path, _: Columns) -> Rows:
     """TrajNet++ `.ndjson`: objects `track` with f, p, x, y; `scene` states the steps per second.
 
     Predictions in the same file are left out.
     """
-    del columns
     found: list[tuple[Any, Any, Any, Any]] = []
     rate, line = 0.0, 0
     with path.open(encoding="utf-8") as file:
@@ -228,12 +225,11 @@ def read_table(path: Path, columns: Columns) -> Rows:
     return _rows_of_table(path, table, wanted, first_line=first_line)
 
 
-def read_argoverse2(path: Path, columns: Columns) -> Rows:
+def read_argoverse2(path: Path, _: Columns) -> Rows:
     """A scenario of Argoverse 2, Parquet, by pyarrow: 10 steps per second, in metres.
 
     `read_tracks` adds the map beside it.
     """
-    del columns
     table = _columns(path, ARGOVERSE_COLUMNS)
     rows = _rows_of_table(path, table, ARGOVERSE_COLUMNS, first_line=1)
     return replace(rows, step_seconds=ARGOVERSE_STEP_SECONDS)
@@ -387,8 +383,8 @@ def _rows_of_table(
     if "heading" in wanted:
         extra["heading"] = number("heading")
     positions = np.empty((len(names), 2))
-    for place, key in enumerate(("x", "y")):
-        positions[:, place] = number(key)
+    for column, key in enumerate(("x", "y")):
+        positions[:, column] = number(key)
     return Rows(
         source=str(path),
         frame=number("frame"),

@@ -21,8 +21,7 @@ from .attention import (
     has_scene_attention,
 )
 from .built_in_tracks import BUILT_IN
-from .forecaster import attention_of_modes, check_rate, predict
-from .loading import load_forecaster
+from .forecaster import attention_of_modes, check_rate, load_forecaster, predict
 from .options import TrackFileOptions
 from .plot import Drawn, drawn_agents
 from .road_maps import RoadMap

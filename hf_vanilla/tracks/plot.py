@@ -20,9 +20,8 @@ from hf_vanilla.plots.figures import (
 )
 
 from .attention import attention_in_scene, has_scene_attention
-from .forecaster import check_rate, predict
+from .forecaster import check_rate, load_forecaster, predict
 from .formats import on_plane, read_homography
-from .loading import load_forecaster
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
 from .simple_models import SIMPLE_MODELS

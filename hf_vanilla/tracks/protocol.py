@@ -37,7 +37,7 @@ class Protocol:
             self.data,
             f"{self.observed} -> {self.predicted} steps of {self.step_seconds:g} s",
             f"{cut}, stride {self.stride}, {self.windows:,} windows",
-            f"best of {modes} per person, ADE and FDE apart" if modes > 1 else single,
+            f"best of {modes} per person, ADE and FDE separately" if modes > 1 else single,
         ]
         return " | ".join([*parts, f"seed {self.seed}"] if self.seed else parts)
 

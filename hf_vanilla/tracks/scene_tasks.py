@@ -14,7 +14,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hf_vanilla.families import Measure
+from hf_vanilla.families import Measure, task_entry
+from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
@@ -26,8 +28,8 @@ from hf_vanilla.training.task import (
 )
 
 from .data import prepare_tracks
+from .forecaster import load_forecaster
 from .layout import map_inputs, scene_batches
-from .loading import load_first_stage
 from .options import JOINT_MEASURES, SCENE_MEASURES
 from .scores import JointSums, TrackSums, add_scenes
 from .task import TrackTask
@@ -106,6 +108,50 @@ def prepare_joint(recipe: Recipe) -> "JointTrajectoryTask":
     if recipe.data.first_stage is not None:
         first = load_first_stage(recipe.data.first_stage, recipe.config())
     return JointTrajectoryTask(recipe, tracks, scenes, first)
+
+
+def load_first_stage(
+    name: str, config: VanillaAgentFormerConfig
+) -> VanillaForJointTrajectoryPrediction:
+    """A trained first stage that a second stage of this config can hold.
+
+    Args:
+        name: model folder or Hub id.
+        config: of the second stage.
+
+    Raises:
+        ValueError: it is no first stage, or one of another config.
+        OSError: there is no such model.
+    """
+    model = load_forecaster(name, device="cpu")
+    if not isinstance(model, VanillaForJointTrajectoryPrediction):
+        raise ValueError(
+            f"first_stage={name!r} holds {type(model).__name__}: give a folder of task "
+            "joint_trajectories, stage first"
+        )
+    may_differ = (
+        "map_",
+        "diversity_",
+        "joint_weight",
+        "num_modes",
+        "_",
+        "architectures",
+        "dtype",
+        *task_entry("joint_trajectories").set_by_data,
+        "transformers_version",
+    )
+    saved = model.config.to_dict()
+    wrong = [
+        f"{key} is {saved[key]} there and {value} here"
+        for key, value in config.to_dict().items()
+        if not key.startswith(may_differ) and saved.get(key, value) != value
+    ]
+    if wrong:
+        raise ValueError(
+            f"first_stage={name!r} has another config: {'; '.join(wrong)}: set the section model "
+            "to the values there"
+        )
+    return model
 
 
 @dataclass(frozen=True)

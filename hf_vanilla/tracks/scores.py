@@ -28,7 +28,7 @@ SAMPLING_SEED = 0  # of futures that are drawn while scores are measured
 class TrackSums:
     """Sums of scores over windows, which add up over batches and processes.
 
-    Best of k means the k most probable modes, each window by itself, ADE and FDE apart.
+    Best of k means the k most probable modes, each window by itself, ADE and FDE separately.
 
     Args:
         modes: of the model.
@@ -76,11 +76,11 @@ class TrackSums:
         """
         probabilities = mode_logits.double().softmax(-1)
         order = mode_logits.argsort(dim=1, descending=True, stable=True)
-        apart = distances(trajectories.double(), future.double().unsqueeze(1))  # (B, M, P)
-        apart = apart * known.unsqueeze(1)
+        errors = distances(trajectories.double(), future.double().unsqueeze(1))  # (B, M, P)
+        errors = errors * known.unsqueeze(1)
         steps = known.sum(1, keepdim=True)
-        mean = (apart.sum(-1) / steps.clamp(min=1)).gather(1, order)
-        final = apart[..., -1].gather(1, order)
+        mean = (errors.sum(-1) / steps.clamp(min=1)).gather(1, order)
+        final = errors[..., -1].gather(1, order)
         has_any, has_last = steps.squeeze(1) > 0, known[:, -1]
         values: dict[str, tuple[Tensor, Tensor]] = {}
         for k in self.counts:
@@ -92,7 +92,7 @@ class TrackSums:
         values["brier_minFDE"] = nearest + unsure, has_last
         if "kde_nll" in self.names:
             one = expected_distances(trajectories, probabilities).argmin(1)  # (B,)
-            all_means, all_finals = apart.sum(-1) / steps.clamp(min=1), apart[..., -1]
+            all_means, all_finals = errors.sum(-1) / steps.clamp(min=1), errors[..., -1]
             index = torch.arange(len(one), device=one.device)
             values["single_ADE"] = all_means[index, one], has_any
             values["single_FDE"] = all_finals[index, one], has_last
@@ -123,7 +123,7 @@ class TrackSums:
 def expected_distances(trajectories: Tensor, probabilities: Tensor) -> Tensor:
     """How far each mode is expected to be from the truth if the modes' probabilities hold.
 
-    The mode with the smallest value is the single track to choose where the mean distance counts;
+    The mode with the smallest value is the single track where the mean distance counts;
     the most probable one may be far from all others.
 
     Args:
@@ -134,8 +134,8 @@ def expected_distances(trajectories: Tensor, probabilities: Tensor) -> Tensor:
         `(B, M)`, per step.
     """
     steps = trajectories.unbind(dim=2)
-    apart = torch.stack([torch.cdist(step, step) for step in steps]).mean(dim=0)  # (B, M, M)
-    return (apart * probabilities.to(apart.dtype).unsqueeze(1)).sum(-1)
+    between = torch.stack([torch.cdist(step, step) for step in steps]).mean(dim=0)  # (B, M, M)
+    return (between * probabilities.to(between.dtype).unsqueeze(1)).sum(-1)
 
 
 def kernel_density_nats(trajectories: Tensor, probabilities: Tensor, future: Tensor) -> Tensor:
@@ -151,9 +151,9 @@ def kernel_density_nats(trajectories: Tensor, probabilities: Tensor, future: Ten
     """
     weights = probabilities.unsqueeze(-1)  # (B, M, 1)
     centre = (weights.unsqueeze(-1) * trajectories).sum(1, keepdim=True)
-    apart = trajectories - centre  # (B, M, P, 2)
+    offsets = trajectories - centre  # (B, M, P, 2)
     squares = weights.square().sum(1)  # (B, 1): 1 / effective number of modes
-    products = apart.unsqueeze(-1) * apart.unsqueeze(-2)  # (B, M, P, 2, 2)
+    products = offsets.unsqueeze(-1) * offsets.unsqueeze(-2)  # (B, M, P, 2, 2)
     covariance = (weights[..., None, None] * products).sum(1)
     covariance = covariance / (1 - squares).clamp(min=1e-9)[..., None, None]
     bandwidth = squares ** (1 / 3)  # Scott's factor n ** (-1 / 6), squared

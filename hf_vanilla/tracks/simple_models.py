@@ -120,11 +120,12 @@ def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tens
     """
     velocities, is_known = observed_velocities(past, is_observed)
     number = torch.arange(1, is_known.shape[1] + 1, device=past.device)
-    places = (is_known * number).topk(min(2, len(number)), dim=1).values  # 0: none
-    chosen = (places - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, 2)
-    found = velocities.gather(1, chosen) * places.gt(0).unsqueeze(-1)
-    between = (places[:, 0] - places[:, -1]).clamp(min=1)
-    return found[:, 0], found[:, -1] if len(number) > 1 else found[:, 0], between
+    indices = (is_known * number).topk(min(2, len(number)), dim=1).values  # 0: none
+    earlier = (indices - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, 2)
+    displacements = velocities.gather(1, earlier) * indices.gt(0).unsqueeze(-1)
+    between = (indices[:, 0] - indices[:, -1]).clamp(min=1)
+    before = displacements[:, -1] if len(number) > 1 else displacements[:, 0]
+    return displacements[:, 0], before, between
 
 
 def _counted(steps: int, like: Tensor) -> Tensor:

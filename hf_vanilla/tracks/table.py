@@ -56,13 +56,13 @@ class TrackTable:
     def __len__(self) -> int:
         return len(self.frame)
 
-    def rows(self, chosen: np.ndarray | slice) -> "TrackTable":
+    def rows(self, selected: np.ndarray | slice) -> "TrackTable":
         """The table of these rows: bool `(N,)`, rising numbers or a slice, which copies nothing.
 
         Names and numbers stay.
         """
         columns = {name: getattr(self, name) for name in COLUMNS}
-        return replace(self, **{k: v[chosen] for k, v in columns.items() if v is not None})
+        return replace(self, **{k: v[selected] for k, v in columns.items() if v is not None})
 
     def maps_of(self, rows: np.ndarray) -> list[RoadMap | None]:
         """The map of each row's scene."""
@@ -104,7 +104,7 @@ class TrackTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """What a reader found in one file, in the order of the file.
+    """The rows of one file, in its order.
 
     Attributes:
         source: name of the file for messages.
@@ -157,7 +157,9 @@ def table_of_rows(
         pair, pairs = _numbered(scene.astype(np.int64) * (agent.max() + 1) + agent)
         agent, agent_names = pair, agent_names[pairs % (agent.max() + 1)]
     order: Any = slice(None)
-    if not _is_sorted(frame, agent):
+    is_next = agent[1:] > agent[:-1]
+    is_next |= (agent[1:] == agent[:-1]) & (frame[1:] >= frame[:-1])
+    if not is_next.all():  # sorted rows need no copy
         order = np.lexsort((frame, agent))
         frame, agent, scene = frame[order], agent[order], scene[order]
     is_twice = (frame[1:] == frame[:-1]) & (agent[1:] == agent[:-1])
@@ -203,6 +205,9 @@ def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
             )
     agents = np.cumsum([0, *(len(part.agent_names) for part in parts)])
     numbers = np.cumsum([0, *(len(part.scene_names) for part in parts)])
+    maps: tuple[RoadMap | None, ...] | None = None
+    if any(part.maps is not None for part in parts):
+        maps = tuple(m for part in parts for m in part.maps or (None,) * len(part.scene_names))
     join = np.concatenate
     columns = {
         name: join([getattr(part, name) for part in parts])
@@ -219,15 +224,9 @@ def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
         frames_per_step=join([part.frames_per_step for part in parts]),
         step_seconds=first.step_seconds,
         unit=first.unit,
-        maps=_joined_maps(parts),
+        maps=maps,
         **columns,
     )
-
-
-def _joined_maps(parts: Sequence[TrackTable]) -> tuple[RoadMap | None, ...] | None:
-    if all(part.maps is None for part in parts):
-        return None
-    return tuple(found for part in parts for found in part.maps or (None,) * len(part.scene_names))
 
 
 def resample(table: TrackTable, step_seconds: float) -> TrackTable:
@@ -281,15 +280,8 @@ def _numbered(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return encoded.indices.to_numpy(), values
 
 
-def _is_sorted(frame: np.ndarray, agent: np.ndarray) -> bool:
-    """Whether rows are sorted by agent, then frame, so that none has to be moved."""
-    is_next = agent[1:] > agent[:-1]
-    is_next |= (agent[1:] == agent[:-1]) & (frame[1:] >= frame[:-1])
-    return bool(is_next.all())
-
-
 def _row_of_file(order: Any, row: int) -> int:
-    """Where row `row` of the sorted table was in the file; a slice: in the same place."""
+    """The index in the file of row `row` of the sorted table; a slice: the same."""
     return row if isinstance(order, slice) else int(order[row])
 
 
@@ -318,8 +310,8 @@ def _frames_per_step(
     rows: Rows, order: Any, frame: np.ndarray, agent: np.ndarray, scene: np.ndarray
 ) -> np.ndarray:
     """`(S,)` most frequent advance of each scene's agents; all others must be its multiples."""
-    found = np.ones(scene.max() + 1, np.int64)
-    counts: list[Counter[int]] = [Counter() for _ in found]
+    per_step = np.ones(scene.max() + 1, np.int64)
+    counts: list[Counter[int]] = [Counter() for _ in per_step]
     for block in _blocks(len(frame)):
         advance, is_same = np.diff(frame[block]), agent[block][1:] == agent[block][:-1]
         of_row = scene[block][1:]
@@ -330,7 +322,7 @@ def _frames_per_step(
         if not of_scene:
             continue  # every agent is there once
         most = max(of_scene.values())
-        found[number] = step = min(value for value, times in of_scene.items() if times == most)
+        per_step[number] = step = min(value for value, times in of_scene.items() if times == most)
         if any(value % step for value in of_scene):
             is_odd = (np.diff(frame) % step != 0) & (agent[1:] == agent[:-1])
             row = int(np.flatnonzero(is_odd & (scene[1:] == number))[0]) + 1
@@ -338,7 +330,7 @@ def _frames_per_step(
                 f"{rows.line(_row_of_file(order, row))}: an agent's frames advance by "
                 f"{frame[row] - frame[row - 1]}, but mostly by {step}: frames must have one rate"
             )
-    return found
+    return per_step
 
 
 def _blocks(count: int) -> Iterator[slice]:
@@ -373,7 +365,7 @@ def _warn_of_units(source: str, table: TrackTable) -> None:
         longest = max(longest, float(lengths.max(initial=0)))
     if jumps:
         logger.warning(
-            "%s: %d displacements of more than %g %s in a step, up to %.4g; they are kept",
+            "%s: %d displacements of more than %g %s in a step, up to %.4g; they are used",
             *(source, jumps, LONGEST_STEP, table.unit, longest),
         )
     limit = np.array([180.0, 90.0])

@@ -27,8 +27,8 @@ from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_ba
 
 from .card import track_card
 from .data import TrackData, position_errors, prepare_tracks, random_changes, track_facts
+from .forecaster import class_name, new_forecaster
 from .layout import model_inputs
-from .loading import class_name, new_forecaster
 from .options import MEASURES
 from .protocol import Protocol, TrackScores
 from .scores import TrackSums, add_windows

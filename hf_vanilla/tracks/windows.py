@@ -31,8 +31,8 @@ class Windows:
     def __len__(self) -> int:
         return len(self.first)
 
-    def __getitem__(self, chosen: np.ndarray) -> "Windows":
-        return replace(self, first=self.first[chosen])
+    def __getitem__(self, selected: np.ndarray) -> "Windows":
+        return replace(self, first=self.first[selected])
 
     @property
     def length(self) -> int:
@@ -58,17 +58,17 @@ class Windows:
         """The same windows of a table without its maps."""
         return replace(self, table=replace(self.table, maps=None))
 
-    def positions(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def positions(self, selected: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions of some windows, relative to each one's last observed position.
 
         Args:
-            chosen: numbers of windows.
+            selected: numbers of windows.
 
         Returns:
             `(B, T + P, 2)` float32, 0 where missing; `(B, T + P)` bool, True where observed;
             `(B, 2)` float64 last observed positions.
         """
-        rows = self.grid[self.first[chosen, None] + np.arange(self.length)]
+        rows = self.grid[self.first[selected, None] + np.arange(self.length)]
         is_known = rows >= 0
         origin = self.table.positions[rows[:, self.observed - 1]]
         relative = self.table.positions[rows] - origin[:, None]
@@ -133,11 +133,10 @@ def pasts_of_rows(
         `(B, T, 2)` float64 positions, 0 where missing; `(B, T)` bool, True where observed.
     """
     grid, segment = _grid(table, most_steps=observed)
-    place_of_row = np.flatnonzero(grid >= 0)
-    ends = place_of_row[rows]
-    places = ends[:, None] + np.arange(1 - observed, 1)
-    inside = np.maximum(places, 0)
-    is_known = (places >= 0) & (segment[inside] == segment[ends][:, None]) & (grid[inside] >= 0)
+    ends = np.flatnonzero(grid >= 0)[rows]
+    indices = ends[:, None] + np.arange(1 - observed, 1)
+    inside = np.maximum(indices, 0)
+    is_known = (indices >= 0) & (segment[inside] == segment[ends][:, None]) & (grid[inside] >= 0)
     positions = table.positions[grid[inside]]
     return np.where(is_known[..., None], positions, 0), is_known
 
@@ -151,9 +150,9 @@ def _grid(table: TrackTable, *, most_steps: int) -> tuple[np.ndarray, np.ndarray
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     steps = table.steps
     is_new = (steps < 1) | (steps > most_steps)
-    places = np.concatenate(([0], np.cumsum(np.where(is_new, 1, steps))))
-    grid = np.full(places[-1] + 1, -1, np.int64)
-    grid[places] = np.arange(len(table))
+    indices = np.concatenate(([0], np.cumsum(np.where(is_new, 1, steps))))
+    grid = np.full(indices[-1] + 1, -1, np.int64)
+    grid[indices] = np.arange(len(table))
     is_start = np.zeros(len(grid), np.int64)
-    is_start[places[1:][is_new]] = 1
+    is_start[indices[1:][is_new]] = 1
     return grid, np.cumsum(is_start)

@@ -20,7 +20,7 @@ from hf_vanilla.commands import run
 from hf_vanilla.models import modeling_vanilla_detr
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
 from hf_vanilla.objects.coco_scores import score_detections
-from hf_vanilla.objects.detector import Detector, Found
+from hf_vanilla.objects.detector import Detections, Detector
 from hf_vanilla.objects.task import ObjectDetectionTask, prepare
 from hf_vanilla.plots.figures import figure_style, new_figure, save_figure
 from hf_vanilla.training.optimization import make_optimizer, make_schedule
@@ -156,14 +156,14 @@ def validate(
     return {name: round(float(value), 4) for name, value in values.items()}
 
 
-def without_overlap(found: Found) -> Found:
+def without_overlap(found: Detections) -> Detections:
     """Drop each object that a surer one of the same class overlaps (non-maximum suppression)."""
     kept: list[int] = []
     for index in range(len(found)):  # the surest first
         same = [other for other in kept if found.labels[other] == found.labels[index]]
         if not same or overlaps(found.boxes[index], found.boxes[same]).max() <= OVERLAP:
             kept.append(index)
-    return Found(*(column[kept] for column in vars(found).values()))
+    return Detections(*(column[kept] for column in vars(found).values()))
 
 
 def overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:

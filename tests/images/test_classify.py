@@ -18,8 +18,7 @@ from transformers import ViTConfig, ViTForImageClassification, pipeline
 from hf_vanilla.data import image_models
 from hf_vanilla.data.image_models import image_paths
 from hf_vanilla.images.batches import image_processor
-from hf_vanilla.images.classifier import load_classifier
-from hf_vanilla.images.classify import classify_files, read_classification
+from hf_vanilla.images.classifier import classify_files, load_classifier, read_classification
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.options import UsageError
 

@@ -13,12 +13,12 @@ from hf_vanilla.objects.coco_scores import (
     score_detections,
     truth_content,
 )
-from hf_vanilla.objects.detector import Found
+from hf_vanilla.objects.detector import Detections
 
 
 def found(*entries):
     """Objects given as (label, score, left, top, right, bottom)."""
-    return Found(
+    return Detections(
         np.asarray([entry[0] for entry in entries], dtype=np.int64),
         np.asarray([entry[1] for entry in entries], dtype=np.float64),
         np.asarray([entry[2:] for entry in entries], dtype=np.float64).reshape(-1, 4),

@@ -279,7 +279,7 @@ def test_digit_scenes_follow_from_seed_and_number_and_do_not_overlap():
 
 
 def test_digit_scenes_keep_the_chosen_digits_only():
-    scenes = digit_scenes(kept="89", seed=1)
+    scenes = digit_scenes(classes="89", seed=1)
     images = scenes.images(9)
     assert images.label_names == ("8", "9")
     drawn = {str(scenes.digits.labels[row]) for row in scenes.rows}

@@ -211,12 +211,12 @@ def test_orders_never_repeat_a_scene_and_cut_a_step(tmp_path):
         task.order(3)
 
 
-def scenes_on_disk(folder, count=7, kept="0123456789", seed=2):
-    return save_coco(digit_scenes(kept=kept, seed=seed).images(count), folder)
+def scenes_on_disk(folder, count=7, classes="0123456789", seed=2):
+    return save_coco(digit_scenes(classes=classes, seed=seed).images(count), folder)
 
 
 def test_training_reads_coco_files_and_scores_the_validation(tmp_path):
-    path = scenes_on_disk(tmp_path / "coco", kept="012")
+    path = scenes_on_disk(tmp_path / "coco", classes="012")
     data = {"dataset": str(path), "validation": str(path), "flip": 0.5, "crop": 0.5}
     folder = train(recipe(tmp_path / "run", data=data))
     config = AutoModelForObjectDetection.from_pretrained(folder).config
@@ -303,7 +303,7 @@ def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_pat
     processor = AutoImageProcessor.from_pretrained(tmp_path / "model")
     processor.image_mean = [0.5, 0.4, 0.3]
     processor.save_pretrained(tmp_path / "model")
-    path = scenes_on_disk(tmp_path / "coco", kept="89")
+    path = scenes_on_disk(tmp_path / "coco", classes="89")
     asked = ["--initial_model", str(tmp_path / "model"), "--dataset", str(path)]
     asked += ["--validation", str(path), "--output_dir", str(tmp_path / "out")]
     asked += ["--max_steps", "2", "--learning_rate", "1e-9", "--use_cpu", "True"]

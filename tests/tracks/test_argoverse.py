@@ -7,9 +7,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hf_vanilla.tracks.argoverse import read_map
 from hf_vanilla.tracks.formats import read_tracks
-from hf_vanilla.tracks.road_maps import LANE_KINDS
+from hf_vanilla.tracks.road_maps import LANE_KINDS, read_map
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 

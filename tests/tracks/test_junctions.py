@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hf_vanilla.tracks.built_in_junctions import (
-    FREE,
     LEADER,
     OBSERVED,
     TURN_ODDS,
+    UNHINDERED,
     YIELD,
     junctions,
 )
@@ -26,7 +26,7 @@ def speeds(tracks):
 
 
 def test_turns_come_with_their_odds_and_nothing_observed_says_which(drawn):
-    four = (drawn.situation == FREE) & (drawn.odds > 0).all(1)
+    four = (drawn.situation == UNHINDERED) & (drawn.odds > 0).all(1)
     shares = np.bincount(drawn.branch[four], minlength=3) / four.sum()
     assert np.abs(shares - TURN_ODDS).max() < 0.05
     assert drawn.odds.sum(1) == pytest.approx(1.0)
@@ -36,7 +36,7 @@ def test_turns_come_with_their_odds_and_nothing_observed_says_which(drawn):
     assert np.abs(past - past[:, :1]).max() < 1e-9
     ends = drawn.branches[:, :, -1]
     assert np.linalg.norm(ends[:, 0] - ends[:, 2], axis=-1).min() > 4
-    free = drawn.situation == FREE
+    free = drawn.situation == UNHINDERED
     own = drawn.branches[np.arange(3000), drawn.branch]
     assert np.abs(drawn.tracks[:, 0] - own)[free].max() < 0.2
 
@@ -50,9 +50,9 @@ def test_a_driver_stops_behind_a_car_that_brakes_and_for_one_from_the_right(draw
     assert (second[behind & brakes, OBSERVED - 2] < 0.9 * second[behind & brakes, 0]).all()
     assert np.abs(own[:, OBSERVED - 2] - own[:, 0]).max() < 0.7
     assert drawn.brakes[drawn.situation == YIELD].all()
-    assert not drawn.brakes[drawn.situation == FREE].any()
+    assert not drawn.brakes[drawn.situation == UNHINDERED].any()
     apart = np.linalg.norm(drawn.tracks[:, 0] - drawn.tracks[:, 1], axis=-1).min(1)
-    assert apart[drawn.situation != FREE].min() > 3
+    assert apart[drawn.situation != UNHINDERED].min() > 3
 
 
 def test_lanes_are_where_cars_drive_and_a_closed_side_has_a_boundary(drawn):

@@ -15,8 +15,7 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla.tracks import options as track_options
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
-from hf_vanilla.tracks.forecaster import predict
-from hf_vanilla.tracks.loading import load_forecaster
+from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.options import SceneDataOptions
 from hf_vanilla.tracks.plot import ATTENTION_WIDTH, PlotTracksOptions, plot_tracks
 from hf_vanilla.tracks.scene_tasks import prepare_scenes as prepare

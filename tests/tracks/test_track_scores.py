@@ -114,7 +114,7 @@ def test_no_score_is_shown_without_its_protocol():
     lines = str(TrackScores({"minADE1": 0.5, "minADE20": 0.25, "miss_rate": 0.1}, PROTOCOL))
     assert lines.splitlines()[1] == (
         "minADE20 0.250 m | walks | 8 -> 12 steps of 0.4 s | per person, stride 1, 1,197 windows | "
-        "best of 20 per person, ADE and FDE apart | seed 0"
+        "best of 20 per person, ADE and FDE separately | seed 0"
     )
     assert lines.splitlines()[2].startswith("miss_rate 10.00 % | walks")
 
