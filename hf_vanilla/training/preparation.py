@@ -198,6 +198,11 @@ def _log_size(recipe: Recipe, model: PreTrainedModel) -> None:
         f"{recipe.train.max_steps:,}",
         ", ".join(f"{name}={value:,}" for name, value in sizes),
     )
+    if recipe.train.warmup_steps >= recipe.train.max_steps:
+        logger.warning(
+            "warmup_steps=%d is not below max_steps=%d: the learning rate never reaches its peak",
+            *(recipe.train.warmup_steps, recipe.train.max_steps),
+        )
 
 
 def _log_step_size(task: Task, order: Order, per_step: int, processes: int) -> None:
