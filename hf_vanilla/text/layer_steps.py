@@ -22,6 +22,8 @@ class LayerSteps:
     """The vectors of one token in one head of one layer, in the order of computation.
 
     Attributes:
+        embedded: `(D,)`, scaled embedding of the token (3.4).
+        position: `(D,)`, what is added to it (3.5).
         x: `(D,)`, input of the attention sublayer.
         query: `(K,)`, `x W^Q` of the head.
         keys: `(S, K)`, of all tokens.
@@ -34,6 +36,8 @@ class LayerSteps:
         output: `(D,)`, of the layer.
     """
 
+    embedded: Tensor
+    position: Tensor
     x: Tensor
     query: Tensor
     keys: Tensor
@@ -104,7 +108,8 @@ def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(KINDS)}")
     inputs, _ = model_inputs(model, tokenizer, sentence, translation)
     eager: Any = eager_copy(model)
-    layers = (eager.model.encoder if kind == ENCODER else eager.model.decoder).layers
+    stack = eager.model.encoder if kind == ENCODER else eager.model.decoder
+    layers = stack.layers
     side = "input_ids" if kind == ENCODER else "decoder_input_ids"
     heads = model.config.encoder_attention_heads
     if kind != ENCODER:
@@ -115,10 +120,14 @@ def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
     attention = own.encoder_attn if kind == CROSS else own.self_attn
     norm = own.encoder_attn_layer_norm if kind == CROSS else own.self_attn_layer_norm
     seen: dict[str, Any] = {}
-    for name, module in {"attention": attention, "norm": norm, "fc2": own.fc2, "own": own}.items():
+    modules = {"attention": attention, "norm": norm, "fc2": own.fc2, "own": own}
+    for name, module in {**modules, "table": stack.embed_tokens, "first": layers[0]}.items():
         module.register_forward_hook(partial(_note, seen, name), with_kwargs=True)
     eager(**inputs, output_attentions=True, use_cache=False)
-    return _steps(attention, seen, head=head, token=token)
+    embedded = seen["table"][1][0, token].float() * stack.embed_scale
+    position = seen["first"][0][0][0, token].float() - embedded
+    vectors = _vectors(attention, seen, head=head, token=token)
+    return LayerSteps(embedded=embedded, position=position, **vectors)
 
 
 def _note(
@@ -132,10 +141,10 @@ def _note(
     seen[name] = (args, output)
 
 
-def _steps(
+def _vectors(
     attention: VanillaAttention, seen: dict[str, Any], *, head: int, token: int
-) -> LayerSteps:
-    """The vectors, from inputs and outputs of the modules for a batch of one."""
+) -> dict[str, Tensor]:
+    """Vectors of the sublayers, from inputs and outputs of the modules for a batch of one."""
     (query_input, key_input, value_input, *_), (attended, weights) = seen["attention"]
     query, key = (
         split_heads(projection(states), attention.head_dim)[0, head].float()
@@ -153,11 +162,11 @@ def _steps(
         "fed": seen["fc2"][1],
         "output": seen["own"][1],
     }
-    return LayerSteps(
-        query=query[token],
-        keys=key,
-        values=value,
-        weights=of_token,
-        head=of_token @ value,
+    return {
+        "query": query[token],
+        "keys": key,
+        "values": value,
+        "weights": of_token,
+        "head": of_token @ value,
         **{name: states[0, token].float() for name, states in rows.items()},
-    )
+    }

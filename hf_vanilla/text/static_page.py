@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -21,17 +22,21 @@ from huggingface_hub.constants import REPOCARD_NAME
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.files import check_output_file, whole_folder, write_text
+from hf_vanilla.hub.card import public_name
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 from hf_vanilla.options import Options, option
 
+from .alignments import saved_head
 from .loading import demo_model, load_translator
 
 logger = logging.getLogger(__name__)
 
-SHELL, ENGINE = (Path(__file__).parents[1] / "app" / name for name in ("static", "engine"))
-SHELL_FILES = ("index.html", "page.css", "page.js", "worker.js")
-# in the order in which one needs the other
+VIEWS, ENGINE = Path(__file__).parent / "views", Path(__file__).parents[1] / "app" / "engine"
+# each in the order in which one needs the other
+PAGE_FILES = ("drawing.js", "attention.js", "compare.js", "tree.js", "layer.js", "overview.js")
+PAGE_FILES += ("download.js", "address.js", "connection.js", "page.js")
+WORKER_FILES = ("answer.js", "worker.js")
 ENGINE_FILES = ("tokenizer.js", "model.js", "search.js", "index.js")
 MODEL_FILES = (
     "config.json",
@@ -40,8 +45,14 @@ MODEL_FILES = (
     "tokenizer_config.json",
     "model.safetensors",
 )
+TITLE = "Attention Is All You Need: watch it translate"
 DTYPES = ("bfloat16", "int8", "float32")
-EXAMPLE = "seven hundred forty-two thousand three hundred nineteen"  # of the package's model
+# of the package's model
+EXAMPLES = (
+    "seven hundred forty-two thousand three hundred nineteen",
+    "forty-two",
+    "one thousand nine",
+)
 # what the engine computes; the engine refuses the rest too
 ACTIVATIONS = ("relu", "tanh", "silu", "swish", "gelu_new", "gelu_pytorch_tanh")
 SETTINGS = {
@@ -52,8 +63,9 @@ SETTINGS = {
 }
 # nothing is loaded from elsewhere; a page of one file names its script and style by their hashes
 POLICY = (
+    '<meta http-equiv="Content-Security-Policy" content="'
     "default-src 'none'; script-src {script}; style-src {style}; worker-src {worker}; "
-    "connect-src {connect}; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    "connect-src {connect}; img-src data: blob:; base-uri 'none'; form-action 'none'\">\n"
 )
 _IMPORT, _EXPORT = re.compile(r"^import [^;]*;\n", re.M), re.compile(r"^export ", re.M)
 _CARD_LINE = re.compile(r"^- (?:Translates|Trained on): .*$", re.M)
@@ -67,6 +79,11 @@ class PageOptions(Options):
     model: str | None = option(
         None, "translator, folder or Hub id; default: the package's model of number words"
     )
+    compared: list[str] = option(
+        (),
+        "further models, to compare with it; --model A --model B is the same",
+        repeats_model=True,
+    )
     single_file: bool = option(default=False, text="one HTML file that opens from disk")
     overwrite: bool = option(default=False, text="replace the file of --single_file")
     dtype: str | None = option(
@@ -75,7 +92,7 @@ class PageOptions(Options):
         "bfloat16",
         choices=DTYPES,
     )
-    title: str = option("See a Transformer translate", "heading of the page")
+    title: str = option(TITLE, "heading of the page")
     sentence: str | None = option(None, "that the page translates when it opens")
 
 
@@ -87,25 +104,26 @@ def write_page(options: PageOptions) -> Path:
             engine does not compute.
         OSError: the model is not found, or the output exists.
     """
-    name = options.model or demo_model()
-    if options.single_file:
-        output = check_output_file(options.output, overwrite=options.overwrite)
-        with tempfile.TemporaryDirectory() as folder:
-            _write_model(name, options.dtype, Path(folder))
-            write_text(output, _single_file(options, name, Path(folder)))
-    else:
-        with whole_folder(options.output) as folder:
-            (folder / "model").mkdir()
-            _write_model(name, options.dtype, folder / "model")
-            _write_shell(options, name, folder)
-        output = Path(options.output)
+    models = [options.model or demo_model(), *options.compared]
+    with ExitStack() as stack:
+        if options.single_file:
+            output = check_output_file(options.output, overwrite=options.overwrite)
+            saved = stack.enter_context(tempfile.TemporaryDirectory())
+        else:
+            output = Path(options.output)
+            saved = stack.enter_context(whole_folder(options.output))
+        facts = [_write_model(name, options.dtype, Path(saved)) for name in models]
+        if options.single_file:
+            write_text(output, _single_file(options, facts, Path(saved)))
+        else:
+            _write_folder(options, facts, Path(saved))
     files = [output] if options.single_file else [one for one in output.rglob("*") if one.is_file()]
     logger.info("%s: %.2f MB", output, sum(one.stat().st_size for one in files) / 1e6)
     return output
 
 
-def _write_model(name: str, dtype: str | None, folder: Path) -> None:
-    """Write the files that the engine reads.
+def _write_model(name: str, dtype: str | None, folder: Path) -> dict[str, Any]:
+    """Write the files that the engine reads into a new subfolder; returns what the page knows.
 
     Raises:
         ValueError: the engine does not compute the model, or it has int8 weights and `dtype` says
@@ -120,11 +138,21 @@ def _write_model(name: str, dtype: str | None, folder: Path) -> None:
         model = quantize(model.float())
     else:
         model = model.to(getattr(torch, dtype or "bfloat16"))
+    number = len(list(folder.glob("model*"))) + 1
+    own = folder / ("model" if number == 1 else f"model{number}")
+    own.mkdir()
     with tempfile.TemporaryDirectory() as saved:
         model.save_pretrained(saved)
         tokenizer.save_pretrained(saved)
         for file in MODEL_FILES:
-            (folder / file).write_bytes((Path(saved) / file).read_bytes())
+            (own / file).write_bytes((Path(saved) / file).read_bytes())
+    head = saved_head(name)
+    return {
+        "name": public_name(name),
+        "folder": own.name,
+        "about": knowledge(name),
+        "alignment": None if head is None else vars(head),
+    }
 
 
 def check_engine(name: str, model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -169,59 +197,75 @@ def _other_parts(file: dict[str, Any]) -> list[str]:
 # --- the files -----------------------------------------------------------------------------------
 
 
-def _index(options: PageOptions, name: str, policy: str) -> str:
-    """The HTML of a folder's page."""
-    sentence = options.sentence or (EXAMPLE if options.model is None else "")
-    facts = json.dumps({"sentence": sentence}).replace("<", "\\u003c")
-    return Template((SHELL / "index.html").read_text(encoding="utf-8")).substitute(
-        title=html.escape(options.title),
-        about=html.escape(_about(name)),
-        facts=facts,
-        policy=policy,
-    )
-
-
-def _about(name: str) -> str:
+def knowledge(name: str) -> str:
     """What the model's card says that it translates; without a card, the model's name."""
     card = Path(name) / REPOCARD_NAME
     lines = _CARD_LINE.findall(card.read_text(encoding="utf-8")) if card.is_file() else []
-    text = ". ".join(line.removeprefix("- ") for line in lines) or f"The model {Path(name).name}"
-    return f"{text}. It runs in this browser and sends nothing."
+    return ". ".join(line.removeprefix("- ") for line in lines) or f"The model {public_name(name)}"
 
 
-def _write_shell(options: PageOptions, name: str, folder: Path) -> None:
+def page_files(facts: dict[str, Any], *, title: str = TITLE, policy: str = "") -> dict[str, str]:
+    """The files of the page by their names, without those of the engine.
+
+    Args:
+        facts: what the page is told about models and engine; see `connection.js`.
+        title: its heading.
+        policy: its Content-Security-Policy; without it, the server sends one.
+    """
+    files = {name: (VIEWS / name).read_text(encoding="utf-8") for name in ("page.css", *PAGE_FILES)}
+    index = Template((VIEWS / "index.html").read_text(encoding="utf-8")).substitute(
+        title=html.escape(title),
+        facts=json.dumps(facts).replace("<", "\\u003c"),
+        policy=policy,
+    )
+    return {"index.html": index, **files}
+
+
+def _facts(options: PageOptions, models: list[dict[str, Any]]) -> dict[str, Any]:
+    examples = EXAMPLES if options.model is None else ()
+    sentence = options.sentence or (EXAMPLES[0] if examples else "")
+    return {"engine": "browser", "models": models, "sentence": sentence, "examples": examples}
+
+
+def _write_folder(options: PageOptions, models: list[dict[str, Any]], folder: Path) -> None:
+    """Write the page beside its models."""
     own = "'self'"
     policy = POLICY.format(script=own, style=own, worker=own, connect=own)
-    (folder / "index.html").write_text(_index(options, name, policy), encoding="utf-8")
-    for file in SHELL_FILES[1:]:
-        (folder / file).write_bytes((SHELL / file).read_bytes())
+    for name, text in page_files(
+        _facts(options, models), title=options.title, policy=policy
+    ).items():
+        (folder / name).write_text(text, encoding="utf-8")
     (folder / "engine").mkdir()
-    for file in ENGINE_FILES:
-        (folder / "engine" / file).write_bytes((ENGINE / file).read_bytes())
+    for name in WORKER_FILES:
+        (folder / name).write_bytes((VIEWS / name).read_bytes())
+    for name in ENGINE_FILES:
+        (folder / "engine" / name).write_bytes((ENGINE / name).read_bytes())
 
 
-def _single_file(options: PageOptions, name: str, model: Path) -> str:
-    """The page with style, script, worker and model inside."""
-    style, script = ((SHELL / file).read_text(encoding="utf-8") for file in SHELL_FILES[1:3])
+def _single_file(options: PageOptions, models: list[dict[str, Any]], folder: Path) -> str:
+    """The page with style, script, worker and models inside."""
+    style = (VIEWS / "page.css").read_text(encoding="utf-8")
+    script = _joined([VIEWS / name for name in PAGE_FILES])
     policy = POLICY.format(
         script=_hash(script), style=_hash(style), worker="blob:", connect="'none'"
     )
-    sources = [*(ENGINE / file for file in ENGINE_FILES), SHELL / "worker.js"]
-    worker = "".join(joined_module(one.read_text(encoding="utf-8")) for one in sources)
-    parts = [f'<script type="text/plain" id="worker">{worker}</script>']
-    for file in MODEL_FILES:
-        text = base64.b64encode((model / file).read_bytes()).decode()
-        parts.append(f'<script type="text/plain" data-file="{file}">{text}</script>')
-    page = _index(options, name, policy)
+    engine = [*(ENGINE / file for file in ENGINE_FILES), *(VIEWS / file for file in WORKER_FILES)]
+    parts = [f'<script type="text/plain" id="worker">{_joined(engine)}</script>']
+    for model in models:
+        for file in MODEL_FILES:
+            text = base64.b64encode((folder / model["folder"] / file).read_bytes()).decode()
+            marks = f'data-model="{html.escape(model["name"])}" data-file="{file}"'
+            parts.append(f'<script type="text/plain" {marks}>{text}</script>')
+    page = page_files(_facts(options, models), title=options.title, policy=policy)["index.html"]
     link, tag = '<link rel="stylesheet" href="page.css">', '<script type="module" src="page.js">'
     page = page.replace(link, f"<style>{style}</style>")
-    inlined = "\n".join([*parts, f'<script type="module">{script}'])
-    return page.replace(tag, inlined)
+    return page.replace(tag, "\n".join([*parts, f'<script type="module">{script}']))
 
 
-def joined_module(source: str) -> str:
-    """An ES module without its imports and exports, to stand after the modules that it imports."""
-    return _EXPORT.sub("", _IMPORT.sub("", source))
+def _joined(modules: list[Path]) -> str:
+    """ES modules as one script, each behind those that it imports."""
+    texts = [one.read_text(encoding="utf-8") for one in modules]
+    return "".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
 
 
 def _hash(text: str) -> str:

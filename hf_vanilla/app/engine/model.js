@@ -91,9 +91,10 @@ const tanhGelu = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0
 const relu = (x) => (x > 0 ? x : 0);
 const ACTIVATIONS = { relu, tanh: Math.tanh, silu, swish: silu, gelu_new: tanhGelu, gelu_pytorch_tanh: tanhGelu };
 
-/** The feed-forward network (3.3), max(0, x W_1 + b_1) W_2 + b_2, and its norm: the end of a layer, `(L, D)`. */
+/** The feed-forward network (3.3), max(0, x W_1 + b_1) W_2 + b_2, and behind its norm the output of the layer, `(L, D)`. */
 function feedForward(x, { fc1, fc2, final_layer_norm: norm }, { activation_function: name, layer_norm_eps: epsilon }) {
-  return addAndNorm(x, linear(linear(x, fc1).map(ACTIVATIONS[name]), fc2), norm, epsilon);
+  const fed = linear(linear(x, fc1).map(ACTIVATIONS[name]), fc2);
+  return { fed, output: addAndNorm(x, fed, norm, epsilon) };
 }
 
 /** sqrt(D) times the embedding (3.4) plus the position (3.5), `(L, D)`; each id has its position. */
@@ -144,8 +145,9 @@ export class Transformer {
       const note = (vectors) => see(`encoder.${index}.self_attn`, vectors);
       const attended = multiHead(x, own, source, visible, config.encoder_attention_heads, note);
       const normed = addAndNorm(x, attended, layer.self_attn_layer_norm, config.layer_norm_eps);
-      x = feedForward(normed, layer, config);
-      see(`encoder.${index}`, { normed, output: x });
+      const { fed, output } = feedForward(normed, layer, config);
+      see(`encoder.${index}`, { normed, fed, output });
+      x = output;
     });
     return encoder.norm ? addAndNorm(x, null, encoder.norm, config.layer_norm_eps) : x;
   }
@@ -186,8 +188,9 @@ export class Decoder {
       const ofSource = ids.map(() => this.ofSource);
       const read = multiHead(first, cross, source[index], ofSource, heads, note("encoder_attn"));
       const normed = addAndNorm(first, read, layer.encoder_attn_layer_norm, epsilon);
-      x = feedForward(normed, layer, config);
-      see(`decoder.${index}`, { first, normed, output: x });
+      const { fed, output } = feedForward(normed, layer, config);
+      see(`decoder.${index}`, { first, normed, fed, output });
+      x = output;
     });
     if (decoder.norm) x = addAndNorm(x, null, decoder.norm, epsilon);
     const logits = linear(x, transformer.output), V = logits.length / ids.length; // (n, V)
