@@ -17,7 +17,7 @@ from hf_vanilla.families import TASKS, Measure
 from hf_vanilla.loading import load_folder
 from hf_vanilla.options import option
 from hf_vanilla.plots.figures import plot, read_plot
-from hf_vanilla.serve import AppOptions, page_of
+from hf_vanilla.serve import PageSettings, page_of
 from hf_vanilla.training.averaging import AverageOptions, average_run
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
@@ -143,8 +143,8 @@ def plot_words(options: PlotOptions) -> Path:
     return Path(options.output)
 
 
-def open_page(model: str, options: Any) -> str:
-    return f"page of {model}"
+def open_page(models: list[str], settings: Any) -> str:
+    return f"page of {models}"
 
 
 @pytest.fixture
@@ -189,4 +189,4 @@ def test_one_row_adds_a_task_to_all_commands(word_counts, tmp_path):
     average_run(AverageOptions(run=str(folder), last=2, output=str(tmp_path / "mean")))
     assert evaluate(read_evaluation([f"--model={tmp_path / 'mean'}"])).startswith("error ")
     assert plot(read_plot(["words", f"--output={tmp_path / 'words.svg'}"])).is_file()
-    assert page_of(str(folder), AppOptions(model=str(folder))) == f"page of {folder}"
+    assert page_of([str(folder)], PageSettings()) == f"page of {[str(folder)]}"
