@@ -102,9 +102,9 @@ COMMANDS = {
         ("hf_vanilla.convert.formats:read_conversion",),
     ),
     "export": Command(
-        "write a model for CTranslate2",
-        "hf_vanilla.convert.ctranslate2:export_ctranslate2",
-        ("hf_vanilla.convert.ctranslate2:ExportCTranslate2Options",),
+        "write a model for CTranslate2 or ONNX Runtime",
+        "hf_vanilla.convert.export:export",
+        ("hf_vanilla.convert.export:read_export",),
     ),
     "quantize": Command(
         "write a translation model with int8 weights, for CPUs",

@@ -6,7 +6,6 @@ The folder contains CTranslate2's files, the tokenizer, and the generation confi
 
 import copy
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from hf_vanilla.files import whole_folder
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
-from hf_vanilla.options import Options, option
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING, import_ctranslate2
 from hf_vanilla.text.loading import load_translator, require_float
 
@@ -36,7 +33,7 @@ ACTIVATIONS = {
     "sigmoid": "Sigmoid",
     "tanh": "Tanh",
 }
-QUANTIZATIONS = (
+DTYPES = (
     "float32",
     "float16",
     "bfloat16",
@@ -48,50 +45,38 @@ QUANTIZATIONS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportCTranslate2Options(Options):
-    """Write a model for CTranslate2, with tokenizer and generation config."""
-
-    model: str = option(text="folder or Hub id of our model")
-    output: str = option(text="folder for CTranslate2's model")
-    quantization: str = option(
-        "float32", f"one of {', '.join(QUANTIZATIONS)}", choices=QUANTIZATIONS
-    )
-
-
-def export_ctranslate2(options: ExportCTranslate2Options) -> Path:
-    """Write a CTranslate2 model with tokenizer and generation config; returns the folder.
+def export_translator(name: str, folder: Path, dtype: str) -> None:
+    """Write a CTranslate2 model with tokenizer and generation config.
 
     A warning lists how CTranslate2's decoding differs from ours. The written generation config
     describes CTranslate2's decoding.
 
+    Args:
+        name: folder or Hub id of our model.
+        folder: to fill.
+        dtype: of the weights, one of `DTYPES`.
+
     Raises:
-        ImportError: `ctranslate2` is not installed.
         ValueError: CTranslate2 cannot express the model; the message names all reasons.
-        OSError: the model is not found, or the output exists.
+        OSError: the model is not found.
     """
-    import_ctranslate2()
-    with whole_folder(options.output) as folder:
-        model, tokenizer = load_translator(options.model)
-        require_float(model, options.model)
-        if not isinstance(model, VanillaForConditionalGeneration):
-            raise ValueError(
-                f"{options.model} is a {type(model).__name__}: give an encoder-decoder"
-            )
-        decoding, differences = their_decoding(model.generation_config)
-        if differences:
-            logger.warning("CTranslate2 decodes differently: %s", "; ".join(differences))
-        positions = _positions(model, tokenizer, decoding)
-        spec = to_ctranslate2(model.to("cpu"), tokenizer, positions=positions)
-        spec.optimize(quantization=options.quantization)
-        spec.save(str(folder))
-        decoding.save_pretrained(folder)
-        longest = positions
-        if model.config.position_embedding_type != "learned":
-            longest -= getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
-        tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
-        tokenizer.save_pretrained(folder)
-    return Path(options.output)
+    model, tokenizer = load_translator(name)
+    require_float(model, name)
+    if not isinstance(model, VanillaForConditionalGeneration):
+        raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
+    decoding, differences = their_decoding(model.generation_config)
+    if differences:
+        logger.warning("CTranslate2 decodes differently: %s", "; ".join(differences))
+    positions = _positions(model, tokenizer, decoding)
+    spec = to_ctranslate2(model.to("cpu"), tokenizer, positions=positions)
+    spec.optimize(quantization=dtype)
+    spec.save(str(folder))
+    decoding.save_pretrained(folder)
+    longest = positions
+    if model.config.position_embedding_type != "learned":
+        longest -= getattr(model.generation_config, "max_tokens_beyond_source", None) or 0
+    tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
+    tokenizer.save_pretrained(folder)
 
 
 def their_decoding(decoding: GenerationConfig) -> tuple[GenerationConfig, list[str]]:

@@ -351,7 +351,7 @@ def load_engine(
     if engine == "ctranslate2" and dtype is not None:
         raise ValueError(
             f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
-            "hf-vanilla export --quantization"
+            "hf-vanilla export --dtype"
         )
     if engine == "ctranslate2" and ensemble:
         raise ValueError("an ensemble needs the engine torch")

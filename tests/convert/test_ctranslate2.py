@@ -12,11 +12,11 @@ from transformers import AutoTokenizer, GenerationConfig
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 from hf_vanilla.convert.ctranslate2 import (
     ACTIVATIONS,
-    ExportCTranslate2Options,
-    export_ctranslate2,
     their_decoding,
     to_ctranslate2,
 )
+from hf_vanilla.convert.export import ExportOptions, read_export
+from hf_vanilla.convert.export import export as exported
 from hf_vanilla.convert.marian import MarianOptions, convert_marian
 from hf_vanilla.text.engines import CTranslate2Engine, TorchEngine
 from hf_vanilla.text.loading import load_translator
@@ -130,9 +130,7 @@ def test_one_message_names_every_reason():
 
 
 def export(trained_run, folder, **changes):
-    return export_ctranslate2(
-        ExportCTranslate2Options(model=str(trained_run), output=str(folder), **changes)
-    )
+    return exported(ExportOptions(model=str(trained_run), output=str(folder), **changes))
 
 
 def test_an_export_contains_tokenizer_and_generation_config(trained_run, trained, tmp_path):
@@ -203,7 +201,7 @@ def test_settings_of_both_are_no_difference():
 def test_int8_is_smaller_and_translates(trained_run, tmp_path):
     whole, small = (
         export(trained_run, tmp_path / "a"),
-        export(trained_run, tmp_path / "b", quantization="int8"),
+        export(trained_run, tmp_path / "b", dtype="int8"),
     )
     assert (small / "model.bin").stat().st_size < 0.5 * (whole / "model.bin").stat().st_size
     rows = AutoTokenizer.from_pretrained(small)(["one two", "three four"]).input_ids
@@ -211,9 +209,11 @@ def test_int8_is_smaller_and_translates(trained_run, tmp_path):
     assert CTranslate2Engine(small).translate_rows(rows) == expected
 
 
-def test_an_unknown_quantization_is_an_error():
-    with pytest.raises(ValueError, match="quantization='int4': choose one of float32, "):
-        ExportCTranslate2Options(model="m", output="o", quantization="int4")
+def test_an_unknown_dtype_and_the_old_option_are_errors():
+    with pytest.raises(ValueError, match="dtype='int4': choose one of float32, "):
+        ExportOptions(model="m", output="o", dtype="int4")
+    with pytest.raises(ValueError, match="--quantization any more: use --dtype"):
+        read_export(["--model", "m", "--output", "o", "--quantization", "int8"])
 
 
 def test_a_failed_export_leaves_no_folder(tmp_path, tiny_tokenizer):

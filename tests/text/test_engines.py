@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
+from hf_vanilla.convert.export import ExportOptions, export
 from hf_vanilla.models.onednn_vanilla import can_multiply
 from hf_vanilla.models.packing_vanilla import PackedLinear
 from hf_vanilla.text.engines import (
@@ -30,7 +30,7 @@ def exported(trained_run, tmp_path_factory):
     """The trained model as a folder for CTranslate2."""
     pytest.importorskip("ctranslate2")
     folder = tmp_path_factory.mktemp("ct2") / "model"
-    return export_ctranslate2(ExportCTranslate2Options(model=str(trained_run), output=str(folder)))
+    return export(ExportOptions(model=str(trained_run), output=str(folder)))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def exported_empty(trained, tmp_path_factory):
     model.save_pretrained(folder / "torch")
     tokenizer.save_pretrained(folder / "torch")
     options = {"model": str(folder / "torch"), "output": str(folder / "ct2")}
-    return model, export_ctranslate2(ExportCTranslate2Options(**options))
+    return model, export(ExportOptions(**options))
 
 
 @pytest.mark.parametrize("changes", [{}, {"min_new_tokens": 2}, {"min_length": 3}], ids=str)

@@ -15,7 +15,7 @@ from hf_vanilla import (
     demo_model,
     load_translator,
 )
-from hf_vanilla.convert.ctranslate2 import ExportCTranslate2Options, export_ctranslate2
+from hf_vanilla.convert.export import ExportOptions, export
 from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.hub.card import languages_of
@@ -178,7 +178,7 @@ def test_int8_weights_are_not_quantized_exported_or_trained(int8_folder, tmp_pat
     with pytest.raises(ValueError, match="has int8 weights"):
         quantize_folder(QuantizeOptions(model=str(int8_folder), output=target))
     with pytest.raises(ValueError, match="has int8 weights, which only translate"):
-        export_ctranslate2(ExportCTranslate2Options(model=str(int8_folder), output=target))
+        export(ExportOptions(model=str(int8_folder), output=target))
     model = AutoModelForSeq2SeqLM.from_pretrained(int8_folder)
     with pytest.raises(ValueError, match="give the float model"):
         require_float(model, "it")

@@ -1,0 +1,69 @@
+"""Write a model for an engine that needs neither torch nor this package."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hf_vanilla.files import whole_folder
+from hf_vanilla.loading import task_or_default
+from hf_vanilla.options import Options, UsageError, given_options, option, parse_options
+from hf_vanilla.text.engines import import_ctranslate2
+
+from . import ctranslate2
+from .onnx.files import DTYPES, require_onnx
+from .onnx.translators import export_translator
+
+FORMATS = {"ctranslate2": ctranslate2.DTYPES, "onnx": DTYPES}  # and their dtypes
+# task: what writes a folder for ONNX Runtime
+ONNX = {
+    "translation": export_translator,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(Options):
+    """Write a model for CTranslate2 or ONNX Runtime, with all that its use needs."""
+
+    model: str = option(text="folder or Hub id of our model")
+    output: str = option(text="folder for the exported model")
+    format: str = option(
+        "ctranslate2",
+        "ctranslate2 for translators; onnx for every kind of model, with a program that runs it",
+        choices=tuple(FORMATS),
+    )
+    dtype: str = option(
+        "float32", f"of the weights: {', '.join(ctranslate2.DTYPES)}; onnx: {', '.join(DTYPES)}"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtype not in FORMATS[self.format]:
+            known = ", ".join(FORMATS[self.format])
+            raise ValueError(f"dtype={self.dtype!r}: choose one of {known} for {self.format}")
+
+
+def read_export(arguments: Sequence[str]) -> ExportOptions:
+    """The options of a command line.
+
+    Raises:
+        UsageError: one is unknown or missing.
+    """
+    if "quantization" in given_options(arguments):
+        raise UsageError("no option --quantization any more: use --dtype")
+    return parse_options(ExportOptions, arguments)
+
+
+def export(options: ExportOptions) -> Path:
+    """Write the folder of a model; returns it.
+
+    Raises:
+        ImportError: the format's library is not installed.
+        ValueError: the format cannot express the model; the message names all reasons.
+        OSError: the model is not found, or the output exists.
+    """
+    is_onnx = options.format == "onnx"
+    (require_onnx if is_onnx else import_ctranslate2)()
+    write = ONNX[task_or_default(options.model)] if is_onnx else ctranslate2.export_translator
+    with whole_folder(options.output) as folder:
+        write(options.model, folder, options.dtype)
+    return Path(options.output)

@@ -1,0 +1,206 @@
+"""Translators in ONNX Runtime: the exported folder's search is ours, without torch."""
+
+import copy
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SENTENCES
+from lively import SIZES, lively_model
+
+from hf_vanilla import VanillaConfig, VanillaForSequenceClassification, train_tokenizer, translate
+from hf_vanilla.convert.export import ExportOptions, export
+from hf_vanilla.convert.onnx import files
+from hf_vanilla.convert.onnx.translators import RUNNER
+from hf_vanilla.text.n_best import n_best_of_rows
+
+for name in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(name)
+
+BEAMS = 4
+# runs a program where torch and transformers cannot be imported
+BLOCKED = """import runpy, sys
+sys.modules.update(torch=None, transformers=None, hf_vanilla=None)
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def lively_translator(**changes):
+    """A model of random weights whose translations differ and end."""
+    torch.manual_seed(3)
+    model = lively_model(vocab_size=283, d_model=24, **changes).float()
+    model.generation_config.num_beams = BEAMS
+    return model
+
+
+def runner_of(folder, name="translate"):
+    spec = importlib.util.spec_from_file_location(f"exported_{name}", Path(folder) / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(SENTENCES, vocab_size=283, model_max_length=61)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return lively_translator()
+
+
+@pytest.fixture(scope="module")
+def folder(model, tokenizer, tmp_path_factory):
+    """The folder of an export that most tests read."""
+    ours = tmp_path_factory.mktemp("ours")
+    model.save_pretrained(ours)
+    tokenizer.save_pretrained(ours)
+    return export(ExportOptions(model=str(ours), output=f"{ours}-onnx", format="onnx"))
+
+
+def encoder_only(folder, tokenizer):
+    config = VanillaConfig(**{**SIZES, "vocab_size": 283})
+    VanillaForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def source_rows(count):
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 12, (count,), generator=generator).tolist()
+    return [[*torch.randint(3, 283, (n,), generator=generator).tolist(), 1] for n in lengths]
+
+
+def ids_of(hypotheses, limit):
+    """Without the end token that transformers fills in after a hypothesis at its limit."""
+    return [list(one.ids)[:limit] for one in hypotheses]
+
+
+def test_hypotheses_are_those_of_generate_in_batches_and_alone(model, tokenizer, folder):
+    rows, first_ids = source_rows(48), set()
+    for changes in (
+        {},
+        {"length_penalty_form": "power", "early_stopping": True},
+        {"length_penalty": 0.0, "early_stopping": False, "max_length": 17},
+        {"max_new_tokens": 5, "forced_eos_token_id": 1},
+    ):
+        translator = runner_of(folder).Translator(folder, threads=1, **changes)
+        expected = n_best_of_rows(model, tokenizer, rows, BEAMS, **changes)
+        for size in (16, 1):
+            batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+            found = [lists for batch in batches for lists in translator.search(batch)]
+            for row, ours, theirs in zip(rows, expected, found, strict=True):
+                assert [one.ids for one in theirs] == ids_of(ours, translator._limit(len(row)))
+                first_ids.add(tuple(theirs[0].ids))
+                scores = [one.score for one in ours]
+                assert [one.score for one in theirs] == pytest.approx(scores, abs=1e-4)
+    assert len(first_ids) > 40  # they differ, and about half end by themselves
+
+
+def test_one_beam_is_greedy_search(model, folder):
+    translator = runner_of(folder).Translator(folder, threads=1, num_beams=1)
+    for row in source_rows(9):
+        ours = model.generate(torch.tensor([row]), num_beams=1)[0, 1:].tolist()
+        assert translator.search([row])[0][0].ids == ours
+
+
+def test_texts_are_those_of_the_command_translate(model, tokenizer, folder):
+    texts = ["one two", "", " \t", "three </s> four \u00e4 \0", "five " * 70]
+    found = runner_of(folder).Translator(folder, threads=1).translate(texts)
+    assert found == translate(model, tokenizer, texts)
+    assert found[1] == found[2] == ""
+    with pytest.raises(ValueError, match="list of texts, and 1 to num_beams=4"):
+        runner_of(folder).Translator(folder).n_best(["one"], 5)
+
+
+def test_the_program_runs_without_torch(folder):
+    def typed(text, *options):
+        command = [sys.executable, "-c", BLOCKED, str(folder / "translate.py"), *options]
+        return subprocess.run(command, input=text, capture_output=True, check=False)
+
+    texts = runner_of(folder).Translator(folder).translate(["one two", "", "three"])
+    done = typed(b"\xef\xbb\xbfone two\n\nthree")
+    assert (done.stdout.decode(), done.returncode) == ("".join(f"{t}\n" for t in texts), 0)
+    rows = [
+        line.split("\t")
+        for line in typed(b"one two\n\n", "--n_best", "2").stdout.decode().splitlines()
+    ]
+    assert [row[0] for row in rows] == ["1", "1"]
+    assert rows[0][2] == " ".join(texts[0].split())
+    done = typed(b"one\n\xff\n")
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith("error: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_the_program_is_short():
+    assert len(RUNNER.read_text().splitlines()) <= 200
+
+
+def test_what_the_export_cannot_express_is_named_in_one_line(model, tokenizer, tmp_path):
+    output = str(tmp_path / "onnx")
+
+    def refused(pattern, ours, **options):
+        with pytest.raises((ValueError, OSError, ImportError), match=pattern) as caught:
+            export(ExportOptions(model=str(ours), format="onnx", **{"output": output, **options}))
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "onnx").exists()
+
+    model = copy.deepcopy(model)
+    model.generation_config.update(no_repeat_ngram_size=3, bad_words_ids=[[5, 6]])
+    model.config.eos_token_id = model.generation_config.eos_token_id = [1, 2]
+    model.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    refused(r"no_repeat_ngram_size=3 .*\[\[5, 6\]\].*eos_token_id=\[1, 2\]", tmp_path / "ours")
+    refused("no such folder", tmp_path / "nowhere")
+    refused("exists and is not an empty folder", tmp_path / "ours", output=str(tmp_path / "ours"))
+    refused(
+        "other weights than its config.json says", encoder_only(tmp_path / "encoder", tokenizer)
+    )
+    with pytest.raises(ValueError, match="dtype='bfloat16': choose one of float32, int8 for onnx"):
+        ExportOptions(model="m", output="o", format="onnx", dtype="bfloat16")
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ImportError, match=r"onnxscript.*\[onnx\]"):
+        export(ExportOptions(model="m", output=str(tmp_path / "o"), format="onnx"))
+
+
+# --- what takes longer ---------------------------------------------------------------------------
+
+
+@pytest.mark.release
+def test_shapes_of_other_models_give_the_same_hypotheses(tokenizer, tmp_path, monkeypatch):
+    """Everything a config may say, large weights in a file beside the graph, int8."""
+    rows = source_rows(9)
+    monkeypatch.setattr(files, "LARGEST_FILE", 1000)
+    shapes = {
+        "three": {"decoder_layers": 3, "attention_bias": True, "lm_head_bias": True},
+        "two tables": {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 271},
+        "learned": {"position_embedding_type": "learned", "max_position_embeddings": 70},
+        "wide": {"head_dim": 5, "v_head_dim": 7, "final_layer_norm": True},
+    }
+    for name, changes in shapes.items():
+        ours = lively_translator(**changes)
+        ours.generation_config.update(bad_words_ids=[[7], [9]], renormalize_logits=name == "wide")
+        ours.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        options = {"model": str(tmp_path / name), "format": "onnx"}
+        folder = export(ExportOptions(output=str(tmp_path / f"{name}-onnx"), **options))
+        assert (folder / "decoder.onnx.data").is_file()
+        found = runner_of(folder).Translator(folder, threads=1).search(rows)
+        expected = n_best_of_rows(ours, tokenizer, rows, BEAMS)
+        for row, mine, theirs in zip(rows, expected, found, strict=True):
+            assert [one.ids for one in theirs] == ids_of(mine, len(row) + 50)
+    small = export(ExportOptions(output=str(tmp_path / "int8"), dtype="int8", **options))
+    assert {path.suffix for path in small.iterdir()} == {".onnx", ".data", ".json", ".py"}
+    close = runner_of(small).Translator(small, threads=1).search(rows)
+    for one, other in zip(found, close, strict=True):
+        assert other[0].score == pytest.approx(one[0].score, abs=0.3)
