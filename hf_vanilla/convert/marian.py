@@ -299,6 +299,8 @@ def _foreign_positions(theirs: MarianMTModel) -> list[str]:
 
 logger = logging.getLogger(__name__)
 
+# --- our models to MarianMTModel -----------------------------------------------------------------
+
 # the only values that MarianMTModel can express
 MARIAN_FIELDS = {
     "position_embedding_type": "sinusoidal",
@@ -375,9 +377,6 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
         vars(decoding).pop(entry, None)
     theirs.generation_config = decoding
     return theirs.eval()
-
-
-# --- inside ------------------------------------------------------------------------------------
 
 
 def _weights_of_their_form(ours: VanillaForConditionalGeneration) -> tuple[dict[str, Tensor], bool]:
