@@ -297,8 +297,6 @@ def _foreign_positions(theirs: MarianMTModel) -> list[str]:
     return faults
 
 
-logger = logging.getLogger(__name__)
-
 # --- our models to MarianMTModel -----------------------------------------------------------------
 
 # the only values that MarianMTModel can express
