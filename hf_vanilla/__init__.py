@@ -23,10 +23,10 @@ from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaForDiverseTrajectoryPrediction,
     VanillaForJointTrajectoryPrediction,
 )
-from hf_vanilla.models.modeling_vanilla_decoder import VanillaForCausalLM
 from hf_vanilla.models.modeling_vanilla_detr import VanillaDetrModel, VanillaForObjectDetection
-from hf_vanilla.models.modeling_vanilla_encoder import (
+from hf_vanilla.models.modeling_vanilla_one_sided import (
     VanillaEncoderModel,
+    VanillaForCausalLM,
     VanillaForSequenceClassification,
 )
 from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction

@@ -257,6 +257,8 @@ def _check_sizes(settings: Mapping[str, Any], section: str = "") -> None:
                 raise ValueError(f"{section}{key} is above {limit:,}")
 
 
+# --- the trained model that a run starts from ----------------------------------------------------
+
 # fields that act in training alone; a run may have its own
 OF_TRAINING = frozenset(
     {
@@ -266,8 +268,6 @@ OF_TRAINING = frozenset(
         *("bbox_loss_coefficient", "giou_loss_coefficient"),
     }
 )
-
-
 # beside them: a recipe's `vocab_size` is for a tokenizer that is still to be trained; images may
 # have another size, for which positions are interpolated; a new head has no pooler
 MAY_DIFFER = OF_TRAINING | {"vocab_size", "image_size", "has_pooler"}

@@ -33,7 +33,7 @@ from hf_vanilla import (
     VanillaForSequenceClassification,
     VanillaModel,
 )
-from hf_vanilla.models.modeling_vanilla_decoder import VanillaDecoderModel
+from hf_vanilla.models.modeling_vanilla_one_sided import VanillaDecoderModel
 from tests import test_fsdp_mixin, test_tensor_parallel_mixin
 
 # the suites look these tables up by class name, to learn which labels a head takes

@@ -12,10 +12,9 @@ from .detr import DetrOptions, ToDetrOptions, convert_detr, convert_to_detr
 from .fairseq import FairseqOptions, convert_fairseq
 from .fsmt import FsmtOptions, convert_fsmt
 from .marian import MarianOptions, ToMarianOptions, convert_marian, convert_to_marian
-from .timm import TimmOptions, convert_timm
 from .torch_transformer import TorchOptions, convert_torch
 from .vit import ToVitOptions, VitOptions, convert_to_vit, convert_vit
-from .vit_google import GoogleVitOptions, convert_google_vit
+from .vit_checkpoints import GoogleVitOptions, TimmOptions, convert_google_vit, convert_timm
 
 FORMATS: dict[str, tuple[type, Callable[[Any], Path]]] = {
     "agentformer": (AgentFormerOptions, convert_agentformer),

@@ -297,7 +297,7 @@ def _foreign_positions(theirs: MarianMTModel) -> list[str]:
     return faults
 
 
-logger = logging.getLogger(__name__)
+# --- our models to MarianMTModel -----------------------------------------------------------------
 
 # the only values that MarianMTModel can express
 MARIAN_FIELDS = {
@@ -375,9 +375,6 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
         vars(decoding).pop(entry, None)
     theirs.generation_config = decoding
     return theirs.eval()
-
-
-# --- inside ------------------------------------------------------------------------------------
 
 
 def _weights_of_their_form(ours: VanillaForConditionalGeneration) -> tuple[dict[str, Tensor], bool]:

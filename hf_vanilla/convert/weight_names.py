@@ -228,6 +228,9 @@ def _mismatch(weight: Tensor, expected: Tensor) -> str | None:
     return None
 
 
+# --- comparisons ---------------------------------------------------------------------------------
+
+
 def is_sinusoidal(
     table: Tensor,
     *,

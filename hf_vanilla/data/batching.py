@@ -1,4 +1,4 @@
-"""Token ids to batches of a token budget with little padding (5.1).
+"""Which rows form a batch: of a token budget with little padding (5.1), or of equal number.
 
 Shapes: B batch, L any length, N sentence pairs, S source, T target.
 """
@@ -261,6 +261,9 @@ def _padded_table(ids: np.ndarray, lengths: np.ndarray, value: int) -> Tensor:
     table = np.full((len(lengths), lengths.max()), value, dtype=np.int64)
     table[_is_real(lengths)] = ids
     return torch.from_numpy(table)
+
+
+# --- rows of equal size --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the classifier and the detector share: loading, files in batches, attention weights."""
+"""What classifier and detector share: loading, files in batches, attention, their commands."""
 
 import logging
 import os
@@ -172,6 +172,8 @@ def check_processor(processor: Any, resample: int | None = None) -> None:
 
 
 logger = logging.getLogger(__name__)
+
+# --- commands: paths on the command line, and the output -----------------------------------------
 
 STDIN = "-"
 

@@ -38,6 +38,8 @@ from .stacks_vanilla_scene import (
     stacked,
 )
 
+# --- Gatformer -----------------------------------------------------------------------------------
+
 
 def neighbor_mask(
     positions: Tensor,
@@ -150,6 +152,9 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         )
 
 
+# --- Spatial-Channel Transformer -----------------------------------------------------------------
+
+
 class ChannelGate(nn.Module):
     """Each channel times a factor from 0 to 1 that depends on the mean of all tokens.
 
@@ -200,6 +205,9 @@ class VanillaForGatedTrajectoryPrediction(VanillaScenePreTrainedModel):
             states = gate(layer(states, key_mask(is_real)), is_real)
         start = self.seeds.weight.expand(states.shape[0], -1, -1)
         return self.head(read_by_seeds(self.layers, start, states, is_real), rows.velocity)
+
+
+# --- Huang et al. (2109.06446) -------------------------------------------------------------------
 
 
 class SequenceVectors(nn.Module):
@@ -267,6 +275,8 @@ class VanillaForVectorTrajectoryPrediction(VanillaScenePreTrainedModel):
         numbers = torch.stack([head(agent, roads, is_road) for head in self.heads], dim=1)
         return mixture(numbers, rows.velocity)
 
+
+# --- mmTransformer (2103.11624) ------------------------------------------------------------------
 
 K_MEANS_ROUNDS = 50
 

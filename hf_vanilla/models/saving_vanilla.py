@@ -41,10 +41,10 @@ FAMILIES = {
         models={
             "AutoModel": "modeling_vanilla.VanillaModel",
             "AutoModelForSeq2SeqLM": "modeling_vanilla.VanillaForConditionalGeneration",
-            "AutoModelForCausalLM": "modeling_vanilla_decoder.VanillaForCausalLM",
-            "AutoModelForTextEncoding": "modeling_vanilla_encoder.VanillaEncoderModel",
+            "AutoModelForCausalLM": "modeling_vanilla_one_sided.VanillaForCausalLM",
+            "AutoModelForTextEncoding": "modeling_vanilla_one_sided.VanillaEncoderModel",
             "AutoModelForSequenceClassification": (
-                "modeling_vanilla_encoder.VanillaForSequenceClassification"
+                "modeling_vanilla_one_sided.VanillaForSequenceClassification"
             ),
         },
         processors=(

@@ -1,4 +1,4 @@
-"""What every figure shares: light and dark style, fonts of any script, a complete file."""
+"""What every figure shares: style, fonts of any script, a complete file; all figures by name."""
 
 import logging
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -271,6 +271,8 @@ def show_image(panel: Any, image: Any, weights: Any = None) -> None:
     if weights is not None:
         panel.imshow(weights, extent=extent, alpha=0.55, cmap="inferno", vmin=0)
 
+
+# --- the figures by name, and their one command line ---------------------------------------------
 
 # figures of no task -> import strings of the function that draws it and of its options
 OF_NO_TASK: dict[str, tuple[str, str]] = {

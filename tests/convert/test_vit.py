@@ -22,9 +22,8 @@ from transformers import (
 from hf_vanilla import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.convert.checkpoint_files import read_arrays
 from hf_vanilla.convert.formats import convert, read_conversion
-from hf_vanilla.convert.timm import from_timm
 from hf_vanilla.convert.vit import from_vit, to_vit
-from hf_vanilla.convert.vit_google import from_google
+from hf_vanilla.convert.vit_checkpoints import from_google, from_timm
 from hf_vanilla.convert.weight_names import rename_to_theirs
 
 EXACT = {"rtol": 0, "atol": 0}
