@@ -7,6 +7,7 @@ seconds, as `SMALLER` and `REPLACED` say.
 """
 
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -223,4 +224,5 @@ if __name__ == "__main__":
     for module in imported(sys.argv[2]):
         importlib.import_module(module)
     sys.modules["torch"].set_num_threads(1)  # a fork would wait for the threads of its parent
+    gc.freeze()  # no fork looks at what is imported
     Server(sys.argv[1], Command).serve_forever()
