@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import itertools
 import os
 import resource
@@ -29,10 +30,14 @@ from filelock import FileLock
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration, train_tokenizer
 from hf_vanilla.text.loading import load_translator
+from hf_vanilla.training import validation
 from hf_vanilla.training.run import train
 
 atexit.register(shutil.rmtree, os.environ["HF_HOME"], ignore_errors=True)
 torch.set_num_threads(1)
+# drawing takes half of the time of a small run; the fixture `drawn_curves` and commands draw
+DRAW_CURVES = validation.save_curves
+validation.save_curves = lambda runs, path, *_, **__: path.touch()
 
 
 # the files that take longest: they start first, so that no core waits for the last one
@@ -53,6 +58,11 @@ LONG_FILES = (
 def pytest_collection_modifyitems(items):
     order = {name: number for number, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_collection_finish():
+    # each run ends with a collection of garbage, which need not look at what is imported
+    gc.freeze()
 
 
 def pytest_addoption(parser):
@@ -137,6 +147,12 @@ def tiny_model(tiny_config) -> VanillaForConditionalGeneration:
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
     return train_tokenizer(SENTENCES, vocab_size=283, model_max_length=61)
+
+
+@pytest.fixture
+def drawn_curves(monkeypatch):
+    """A run draws its curves, as it does outside of tests."""
+    monkeypatch.setattr(validation, "save_curves", DRAW_CURVES)
 
 
 @pytest.fixture

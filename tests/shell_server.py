@@ -7,6 +7,7 @@ seconds, as `SMALLER` and `REPLACED` say.
 """
 
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -69,10 +70,18 @@ def copy_small_archive(words):
     shutil.copy(Path(os.environ["SMALL_ARCHIVES"]) / name, name)
 
 
+def run_in_forks(words):
+    """A sweep whose runs are forks too, with their own options."""
+    sys.executable = shutil.which("python")
+    del os.environ["SMALLER"]
+    run_program(words)
+
+
 BENCHMARKS = ("train", "generate", "vit", "startup", "gpu")
 # these serve forever, need a network or several processes, or change the environment
 REPLACED = {
     **dict.fromkeys((f"benchmarks/{name}" for name in BENCHMARKS), only_read_options),
+    "sweep": run_in_forks,
     "app": only_read_options,
     "serve": only_read_options,
     **dict.fromkeys(("accelerate launch", "torchrun"), only_launch_one),
@@ -223,4 +232,5 @@ if __name__ == "__main__":
     for module in imported(sys.argv[2]):
         importlib.import_module(module)
     sys.modules["torch"].set_num_threads(1)  # a fork would wait for the threads of its parent
+    gc.freeze()  # no fork looks at what is imported
     Server(sys.argv[1], Command).serve_forever()

@@ -302,12 +302,19 @@ def test_a_result_of_none_is_not_printed(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_python_m_translates_stdin(trained_run):
+def test_python_m_translates_stdin_without_the_libraries_of_datasets(trained_run):
+    code = """if True:
+        import atexit, runpy, sys
+        libraries = {"datasets", "pandas", "pyarrow"}
+        atexit.register(lambda: print(sorted(libraries & set(sys.modules))))
+        runpy.run_module("hf_vanilla", run_name="__main__")
+    """
     done = subprocess.run(
-        [sys.executable, "-m", "hf_vanilla", "translate", "--model", trained_run],
+        [sys.executable, "-c", code, "translate", "--model", trained_run],
         input="one two\n",
         capture_output=True,
         text=True,
         check=False,
+        cwd=ROOT,
     )
-    assert (done.returncode, done.stdout) == (0, "eins zwei\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "eins zwei\n[]\n"), done.stderr

@@ -130,6 +130,7 @@ def test_a_shipped_recipe_trains_by_its_name(trained_model):
     assert (folder / "run" / "README.md").read_text(encoding="utf-8").startswith("---\n")
 
 
+@pytest.mark.release
 def test_the_trained_model_translates(installed, trained_model):
     folder, _ = trained_model
     (folder / "in").write_text("seven\n\nforty-two\n", encoding="utf-8")

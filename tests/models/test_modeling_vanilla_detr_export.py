@@ -54,6 +54,7 @@ def test_an_exported_program_gives_the_boxes_of_padded_batches_of_other_sizes(mo
             assert_close(theirs, ours, atol=1e-5, rtol=0)
 
 
+@pytest.mark.release
 def test_onnx_runtime_gives_the_boxes_of_padded_batches_of_other_sizes(model, tmp_path):
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name)
@@ -71,6 +72,7 @@ def test_onnx_runtime_gives_the_boxes_of_padded_batches_of_other_sizes(model, tm
             assert_close(torch.from_numpy(other), mine, atol=1e-4, rtol=0)
 
 
+@pytest.mark.release
 @torch.no_grad()
 def test_a_compiled_detector_gives_the_same_boxes(model):
     given = batch(2, 64, 80)

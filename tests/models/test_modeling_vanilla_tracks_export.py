@@ -77,6 +77,7 @@ def test_the_exported_step_repeated_is_the_rollout():
     assert_close(axes.positions(steps), rollout, **NEAR)
 
 
+@pytest.mark.release
 @torch.no_grad()
 def test_onnx_forecasts_any_number_of_agents(tmp_path):
     pytest.importorskip("onnxscript")

@@ -411,7 +411,7 @@ def test_exported_programs_take_batches_and_images_of_any_size():
         assert_close(program.module()(images), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_onnx_runtime_gives_the_same_logits_for_batches_and_images_of_any_size(tmp_path):
     for name in ("onnx", "onnxscript"):
         pytest.importorskip(name)

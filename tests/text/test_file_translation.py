@@ -48,21 +48,6 @@ def test_line_i_of_the_output_translates_line_i_of_the_input(files, trained):
     assert lines_of(output) == [*translate(*trained, SOURCES), ""]
 
 
-def test_the_command_starts_without_the_libraries_of_datasets(files):
-    _, source, output = files
-    program = """if True:
-        import sys
-        from hf_vanilla.commands import main
-        assert main(["translate", *sys.argv[1:]]) == 0
-        print(sorted({"datasets", "pandas", "pyarrow"} & set(sys.modules)))
-    """
-    options = ["--input", str(source), "--output", str(output)]
-    command = [sys.executable, "-c", program, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr  # after the name of the output
-    assert len(lines_of(output)) == len(SOURCES) + 1
-
-
 def test_blank_lines_and_other_line_ends_keep_line_numbers(files, trained):
     options, source, output = files
     source.write_bytes(b"one\r\n\r\n  \r\ntwo\xe2\x80\xa8three\r\nfour")

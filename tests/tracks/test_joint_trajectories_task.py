@@ -82,7 +82,8 @@ def recipe(folder, tracks, *, data=None, model=None, **shared):
 
 @pytest.fixture(scope="module")
 def first_stage(tracks, tmp_path_factory):
-    steps = {"max_steps": 50, "eval_steps": 10, "learning_rate": 0.005, "warmup_steps": 10}
+    steps = {"max_steps": 50, "eval_steps": 10, "save_steps": 50}
+    steps |= {"learning_rate": 0.005, "warmup_steps": 10}
     folder = tmp_path_factory.mktemp("first") / "run"
     return train(recipe(folder, tracks, **steps))
 
@@ -91,7 +92,7 @@ def first_stage(tracks, tmp_path_factory):
 def second_stage(tracks, first_stage, tmp_path_factory):
     data = {"stage": "second", "first_stage": str(first_stage)}
     folder = tmp_path_factory.mktemp("second") / "run"
-    return train(recipe(folder, tracks, data=data, max_steps=12))
+    return train(recipe(folder, tracks, data=data, max_steps=12, save_steps=12))
 
 
 def logged(folder, key):

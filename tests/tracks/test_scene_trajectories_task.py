@@ -59,7 +59,7 @@ def recipe(folder, *, data=None, model=None, **shared):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    steps = {"max_steps": 40, "eval_steps": 10, "warmup_steps": 8}
+    steps = {"max_steps": 40, "eval_steps": 10, "save_steps": 40, "warmup_steps": 8}
     folder = tmp_path_factory.mktemp("scene") / "run"
     # nothing is thinned: of futures that are equally good to keep, rounding would choose
     return train(recipe(folder, model={"num_seeds": 4}, **steps))

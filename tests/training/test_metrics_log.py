@@ -148,7 +148,7 @@ def test_the_summary_takes_medians_the_best_and_the_mean():
     assert run_summary([], MEASURES, "tokens") == {}
 
 
-def test_the_card_holds_the_summary_and_the_folder_the_curves(corpus_files, tmp_path):
+def test_the_card_holds_the_summary_and_the_folder_the_curves(corpus_files, drawn_curves, tmp_path):
     folder = train(small_run.recipe(tmp_path / "run", corpus_files))
     card = Path(folder / "README.md").read_text(encoding="utf-8")
     for name, value in run_summary(

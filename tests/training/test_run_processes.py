@@ -94,6 +94,7 @@ def test_one_two_and_four_processes_train_the_same_weights(corpus_files, tmp_pat
             torch.testing.assert_close(other[name], weight, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.release
 def test_accelerate_launches_the_command_by_our_configuration_for_a_cpu(corpus_files, tmp_path):
     recipe = written(small_run.recipe(tmp_path / "run", corpus_files, **STEPS), tmp_path)
     config = ROOT / "scripts" / "accelerate" / "cpu_2_processes.yaml"
