@@ -140,11 +140,11 @@ class TrainRecipe(Options):
     )
     schedule: str = option(
         "inverse_sqrt",
-        f"learning rate over the steps: {', '.join(SCHEDULES)}",
+        "learning rate over the steps",
         choices=tuple(SCHEDULES),
     )
     warmup_steps: int = option(4000, "optimizer steps to the peak", at_least=1)
-    optimizer: str = option("adam", f"one of {', '.join(OPTIMIZERS)}", choices=OPTIMIZERS)
+    optimizer: str = option("adam", "of the weights", choices=OPTIMIZERS)
     weight_decay: float = option(
         0.0,
         "decay of weight matrices per unit of learning rate; norms, biases, positions: none",
@@ -182,7 +182,7 @@ class TrainRecipe(Options):
     seed: int = option(0, "of weights, order and dropout")
     mixed_precision: str | None = option(
         None,
-        "no, bf16 or fp16; default: as accelerate is set, else bf16 on GPUs that have it",
+        "of products; default: as accelerate is set, else bf16 on GPUs that have it",
         choices=PRECISIONS,
     )
     compile: bool = option(
