@@ -54,6 +54,8 @@ class TaskEntry:
             task has no such section.
         load: function of a folder that returns model and processor; empty: by `auto_class` and
             `processor`.
+        auto: function of the options of a command line that returns those of the recipe `auto`;
+            empty: the task has none.
         set_by_data: fields of the config that follow from the data; a recipe may not set them.
         evaluate: function that the command `evaluate` calls.
         evaluate_options: dataclass of its options.
@@ -76,6 +78,7 @@ class TaskEntry:
     processor: str = ""
     decoding: str = ""
     load: str = ""
+    auto: str = ""
     set_by_data: tuple[str, ...] = ()
     evaluate: str
     evaluate_options: str
@@ -110,6 +113,7 @@ TASKS = {
         processor="transformers:AutoTokenizer",
         decoding="hf_vanilla.text.options:generation_config",
         load="hf_vanilla.text.loading:load_translator",
+        auto="hf_vanilla.text.auto_recipe:auto_recipe",
         set_by_data=("pad_token_id", "eos_token_id", "decoder_start_token_id"),
         evaluate="hf_vanilla.text.evaluation:evaluate_files",
         evaluate_options="hf_vanilla.text.evaluation:EvaluateOptions",

@@ -189,6 +189,12 @@ class TranslationTask:
             train.source_lengths, train.target_lengths, tokens_per_batch=budget, seed=seed
         )
         logger.info("an epoch: %s", sampler.describe())
+        if len(sampler) < per_step:
+            logger.warning(
+                "a step has %d micro-batches and the corpus only %d: each step reads a pair more "
+                "than once; lower tokens_per_step",
+                *(per_step, len(sampler)),
+            )
         return TokenBatchOrder(sampler, budget)
 
     def _mixture_order(

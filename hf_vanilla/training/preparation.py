@@ -205,6 +205,11 @@ def _log_sizes(recipe: Recipe, model: PreTrainedModel) -> None:
         f"{recipe.train.max_steps:,}",
         ", ".join(f"{name}={value:,}" for name, value in sizes),
     )
+    if recipe.train.warmup_steps >= recipe.train.max_steps:
+        logger.warning(
+            "warmup_steps=%d is not below max_steps=%d: the learning rate never reaches its peak",
+            *(recipe.train.warmup_steps, recipe.train.max_steps),
+        )
 
 
 def _on_device(

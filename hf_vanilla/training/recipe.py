@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -47,6 +48,7 @@ from .recipe_files import RENAMED, drop_retired, recipe_file
 logger = logging.getLogger(__name__)
 
 SECTIONS = ("model", "decoding")
+AUTO = "auto"  # in place of a recipe's name
 RECIPE_HELP = (
     "The other options override those of the recipe. Its sections are set by --model.KEY VALUE "
     "(fields of the model's config) and --decoding.KEY VALUE (generation config). This help shows "
@@ -69,7 +71,9 @@ class RecipeChoice(Options):
     _argument_group_name = "recipe"
 
     recipe: str | None = option(
-        None, "YAML file of options, or the name of a shipped recipe, such as numbers"
+        None,
+        "YAML file of options, the name of a shipped recipe, such as numbers, or auto: settings by "
+        "the number of sentence pairs",
     )
     task: str | None = option(
         None,
@@ -363,7 +367,8 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     """
     options, rest = _translated(options), list(arguments)
     path = options.pop("recipe", None)
-    file = {} if path is None else _translated(read_yaml(recipe_file(path)))
+    is_auto = path == AUTO and not Path(path).is_file()
+    file = {} if path is None or is_auto else _translated(read_yaml(recipe_file(path)))
     tasks = [values.pop("task", None) for values in (options, file)]
     starts = [values.get("initial_model") for values in (options, file)]
     starts.insert(0, pop_option(list(rest), "--initial_model"))
@@ -390,6 +395,8 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     )
     are_merged = [*SECTIONS, *noted(TrainRecipe, "is_section")]
     given = merged(_checked(options, names, classes), {**given, **sections}, are_merged)
+    if is_auto:
+        file = _auto_values(entry, task, given)
     values = _checked(file, names, classes)
     # data chosen beside a file replaces all options of the file that describe data
     if noted(classes[1], "chooses_data") & given.keys():
@@ -399,6 +406,17 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     values = merged(values, given, are_merged)
     train, data = (made_options(kind, values) for kind in classes)
     return Recipe(train=train, data=data, task=task, **{n: values[n] for n in SECTIONS})
+
+
+def _auto_values(entry: TaskEntry, task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the recipe `auto` for the data that are given.
+
+    Raises:
+        ValueError: the task has no such recipe, or no data are given.
+    """
+    if not entry.auto:
+        raise ValueError(f"recipe auto is of task {DEFAULT_TASK}, not of {task}: name a recipe")
+    return load_part(entry.auto)(given)
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""`--recipe auto`: sizes and length of a training by the number of its sentence pairs."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_vanilla.data.lines import read_lines
+from hf_vanilla.options import made_options
+
+from .data import load_corpus
+from .options import TranslationDataOptions
+from .token_shards import read_prepared
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class AutoRow:
+    """Settings for a number of pairs; encoder and decoder have the same sizes.
+
+    Attributes:
+        pairs: for which they are meant.
+        vocab_size: entries of the shared vocabulary.
+        d_model: width.
+        layers: of each side.
+        heads: of each attention.
+        ffn_dim: width of the feed-forward layers.
+        dropout: probability.
+        max_steps: optimizer steps.
+        warmup_steps: steps to the peak rate.
+        learning_rate: the peak.
+        tokens_per_step: tokens per side of a step.
+    """
+
+    pairs: int
+    vocab_size: int
+    d_model: int
+    layers: int
+    heads: int
+    ffn_dim: int
+    dropout: float
+    max_steps: int
+    warmup_steps: int
+    learning_rate: float
+    tokens_per_step: int
+
+
+ROWS = (
+    AutoRow(1_000, 1_000, 128, 2, 4, 256, 0.3, 600, 150, 5e-3, 2_048),
+    AutoRow(3_000, 2_000, 128, 3, 4, 256, 0.3, 1_200, 300, 5e-3, 2_048),
+    AutoRow(10_000, 4_000, 128, 4, 4, 512, 0.2, 2_000, 400, 5e-3, 4_096),
+    AutoRow(30_000, 6_000, 192, 4, 4, 768, 0.2, 4_200, 600, 3.5e-3, 4_096),
+    AutoRow(100_000, 8_000, 256, 4, 4, 1_024, 0.2, 10_000, 1_000, 2e-3, 8_192),
+    AutoRow(300_000, 16_000, 384, 6, 6, 1_536, 0.15, 25_000, 2_000, 1.1e-3, 16_384),
+    AutoRow(1_000_000, 32_000, 512, 6, 8, 2_048, 0.1, 50_000, 4_000, 7e-4, 25_000),
+)
+
+
+def auto_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a recipe's file has them, for the data of a command line.
+
+    Args:
+        given: options of the command line; those of the data say which pairs to count.
+
+    Raises:
+        ValueError: no data are given, or they do not match.
+        OSError: a file cannot be read.
+    """
+    pairs = _number_of_pairs(made_options(TranslationDataOptions, given))
+    row = min(ROWS, key=lambda row: abs(math.log(row.pairs / max(pairs, 1))))
+    logger.info(
+        "recipe auto: %s pairs, settings for %s: vocab_size=%s d_model=%d layers=%d+%d ffn_dim=%d "
+        "dropout=%g max_steps=%s warmup_steps=%d learning_rate=%g tokens_per_step=%s",
+        f"{pairs:,}",
+        *(f"{row.pairs:,}", f"{row.vocab_size:,}", row.d_model, row.layers, row.layers),
+        *(row.ffn_dim, row.dropout, f"{row.max_steps:,}", row.warmup_steps, row.learning_rate),
+        f"{row.tokens_per_step:,}",
+    )
+    return _options_of(row)
+
+
+def _number_of_pairs(options: TranslationDataOptions) -> int:
+    files = [corpus.source for corpus in options.corpora]
+    if options.train_files:
+        files = [options.train_files[0]]
+    if files:
+        return sum(1 for path in files for _ in read_lines(path))
+    if options.prepared is not None:
+        return read_prepared(Path(options.prepared)).pairs
+    if options.dataset is None:
+        raise ValueError(
+            "recipe auto counts the pairs of the data: give --train_source and --train_target, "
+            "--dataset or --mixture"
+        )
+    return len(load_corpus(options)["train"])
+
+
+def _options_of(row: AutoRow) -> dict[str, Any]:
+    sides = ("encoder", "decoder")
+    return {
+        "max_length": 160,
+        "max_steps": row.max_steps,
+        "tokens_per_step": row.tokens_per_step,
+        "tokens_per_batch": min(row.tokens_per_step // 2, 4_096),
+        "learning_rate": row.learning_rate,
+        "warmup_steps": row.warmup_steps,
+        "adam": {"epsilon": 1e-8},
+        "max_grad_norm": 25.0,
+        "average_checkpoints": 10,
+        "save_total_limit": 10,
+        "save_steps": row.max_steps // 60,
+        "eval_steps": row.max_steps // 6,
+        "logging_steps": 20,
+        "model": {
+            "vocab_size": row.vocab_size,
+            "d_model": row.d_model,
+            **{f"{side}_layers": row.layers for side in sides},
+            **{f"{side}_attention_heads": row.heads for side in sides},
+            **{f"{side}_ffn_dim": row.ffn_dim for side in sides},
+            "dropout": row.dropout,
+        },
+        "decoding": {"num_beams": 5},
+    }
