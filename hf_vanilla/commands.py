@@ -111,6 +111,11 @@ COMMANDS = {
         "hf_vanilla.convert.quantize:quantize_folder",
         ("hf_vanilla.convert.quantize:QuantizeOptions",),
     ),
+    "distill": Command(
+        "train a small fast student from a teacher, in stages",
+        "hf_vanilla.convert.distill:distill",
+        ("hf_vanilla.convert.distill:DistillOptions",),
+    ),
     "plot": Command(
         "draw attention, curves, patches, objects, tracks",
         "hf_vanilla.plots.figures:plot",

@@ -7,6 +7,7 @@ from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.options import UsageError, option
 
 from .decoding_options import DecodingOptions
+from .markup_scores import MarkupScores, score_markup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,20 @@ class EvaluateOptions(DecodingOptions):
             raise UsageError("missing: --source, for the model")
 
 
+@dataclass(frozen=True)
+class MarkedScores(Scores):
+    """BLEU and chrF, and scores of the tags."""
+
+    markup: MarkupScores
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.markup}"
+
+
 def evaluate_files(options: EvaluateOptions) -> Scores:
     """Score a file of translations, or those of a model, against their references.
+
+    Where references have pairs of tags, these are scored too.
 
     Raises:
         ValueError: the files have different numbers of lines, the folder has no model, or lines
@@ -43,6 +56,8 @@ def evaluate_files(options: EvaluateOptions) -> Scores:
         translator = options.open_texts()
         texts = list(translator.translate(texts, progress=True))
         options.check_failures(translator.failed)
-    return score_translations(
+    scores = score_translations(
         texts, references, tokenize=options.tokenize, lowercase=options.lowercase
     )
+    markup = score_markup(texts, references)
+    return scores if markup is None else MarkedScores(**vars(scores), markup=markup)

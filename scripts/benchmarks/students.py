@@ -9,12 +9,11 @@ size is the median over such rounds. They include tokenization, but not loading.
 """
 
 import argparse
-import statistics
-import time
 
 from hf_vanilla import Translator
 from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.lines import read_pairs
+from hf_vanilla.text.speed import times_as_fast
 
 
 def main() -> None:
@@ -35,7 +34,7 @@ def main() -> None:
         parser.error(f"{options.source} has {len(sources)} sentences: give fewer --rounds")
     chosen = [(name, beams) for name in options.models for beams in options.beams]
     translators = [Translator(name, num_beams=beams) for name, beams in chosen]
-    speeds = [faster(translators, sources, n, options.rounds) for n in options.batch_sizes]
+    speeds = [times_as_fast(translators, sources, n, options.rounds) for n in options.batch_sizes]
     sizes = " | ".join(f"times as fast, {size}" for size in options.batch_sizes)
     print(f"| model | beams | BLEU | chrF2 | of the first | {sizes} |")
     print("|---" * (5 + len(options.batch_sizes)) + "|")
@@ -45,28 +44,6 @@ def main() -> None:
         times = " | ".join(f"{of_size[number]:.2f}" for of_size in speeds)
         quality = f"{score.bleu:.2f} | {score.chrf:.2f} | {score.chrf / scores[0].chrf:.1%}"
         print(f"| {name} | {beams} | {quality} | {times} |")
-
-
-def faster(
-    translators: list[Translator], sources: list[str], size: int, rounds: int
-) -> list[float]:
-    """How many times as fast as the first translator each one is, by processor time."""
-    ratios: list[list[float]] = [[] for _ in translators]
-    for translator in translators:
-        list(translator.translate(sources[:size]))
-    for number in range(rounds):
-        batch = sources[number * size : (number + 1) * size]
-        times = [seconds(translator, batch) for translator in translators]
-        for of_one, spent in zip(ratios, times, strict=True):
-            of_one.append(times[0] / spent)
-    return [statistics.median(of_one) for of_one in ratios]
-
-
-def seconds(translator: Translator, batch: list[str]) -> float:
-    """Processor time of one batch."""
-    began = time.process_time()
-    list(translator.translate(batch))
-    return time.process_time() - began
 
 
 if __name__ == "__main__":

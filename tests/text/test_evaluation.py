@@ -7,6 +7,7 @@ import small_run
 from hf_vanilla.data.bleu import Scores, score_translations
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.text.markup_scores import score_markup
 from hf_vanilla.text.translator import translate
 
 REFERENCES = [
@@ -151,3 +152,37 @@ def test_an_unknown_tokenizer_is_refused_before_translating(options, monkeypatch
     monkeypatch.setattr(EvaluateOptions, "open_translator", None)  # a call would fail
     with pytest.raises(ValueError, match="tokenize='moses'"):
         evaluate_files(EvaluateOptions(**options, tokenize="moses"))
+
+
+def test_tags_are_scored_against_those_of_the_reference():
+    reference = "Klicken Sie auf <b>OK</b> und <a>dann <b>hier</b></a>."
+    cases = {  # well-formed, complete, spans of 3 + those found that are the same, words off
+        reference: (1, 1, 1.0, 0),
+        "Klicken <b>Sie</b> auf OK und <a>dann <b>hier</b></a>.": (1, 1, 4 / 6, 2 / 3),
+        "Klicken Sie auf <b>OK und <a>dann</b> hier</a>.": (0, 0, 0.5, 0),
+        "Klicken Sie auf OK": (1, 0, 0, 0),
+    }
+    for translation, (well_formed, complete, f1, distance) in cases.items():
+        scores = score_markup([translation, "plain"], [reference, "plain <br/>"])
+        assert (scores.lines, scores.well_formed, scores.complete) == (1, well_formed, complete)
+        assert scores.span_f1 == pytest.approx(f1), translation
+        assert scores.distance == pytest.approx(distance), translation
+    assert score_markup(["<b>x</b>"], ["x"]) is None
+
+
+def test_evaluate_shows_the_scores_of_tags_where_references_have_some(tmp_path):
+    (tmp_path / "found").write_text("ein <b>Hund</b>\n")
+    (tmp_path / "tagged").write_text("<b>ein</b> Hund\n")
+    (tmp_path / "plain").write_text("ein Hund\n")
+    told = {
+        name: str(
+            evaluate_files(
+                EvaluateOptions(
+                    translations=str(tmp_path / "found"), reference=str(tmp_path / name)
+                )
+            )
+        )
+        for name in ("tagged", "plain")
+    }
+    assert "tags of 1 lines: well-formed 1, complete 1, span F1 0.000, 1.00 words" in told["tagged"]
+    assert "tags" not in told["plain"]

@@ -1,0 +1,277 @@
+"""A student from a teacher in one command: a plan over other commands (Kim and Rush 2016).
+
+Each stage is a command of this package, which is shown, or writes files that the next one reads.
+Its folder stays, and the same command goes on where a stopped one was.
+"""
+
+import logging
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PreTrainedModel
+
+from hf_vanilla.data.bleu import Scores
+from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
+from hf_vanilla.files import whole_folder, write_text
+from hf_vanilla.loading import check_section, read_settings
+from hf_vanilla.options import Options, option, parse_options
+from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
+from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
+from hf_vanilla.text.loading import load_translator, require_float
+from hf_vanilla.text.speed import times_as_fast
+from hf_vanilla.text.translator import Translator
+from hf_vanilla.training.recipe import Recipe, read_recipe
+from hf_vanilla.training.run import train
+
+from .quantize import QuantizeOptions, quantize_folder
+
+logger = logging.getLogger(__name__)
+
+BEAMS = 4  # of teacher and students, where they are compared
+CANDIDATES = 5  # translations of a line, of which the reference chooses one
+BATCH_SIZES, ROUNDS = (1, 16, 64), 3
+LONGEST_RATIO, EXTRA = 3, 20  # characters of the longer side per character of the shorter one
+LOWEST_SHARE = 0.05  # of the translations, by score per token: dropped
+CARD_TITLE = "\n## Beside its teacher\n"
+LAYERS = ("encoder_layers", "decoder_layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillOptions(Options):
+    """Train a student on its teacher's translations, quantize it, and compare both."""
+
+    teacher: str = option(
+        text="model folder or Hub id; or a file of ready translations, one for each line of source"
+    )
+    source: str = option(text="file of source sentences, plain or .gz")
+    target: str | None = option(
+        None,
+        f"file of references: of {CANDIDATES} translations the most similar one is kept, and the "
+        "references are trained on too",
+    )
+    student: str = option(text="recipe of the student, with validation files; see student_6_2")
+    output: str = option(text="folder of all stages; the same command continues a stopped run")
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the teacher is a model, not a file of its translations."""
+        return not Path(self.teacher).is_file()
+
+
+def distill(options: DistillOptions) -> str:
+    """Run all stages; returns the table of teacher and student.
+
+    Raises:
+        ValueError: the student does not fit the teacher, an earlier run in the folder had another
+            teacher or other text, or no translation is left.
+        OSError: a file or model cannot be read, or the folder cannot be written.
+    """
+    recipe, output = read_recipe(["--recipe", options.student]), Path(options.output)
+    _check_files(options, recipe)
+    start = output / "start"
+    candidates = CANDIDATES if options.has_model and options.target else 1
+    if options.has_model:
+        model, tokenizer = load_translator(options.teacher)
+        require_float(model, options.teacher)
+        kept = _kept_layers(options.teacher, model, recipe)
+        _check_start(start, kept)
+        line = ["--model", options.teacher, "--input", options.source]
+        line += ["--output", str(output / "translations"), "--accept_failures", "True"]
+        line += ["--num_beams", str(max(BEAMS, candidates)), "--n_best", str(candidates)]
+        translate_corpus(_shown("translate-corpus", line, CorpusOptions))
+    _write_pairs(options, output, candidates)
+    if options.has_model and not start.exists():
+        with whole_folder(start) as folder:
+            _keep_layers(model, kept)
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    student = train(read_recipe(_training(options, recipe, output)))
+    quantized = output / "student_int8"
+    if not quantized.exists():
+        line = ["--model", str(student), "--output", str(quantized)]
+        quantize_folder(_shown("quantize", line, QuantizeOptions))
+    models = [*([options.teacher] if options.has_model else []), str(student), str(quantized)]
+    table = _comparison(models, recipe)
+    write_text(output / "report.md", table)
+    card = student / "README.md"
+    text = card.read_text(encoding="utf-8").partition(CARD_TITLE)[0]
+    write_text(card, f"{text.rstrip()}\n{CARD_TITLE}\n{table}")
+    return table
+
+
+def _shown(name: str, arguments: Sequence[str], kind: type) -> Any:
+    """Options of a command, which is logged as one can type it."""
+    logger.info("hf-vanilla %s %s", name, shlex.join(arguments))
+    return parse_options(kind, arguments)
+
+
+def _check_files(options: DistillOptions, recipe: Recipe) -> None:
+    """Refuse what the last stages would refuse, before the first one."""
+    data = recipe.data
+    if recipe.task != "translation" or data.validation_source is None:
+        raise ValueError(
+            f"--student {options.student}: give a recipe of translation with validation_source and "
+            "validation_target, on which teacher and student are compared"
+        )
+    if options.has_model and data.tokenizer is not None:
+        raise ValueError(
+            f"--student {options.student}: tokenizer={data.tokenizer!r}: a student has the "
+            "vocabulary of its teacher; leave tokenizer out"
+        )
+    others = [options.target] if options.target else []
+    others += [] if options.has_model else [options.teacher]
+    for path in (options.source, data.validation_source, data.validation_target):
+        check_text_file(path)
+    for other in others:
+        for _ in read_pairs(options.source, other):  # lines correspond
+            pass
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+def _kept_layers(name: str, teacher: PreTrainedModel, recipe: Recipe) -> dict[str, list[int]]:
+    """Which layers of the teacher the student begins with, by `LAYERS`: first, last, evenly.
+
+    Raises:
+        ValueError: the student is deeper than its teacher, or of other sizes.
+    """
+    section = {key: value for key, value in recipe.model.items() if key not in LAYERS}
+    check_section(name, teacher.config, section)
+    kept = {}
+    for side in LAYERS:
+        there = getattr(teacher.config, side)
+        wanted = recipe.model.get(side, there)
+        if not 1 <= wanted <= there:
+            raise ValueError(
+                f"the student has {side}={wanted} and its teacher {name} {there}: it begins with "
+                f"layers of its teacher; set 1 to {there}"
+            )
+        kept[side] = [round(i * (there - 1) / max(wanted - 1, 1)) for i in range(wanted)]
+    return kept
+
+
+def _check_start(folder: Path, kept: dict[str, list[int]]) -> None:
+    """Refuse the start of a student with other layers."""
+    if not folder.exists():
+        return
+    config = read_settings(folder)
+    for side, layers in kept.items():
+        if config.get(side) != len(layers):
+            raise ValueError(
+                f"{folder} was made for a student with {side}={config.get(side)}, and this one has "
+                f"{len(layers)}: choose another output"
+            )
+
+
+def _keep_layers(model: PreTrainedModel, kept: dict[str, list[int]]) -> None:
+    for side, numbers in kept.items():
+        stack = getattr(model.model, side.removesuffix("_layers"))
+        stack.layers = type(stack.layers)(stack.layers[number] for number in numbers)
+        setattr(model.config, side, len(numbers))
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+def _write_pairs(options: DistillOptions, output: Path, candidates: int) -> None:
+    """Write what is left of the translations: `train.source` and `train.target`."""
+    rows = list(_chosen(options, output / "translations", candidates))
+    scores = sorted(score for *_, score in rows) or [0.0]
+    lowest = scores[int(len(scores) * LOWEST_SHARE)]
+    kept, dropped = [], Counter[str]()
+    for source, target, score in rows:
+        short, long = sorted((len(source), len(target)))
+        if not source.strip() or not target.strip():
+            dropped["empty"] += 1
+        elif long > LONGEST_RATIO * short + EXTRA:
+            dropped["unequal lengths"] += 1
+        elif score < lowest:
+            dropped["low score"] += 1
+        else:
+            kept.append((source, target))
+    told = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
+    logger.info("pairs for the student: %s; dropped: %s", f"{len(kept):,}", told)
+    if not kept:
+        raise ValueError(f"no translation of {options.teacher} is left to train on: {told}")
+    output.mkdir(parents=True, exist_ok=True)
+    for side, name in enumerate(("train.source", "train.target")):
+        write_text(output / name, "".join(f"{pair[side]}\n" for pair in kept))
+
+
+def _chosen(
+    options: DistillOptions, folder: Path, candidates: int
+) -> Iterator[tuple[str, str, float]]:
+    """Source, translation and score per token of each line; without scores, 0."""
+    if not options.has_model:
+        for pair in read_pairs(options.source, options.teacher):
+            yield pair["source"], pair["target"], 0.0
+        return
+    rows = [
+        (source, target, float(score))
+        for shard in sorted(folder.glob("*.tsv"))
+        for source, target, score in (line.split("\t") for line in read_lines(shard))
+    ]
+    if options.target is None:
+        yield from rows
+        return
+    from sacrebleu.metrics import CHRF
+
+    chrf = CHRF()
+    for number, reference in enumerate(read_lines(options.target)):
+        some = rows[number * candidates : (number + 1) * candidates]
+        yield max(some, key=lambda row: chrf.sentence_score(row[1], [reference]).score)
+
+
+# --- student ------------------------------------------------------------------------------------
+
+
+def _training(options: DistillOptions, recipe: Recipe, output: Path) -> list[str]:
+    """The command line of the training, which is logged."""
+    mixture: list[dict[str, Any]] = [
+        {"source": str(output / "train.source"), "target": str(output / "train.target")}
+    ]
+    if options.target:  # as in the recipe student_6_2
+        mixture[0]["weight"] = 2
+        mixture.append({"source": options.source, "target": options.target})
+    given = {
+        "recipe": options.student,
+        "output_dir": str(output / "student"),
+        "mixture": yaml.safe_dump(mixture, default_flow_style=True, width=10_000).strip(),
+        **({"initial_model": str(output / "start")} if options.has_model else {}),
+    }
+    for name in ("validation_source", "validation_target", "source_language", "target_language"):
+        if (value := getattr(recipe.data, name)) is not None:
+            given[name] = value
+    line = [part for name, value in given.items() for part in (f"--{name}", value)]
+    logger.info("hf-vanilla train %s", shlex.join(line))
+    return line
+
+
+def _comparison(models: Sequence[str], recipe: Recipe) -> str:
+    """A Markdown table: size, scores and speed of the models, with equal beams."""
+    source, reference = recipe.data.validation_source, recipe.data.validation_target
+    scores: list[Scores] = []
+    for name in models:
+        line = ["--model", name, "--source", source, "--reference", reference]
+        scores.append(
+            evaluate_files(_shown("evaluate", [*line, "--num_beams", str(BEAMS)], EvaluateOptions))
+        )
+    translators = [Translator(name, num_beams=BEAMS) for name in models]
+    sources = list(read_lines(source))
+    speeds = [times_as_fast(translators, sources, size, ROUNDS) for size in BATCH_SIZES]
+    sizes = " | ".join(f"times as fast, batch {size}" for size in BATCH_SIZES)
+    rows = [f"| model | MB | BLEU | chrF | chrF of the first | {sizes} |", "|---" * 8 + "|"]
+    for number, (name, score) in enumerate(zip(models, scores, strict=True)):
+        size = sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) / 1e6
+        times = " | ".join(f"{speed[number]:.2f}" for speed in speeds)
+        rows.append(
+            f"| {name} | {size:.1f} | {score.bleu:.2f} | {score.chrf:.2f} | "
+            f"{score.chrf / max(scores[0].chrf, 1e-9):.1%} | {times} |"
+        )
+    return "\n".join([*rows, "", f"{BEAMS} beams; {scores[0].bleu_signature}", ""])

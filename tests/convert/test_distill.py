@@ -1,0 +1,161 @@
+"""One command from a teacher to a student: its stages, what is kept, and what is refused."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small_run
+import yaml
+
+from hf_vanilla.convert import distill as module
+from hf_vanilla.convert.distill import DistillOptions, distill
+from hf_vanilla.data.lines import read_lines
+from hf_vanilla.models.configuration_vanilla import VanillaConfig
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.text.loading import load_translator
+
+STUDENT = {"max_steps": 8, "warmup_steps": 2, "save_steps": 4, "trackers": ["none"]}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "BATCH_SIZES", (1, 2))
+    monkeypatch.setattr(module, "ROUNDS", 1)
+
+
+def student(folder, corpus_files, **changes):
+    """The file of a student's recipe."""
+    files = {name: corpus_files[name] for name in corpus_files if name.startswith("validation")}
+    mixture = [{"source": corpus_files["train_source"], "target": corpus_files["train_target"]}]
+    recipe = {**small_run.TRAINING, **STUDENT, "mixture": mixture, **files, **changes}
+    path = folder / "student.yaml"
+    path.write_text(yaml.safe_dump({**recipe, "trackers": "none"}), encoding="utf-8")
+    return str(path)
+
+
+def options_of(folder, teacher, corpus_files, recipe, **changes):
+    given = {"teacher": str(teacher), "source": corpus_files["train_source"], "student": recipe}
+    return DistillOptions(**{**given, "output": str(folder / "out"), **changes})
+
+
+def test_a_student_is_trained_quantized_and_compared_and_a_second_call_does_nothing(
+    corpus_files, trained_run, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    options = options_of(
+        tmp_path,
+        trained_run,
+        corpus_files,
+        student(tmp_path, corpus_files),
+        target=corpus_files["train_target"],
+    )
+    table, out = distill(options), Path(options.output)
+    shown = [line for line in caplog.messages if line.startswith("hf-vanilla ")]
+    commands = [line.split()[1] for line in shown]
+    assert commands == ["translate-corpus", "train", "quantize", *["evaluate"] * 3]
+    # the teacher knows its corpus by heart, so the best of its translations is the reference
+    pairs = [list(read_lines(out / f"train.{side}")) for side in ("source", "target")]
+    known = dict(small_run.digit_pairs())
+    assert len(pairs[0]) > 0.9 * small_run.TRAIN
+    assert [known[source] for source in pairs[0]] == pairs[1]
+    assert [row.split(" | ")[0] for row in table.splitlines()[2:5]] == [
+        f"| {name}" for name in (trained_run, out / "student", out / "student_int8")
+    ]
+    assert (out / "report.md").read_text() == table
+    assert table in (out / "student" / "README.md").read_text()
+    model, _ = load_translator(str(out / "student"))
+    assert model.config.d_model == small_run.MODEL["d_model"]
+    files = [out / "start/model.safetensors", out / "student_int8/model.safetensors"]
+    before = [file.stat().st_mtime_ns for file in files], small_run.weights(out / "student")
+    distill(options)
+    assert before[0] == [file.stat().st_mtime_ns for file in files]
+    assert all((before[1][k] == w).all() for k, w in small_run.weights(out / "student").items())
+    assert (out / "student" / "README.md").read_text().count("Beside its teacher") == 1
+    other = tmp_path / "other"
+    shutil.copytree(trained_run, other)
+    with pytest.raises(ValueError, match="earlier run"):
+        distill(options_of(tmp_path, other, corpus_files, options.student, target=options.target))
+
+
+def test_ready_translations_need_no_teacher_and_odd_pairs_are_dropped(
+    corpus_files, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    lines = list(read_lines(corpus_files["train_target"]))
+    lines[0], lines[1] = "", "sehr lang " * 30
+    (tmp_path / "ready").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    recipe = student(tmp_path, corpus_files, model=small_run.MODEL)
+    options = options_of(tmp_path, tmp_path / "ready", corpus_files, recipe)
+    assert f"| {tmp_path / 'out' / 'student'} |" in distill(options)
+    assert "pairs for the student: 59; dropped: 1 empty, 1 unequal lengths" in caplog.text
+    assert not (tmp_path / "out" / "translations").exists()
+
+
+def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_path, corpus_files):
+    sizes = {**small_run.MODEL, "vocab_size": 11, "encoder_layers": 5, "decoder_layers": 3}
+    model = VanillaForConditionalGeneration(VanillaConfig(**sizes))
+    wanted = {"encoder_layers": 3, "decoder_layers": 1}
+    recipe = module.read_recipe(["--recipe", student(tmp_path, corpus_files, model=wanted)])
+    kept = module._kept_layers("teacher", model, recipe)
+    assert kept == {"encoder_layers": [0, 2, 4], "decoder_layers": [0]}
+    third = model.model.encoder.layers[2]
+    module._keep_layers(model, kept)
+    assert model.model.encoder.layers[1] is third
+    assert (model.config.encoder_layers, len(model.model.decoder.layers)) == (3, 1)
+
+
+def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_written(
+    corpus_files, trained_run, tmp_path
+):
+    short = tmp_path / "short"
+    short.write_text("eins\n", encoding="utf-8")
+    cases = (
+        ({}, {"model": {"decoder_layers": 3}}, "decoder_layers=3 and its teacher .* 1"),
+        ({}, {"model": {"d_model": 24}}, "d_model is 16 there and 24 here"),
+        ({}, {"tokenizer": "elsewhere"}, "the vocabulary of its teacher"),
+        ({}, {"validation_source": None, "validation_target": None}, "validation_source and"),
+        ({"source": "nowhere"}, {}, "nowhere"),
+        ({"teacher": str(tmp_path / "nobody")}, {}, "nobody"),
+        ({"target": str(short)}, {}, "short"),
+        ({"teacher": str(short)}, {}, "short"),
+        ({"student": "studnt_6_2"}, {}, "did you mean 'student_6_2'"),
+    )
+    for changes, recipe, told in cases:
+        options = options_of(
+            tmp_path,
+            trained_run,
+            corpus_files,
+            student(tmp_path, corpus_files, **recipe),
+        )
+        with pytest.raises((ValueError, OSError), match=told):
+            distill(DistillOptions(**{**vars(options), **changes}))
+        assert not Path(options.output).exists(), told
+
+
+@pytest.mark.release
+def test_sigkill_in_each_stage_changes_nothing_in_the_end(corpus_files, trained_run, tmp_path):
+    recipe = student(tmp_path, corpus_files)
+    whole = options_of(tmp_path, trained_run, corpus_files, recipe)
+    distill(whole)
+    command = [sys.executable, "-m", "hf_vanilla", "distill", "--teacher", str(trained_run)]
+    command += ["--source", corpus_files["train_source"], "--student", recipe]
+    command += ["--output", str(tmp_path / "killed")]
+    for stage in ("translations", "train.source", "start", "student/checkpoint-4", "student_int8"):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and not (tmp_path / "killed" / stage).exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    for name in ("train.source", "train.target", "start/model.safetensors"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+    for name in ("student", "student_int8"):
+        one, other = (
+            (tmp_path / folder / name / "model.safetensors").read_bytes()
+            for folder in ("killed", "out")
+        )
+        assert one == other, name
