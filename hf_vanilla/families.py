@@ -60,7 +60,8 @@ class TaskEntry:
         evaluate: function that the command `evaluate` calls.
         evaluate_options: dataclass of its options.
         card: `hub.card.CardFacts` of all its models.
-        page: function of models' names and `serve.PageSettings` that makes their `app.page.Page`.
+        service: function of models' names, `serve.Settings` and the `app.worker.Worker` that makes
+            their `app.page.Served`.
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
         built_in: names of models without weights, which need no folder.
         forms: name of a form, as its data option has it -> model class; the first is the default.
@@ -83,7 +84,7 @@ class TaskEntry:
     evaluate: str
     evaluate_options: str
     card: str
-    page: str
+    service: str
     figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     built_in: tuple[str, ...] = ()
     forms: Mapping[str, str] = field(default_factory=dict)
@@ -98,7 +99,7 @@ _FORECASTERS: dict[str, Any] = {
     "evaluate": "hf_vanilla.tracks.evaluation:evaluate_tracks",
     "evaluate_options": "hf_vanilla.tracks.evaluation:EvaluateTracksOptions",
     "card": "hf_vanilla.tracks.card:CARD",
-    "page": "hf_vanilla.tracks.page:open_page",
+    "service": "hf_vanilla.tracks.page:open_service",
 }
 
 TASKS = {
@@ -118,7 +119,7 @@ TASKS = {
         evaluate="hf_vanilla.text.evaluation:evaluate_files",
         evaluate_options="hf_vanilla.text.evaluation:EvaluateOptions",
         card="hf_vanilla.text.card:CARD",
-        page="hf_vanilla.text.page:open_page",
+        service="hf_vanilla.text.service:open_service",
         figures={
             "attention": (
                 "hf_vanilla.text.plot:plot_attention",
@@ -139,7 +140,7 @@ TASKS = {
         evaluate="hf_vanilla.images.evaluation:evaluate_images",
         evaluate_options="hf_vanilla.images.evaluation:EvaluateImagesOptions",
         card="hf_vanilla.images.card:CARD",
-        page="hf_vanilla.images.page:open_page",
+        service="hf_vanilla.images.page:open_service",
         figures={
             "patches": (
                 "hf_vanilla.images.plot:plot_patches",
@@ -160,7 +161,7 @@ TASKS = {
         evaluate="hf_vanilla.objects.evaluation:evaluate_objects",
         evaluate_options="hf_vanilla.objects.evaluation:EvaluateObjectsOptions",
         card="hf_vanilla.objects.card:CARD",
-        page="hf_vanilla.objects.page:open_page",
+        service="hf_vanilla.objects.page:open_service",
         figures={
             "objects": (
                 "hf_vanilla.objects.plot:plot_objects",

@@ -6,6 +6,7 @@ sends no usage data.
 
 import ipaddress
 import logging
+import re
 import socket
 import webbrowser
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.app.page import Page
+from hf_vanilla.app.page import Served
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.loading import task_or_default
 from hf_vanilla.options import Options, install_hint, option
@@ -50,9 +52,20 @@ class ServeOptions(Options):
         at_least=1,
         at_most=65535,
     )
+    origin: str | None = option(
+        None,
+        "another site whose pages may ask, such as https://example.org; also the public address "
+        "behind a reverse proxy",
+    )
+    api_key: str | None = option(None, "file of keys, one a line; a request needs one of them")
+    max_wait_ms: float = option(
+        5, "longest time that a sentence waits for others of its batch", at_least=0, at_most=1000
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.origin is not None and not re.fullmatch(r"https?://[^/\s]+", self.origin):
+            raise ValueError(f"origin={self.origin!r}: give one such as https://example.org")
         if self.models_folder is not None and not Path(self.models_folder).is_dir():
             raise ValueError(f"models_folder={self.models_folder!r}: no such folder")
 
@@ -81,12 +94,12 @@ class AppOptions(Options):
 
 
 @dataclass(frozen=True)
-class PageSettings:
-    """What the page of a family is made with.
+class Settings:
+    """How the models of a family are served.
 
     Attributes:
         dtype: numbers of translators.
-        models_folder: whose models visitors can choose too; None: none.
+        models_folder: whose models visitors of the page can choose too; None: none.
         tracks: of forecasters, to step through.
         frame_seconds: of `tracks`.
     """
@@ -98,24 +111,25 @@ class PageSettings:
 
 
 def serve(options: ServeOptions) -> None:
-    """Serve models until SIGINT or SIGTERM.
+    """Serve models until SIGINT or SIGTERM; what was accepted is then still answered.
 
     Args:
         options: what to serve, and where.
 
     Raises:
         ImportError: the extra `serve` is not installed.
-        ValueError: a model cannot be used.
-        OSError: nothing is found under a name, or the address cannot be used.
+        ValueError: a model cannot be used, or the file has no key.
+        OSError: a file or a model is not found, or the address cannot be used.
     """
-    settings = PageSettings(options.dtype, options.models_folder)
+    settings = Settings(options.dtype, options.models_folder)
     with listening(options, settings) as (server, address):
         logger.info("the service is at %s; Ctrl-C stops it", address)
         if not _is_loopback(options.host):
             logger.warning(
-                "%s can be reached from other machines, without encryption: put a reverse proxy in "
-                "front of it",
+                "other machines can reach %s, without encryption%s: put a reverse proxy in front "
+                "of it, and give its address by --origin",
                 options.host,
+                "" if options.api_key else " and without a key",
             )
         server.run()
 
@@ -128,7 +142,7 @@ def open_app(options: AppOptions) -> None:
         ValueError: a model cannot be used.
         OSError: nothing is found under a name, or the port is taken.
     """
-    settings = PageSettings(None, "/", options.tracks, options.frame_seconds)
+    settings = Settings(None, "/", options.tracks, options.frame_seconds)
     with listening(ServeOptions(model=options.model, port=options.port), settings) as found:
         server, address = found
         logger.info("the page is at %s; Ctrl-C stops it", address)
@@ -138,40 +152,68 @@ def open_app(options: AppOptions) -> None:
 
 
 @contextmanager
-def listening(
-    options: ServeOptions, settings: PageSettings | None = None
-) -> Iterator[tuple[Any, str]]:
+def listening(options: ServeOptions, settings: Settings | None = None) -> Iterator[tuple[Any, str]]:
     """A server that has its address and its models; its `run` answers.
 
     Args:
         options: what to serve, and where.
-        settings: of the page.
+        settings: of the families.
 
     Yields:
         An `app.server.Server`, and the address of the page.
     """
     try:
+        from hf_vanilla.app.access import Access
         from hf_vanilla.app.server import Server
     except ImportError as error:
         if error.name not in ("starlette", "uvicorn"):
             raise
         raise ImportError(f"the service needs {error.name}: {install_hint('serve')}") from None
+    keys = _keys(options.api_key)
     with bound(options.host, options.port) as listener:
-        page = page_of(options.model or [demo_model()], settings or PageSettings())
-        host, port = listener.getsockname()[:2]
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        with Server(page, listener) as server:
-            yield server, address
+        worker = Worker(max_wait_seconds=options.max_wait_ms / 1000)
+        try:
+            served = served_by(options.model or [demo_model()], settings or Settings(), worker)
+            access = Access(options.host, options.origin, keys, served.most_bytes)
+            host, port = listener.getsockname()[:2]
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+            yield Server(served, listener, worker, access), address
+        finally:
+            worker.close()
 
 
-def page_of(models: list[str], settings: PageSettings) -> Page:
-    """The page for the task of the first of these models.
+def served_by(models: list[str], settings: Settings, worker: Worker) -> Served:
+    """What models answer together; the page is that of the first.
 
     Raises:
         ValueError: a model cannot be used.
         OSError: nothing is found under a name.
     """
-    return load_part(task_entry(task_or_default(models[0])).page)(models, settings)
+    families: dict[str, list[str]] = {}
+    for name in models:
+        families.setdefault(task_entry(task_or_default(name)).service, []).append(name)
+    every = [load_part(part)(names, settings, worker) for part, names in families.items()]
+    return Served(
+        every[0].page,
+        {path: call for one in every for path, call in one.calls.items()},
+        {path: fact for one in every for path, fact in one.facts.items()},
+        max(one.most_bytes for one in every),
+    )
+
+
+def _keys(file: str | None) -> tuple[str, ...]:
+    """The keys of a file.
+
+    Raises:
+        ValueError: it has none.
+        OSError: it cannot be read.
+    """
+    if file is None:
+        return ()
+    keys = tuple(filter(None, map(str.strip, Path(file).read_text(encoding="utf-8").splitlines())))
+    if not keys:
+        raise ValueError(f"api_key={file!r}: the file has no key")
+    return keys
 
 
 def bound(host: str, port: int | None) -> socket.socket:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from hf_vanilla.serve import PageSettings, ServeOptions, listening
+from hf_vanilla.serve import ServeOptions, Settings, listening
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -50,10 +50,11 @@ def launched():
 
 
 @contextmanager
-def served(model, **settings):
-    """The address of the service of a model, with these settings of its page."""
+def served(model, *, options=None, **settings):
+    """The address of the service of a model, with these options and settings of its page."""
     pytest.importorskip("uvicorn")
-    with listening(ServeOptions(model=[model]), PageSettings(**settings)) as (server, address):
+    given = ServeOptions(model=[model], **(options or {}))
+    with listening(given, Settings(**settings)) as (server, address):
         thread = threading.Thread(target=server.run)
         thread.start()
         yield address

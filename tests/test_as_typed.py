@@ -8,12 +8,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import detection_files
@@ -265,6 +267,7 @@ def assert_answers(command):
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     environment["BROWSER"] = "true"  # the program, which does nothing
+    address = f"http://127.0.0.1:{port}"
     with subprocess.Popen(
         [*command, "--port", str(port)],
         cwd=ROOT,
@@ -275,14 +278,24 @@ def assert_answers(command):
         try:
             while server.poll() is None:
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as page:
+                    with urllib.request.urlopen(f"{address}/", timeout=60) as page:
                         assert page.status == 200
                         break
                 except urllib.error.URLError:
                     time.sleep(0.2)
             assert server.poll() is None, server.stderr.read()
+            with ThreadPoolExecutor() as client:
+                # SIGTERM comes while it translates
+                body = {"q": [f"{number} thousand" for number in range(100)], "target": "de"}
+                data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
+                request = urllib.request.Request(f"{address}/translate", data, kind)
+                answer = client.submit(lambda: json.load(urllib.request.urlopen(request)))
+                time.sleep(0.2)
+                server.terminate()
+                assert len(answer.result(120)["translatedText"]) == 100
         finally:
             server.terminate()
+        assert server.wait(60) == -signal.SIGTERM
         assert "Traceback" not in server.stderr.read()
 
 

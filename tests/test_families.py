@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from hf_vanilla import families
+from hf_vanilla.app.page import Page, Served
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.families import TASKS, Measure
 from hf_vanilla.loading import load_folder
 from hf_vanilla.options import option
 from hf_vanilla.plots.figures import plot, read_plot
-from hf_vanilla.serve import PageSettings, page_of
+from hf_vanilla.serve import Settings, served_by
 from hf_vanilla.training.averaging import AverageOptions, average_run
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
@@ -143,8 +145,8 @@ def plot_words(options: PlotOptions) -> Path:
     return Path(options.output)
 
 
-def open_page(models: list[str], settings: Any) -> str:
-    return f"page of {models}"
+def open_service(models: Sequence[str], settings: Settings, worker: Worker) -> Served:
+    return Served(Page({"index.html": f"page of {models[0]}"}, {}), {})
 
 
 @pytest.fixture
@@ -159,7 +161,7 @@ def word_counts(monkeypatch):
         "model": "WordCountModel",
         "evaluate": "evaluate_words",
         "evaluate_options": "EvaluateOptions",
-        "page": "open_page",
+        "service": "open_service",
     }
     row = replace(
         TASKS["image_classification"],
@@ -189,4 +191,5 @@ def test_one_row_adds_a_task_to_all_commands(word_counts, tmp_path):
     average_run(AverageOptions(run=str(folder), last=2, output=str(tmp_path / "mean")))
     assert evaluate(read_evaluation([f"--model={tmp_path / 'mean'}"])).startswith("error ")
     assert plot(read_plot(["words", f"--output={tmp_path / 'words.svg'}"])).is_file()
-    assert page_of([str(folder)], PageSettings()) == f"page of {[str(folder)]}"
+    page = served_by([str(folder)], Settings(), Worker()).page
+    assert page.files == {"index.html": f"page of {folder}"}

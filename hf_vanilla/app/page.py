@@ -3,8 +3,8 @@
 import base64
 import html
 import io
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 SHELL, SHARED_SCRIPT, STYLES = "shell.html", "component.js", ("app.css", "views.css")
 INDEX = "index.html"
 MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
+REQUEST_BYTES = 42 * 2**20  # of a request with one in base64
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,25 @@ class Page:
 
     files: Mapping[str, str]
     views: Mapping[str, Callable[[Any], Any]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the models of a family answer.
+
+    Attributes:
+        page: of the first of them.
+        calls: coroutine functions behind `POST PATH`, by path. Each takes the JSON value or the
+            form of a request, and returns the JSON value of the answer, or an iterator of several.
+            What they refuse is a ValueError of one sentence.
+        facts: functions behind `GET PATH`, by path, which compute nothing.
+        most_bytes: of a request.
+    """
+
+    page: Page
+    calls: Mapping[str, Callable[[Any], Awaitable[Any]]]
+    facts: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    most_bytes: int = 2**20
 
 
 def page_of_component(
@@ -97,3 +117,29 @@ def picture_url(image: "Image") -> str:
     file = io.BytesIO()
     image.save(file, "PNG")
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def chosen(models: Mapping[str, Any], body: Any) -> Any:
+    """The model that a request names; the first where it names none.
+
+    Raises:
+        ValueError: the request is no object, or there is no such model.
+    """
+    if not isinstance(body, dict):
+        raise ValueError("The body of the request is no JSON object.")
+    name = str(body.get("model") or next(iter(models)))
+    if name not in models:
+        raise ValueError(f"There is no model {name!r}: there is {', '.join(models)}.")
+    return models[name]
+
+
+def whole_number(body: Mapping[str, Any], name: str, default: int, most: int) -> int:
+    """A number of a request, from 1.
+
+    Raises:
+        ValueError: it is none, or too large.
+    """
+    text = str(body.get(name, default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= most):
+        raise ValueError(f"{name} is not a number from 1 to {most}.")
+    return int(text)

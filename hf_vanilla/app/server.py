@@ -1,6 +1,6 @@
-"""The HTTP server: the files of a page, and its functions as `POST /v1/view/NAME`.
+"""The HTTP server: files of a page, and functions that answer JSON to JSON or forms.
 
-Every answer but a file is JSON; an error is `{"error": "one sentence"}`.
+An error is `{"error": "one sentence"}`, without paths, options or tracebacks.
 """
 
 import asyncio
@@ -8,18 +8,23 @@ import json
 import logging
 import mimetypes
 import socket
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from .page import INDEX, Page
-from .worker import Worker
+from .access import Access, Guard
+from .page import INDEX, Served
+from .worker import BusyError, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -28,34 +33,44 @@ POLICY = (
     "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
-MOST_BYTES = 42 * 2**20  # of a request: a picture of 30 MiB in base64
+FILE_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+MAX_SECONDS = 60.0  # until a request is answered
+RETRY_SECONDS = 2  # after which a refused client asks again
+MOST_CONNECTIONS = 2048
+MOST_FIELDS = 1000  # of a form
+CLIENT_LEFT = 499  # the status in the metrics
 NOT_UNDERSTOOD = "The request is not one of this service: load the page again."
 
 
 class Server:
-    """Serves a page until SIGINT, SIGTERM or `stop`.
+    """Serves until SIGINT, SIGTERM or `stop`; what was accepted is then still answered.
 
     Args:
-        page: what to serve.
+        served: what it answers.
         listener: a socket that listens.
+        worker: computes the answers.
+        access: who may ask.
     """
 
-    def __init__(self, page: Page, listener: socket.socket) -> None:
+    def __init__(
+        self, served: Served, listener: socket.socket, worker: Worker, access: Access
+    ) -> None:
         self._listener = listener
-        self._worker = Worker()
         config = uvicorn.Config(
-            application(page, self._worker), log_level="warning", server_header=False
+            application(served, worker, access),
+            log_level="warning",
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
         )
         self._server = uvicorn.Server(config)
 
-    def __enter__(self) -> "Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.close()
-
     def run(self) -> None:
-        """Answer requests; at the end, those that were accepted."""
+        """Answer requests."""
         self._server.run([self._listener])
 
     def stop(self) -> None:
@@ -63,73 +78,205 @@ class Server:
         self._server.should_exit = True
 
 
-def application(page: Page, worker: Worker) -> Starlette:
-    """What answers the requests of a page."""
+class Metrics:
+    """Numbers of a service, as Prometheus reads them.
 
-    async def view(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in page.views:
-            raise HTTPException(404, f"There is no view {name} here.")
-        value = await received_json(request)
-        try:
-            found = await asyncio.wrap_future(worker.submit(page.views[name], value))
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            logger.warning("a request to %s was not understood: %r", name, error)
-            raise HTTPException(400, NOT_UNDERSTOOD) from None
-        return answer(found)
+    Args:
+        worker: whose queue and batches are counted.
+    """
 
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.requests: Counter[tuple[str, int]] = Counter()
+        self.seconds: dict[str, float] = {}
+
+    def add(self, path: str, status: int, seconds: float) -> None:
+        """Count a request."""
+        self.requests[path, status] += 1
+        self.seconds[path] = self.seconds.get(path, 0.0) + seconds
+
+    def text(self) -> str:
+        """All of them."""
+        worker, lines = self._worker, []
+
+        def add(name: str, kind: str, values: Mapping[str, float]) -> None:
+            lines.append(f"# TYPE hf_vanilla_{name} {kind}")
+            lines.extend(f"hf_vanilla_{name}{labels} {value:g}" for labels, value in values.items())
+
+        requests = {
+            f'{{path="{path}",status="{status}"}}': count
+            for (path, status), count in sorted(self.requests.items())
+        }
+        add("requests_total", "counter", requests)
+        seconds = {f'{{path="{path}"}}': spent for path, spent in sorted(self.seconds.items())}
+        add("request_seconds_total", "counter", seconds)
+        add("batches_total", "counter", {"": worker.batches})
+        add("batch_values_total", "counter", {"": worker.values})
+        add("batch_seconds_total", "counter", {"": worker.seconds})
+        add("waiting", "gauge", {"": worker.waiting})
+        return "\n".join([*lines, ""])
+
+
+def application(served: Served, worker: Worker, access: Access) -> Starlette:
+    """What answers the requests.
+
+    Args:
+        served: by which files and functions.
+        worker: computes the page's views.
+        access: who may ask.
+    """
+    metrics = Metrics(worker)
+    views = {
+        f"/v1/view/{name}": _view(name, worker.alone(view))
+        for name, view in served.page.views.items()
+    }
+    calls = {
+        path: _counted(path, metrics, _call(call, access))
+        for path, call in {**views, **served.calls}.items()
+    }
+    facts = {path: _fact(fact) for path, fact in served.facts.items()}
     return Starlette(
         routes=[
-            Route("/v1/view/{name}", view, methods=["POST"]),
-            *(Route(_path(name), _file(name, text)) for name, text in page.files.items()),
+            Route("/health", lambda _: answer({"status": "ok"})),
+            Route("/metrics", _file("metrics.txt", metrics.text, access)),
+            *(Route(path, fact) for path, fact in facts.items()),
+            *(Route(path, call, methods=["POST"]) for path, call in calls.items()),
+            *(
+                Route("/" if name == INDEX else f"/{name}", _file(name, partial(str, text), access))
+                for name, text in served.page.files.items()
+            ),
         ],
+        middleware=[Middleware(Guard, access=access, refused=error_answer)],
         exception_handlers={
-            HTTPException: _http_error,
-            ValueError: lambda _, error: answer({"error": str(error)}, status=400),
-            Exception: lambda *_: answer({"error": "The service failed."}, status=500),
+            HTTPException: lambda _, error: error_answer(error),
+            Exception: lambda _, error: error_answer(error),
         },
     )
 
 
-def _path(name: str) -> str:
-    return "/" if name == INDEX else f"/{name}"
-
-
-def _file(name: str, text: str) -> Callable[[Request], Response]:
-    """What answers requests of a file."""
-    headers = {
-        "content-security-policy": POLICY,
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "no-referrer",
-        "cache-control": "no-cache",
-    }
-    kind = mimetypes.guess_type(name)[0] or "text/plain"
-    return lambda _: Response(text, media_type=kind, headers=headers)
-
-
-def answer(value: Any, *, status: int = 200) -> Response:
+def answer(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON value; in ASCII, since a text may have half of a surrogate pair."""
-    return Response(json.dumps(value), status, media_type="application/json")
+    return Response(json.dumps(value), status, headers, media_type="application/json")
 
 
-async def received_json(request: Request) -> Any:
-    """The JSON value of a request.
+def error_answer(error: Exception) -> Response:
+    """The status and sentence of an error."""
+    if isinstance(error, HTTPException):
+        headers = dict(error.headers or {})
+        return answer({"error": error.detail}, status=error.status_code, headers=headers)
+    if isinstance(error, BusyError):
+        headers = {"retry-after": str(RETRY_SECONDS)}
+        return answer({"error": "Too many wait: ask again later."}, status=429, headers=headers)
+    if isinstance(error, ValueError):
+        return answer({"error": str(error)}, status=400)
+    if isinstance(error, TimeoutError):
+        message = f"The answer took more than {MAX_SECONDS:g} seconds: send less at a time."
+        return answer({"error": message}, status=503)
+    return answer({"error": "The service failed at this request."}, status=500)
+
+
+def _file(name: str, text: Callable[[], str], access: Access) -> Callable[[Request], Response]:
+    kind = mimetypes.guess_type(name)[0] or "text/plain"
+
+    def file(request: Request) -> Response:
+        access.check_key(request.headers.get("authorization"))
+        return Response(text(), media_type=kind, headers=FILE_HEADERS)
+
+    return file
+
+
+def _fact(fact: Callable[[], Any]) -> Callable[[Request], Response]:
+    return lambda _: answer(fact())
+
+
+def _view(name: str, call: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+    """A function of the page; what it does not understand is the visitor's mistake."""
+
+    async def view(value: Any) -> Any:
+        try:
+            return await call(value)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            logger.warning("a request to %s was not understood: %r", name, error)
+            raise ValueError(NOT_UNDERSTOOD) from None
+
+    return view
+
+
+def _call(
+    call: Callable[[Any], Awaitable[Any]], access: Access
+) -> Callable[[Request], Awaitable[Response]]:
+    """What answers requests by a function; it is cancelled when the client leaves."""
+
+    async def endpoint(request: Request) -> Response:
+        body = await received(request)
+        access.check_key(request.headers.get("authorization"), body)
+        task = asyncio.ensure_future(call(body))
+        leaving = asyncio.ensure_future(_left(request))
+        try:
+            await asyncio.wait(
+                {task, leaving}, timeout=MAX_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not task.done():
+                raise ClientDisconnect if leaving.done() else TimeoutError
+            found = task.result()
+        finally:
+            task.cancel()
+            leaving.cancel()
+        if isinstance(found, AsyncIterator):
+            return StreamingResponse(_lines(found), media_type="application/x-ndjson")
+        return answer(found)
+
+    return endpoint
+
+
+async def _lines(values: AsyncIterator[Any]) -> AsyncIterator[str]:
+    """JSON lines; the last one is an error where one occurs."""
+    try:
+        async with asyncio.timeout(MAX_SECONDS):
+            async for value in values:
+                yield json.dumps(value) + "\n"
+    except Exception as error:
+        logger.warning("an answer ended early: %r", error)
+        yield bytes(error_answer(error).body).decode() + "\n"
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _counted(
+    path: str, metrics: Metrics, endpoint: Callable[[Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def counted(request: Request) -> Response:
+        started = time.monotonic()
+        try:
+            response = await endpoint(request)
+        except ClientDisconnect:
+            response = Response(status_code=CLIENT_LEFT)
+        except Exception as error:
+            response = error_answer(error)
+            if response.status_code >= 500:
+                logger.exception("a request to %s failed", path)
+        metrics.add(path, response.status_code, time.monotonic() - started)
+        return response
+
+    return counted
+
+
+async def received(request: Request) -> Any:
+    """The JSON value or the form of a request; a field that occurs several times is a list.
 
     Raises:
-        HTTPException: it is too large.
         ValueError: it is no JSON.
     """
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"A request has at most {MOST_BYTES >> 20} MiB.")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        form = await request.form(max_files=0, max_fields=MOST_FIELDS)
+        lists = {name: form.getlist(name) for name in form}
+        return {name: values if len(values) > 1 else values[0] for name, values in lists.items()}
+    body = await request.body()
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
         raise ValueError("The body of the request is not JSON.") from None
-
-
-def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    return answer({"error": error.detail}, status=error.status_code)

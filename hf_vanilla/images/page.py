@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from hf_vanilla.app.page import Page, page_of_component, picture_url, received_picture
+from hf_vanilla.app.page import (
+    REQUEST_BYTES,
+    Page,
+    Served,
+    chosen,
+    page_of_component,
+    picture_url,
+    received_picture,
+    whole_number,
+)
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.hub.card import public_name
 
 from .classifier import Classifier, load_classifier, patch_attention
@@ -125,6 +135,16 @@ def _thousandths(weights: Tensor) -> list[Any]:
     return (weights * SCALE).round().int().tolist()
 
 
-def open_page(models: Sequence[str], _options: Any) -> Page:
-    """The page of the first model."""
-    return ImagePage(models[0]).page()
+def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Served:
+    """What classifiers answer: the page of the first, and `POST /v1/classify`."""
+    pages = {public_name(name): ImagePage(name) for name in models}
+
+    def classify(body: Any) -> dict[str, Any]:
+        classifier = chosen(pages, body).classifier
+        top_k = min(whole_number(body, "top_k", 5, 1000), classifier.model.config.num_labels)
+        (guesses,) = classifier.guesses([received_picture(str(body.get("image")))], top_k=top_k)
+        return {"labels": [vars(guess) for guess in guesses]}
+
+    first = next(iter(pages.values()))
+    calls = {"/v1/classify": worker.alone(classify)}
+    return Served(first.page(), calls, most_bytes=REQUEST_BYTES)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from hf_vanilla.app.page import Page, page_of_component, picture_url, received_picture
+from hf_vanilla.app.page import (
+    REQUEST_BYTES,
+    Page,
+    Served,
+    chosen,
+    page_of_component,
+    picture_url,
+    received_picture,
+)
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.hub.card import public_name
 
 from .detector import Detector, load_detector, object_attention
@@ -104,6 +113,25 @@ def _bytes(weights: Tensor) -> str:
     return base64.b64encode(levels.numpy().tobytes()).decode()
 
 
-def open_page(models: Sequence[str], _options: Any) -> Page:
-    """The page of the first model."""
-    return ObjectsPage(models[0]).page()
+def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Served:
+    """What detectors answer: the page of the first, and `POST /v1/detect`."""
+    pages = {public_name(name): ObjectsPage(name) for name in models}
+
+    def detect(body: Any) -> dict[str, Any]:
+        detector = chosen(pages, body).detector
+        threshold = body.get("threshold", 0.5)
+        if type(threshold) not in (int, float) or not 0 <= threshold <= 1:
+            raise ValueError("threshold is not a number from 0 to 1.")
+        (found,) = detector.detect([received_picture(str(body.get("image")))])
+        found = found.above(threshold)
+        entries = zip(found.labels, found.scores.tolist(), found.boxes.tolist(), strict=True)
+        names = detector.label_names
+        return {
+            "objects": [
+                {"label": names[label], "score": score, "box": box} for label, score, box in entries
+            ]
+        }
+
+    first = next(iter(pages.values()))
+    calls = {"/v1/detect": worker.alone(detect)}
+    return Served(first.page(), calls, most_bytes=REQUEST_BYTES)

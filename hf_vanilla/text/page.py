@@ -3,7 +3,6 @@
 Its scripts draw it and call the functions of `TextPage`.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +144,3 @@ class TextPage:
         calls = (self.load, self.translate, self.attend, self.inside)
         views = {"start": lambda _: self.start(), **{call.__name__: call for call in calls}}
         return page_of_component(TITLE, Path(__file__).parent, views, scripts=SCRIPTS)
-
-
-def open_page(models: Sequence[str], options: Any) -> Page:
-    """The page of models, with the options of the service."""
-    return TextPage(*models, models_folder=options.models_folder, dtype=options.dtype).page()

@@ -12,7 +12,9 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from .alignments import AlignedWords, aligned_words, saved_head
+from hf_vanilla.hub.card import public_name
+
+from .alignments import AlignedWords, Aligner, aligned_words, saved_head
 from .attentions import Attentions, attentions
 from .decoding import doubt, fragment_ids
 from .layer_steps import LayerSteps, has_layer_steps, layer_steps
@@ -76,6 +78,7 @@ class Service:
         self._cached, self._dtype = cached_models, dtype
         self._models: OrderedDict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]]
         self._models = OrderedDict()
+        self._fragments: dict[str, frozenset[int]] = {}
 
     def describe(self, name: str) -> str:
         """One line about a model: its size, layers and heads.
@@ -83,7 +86,7 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        model, _ = self._load(name)
+        model, _ = self.load(name)
         config, size = model.config, f"{model.num_parameters() / 1e6:.1f} million parameters"
         if not hasattr(config, "encoder_layers"):  # T5 has other names for its layers
             return size
@@ -98,7 +101,7 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        return self._load(name)[0].generation_config.num_beams or 1
+        return self.load(name)[0].generation_config.num_beams or 1
 
     def translate(self, name: str, text: str, search: Search) -> Result:
         """Translate one sentence, record the search, and compute the attention of the best result.
@@ -113,7 +116,7 @@ class Service:
                 lengths, or the model cannot be used.
         """
         sentence = checked_text(text, self.max_tokens)
-        model, tokenizer = self._load(name)
+        model, tokenizer = self.load(name)
         self._check_length(tokenizer, sentence)
         started = time.monotonic()
         with _any_error_of(name):
@@ -138,9 +141,8 @@ class Service:
 
     def doubt(self, result: Result) -> str | None:
         """Why a translation is probably wrong, as the command `translate` reports it."""
-        tokenizer = self.tokenizer(result.model)
-        ids = tokenizer(result.sentence, verbose=False).input_ids
-        return doubt(ids, result.hypotheses[0].text, fragment_ids(tokenizer))
+        ids = self.tokenizer(result.model)(result.sentence, verbose=False).input_ids
+        return doubt(ids, result.hypotheses[0].text, self.fragments(result.model))
 
     def attend(self, name: str, text: str, ids: list[int]) -> Attentions:
         """Attention weights of a sentence and one of its translations.
@@ -154,7 +156,7 @@ class Service:
             ValueError: as for `translate`, or the ids are none of the model.
         """
         sentence = checked_text(text, self.max_tokens)
-        model, tokenizer = self._load(name)
+        model, tokenizer = self.load(name)
         self._check_length(tokenizer, sentence)
         self._check_ids(model, tokenizer, ids)
         with _any_error_of(name):
@@ -176,8 +178,9 @@ class Service:
                 model does not have.
         """
         sentence = checked_text(text, self.max_tokens)
-        _, tokenizer = self._load(name)
-        return aligned_words(attentions, tokenizer, sentence, saved_head(name))
+        _, tokenizer = self.load(name)
+        with _any_error_of(name):
+            return aligned_words(attentions, tokenizer, sentence, saved_head(name))
 
     def inside(
         self, name: str, text: str, ids: list[int], *, kind: str, place: tuple[int, int, int]
@@ -196,7 +199,7 @@ class Service:
         """
         sentence = checked_text(text, self.max_tokens)
         layer, head, token = place
-        model, tokenizer = self._load(name)
+        model, tokenizer = self.load(name)
         self._check_length(tokenizer, sentence)
         self._check_ids(model, tokenizer, ids)
         return layer_steps(
@@ -216,9 +219,25 @@ class Service:
         Raises:
             ValueError: it cannot be loaded.
         """
-        return self._load(name)[1]
+        return self.load(name)[1]
 
-    def _load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    def aligner(self, name: str) -> Aligner:
+        """What aligns sentences with translations of a model.
+
+        Raises:
+            ValueError: the model cannot align.
+        """
+        model, tokenizer = self.load(name)
+        with _any_error_of(name):
+            return Aligner(model, tokenizer, saved_head(name))
+
+    def fragments(self, name: str) -> frozenset[int]:
+        """As `fragment_ids` of the model's tokenizer."""
+        if name not in self._fragments:
+            self._fragments[name] = fragment_ids(self.load(name)[1])
+        return self._fragments[name]
+
+    def load(self, name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         """The model of a folder or Hub id.
 
         Raises:
@@ -230,7 +249,8 @@ class Service:
             try:
                 self._models[name] = load_translator(name, dtype=self._dtype)
             except Exception as error:  # of any kind: the files may be anyone's
-                raise ValueError(f"This model cannot be used. {one_line(error)}") from error
+                reason = one_line(error).replace(name, public_name(name))
+                raise ValueError(f"This model cannot be used. {reason}") from error
         self._models.move_to_end(name)
         while len(self._models) > self._cached:
             self._models.popitem(last=False)
@@ -286,4 +306,5 @@ def _any_error_of(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{name} failed at this text: {one_line(error)}") from error
+        reason = one_line(error).replace(name, public_name(name))
+        raise ValueError(f"{public_name(name)} failed at this text: {reason}") from error

@@ -152,7 +152,7 @@ class TextTranslator:
         for first in found:
             pieces = waiting.popleft()
             translations = [first, *islice(found, len(pieces) - 1)]
-            yield _joined(pieces, translations)
+            yield joined(pieces, translations)
 
     def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:
         """The sentences of all texts; `waiting` gets those of each."""
@@ -253,7 +253,8 @@ def _without_markup(
         )
 
 
-def _joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
+def joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:
+    """The translations of the sentences of a text, with what separates them."""
     last = len(pieces) - 1
     return "".join(
         translation + (piece.separator_after(translation) if i < last else "")

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_vanilla.app.page import Page, page_of_component
+from hf_vanilla.app.page import Page, Served, chosen, page_of_component, whole_number
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.families import entry_of
 from hf_vanilla.hub.card import public_name
 
@@ -21,7 +22,7 @@ from .attention import (
     has_scene_attention,
 )
 from .built_in_tracks import BUILT_IN
-from .forecaster import attention_of_modes, check_rate, load_forecaster, predict
+from .forecaster import Forecaster, attention_of_modes, check_rate, load_forecaster, predict
 from .options import TrackFileOptions
 from .plot import Drawn, drawn_agents
 from .road_maps import RoadMap
@@ -30,6 +31,7 @@ from .table import TrackTable
 
 TITLE = "Where will they walk? Observed tracks and predicted futures"
 STEPS_ACROSS = 40  # of usual length, over the width of the plane to draw on
+MOST_ROWS = 5000  # of a request for a forecast
 MOST_POINTS = 2000  # of a drawn path
 DIGITS = 3
 
@@ -202,6 +204,42 @@ def _rounded(values: np.ndarray) -> list[Any]:
     return np.round(values, DIGITS).tolist()
 
 
-def open_page(models: Sequence[str], options: Any) -> Page:
-    """The page of the first model that steps through the tracks of the options."""
-    return TracksPage(models[0], tracks=options.tracks, frame_seconds=options.frame_seconds).page()
+def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served:
+    """What forecasters answer: the page of the first, and `POST /v1/forecast`."""
+    pages = {
+        public_name(name): TracksPage(
+            name, tracks=settings.tracks, frame_seconds=settings.frame_seconds
+        )
+        for name in models
+    }
+
+    def forecast(body: Any) -> dict[str, Any]:
+        model = chosen(pages, body).model
+        rows = checked_rows(body.get("rows"))
+        live = Forecaster(model, frames_per_step=whole_number(body, "frames_per_step", 1, 10**6))
+        frames = sorted({row[0] for row in rows})[-model.config.observed_steps :]
+        for frame in frames:
+            found = live.observe(frame, [row[1:] for row in rows if row[0] == frame])
+        return {
+            "frame": frames[-1],
+            "agents": list(found.agents),
+            "trajectories": _rounded(found.trajectories),
+            "probabilities": _rounded(found.probabilities),
+        }
+
+    first = next(iter(pages.values()))
+    return Served(first.page(), {"/v1/forecast": worker.alone(forecast)})
+
+
+def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:
+    """Frame, agent, x and y of each row of a request.
+
+    Raises:
+        ValueError: they are none, or too many.
+    """
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
+        raise ValueError(f"rows is not a list of 1 to {MOST_ROWS:,} rows.")
+    try:
+        return [(int(frame), str(name), float(x), float(y)) for frame, name, x, y in rows]
+    except (OverflowError, TypeError, ValueError):
+        raise ValueError("A row is not a list of frame, agent, x and y.") from None

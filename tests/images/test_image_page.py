@@ -12,10 +12,11 @@ from PIL import Image
 from torch.testing import assert_close
 
 from hf_vanilla.app import page as shared
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import patch_attention
 from hf_vanilla.images.page import ImagePage, centred
-from hf_vanilla.serve import PageSettings, page_of
+from hf_vanilla.serve import Settings, served_by
 
 HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
 NAMES = {index: f"kind {index} {HOSTILE}" for index in range(7)}
@@ -55,8 +56,9 @@ def received(url):
 
 
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
-    assert list(page_of([str(folder)], PageSettings()).views) == ["look"]
-    assert "translate" in page_of([str(trained_run)], PageSettings()).views
+    served = served_by([str(folder), str(trained_run)], Settings(), Worker())
+    assert list(served.page.views) == ["look"]  # of the first model
+    assert {"/v1/classify", "/translate"} <= served.calls.keys()
 
 
 def test_labels_and_attention_are_those_of_the_classifier(page):

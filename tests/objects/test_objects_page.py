@@ -10,10 +10,11 @@ from chromium import PHONE, choose_by_key, needs_chromium, violations, visits
 from detection_files import tiny_detector
 from PIL import Image
 
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.objects import page as objects_page
 from hf_vanilla.objects.detector import object_attention
 from hf_vanilla.objects.page import ObjectsPage
-from hf_vanilla.serve import PageSettings, page_of
+from hf_vanilla.serve import Settings, served_by
 
 HOSTILE = "<img src=x onerror=\"window.broken='tag'\">"
 
@@ -54,7 +55,7 @@ def in_255ths(weights):
 
 
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder):
-    assert "Objects" in page_of([str(folder)], PageSettings()).files["index.html"]
+    assert "Objects" in served_by([str(folder)], Settings(), Worker()).page.files["index.html"]
 
 
 def test_objects_and_attention_are_those_of_the_detector(page):

@@ -9,11 +9,12 @@ from chromium import PHONE, drag_by_finger, needs_chromium, violations, visits
 from numpy.testing import assert_allclose
 from scene_models import scene_model
 
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
-from hf_vanilla.serve import PageSettings, page_of
+from hf_vanilla.serve import Settings, served_by
 from hf_vanilla.tracks.forecaster import predict
 from hf_vanilla.tracks.page import TracksPage, path_in_steps
 
@@ -129,8 +130,8 @@ def scene_page(joint_folder, tracks):
 def test_models_of_scenes_have_the_page_of_tracks(joint_folder, tracks, tmp_path):
     scene_model("early full").float().save_pretrained(tmp_path)
     for model in (joint_folder, str(tmp_path)):
-        page = page_of([model], PageSettings(tracks=tracks, frame_seconds=0.4))
-        assert list(page.views) == ["start", "draw", "frame"]
+        served = served_by([model], Settings(tracks=tracks, frame_seconds=0.4), Worker())
+        assert list(served.page.views) == ["start", "draw", "frame"]
 
 
 def test_a_joint_model_shows_whom_each_agent_looks_at(scene_page):

@@ -1,0 +1,161 @@
+"""Who may ask: names of this service, pages of other sites, keys; how much a request may send."""
+
+import asyncio
+import base64
+import hmac
+import ipaddress
+from collections.abc import MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+BODY_SECONDS = 30.0  # in which a client has to send its request
+ALLOWED = {
+    "access-control-allow-methods": "GET, POST",
+    "access-control-allow-headers": "content-type, authorization",
+    "vary": "origin",
+}
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask a service.
+
+    Attributes:
+        host: that it listens on.
+        origin: of another site whose pages may ask, such as `https://example.org`; None: no site.
+            Its name is also a name of this service, for a reverse proxy.
+        keys: one of them is needed; none: all may ask.
+        most_bytes: of a request.
+    """
+
+    host: str = "127.0.0.1"
+    origin: str | None = None
+    keys: tuple[str, ...] = ()
+    most_bytes: int = 2**20
+
+    def check_host(self, host: str) -> None:
+        """Refuse a name that another site could have given this address (DNS rebinding).
+
+        Raises:
+            HTTPException: the name is neither an IP address, localhost, nor that of an option.
+        """
+        name = urlsplit(f"//{host}").hostname or ""
+        named = {"localhost", self.host, urlsplit(self.origin or "").hostname}
+        with suppress(ValueError):
+            ipaddress.ip_address(name)
+            return
+        if name not in named:
+            raise HTTPException(403, "This service has another name.")
+
+    def check_origin(self, origin: str | None, host: str) -> None:
+        """Refuse a page of another site.
+
+        Raises:
+            HTTPException: it is none of this service, nor of the site that may ask.
+        """
+        if origin is None or origin == self.origin:
+            return
+        if urlsplit(origin).netloc != host:
+            raise HTTPException(403, "Pages of other sites may not ask this service.")
+
+    def check_key(self, header: str | None, body: Any = None) -> None:
+        """Refuse a request without a key.
+
+        Args:
+            header: `Authorization`: Bearer with a key, or Basic with a key as the password.
+            body: its `api_key`, for clients of LibreTranslate.
+
+        Raises:
+            HTTPException: a key is needed, and none of ours is given.
+        """
+        given = [str(body["api_key"])] if isinstance(body, dict) and "api_key" in body else []
+        kind, _, value = (header or "").partition(" ")
+        if kind.lower() == "bearer":
+            given.append(value)
+        elif kind.lower() == "basic":
+            with suppress(ValueError):
+                given.append(base64.b64decode(value).decode().partition(":")[2])
+        pairs = [
+            (one.encode("utf-8", "replace"), key.encode()) for one in given for key in self.keys
+        ]
+        if self.keys and not any([hmac.compare_digest(*pair) for pair in pairs]):
+            headers = {"www-authenticate": 'Basic realm="hf_vanilla"'}
+            raise HTTPException(401, "A key is needed: give api_key.", headers)
+
+
+class Guard:
+    """Checks host, origin and size of each request before anything else reads it.
+
+    Args:
+        app: what answers.
+        access: who may ask.
+        refused: makes the answer to an error.
+    """
+
+    def __init__(self, app: ASGIApp, access: Access, refused: Any) -> None:
+        self._app, self._access, self._refused = app, access, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        try:
+            self._access.check_host(host)
+            self._access.check_origin(origin, host)
+            if int(headers.get("content-length") or 0) > self._access.most_bytes:
+                raise self._too_large()
+        except HTTPException as error:
+            await self._refused(error)(scope, receive, send)
+            return
+        if origin is not None and origin == self._access.origin:
+            send = _with_headers(send, {"access-control-allow-origin": origin, **ALLOWED})
+            if scope["method"] == "OPTIONS":
+                await Response(status_code=204)(scope, receive, send)
+                return
+        await self._app(scope, self._limited(receive), send)
+
+    def _limited(self, receive: Receive) -> Receive:
+        """The body, if it is small enough and comes soon."""
+        size, is_whole = 0, False
+        end = asyncio.get_running_loop().time() + BODY_SECONDS
+
+        async def limited() -> Message:
+            nonlocal size, is_whole
+            if is_whole:  # the only message after it is that the client leaves
+                return await receive()
+            try:
+                async with asyncio.timeout_at(end):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, "The request did not arrive in time.") from None
+            size += len(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
+            if size > self._access.most_bytes:
+                raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> HTTPException:
+        limit = self._access.most_bytes / 2**20
+        return HTTPException(413, f"A request has at most {limit:g} MiB: send less at a time.")
+
+
+def _with_headers(send: Send, headers: dict[str, str]) -> Send:
+    async def sent(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+            message["headers"] = [*message.get("headers", []), *pairs]
+        await send(message)
+
+    return sent

@@ -1,0 +1,322 @@
+"""What translators answer over HTTP: the API of LibreTranslate, `/v1/translate`, and their page.
+
+A text is split into sentences, which share batches with those of other clients.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+from hf_vanilla.app.page import Served, whole_number
+from hf_vanilla.app.worker import Worker
+
+from .batched_search import UNKNOWN, Model, Prepared, Search, Translated
+from .page import MAX_BEAMS, TextPage
+from .page_service import Service
+from .text_translator import Piece, joined
+
+MOST_CHARACTERS = 20_000  # of the texts of a request
+MOST_TEXTS, MOST_SENTENCES = 256, 512
+NAMES = {
+    "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English",
+    "es": "Spanish", "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi",
+    "it": "Italian", "ja": "Japanese", "ko": "Korean", "nl": "Dutch", "pl": "Polish",
+    "pt": "Portuguese", "ro": "Romanian", "ru": "Russian", "sv": "Swedish", "tr": "Turkish",
+    "uk": "Ukrainian", "zh": "Chinese", UNKNOWN: "unknown",
+}  # fmt: skip
+# elements of HTML that are never closed, or need not be
+UNCLOSED = {
+    "area", "base", "br", "col", "dd", "dt", "embed", "hr", "img", "input", "li", "link", "meta",
+    "option", "p", "source", "tbody", "td", "tfoot", "th", "thead", "tr", "track", "wbr",
+}  # fmt: skip
+
+
+class TextService:
+    """Answers requests for translations.
+
+    Args:
+        service: has the models.
+        names: folders or Hub ids; each pair of languages is that of the first model with it.
+        worker: computes.
+    """
+
+    def __init__(self, service: Service, names: Sequence[str], worker: Worker) -> None:
+        self._worker = worker
+        self.models = [Model(service, name) for name in names]
+
+    # --- LibreTranslate ---------------------------------------------------------------------------
+
+    async def translate(self, body: Any) -> dict[str, Any]:
+        """`POST /translate`."""
+        texts = _texts(body, "q")
+        model = self._of_languages(_text(body, "source", "auto"), _text(body, "target", ""))
+        given = body.get("alternatives") not in (None, "", 0, "0")
+        alternatives = whole_number(body, "alternatives", 1, MAX_BEAMS - 1) if given else 0
+        search = model.search(1 + alternatives, has_links=False)
+        plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
+        found = await asyncio.gather(*futures)
+        ways = [[_text_of(blocks, found, n) for n in range(1 + alternatives)] for blocks in plan]
+        is_list = not isinstance(body["q"], str)
+        answer: dict[str, Any] = {"translatedText": _one_or_all([way[0] for way in ways], is_list)}
+        if _text(body, "source", "auto") == "auto":
+            detected = [self._detected(text)[0] for text in texts]
+            answer["detectedLanguage"] = _one_or_all(detected, is_list)
+        if alternatives:
+            others = [list(dict.fromkeys(way[1:])) for way in ways]
+            answer["alternatives"] = _one_or_all(others, is_list)
+        return answer
+
+    async def detect(self, body: Any) -> list[dict[str, Any]]:
+        """`POST /detect`."""
+        return self._detected(" ".join(_texts(body, "q")))
+
+    def languages(self) -> list[dict[str, Any]]:
+        """`GET /languages`."""
+        codes = dict.fromkeys(
+            code for model in self.models for code in (model.source, model.target)
+        )
+        return [
+            {
+                "code": code,
+                "name": NAMES.get(code, code),
+                "targets": [model.target for model in self.models if model.source == code],
+            }
+            for code in codes
+        ]
+
+    def settings(self) -> dict[str, Any]:
+        """`GET /frontend/settings`."""
+        first = self.models[0]
+        pair = {"source": first.source, "target": first.target}
+        return {
+            "charLimit": MOST_CHARACTERS,
+            "batchLimit": MOST_TEXTS,
+            "filesTranslation": False,
+            "suggestions": False,
+            "supportedFilesFormat": [],
+            "language": {
+                side: {"code": code, "name": NAMES.get(code, code)} for side, code in pair.items()
+            },
+        }
+
+    def _detected(self, text: str) -> list[dict[str, Any]]:
+        """The source languages, the one whose model knows most tokens of the text first."""
+        shares = {
+            model.source: model.familiarity(model.tokenizer(text, verbose=False).input_ids)
+            for model in reversed(self.models)
+        }
+        found = [{"confidence": round(100 * shares[code]), "language": code} for code in shares]
+        return sorted(reversed(found), key=lambda one: -one["confidence"])
+
+    def _of_languages(self, source: str, target: str) -> Model:
+        for model in self.models:
+            if {source} <= {"auto", model.source, *_any(model)} and (
+                {target} <= {"", model.target, *_any(model)}
+            ):
+                return model
+        pairs = ", ".join(f"{model.source} to {model.target}" for model in self.models)
+        raise ValueError(f"There is no model from {source!r} to {target!r}: there is {pairs}.")
+
+    # --- our own ----------------------------------------------------------------------------------
+
+    async def translate_v1(self, body: Any) -> Any:
+        """`POST /v1/translate`: sentences with their n-best lists; `stream` for JSON lines."""
+        texts = _texts(body, "text")
+        name = _text(body, "model", self.models[0].shown)
+        model = next((one for one in self.models if one.shown == name), None)
+        if model is None:
+            names = ", ".join(one.shown for one in self.models)
+            raise ValueError(f"There is no model {name!r}: there is {names}.")
+        search = model.search(
+            whole_number(body, "n_best", 1, MAX_BEAMS), has_links=_flag(body, "alignment")
+        )
+        plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
+        if _flag(body, "stream"):
+            return _streamed(plan, futures)
+        found = await asyncio.gather(*futures)
+        answers = [
+            {
+                "translation": _text_of(blocks, found, 0),
+                "sentences": [found[at].json() for at in _numbers(blocks)],
+            }
+            for blocks in plan
+        ]
+        return {"model": model.shown, "translations": answers}
+
+    def _submitted(
+        self, model: Model, search: Search, texts: list[str], *, is_html: bool
+    ) -> "tuple[list[Plan], list[asyncio.Future[Translated]]]":
+        """The sentences of each text, and what will be their translations.
+
+        Raises:
+            ValueError: a text cannot be translated.
+            BusyError: too many wait.
+        """
+        if is_html:
+            for text in texts:
+                check_html(text)
+        prepared: list[Prepared] = []
+        plan: list[Plan] = []
+        for text in texts:
+            plan.append([])
+            for block in model.blocks(text, is_html=is_html):
+                if isinstance(block, str):
+                    plan[-1].append(block)
+                    continue
+                plan[-1].append([(piece, len(prepared) + at) for at, piece in enumerate(block)])
+                prepared += [model.prepared(piece.text, is_html=is_html) for piece in block]
+        if len(prepared) > MOST_SENTENCES:
+            raise ValueError(
+                f"There are {len(prepared):,} sentences; the limit is {MOST_SENTENCES}."
+            )
+        sizes = [len(one.ids) for one in prepared]
+        futures = self._worker.submit(search, prepared, sizes)
+        return plan, [asyncio.wrap_future(future) for future in futures]
+
+
+# a text: what is not translated, and the sentences of a block with numbers of translations
+Plan = list[str | list[tuple[Piece, int]]]
+
+
+async def _streamed(
+    plan: list[Plan], futures: "list[asyncio.Future[Translated]]"
+) -> AsyncIterator[dict[str, Any]]:
+    """Each sentence as soon as it is translated, with the numbers of its text and of itself."""
+    places = {
+        at: (text, sentence)
+        for text, blocks in enumerate(plan)
+        for sentence, at in enumerate(_numbers(blocks))
+    }
+    numbers = {future: number for number, future in enumerate(futures)}
+    waiting = set(futures)
+    try:
+        while waiting:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for future in sorted(done, key=numbers.__getitem__):
+                text, sentence = places[numbers[future]]
+                yield {"text": text, "sentence": sentence, **future.result().json()}
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _numbers(blocks: Plan) -> list[int]:
+    return [at for block in blocks if not isinstance(block, str) for _, at in block]
+
+
+def _text_of(blocks: Plan, found: Sequence[Translated], rank: int) -> str:
+    """The translations of a text, joined; where a sentence has fewer, its best."""
+
+    def text(at: int) -> str:
+        hypotheses = found[at].hypotheses
+        return hypotheses[rank if rank < len(hypotheses) else 0].text
+
+    return "".join(
+        block
+        if isinstance(block, str)
+        else joined([piece for piece, _ in block], [text(at) for _, at in block])
+        for block in blocks
+    )
+
+
+def _one_or_all(values: list[Any], is_list: bool) -> Any:
+    return values if is_list else values[0]
+
+
+def _any(model: Model) -> tuple[str, ...]:
+    """The codes of all languages, where the model's are unknown."""
+    return tuple(NAMES) if model.source == UNKNOWN else ()
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def _texts(body: Any, name: str) -> list[str]:
+    """The texts of a request.
+
+    Raises:
+        ValueError: there are none, too many, or one cannot be read.
+    """
+    value = body.get(name) if isinstance(body, dict) else None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"There is no {name}: give a text or a list of texts.")
+    if len(texts) > MOST_TEXTS:
+        raise ValueError(f"There are {len(texts):,} texts; the limit is {MOST_TEXTS}.")
+    if (size := sum(map(len, texts))) > MOST_CHARACTERS:
+        raise ValueError(f"There are {size:,} characters; the limit is {MOST_CHARACTERS:,}.")
+    if not any(text.strip() for text in texts):
+        raise ValueError(f"There is no text in {name}.")
+    for text in texts:
+        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError("A text has NUL or half of a surrogate pair, which are no characters.")
+    return texts
+
+
+def _text(body: Any, name: str, default: str) -> str:
+    value = body.get(name)
+    if value is None or value == "":
+        return default
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is no text.")
+    return value
+
+
+def _flag(body: Any, name: str) -> bool:
+    return body.get(name, False) in (True, "true", "True", "1", 1)
+
+
+def _is_html(body: Any) -> bool:
+    form = _text(body, "format", "text")
+    if form not in ("text", "html"):
+        raise ValueError(f"The format {form[:20]!r} is neither text nor html.")
+    return form == "html"
+
+
+class _Elements(HTMLParser):
+    """The elements of a text that are open at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, _: Any) -> None:
+        if tag not in UNCLOSED:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Any) -> None:
+        """It opens nothing."""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.open:
+            self.open.remove(tag)
+
+
+def check_html(text: str) -> None:
+    """Refuse HTML with a tag, a comment or an element that never ends.
+
+    Raises:
+        ValueError: it has one.
+    """
+    elements = _Elements()
+    elements.feed(text)
+    if elements.rawdata.startswith("<") and elements.rawdata[1:2].strip("0123456789= "):
+        raise ValueError("The HTML has a tag or a comment that never ends.")
+    if elements.open:
+        raise ValueError(f"The HTML has <{elements.open[-1][:20]}> without an end tag.")
+
+
+def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served:
+    """What translators answer, with the settings of `hf_vanilla.serve`."""
+    page = TextPage(*models, models_folder=settings.models_folder, dtype=settings.dtype)
+    texts = TextService(page.service, models, worker)
+    return Served(
+        page.page(),
+        {
+            "/translate": texts.translate,
+            "/detect": texts.detect,
+            "/v1/translate": texts.translate_v1,
+        },
+        {"/languages": texts.languages, "/frontend/settings": texts.settings},
+    )
