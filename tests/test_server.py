@@ -16,7 +16,7 @@ from chromium import served
 from hf_vanilla.app.page import message
 from hf_vanilla.app.server import POLICY
 from hf_vanilla.serve import AppOptions, ServeOptions, open_app, serve
-from hf_vanilla.text.page import TITLE
+from hf_vanilla.text.static_page import TITLE
 
 # --- options -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 HERE = Path(__file__).parent
-SHELL, SHARED_SCRIPT, STYLES = "shell.html", "component.js", ("app.css", "views.css")
+SHELL, SCRIPT, STYLE = "shell.html", "component.js", "app.css"
 INDEX = "index.html"
 MOST_BYTES = 30 * 2**20  # of a picture that a visitor sends
 REQUEST_BYTES = 42 * 2**20  # of a request with one in base64
@@ -60,29 +60,26 @@ def page_of_component(
     folder: Path,
     views: Mapping[str, Callable[[Any], Any]],
     *,
-    scripts: tuple[str, ...] = (),
     about: str | None = None,
 ) -> Page:
     """A page of one component, `page.html` of the family's folder.
 
-    Its script is `component.js`, then `scripts`, then `page.js`, as one function body: a script can
-    use what an earlier one defines.
+    Its script is `component.js`, then `page.js`, as one function body.
 
     Args:
         title: of the page.
         folder: of the family.
         views: see `Page`.
-        scripts: names of more files of the script.
         about: a line below the title; None: the component has its own title.
     """
-    files = [HERE / SHARED_SCRIPT, *(folder / name for name in (*scripts, "page.js"))]
     heading = "" if about is None else f"<h1>{html.escape(title)}</h1>{message(about)}"
     shell = Template(_text(HERE / SHELL)).substitute(
         title=html.escape(title), heading=heading, component=_text(folder / "page.html")
     )
-    script = "\n".join(["(() => {", '"use strict";', *map(_text, files), "})();"])
-    style = "\n".join(_text(HERE / name) for name in STYLES)
-    return Page({INDEX: shell, "page.js": script, "page.css": style}, views)
+    script = "\n".join(
+        ["(() => {", '"use strict";', _text(HERE / SCRIPT), _text(folder / "page.js"), "})();"]
+    )
+    return Page({INDEX: shell, "page.js": script, "page.css": _text(HERE / STYLE)}, views)
 
 
 def message(text: str) -> str:

@@ -1,36 +1,23 @@
-"""The page of translation: n-best list, attention, search, and the vectors of a layer.
+"""What the page of translation asks for: n-best list, attention, search, vectors of a layer.
 
-Its scripts draw it and call the functions of `TextPage`.
+The page is that of `static_page.py`; here the service answers it instead of the engine in the
+browser, by the same JSON.
 """
 
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.app.page import Page, page_of_component
+from hf_vanilla.app.page import Page
 from hf_vanilla.hub.card import public_name
 
-from .loading import NOTE, demo_model
+from .loading import demo_model
 from .page_answer import answer_of_attention, answer_of_layer, answer_of_result
 from .page_search import Search, lengths_of, sampling_of
 from .page_service import Service
+from .static_page import EXAMPLES, knowledge, page_files
 
-TITLE = "Attention Is All You Need: watch it translate"
 MAX_BEAMS = 10
 MAX_TOKENS = 512  # of a sentence
-SCRIPTS = (
-    "page_drawing.js",
-    "page_attention.js",
-    "page_words.js",
-    "page_search.js",
-    "page_layer.js",
-    "page_settings.js",
-)
-# of the package's own model
-EXAMPLES = (
-    "forty-two",
-    "one thousand nine",
-    "seven hundred forty-two thousand three hundred nineteen",
-)
 
 
 class TextPage:
@@ -65,13 +52,11 @@ class TextPage:
         return {
             "model": public_name(self.model),
             "models": list(self.models),
-            # of a link, which serves on other machines too
-            "shortName": Path(self.model).name,
             "about": self._about(self.model),
             "isFixed": len(self.models) == 1 and self.models_folder is None,
             "beams": self.beams,
             "maxBeams": MAX_BEAMS,
-            "sentence": examples[-1] if examples else "",
+            "sentence": examples[0] if examples else "",
             "examples": list(examples),
         }
 
@@ -119,9 +104,7 @@ class TextPage:
         return answer_of_layer(steps)
 
     def _about(self, name: str) -> str:
-        if name == demo_model():
-            return f"The model of the package: {self.service.describe(name)}; {NOTE}"
-        return f"{public_name(name)}: {self.service.describe(name)}"
+        return f"{knowledge(name)}. {self.service.describe(name)}"
 
     def _name(self, request: dict[str, Any]) -> str:
         """The model of a request.
@@ -143,4 +126,4 @@ class TextPage:
         """Its files and functions."""
         calls = (self.load, self.translate, self.attend, self.inside)
         views = {"start": lambda _: self.start(), **{call.__name__: call for call in calls}}
-        return page_of_component(TITLE, Path(__file__).parent, views, scripts=SCRIPTS)
+        return Page(page_files({"engine": "service"}), views)

@@ -22,6 +22,7 @@ FIELDS = {
     "seed": ("seed", int, 0, 2**32 - 1),
     "min_new_tokens": ("minimum length", int, 1, MAX_NEW_TOKENS),
     "max_new_tokens": ("maximum length", int, 1, MAX_NEW_TOKENS),
+    "length_penalty": ("length penalty", float, 0, 5),
 }
 
 
@@ -49,6 +50,7 @@ class Lengths:
     Attributes:
         min_new_tokens: at least, without the end token.
         max_new_tokens: at most, with the end token.
+        length_penalty: exponent of the penalty, which favours long translations (6.1).
 
     Raises:
         ValueError: the minimum is above the maximum.
@@ -56,6 +58,7 @@ class Lengths:
 
     min_new_tokens: int | None = None
     max_new_tokens: int | None = None
+    length_penalty: float | None = None
 
     def __post_init__(self) -> None:
         least, most = self.min_new_tokens, self.max_new_tokens
@@ -64,7 +67,7 @@ class Lengths:
                 f"The minimum length of {least} tokens is above the maximum of {most}: lower it."
             )
 
-    def given(self) -> dict[str, int]:
+    def given(self) -> dict[str, float]:
         """Those that are given, for `generate()`."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 

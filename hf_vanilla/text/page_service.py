@@ -3,6 +3,7 @@
 It stores nothing about a visitor.
 """
 
+import copy
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -129,12 +130,15 @@ class Service:
         search.lengths.check(found)
         with _any_error_of(name):
             weights = attentions(model, tokenizer, sentence, translation=found[0].ids)
+        settings = copy.copy(model.generation_config)
+        if search.lengths.length_penalty is not None:
+            settings.length_penalty = search.lengths.length_penalty
         return Result(
             model=name,
             sentence=sentence,
             hypotheses=found,
             steps=steps,
-            settings=model.generation_config,
+            settings=settings,
             attentions=weights,
             has_layers=has_layer_steps(model),
         )

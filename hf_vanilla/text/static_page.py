@@ -34,8 +34,10 @@ logger = logging.getLogger(__name__)
 
 VIEWS, ENGINE = Path(__file__).parent / "views", Path(__file__).parents[1] / "app" / "engine"
 # each in the order in which one needs the other
-PAGE_FILES = ("drawing.js", "attention.js", "compare.js", "tree.js", "layer.js", "overview.js")
-PAGE_FILES += ("download.js", "address.js", "connection.js", "page.js")
+PAGE_FILES = (
+    *("drawing.js", "attention.js", "compare.js", "tree.js", "layer.js", "overview.js"),
+    *("download.js", "address.js", "connection.js", "page.js"),
+)
 WORKER_FILES = ("answer.js", "worker.js")
 ENGINE_FILES = ("tokenizer.js", "model.js", "search.js", "index.js")
 MODEL_FILES = (
@@ -45,6 +47,7 @@ MODEL_FILES = (
     "tokenizer_config.json",
     "model.safetensors",
 )
+DEMO_KNOWS = "Translates: en to de. Trained on: number words from 0 to 999,999"
 TITLE = "Attention Is All You Need: watch it translate"
 DTYPES = ("bfloat16", "int8", "float32")
 # of the package's model
@@ -111,7 +114,7 @@ def write_page(options: PageOptions) -> Path:
             saved = stack.enter_context(tempfile.TemporaryDirectory())
         else:
             output = Path(options.output)
-            saved = stack.enter_context(whole_folder(options.output))
+            saved = str(stack.enter_context(whole_folder(options.output)))
         facts = [_write_model(name, options.dtype, Path(saved)) for name in models]
         if options.single_file:
             write_text(output, _single_file(options, facts, Path(saved)))
@@ -199,6 +202,8 @@ def _other_parts(file: dict[str, Any]) -> list[str]:
 
 def knowledge(name: str) -> str:
     """What the model's card says that it translates; without a card, the model's name."""
+    if name == demo_model():
+        return DEMO_KNOWS
     card = Path(name) / REPOCARD_NAME
     lines = _CARD_LINE.findall(card.read_text(encoding="utf-8")) if card.is_file() else []
     return ". ".join(line.removeprefix("- ") for line in lines) or f"The model {public_name(name)}"

@@ -21,8 +21,9 @@ from hf_vanilla.text.attentions import (
     word_starts,
 )
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.page import EXAMPLES, TextPage
+from hf_vanilla.text.page import TextPage
 from hf_vanilla.text.page_answer import direction
+from hf_vanilla.text.static_page import EXAMPLES
 
 SENTENCE = "three one four"
 
@@ -205,7 +206,7 @@ def test_examples_are_those_of_the_packages_model(trained_run):
     assert TextPage(demo_model()).start()["examples"] == list(EXAMPLES)
     own = TextPage(str(trained_run)).start()
     assert (own["examples"], own["isFixed"]) == ([], True)
-    assert own["about"].startswith("trained: ")  # no path of the server
+    assert own["about"].startswith("Translates: en to de. ")
     assert "1 + 1 layers, 2 + 2 heads" in own["about"]
 
 

@@ -3,7 +3,7 @@
 import { load } from "./engine/index.js";
 
 const CROSS = "cross-attention", ENCODER = "encoder self-attention", DECODER = "decoder self-attention";
-const ALTERNATIVES = 5, MAX_TOKENS = 256, CHARACTERS_PER_TOKEN = 20, MAX_BEAMS = 10, MAX_NEW_TOKENS = 512;
+const ALTERNATIVES = 5, MAX_TOKENS = 512, CHARACTERS_PER_TOKEN = 20, MAX_BEAMS = 10, MAX_NEW_TOKENS = 512;
 const NAMED_FROM = 0.4, SPREAD_FROM = 0.75, FOCUSED_BELOW = 0.5, FEW = 64;
 const UNFAMILIAR = "the text is split into letters or bytes, unlike the text that the model was trained on: its translation is probably wrong";
 const BLANK = /[\p{White_Space}\x1c-\x1f]/u, RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufeff]/;

@@ -28,7 +28,7 @@ export function headOf(attention, { kind, layer, head }) {
 
 const shown = ({ attention, state }) => headOf(attention, state);
 
-export function nameOfHead({ attention, state: { kind, layer, head } }) {
+function nameOfHead({ attention, state: { kind, layer, head } }) {
   return `${kind}, layer ${layer}, ${head === MEAN ? `mean of ${attention.kinds[kind].shape[1]} heads` : `head ${head}`}`;
 }
 
@@ -54,7 +54,7 @@ export const byQuery = {
   frame: (index) => ({ query: index, key: null }),
 };
 
-function sayWeights(now) {
+export function sayWeights(now) {
   const { state } = now, { queries, keys, rows } = shown(now), name = nameOfHead(now);
   const start = `${name[0].toUpperCase()}${name.slice(1)}: ${quoted(queries[state.query])}`;
   if (state.key === null) return `${start} attends to ${heaviest(rows[state.query], keys)}.`;

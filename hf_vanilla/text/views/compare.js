@@ -1,5 +1,5 @@
 // View of two translations side by side: of one sentence, of two sentences, or of two models.
-import { byQuery, drawMap, headOf, MEAN, nameOfHead } from "./attention.js";
+import { byQuery, drawMap, headOf, MEAN, sayWeights } from "./attention.js";
 import { box, colours, fitted, LEAST, quoted, shape, write } from "./drawing.js";
 
 /** The chosen translation as a side; the other side is `now.other`, or null. */
@@ -46,7 +46,6 @@ export const compare = {
   say(now) {
     const [first, other] = sides(now), start = `${quoted(first.hypothesis.text)} has the score ${first.hypothesis.score.toFixed(3)}`;
     if (!other) return `${start}. Nothing to compare with is chosen.`;
-    const name = nameOfHead(now);
-    return `${start}, ${quoted(other.hypothesis.text)} ${other.hypothesis.score.toFixed(3)}. Bars are the probabilities of the tokens. ${name[0].toUpperCase()}${name.slice(1)}.`;
+    return `${start}, ${quoted(other.hypothesis.text)} ${other.hypothesis.score.toFixed(3)}. ${sayWeights(now)}`;
   },
 };

@@ -347,7 +347,7 @@ at(".example").addEventListener("click", () => {
   translate();
 });
 at(".search").addEventListener("change", () => {
-  document.body.classList.toggle("samples", settingsAsked().search === "sampling");
+  samples();
   if (at("#source").value.trim()) translate();
 });
 at(".models").addEventListener("submit", (event) => {
@@ -416,6 +416,8 @@ window.addEventListener("hashchange", () => openAddress());
 
 // --- start ----------------------------------------------------------------------------------------
 
+const samples = () => document.body.classList.toggle("samples", settingsAsked().search === "sampling");
+
 /** Translate what the address says; false: it says nothing. */
 async function openAddress() {
   const found = readAddress(model, [...document.querySelectorAll(".search [name]")].map((field) => field.name));
@@ -423,6 +425,7 @@ async function openAddress() {
   if (found.text) {
     at("#source").value = found.text;
     for (const [name, text] of Object.entries(found.settings)) at(`.search [name=${name}]`).value = text;
+    samples();
     for (const name of ["otherText", "otherModel"]) if (found.changes[name]) at(`.${name}`).value = found.changes[name];
     await translate({ key: null, source: null, ...found.changes });
     if (found.changes.present) present(true);
