@@ -71,7 +71,8 @@ def distill(options: DistillOptions) -> str:
             teacher or other text, or no translation is left.
         OSError: a file or model cannot be read, or the folder cannot be written.
     """
-    recipe, output = read_recipe(["--recipe", options.student]), Path(options.output)
+    initial = ["--initial_model", options.teacher] if options.has_model else []
+    recipe, output = read_recipe(["--recipe", options.student, *initial]), Path(options.output)
     _check_files(options, recipe)
     start = output / "start"
     candidates = CANDIDATES if options.has_model and options.target else 1
@@ -117,11 +118,6 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
         raise ValueError(
             f"--student {options.student}: give a recipe of translation with validation_source and "
             "validation_target, on which teacher and student are compared"
-        )
-    if options.has_model and data.tokenizer is not None:
-        raise ValueError(
-            f"--student {options.student}: tokenizer={data.tokenizer!r}: a student has the "
-            "vocabulary of its teacher; leave tokenizer out"
         )
     others = [options.target] if options.target else []
     others += [] if options.has_model else [options.teacher]

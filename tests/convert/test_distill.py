@@ -116,7 +116,7 @@ def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_written(
     cases = (
         ({}, {"model": {"decoder_layers": 3}}, "decoder_layers=3 and its teacher .* 1"),
         ({}, {"model": {"d_model": 24}}, "d_model is 16 there and 24 here"),
-        ({}, {"tokenizer": "elsewhere"}, "the vocabulary of its teacher"),
+        ({}, {"tokenizer": "elsewhere"}, "the model has its own tokenizer"),
         ({}, {"validation_source": None, "validation_target": None}, "validation_source and"),
         ({"source": "nowhere"}, {}, "nowhere"),
         ({"teacher": str(tmp_path / "nobody")}, {}, "nobody"),
