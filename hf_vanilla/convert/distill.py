@@ -6,7 +6,7 @@ Its folder stays, and the same command goes on where a stopped one was.
 
 import logging
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
 from hf_vanilla.text.loading import load_translator, require_float
+from hf_vanilla.text.shards import cell
 from hf_vanilla.text.speed import times_as_fast
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, read_recipe
@@ -208,20 +209,24 @@ def _chosen(
         for pair in read_pairs(options.source, options.teacher):
             yield pair["source"], pair["target"], 0.0
         return
-    rows = [
+    rows = deque(
         (source, target, float(score))
         for shard in sorted(folder.glob("*.tsv"))
         for source, target, score in (line.split("\t") for line in read_lines(shard))
-    ]
+    )
     if options.target is None:
         yield from rows
         return
     from sacrebleu.metrics import CHRF
 
     chrf = CHRF()
-    for number, reference in enumerate(read_lines(options.target)):
-        some = rows[number * candidates : (number + 1) * candidates]
-        yield max(some, key=lambda row: chrf.sentence_score(row[1], [reference]).score)
+    for pair in read_pairs(options.source, options.target):
+        source, some = cell(pair["source"]), []
+        # a line that is blank or has failed has no rows
+        while rows and rows[0][0] == source and len(some) < candidates:
+            some.append((chrf.sentence_score(rows[0][1], [pair["target"]]).score, rows.popleft()))
+        if some:
+            yield max(some, key=lambda scored: scored[0])[1]
 
 
 # --- student ------------------------------------------------------------------------------------

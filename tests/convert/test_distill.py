@@ -43,16 +43,17 @@ def options_of(folder, teacher, corpus_files, recipe, **changes):
 
 
 def test_a_student_is_trained_quantized_and_compared_and_a_second_call_does_nothing(
-    corpus_files, trained_run, tmp_path, caplog
+    corpus_files, trained_run, tmp_path, caplog, monkeypatch
 ):
     caplog.set_level("INFO")
-    options = options_of(
-        tmp_path,
-        trained_run,
-        corpus_files,
-        student(tmp_path, corpus_files),
-        target=corpus_files["train_target"],
-    )
+    files = {}
+    for side in ("source", "target"):  # with a blank line and a tab, and so without rows for one
+        first, second, *rest = read_lines(corpus_files[f"train_{side}"])
+        files[side] = str(tmp_path / side)
+        text = "\n".join([first, "", "\t", second, *rest, ""])
+        Path(files[side]).write_text(text, encoding="utf-8")
+    recipe = student(tmp_path, corpus_files)
+    options = options_of(tmp_path, trained_run, corpus_files, recipe, **files)
     table, out = distill(options), Path(options.output)
     shown = [line for line in caplog.messages if line.startswith("hf-vanilla ")]
     commands = [line.split()[1] for line in shown]
@@ -69,16 +70,17 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_does_noth
     assert table in (out / "student" / "README.md").read_text()
     model, _ = load_translator(str(out / "student"))
     assert model.config.d_model == small_run.MODEL["d_model"]
-    files = [out / "start/model.safetensors", out / "student_int8/model.safetensors"]
-    before = [file.stat().st_mtime_ns for file in files], small_run.weights(out / "student")
-    distill(options)
-    assert before[0] == [file.stat().st_mtime_ns for file in files]
+    written = [out / "start/model.safetensors", out / "student_int8/model.safetensors"]
+    before = [file.stat().st_mtime_ns for file in written], small_run.weights(out / "student")
+    monkeypatch.setattr(module, "_comparison", lambda *_: table)
+    assert distill(options) == table
+    assert before[0] == [file.stat().st_mtime_ns for file in written]
     assert all((before[1][k] == w).all() for k, w in small_run.weights(out / "student").items())
     assert (out / "student" / "README.md").read_text().count("Beside its teacher") == 1
     other = tmp_path / "other"
     shutil.copytree(trained_run, other)
     with pytest.raises(ValueError, match="earlier run"):
-        distill(options_of(tmp_path, other, corpus_files, options.student, target=options.target))
+        distill(options_of(tmp_path, other, corpus_files, recipe, **files))
 
 
 def test_ready_translations_need_no_teacher_and_odd_pairs_are_dropped(
