@@ -112,6 +112,19 @@ ROWS = {
         ("quantize --model text --output int8", "int8$", "", "int8/model.safetensors"),
         ("quantize --model text --output text", 1, "text"),
     ),
+    "distill": (
+        (
+            "distill --teacher text --source two.txt --student student.yaml --output distilled",
+            r"^\| distilled/student \| \d",
+            "hf-vanilla quantize --model distilled/student",
+            "distilled/report.md",
+        ),
+        (
+            "distill --teacher text --source two.txt --student numbers --output none",
+            1,
+            "give a recipe of translation with validation_source",
+        ),
+    ),
     "plot": (
         ("plot attention --model text --sentence one --output p.png", "p.png$", "", "p.png"),
         ("plot atention", 2, "did you mean 'attention'?"),
@@ -181,6 +194,7 @@ def typed(shell, tmp_path_factory):
     options = {**small_run.TRAINING, **files, "max_steps": 2, "average_checkpoints": 1}
     sweep["options"] = {**options, "model": small_run.MODEL}
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    (folder / "student.yaml").write_text(yaml.safe_dump(options))
     with hub_server.HubServer() as hub:
         told = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": hub_server.TOKEN, "SMALLER": "1"}
 

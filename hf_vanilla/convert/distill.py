@@ -6,7 +6,7 @@ Its folder stays, and the same command goes on where a stopped one was.
 
 import logging
 import shlex
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
 from hf_vanilla.text.loading import load_translator, require_float
+from hf_vanilla.text.shards import cell
 from hf_vanilla.text.speed import times_as_fast
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, read_recipe
@@ -71,7 +72,8 @@ def distill(options: DistillOptions) -> str:
             teacher or other text, or no translation is left.
         OSError: a file or model cannot be read, or the folder cannot be written.
     """
-    recipe, output = read_recipe(["--recipe", options.student]), Path(options.output)
+    initial = ["--initial_model", options.teacher] if options.has_model else []
+    recipe, output = read_recipe(["--recipe", options.student, *initial]), Path(options.output)
     _check_files(options, recipe)
     start = output / "start"
     candidates = CANDIDATES if options.has_model and options.target else 1
@@ -117,11 +119,6 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
         raise ValueError(
             f"--student {options.student}: give a recipe of translation with validation_source and "
             "validation_target, on which teacher and student are compared"
-        )
-    if options.has_model and data.tokenizer is not None:
-        raise ValueError(
-            f"--student {options.student}: tokenizer={data.tokenizer!r}: a student has the "
-            "vocabulary of its teacher; leave tokenizer out"
         )
     others = [options.target] if options.target else []
     others += [] if options.has_model else [options.teacher]
@@ -212,20 +209,24 @@ def _chosen(
         for pair in read_pairs(options.source, options.teacher):
             yield pair["source"], pair["target"], 0.0
         return
-    rows = [
+    rows = deque(
         (source, target, float(score))
         for shard in sorted(folder.glob("*.tsv"))
         for source, target, score in (line.split("\t") for line in read_lines(shard))
-    ]
+    )
     if options.target is None:
         yield from rows
         return
     from sacrebleu.metrics import CHRF
 
     chrf = CHRF()
-    for number, reference in enumerate(read_lines(options.target)):
-        some = rows[number * candidates : (number + 1) * candidates]
-        yield max(some, key=lambda row: chrf.sentence_score(row[1], [reference]).score)
+    for pair in read_pairs(options.source, options.target):
+        source, some = cell(pair["source"]), []
+        # a line that is blank or has failed has no rows
+        while rows and rows[0][0] == source and len(some) < candidates:
+            some.append((chrf.sentence_score(rows[0][1], [pair["target"]]).score, rows.popleft()))
+        if some:
+            yield max(some, key=lambda scored: scored[0])[1]
 
 
 # --- student ------------------------------------------------------------------------------------

@@ -311,7 +311,7 @@ def _rows(translator: Translator | TextTranslator, shard: Shard, n_best: int) ->
     read, kept = tee(_lines(shard))
     lists = _lists(translator, shard, read, n_best)
     for source, hypotheses in zip(kept, lists, strict=True):
-        cells = [(_cell(source), _cell(one.text), f"{one.score:.4f}") for one in hypotheses]
+        cells = [(cell(source), cell(one.text), f"{one.score:.4f}") for one in hypotheses]
         yield "".join("\t".join(row) + "\n" for row in cells)
 
 
@@ -322,7 +322,7 @@ def _lists(
     return translator.n_best(texts, n_best, first_line=shard.first_line)
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
     """A text in a column of a table: without tabs and line ends."""
     return text.translate({ord(end): " " for end in "\t\r\n"})
 

@@ -9,6 +9,7 @@ tags. Both rows have the same words.
 
 import argparse
 import html
+from itertools import takewhile
 from pathlib import Path
 
 from hf_vanilla import Translator
@@ -22,18 +23,17 @@ def tags_by_share(source: str, translation: str) -> str:
     """The words of a translation with the tags of the source at the same share of its words."""
     words = tagged_spans(translation)[0]
     length = max(len(tagged_spans(source)[0]), 1)
-    before: list[list[str]] = [[] for _ in range(len(words) + 1)]
-    after: list[list[str]] = [[] for _ in range(len(words) + 1)]
+    gaps: list[list[str]] = [[] for _ in range(len(words) + 1)]
     plain, last = "", 0
     for tag in TAG_NAME.finditer(source):
         plain += source[last : tag.start()]
         last = tag.end()
-        place = round(len(plain.split()) * len(words) / length)
-        (after if tag[1] else before)[place].append(tag.group())
-    texts = ["".join(after[0])]
-    for number, word in enumerate(words):
-        texts.append("".join(before[number]) + word + "".join(after[number + 1]))
-    return " ".join(texts).strip() + "".join(before[len(words)])
+        gaps[round(len(plain.split()) * len(words) / length)].append(tag.group())
+    text = ""
+    for word, tags in zip([*words, ""], gaps, strict=True):
+        closing = list(takewhile(lambda tag: tag.startswith("</"), tags))
+        text += "".join(closing) + " " + "".join(tags[len(closing) :]) + word
+    return " ".join(text.split())
 
 
 def main() -> None:

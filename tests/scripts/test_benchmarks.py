@@ -1,11 +1,14 @@
 """The benchmarks, each once and small: what they print, and what they refuse."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from hf_vanilla import demo_model
 
 pytestmark = pytest.mark.release
 
@@ -101,3 +104,18 @@ def test_rounds_that_cannot_be_measured_are_refused(corpus_files, trained_run, r
     done = benchmark("students.py", "--models", trained_run, *files, "--rounds", rounds)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_tags_by_alignment_are_compared_with_those_by_length(monkeypatch, tmp_path, capsys):
+    (tmp_path / "source").write_text("<b>forty-two</b>\nseven\n")
+    (tmp_path / "reference").write_text("<b>zweiundvierzig</b>\nsieben\n")
+    files = ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
+    monkeypatch.setattr("sys.argv", ["markup.py", "--model", demo_model(), *files])
+    names = runpy.run_path(str(BENCHMARKS / "markup.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    assert "1 lines with tags" in told
+    assert "| word alignment | 1 | 1 | 1.000 | 0.00 |" in told
+    assert "| share of the length | 1 | 1 | 1.000 | 0.00 |" in told
+    placed = names["tags_by_share"]("<a>one</a> <b>two three</b> four", "eins zwei drei vier")
+    assert placed == "<a>eins</a> <b>zwei drei</b> vier"
+    assert names["tags_by_share"]("one <b>two</b>", "") == "<b></b>"
