@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,7 @@ from num2words import num2words
 
 from hf_vanilla.commands import run
 
+WARM_UP_SECONDS = 15.0  # until torch has the memory of the largest batches
 BROKEN = (
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n{{{{{",
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n",
@@ -218,6 +219,7 @@ async def measure(options: ServeBenchmarkOptions) -> None:
         p50, p99 = np.percentile(await at_rate(service, sentences, half), [50, 99])
         value = f"p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms"
         show(f"at {half:.0f} requests/s", value)
+        await crowd(service, expected, replace(options, seconds=WARM_UP_SECONDS))
         before = service.mebibytes()
         counts = await crowd(service, expected, options)
         growth = 100 * (service.mebibytes() / before - 1)

@@ -66,10 +66,14 @@ def assert_same(ours, theirs, path):
         for index, pair in enumerate(zip(ours, theirs, strict=True)):
             assert_same(*pair, f"{path} {index}")
     elif path.endswith(" weights"):  # bytes
-        pair = [np.frombuffer(base64.b64decode(one), np.uint8).astype(int) for one in (ours, theirs)]
+        pair = [
+            np.frombuffer(base64.b64decode(one), np.uint8).astype(int) for one in (ours, theirs)
+        ]
         assert np.abs(pair[0] - pair[1]).max() <= 1, path
     else:
-        assert ours == (pytest.approx(theirs, abs=2e-4) if isinstance(ours, float) else theirs), path
+        assert ours == (pytest.approx(theirs, abs=2e-4) if isinstance(ours, float) else theirs), (
+            path
+        )
 
 
 @pytest.mark.slow
