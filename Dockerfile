@@ -18,5 +18,5 @@ VOLUME /srv/cache
 USER 1000
 EXPOSE 7860
 HEALTHCHECK --start-period=60s \
-    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:7860/', timeout=5)"]
+    CMD ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:7860/health', timeout=5)"]
 CMD ["hf-vanilla", "serve", "--host", "0.0.0.0", "--port", "7860"]

@@ -77,7 +77,7 @@ def run_in_forks(words):
     run_program(words)
 
 
-BENCHMARKS = ("train", "generate", "vit", "startup", "gpu")
+BENCHMARKS = ("train", "generate", "vit", "startup", "gpu", "serve")
 # these serve forever, need a network or several processes, or change the environment
 REPLACED = {
     **dict.fromkeys((f"benchmarks/{name}" for name in BENCHMARKS), only_read_options),

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -70,8 +71,9 @@ class Server:
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:
-        """Answer requests."""
-        self._server.run([self._listener])
+        """Answer requests; Ctrl-C is the usual end."""
+        with suppress(KeyboardInterrupt):
+            self._server.run([self._listener])
 
     def stop(self) -> None:
         """End `run` from another thread."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MOST_WAITING = 1024  # values in the queue
-BATCH_SIZE = 2048  # of a batch: its values times the largest of their sizes
+BATCH_SIZE = 1024  # of a batch: its values times the largest of their sizes
 
 
 class BusyError(Exception):

@@ -1,5 +1,6 @@
 """The page for image classifiers: what its function returns, and the page in headless Chromium."""
 
+import asyncio
 import base64
 import io
 
@@ -59,6 +60,20 @@ def test_the_page_is_chosen_by_the_kind_of_the_model(folder, trained_run):
     served = served_by([str(folder), str(trained_run)], Settings(), Worker())
     assert list(served.page.views) == ["look"]  # of the first model
     assert {"/v1/classify", "/translate"} <= served.calls.keys()
+
+
+def test_the_service_classifies_what_the_page_does_and_refuses_the_rest(folder, page):
+    classify = served_by([str(folder)], Settings(), Worker()).calls["/v1/classify"]
+    found = asyncio.run(classify({"image": sent(picture()), "top_k": 3}))
+    assert found == {"labels": page.look(sent(picture()), is_drawn=False)["labels"][:3]}
+    for body, problem in (
+        ([], "no JSON object"),
+        ({}, "This is no picture"),
+        ({"image": sent(picture()), "top_k": 0}, "top_k is not a number from 1 to 1000"),
+        ({"image": sent(picture()), "model": "other"}, "There is no model 'other'"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            asyncio.run(classify(body))
 
 
 def test_labels_and_attention_are_those_of_the_classifier(page):

@@ -1,5 +1,6 @@
 """The page for object detectors: what its function returns, and the page in headless Chromium."""
 
+import asyncio
 import base64
 import io
 
@@ -56,6 +57,20 @@ def in_255ths(weights):
 
 def test_the_page_is_chosen_by_the_kind_of_the_model(folder):
     assert "Objects" in served_by([str(folder)], Settings(), Worker()).page.files["index.html"]
+
+
+def test_the_service_detects_what_the_page_does(folder, page):
+    detect = served_by([str(folder)], Settings(), Worker()).calls["/v1/detect"]
+    found = asyncio.run(detect({"image": sent(picture()), "threshold": 0}))["objects"]
+    shown = page.look(sent(picture()))["objects"]
+    assert [(one["label"], one["score"]) for one in found] == [
+        (one["label"], one["score"]) for one in shown
+    ]
+    np.testing.assert_allclose(
+        [one["box"] for one in found], [np.multiply(one["box"], [96, 64] * 2) for one in shown]
+    )
+    with pytest.raises(ValueError, match="threshold is not a number from 0 to 1"):
+        asyncio.run(detect({"image": sent(picture()), "threshold": "much"}))
 
 
 def test_objects_and_attention_are_those_of_the_detector(page):

@@ -1,5 +1,6 @@
 """The page of trajectories: what its script gets, and the page in headless Chromium."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,25 @@ def test_a_drawn_path_has_the_futures_of_the_model(page):
     assert np.array(agent["looks"]).shape == (4, 5)  # modes, steps
     assert np.array(agent["looks"])[:, 0].tolist() == [0] * 4  # no displacement ends there
     assert_allclose(np.sum(agent["looks"], 1), 1, atol=5e-3)
+
+
+def test_the_service_forecasts_the_agents_of_the_last_frame(folder, tracks):
+    settings = Settings(tracks=tracks, frame_seconds=0.4)
+    forecast = served_by([folder], settings, Worker()).calls["/v1/forecast"]
+    rows = [[frame, name, frame, y] for frame in range(9) for name, y in (("ada", 0), ("ben", 2))]
+    found = asyncio.run(forecast({"rows": [*rows, [3, "cid", 1, 1]]}))
+    assert (found["frame"], found["agents"]) == (8, ["ada", "ben"])
+    past = np.stack((np.arange(4.0, 9), np.zeros(5)), 1)
+    futures, _ = predict(TracksPage(folder).model, past[None], np.ones((1, 5), bool))
+    assert_allclose(found["trajectories"][0], futures[0], atol=1e-3)
+    for body, problem in (
+        ({}, "rows is not a list"),
+        ({"rows": [[1, "ada", 0]]}, "A row is not a list"),
+        ({"rows": [[1, "ada", 0, float("nan")]]}, "finite"),
+        ({"rows": rows, "frames_per_step": 0}, "frames_per_step is not a number"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            asyncio.run(forecast(body))
 
 
 def test_a_frame_has_its_agents_with_what_really_came(page):
