@@ -332,7 +332,7 @@ def test_a_long_search_can_be_stopped(browser, one_file):
     page.tab.get_by_label("Beams").select_option("10")
     page.ask("Wie spät ist es bitte?")
     expect(page.tab.locator(".status")).to_contain_text(
-        "may not know such texts: the text is split"
+        "Note: the text is split into letters"
     )
     page.tab.get_by_label("Sentence", exact=True).first.fill("seven " * 100)
     buttons = "document.querySelector('.translate')"  # twice at once: the search takes a second

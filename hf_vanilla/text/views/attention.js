@@ -1,7 +1,6 @@
 // Views of attention weights: a map, lines, words, and all heads.
 import {
-  box, clamp, colours, fitted, heaviest, LEAST, made, moved, note, percent, place, quoted, range, rowHeight, shape,
-  textWidth, write,
+  box, clamp, colours, fitted, heaviest, LEAST, made, moved, percent, place, quoted, range, shape, textWidth, write,
 } from "./drawing.js";
 
 export const CROSS = "cross-attention", ENCODER = "encoder self-attention", DECODER = "decoder self-attention";
@@ -84,7 +83,7 @@ export function drawMap(root, room, { queries, keys, words, rows, isFromRight },
     else write(root, column(k) + wide / 2, top - 12, fitted(token, top - 14), { ...style, turn: -90 });
   });
   for (const [first, last] of spansOf(words[0], queries.length)) {
-    box(root, left - 7, top + first * cell + 2, 3, (last - first + 1) * cell - 4, { fill: paint.faint });
+    if (first <= played) box(root, left - 7, top + first * cell + 2, 3, (last - first + 1) * cell - 4, { fill: paint.faint });
   }
   for (const [first, last] of spansOf(words[1], keys.length)) {
     const start = Math.min(column(first), column(last));
@@ -124,7 +123,7 @@ export const map = {
 function drawLines(root, room, { queries, keys, rows, chosen, captions, selects }, played) {
   const paint = colours();
   const most = Math.max(queries.length, keys.length);
-  const high = clamp(rowHeight(), (room.height - 28) / most, 48);
+  const high = clamp(24, (room.height - 28) / most, 48);
   const side = Math.min(LABEL, room.width / 3), width = Math.min(room.width, 880);
   const at = (index) => 28 + (index + 0.5) * high;
   write(root, side, 10, captions[0], { anchor: "end", size: LEAST, fill: paint.faint });

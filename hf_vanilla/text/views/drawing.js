@@ -30,7 +30,6 @@ export const quoted = (token) => `“\u2068${token}\u2069”`;
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 export const signed = (value, digits = 2) => value.toFixed(digits).replace("-", "−");
 export const change = (changes) => JSON.stringify(changes);
-export const rowHeight = () => (matchMedia("(pointer: coarse)").matches ? 44 : 26);
 
 /** The index `by` steps further; from none (null), the first or the last. */
 export const moved = (index, by, count) => clamp(0, (index ?? (by > 0 ? -1 : count)) + by, count - 1);

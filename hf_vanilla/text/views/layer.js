@@ -54,7 +54,7 @@ const rowsOf = (now, vectors) => {
 /** Rows of name, formula, bars and numbers in a field, one above the other where it is narrow; returns their height. */
 export function drawSteps(root, rows, room, played = Infinity) {
   const paint = colours(), isNarrow = room.width < 640, left = isNarrow ? 0 : 310, wide = room.width - left;
-  const high = isNarrow ? clamp(64, room.height / rows.length, 120) : clamp(46, room.height / rows.length, 64);
+  const high = isNarrow ? clamp(64, room.height / rows.length, 120) : clamp(42, room.height / rows.length, 64);
   const small = { size: LEAST, fill: paint.faint }, label = (isNarrow ? room.width : left) - 8;
   rows.forEach(([name, formula, values, names], index) => {
     if (index > played) return;

@@ -45,7 +45,7 @@ function sublayer(side, row, name, x, steps, normed) {
 /** All boxes in the order of computation; `row` counts from the bottom of the figure. */
 function boxesOf(now, [own, masked, cross]) {
   const { attention: { kinds, steps }, state } = now, source = kinds[ENCODER].keys, read = kinds[DECODER].keys;
-  const attend = (vectors, keys) => headSteps(vectors, keys, shownKey(vectors.weights, null), BELOW);
+  const attend = (vectors, keys) => headSteps(vectors, keys, shownKey(vectors.weights, null), BELOW).slice(1);
   const feed = ({ normed, fed }) => [["x", BELOW, normed], ["feed-forward", FEED, fed]];
   const step = steps[state.query], likely = [step, ...step.others].sort((a, b) => b.probability - a.probability).slice(0, LIKELY);
   const names = likely.map(({ token }) => token), shares = likely.map(({ probability }) => probability);
@@ -55,8 +55,8 @@ function boxesOf(now, [own, masked, cross]) {
     ...sublayer(0, 3, "Self-attention", own.x, attend(own, source), own.normed),
     ...sublayer(0, 5, "Feed forward", own.normed, feed(own), own.output),
     ...inputBoxes(1, masked, read[state.query]),
-    ...sublayer(1, 3, "Masked self-attention", masked.x, attend(masked, read), masked.normed),
-    ...sublayer(1, 5, "Attention to the source", cross.x, attend(cross, source), cross.normed),
+    ...sublayer(1, 3, "Masked attention", masked.x, attend(masked, read), masked.normed),
+    ...sublayer(1, 5, "Cross-attention", cross.x, attend(cross, source), cross.normed),
     ...sublayer(1, 7, "Feed forward", cross.normed, feed(cross), cross.output),
     { side: 1, row: 9.5, name: "Linear", steps: [["x", "what leaves the last layer", cross.output], ["logits", "x Eᵀ, less log Σ exp: the best (3.4)", logits, names]] },
     { side: 1, row: 10.5, name: "Softmax", steps: [["probabilities", "softmax(logits), the best (3.4)", shares, names]] },

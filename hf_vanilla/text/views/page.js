@@ -251,9 +251,9 @@ const UNSURE_BELOW = 0.6; // mean probability of a token
 /** Score and probability, and the signs that the model does not know such texts. */
 function report({ hypotheses: [{ score, logProb, ids }], doubt }) {
   const probability = Math.exp(logProb / ids.length);
-  const reasons = [doubt, probability < UNSURE_BELOW && "it gives its own translation a low probability"].filter(Boolean);
-  const start = `Score ${score.toFixed(2)}, mean probability of a token ${percent(probability)}.`;
-  return reasons.length ? `The model may not know such texts: ${reasons.join("; ")}. ${start}` : start;
+  const unsure = probability < UNSURE_BELOW ? "the translation has a low probability: the model may not know such texts" : "";
+  const [noted, start] = [doubt ?? unsure, `Score ${score.toFixed(2)}, mean probability of a token ${percent(probability)}.`];
+  return noted ? `Note: ${noted}. ${start}` : start;
 }
 
 /** Translate the sentence or by the model to compare with. */
@@ -263,6 +263,7 @@ async function compareWith() {
   if (!found) return;
   showProblem(found.error ?? "");
   second = found.error ? null : found;
+  at(".status").textContent = report(answer);
   set({});
 }
 
