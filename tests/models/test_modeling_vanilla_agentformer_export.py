@@ -49,6 +49,7 @@ def test_an_exported_context_encoder_reads_any_number_of_scenes_and_agents():
         assert_close(theirs, ours, rtol=0, atol=1e-5)
 
 
+@pytest.mark.release
 @torch.no_grad()
 def test_onnx_reads_any_number_of_scenes_and_agents(tmp_path):
     pytest.importorskip("onnxscript")
