@@ -11,12 +11,20 @@ from hf_vanilla.text.engines import import_ctranslate2
 
 from . import ctranslate2
 from .onnx.files import DTYPES, require_onnx
+from .onnx.images import export_classifier, export_detector
+from .onnx.tracks import export_forecaster
+from .onnx.transformers_js import export_for_transformers_js
 from .onnx.translators import export_translator
 
 FORMATS = {"ctranslate2": ctranslate2.DTYPES, "onnx": DTYPES}  # and their dtypes
 # task: what writes a folder for ONNX Runtime
 ONNX = {
     "translation": export_translator,
+    "image_classification": export_classifier,
+    "object_detection": export_detector,
+    "trajectories": export_forecaster,
+    "joint_trajectories": export_forecaster,
+    "scene_trajectories": export_forecaster,
 }
 
 
@@ -35,8 +43,16 @@ class ExportOptions(Options):
         "float32", f"of the weights: {', '.join(ctranslate2.DTYPES)}; onnx: {', '.join(DTYPES)}"
     )
 
+    layout: str = option(
+        "plain",
+        "of ONNX files of a translator: plain, with translate.py; transformers.js, without search",
+        choices=("plain", "transformers.js"),
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.layout != "plain" and self.format != "onnx":
+            raise ValueError(f"layout={self.layout!r} needs --format onnx")
         if self.dtype not in FORMATS[self.format]:
             known = ", ".join(FORMATS[self.format])
             raise ValueError(f"dtype={self.dtype!r}: choose one of {known} for {self.format}")
@@ -64,6 +80,8 @@ def export(options: ExportOptions) -> Path:
     is_onnx = options.format == "onnx"
     (require_onnx if is_onnx else import_ctranslate2)()
     write = ONNX[task_or_default(options.model)] if is_onnx else ctranslate2.export_translator
+    if options.layout == "transformers.js":
+        write = export_for_transformers_js
     with whole_folder(options.output) as folder:
         write(options.model, folder, options.dtype)
     return Path(options.output)

@@ -10,7 +10,7 @@ finished hypothesis, since CTranslate2 knows no other end, and scores hypotheses
 first power.
 """
 
-import importlib
+import importlib.util
 import multiprocessing
 import statistics
 import sys
@@ -29,6 +29,7 @@ from transformers import AutoTokenizer, MarianMTModel, PreTrainedTokenizerBase
 
 from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.commands import run
+from hf_vanilla.convert.export import ExportOptions, export
 from hf_vanilla.convert.marian import to_marian
 from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.lines import read_lines
@@ -41,6 +42,8 @@ OURS = "hf_vanilla"
 TRANSLATOR = {f"hf_vanilla, Translator {dtype}": dtype for dtype in DTYPES}
 # by CTranslate2's names of what it computes in
 CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8_float32"}
+# the program of an exported folder, by its dtype
+ONNX = {f"ONNX Runtime {dtype}": dtype for dtype in ("float32", "int8")}
 LONGEST = 120  # tokens of a translation
 PAUSE = 0.25  # seconds between two turns: threads of the last engine may still be spinning
 
@@ -89,13 +92,13 @@ def prepare(options: BenchmarkOptions, folder: Path) -> None:
     model.save_pretrained(folder / "ours")
     tokenizer.save_pretrained(folder / "ours")
     to_marian(model).save_pretrained(folder / "marian")
-    try:
-        convert = importlib.import_module("hf_vanilla.convert.ctranslate2")
-        importlib.import_module("ctranslate2")
-    except ImportError:
-        return
-    given = {"model": str(folder / "ours"), "output": str(folder / "ctranslate2")}
-    convert.export_ctranslate2(convert.ExportCTranslate2Options(**given))
+    given = {"model": str(folder / "ours")}
+    if importlib.util.find_spec("ctranslate2"):
+        export(ExportOptions(**given, output=str(folder / "ctranslate2")))
+    if importlib.util.find_spec("onnxscript"):
+        for dtype in ONNX.values():
+            output = str(folder / f"onnx-{dtype}")
+            export(ExportOptions(**given, output=output, format="onnx", dtype=dtype))
 
 
 def engines(options: BenchmarkOptions, folder: Path) -> dict[str, Callable[[], Any]]:
@@ -106,6 +109,9 @@ def engines(options: BenchmarkOptions, folder: Path) -> dict[str, Callable[[], A
     if (folder / "ctranslate2").is_dir():
         for name, numbers in CTRANSLATE2.items():
             found[name] = lambda numbers=numbers: load_ctranslate2(options, folder, numbers)
+    for name, dtype in ONNX.items():
+        if (exported := folder / f"onnx-{dtype}").is_dir():
+            found[name] = lambda exported=exported: load_onnx(options, exported)
     return found
 
 
@@ -147,6 +153,21 @@ def load_ctranslate2(options: BenchmarkOptions, folder: Path, numbers: str) -> C
             max_decoding_length=LONGEST - 1,  # without the start token
         )
         return [tokenizer.convert_tokens_to_ids(each.hypotheses[0]) for each in found]
+
+    return generate
+
+
+def load_onnx(options: BenchmarkOptions, exported: Path) -> Callable[..., Any]:
+    """The search of an exported folder's translate.py on ids, as ids."""
+    spec: Any = importlib.util.spec_from_file_location("translate", exported / "translate.py")
+    program = sys.modules["translate"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    translator = program.Translator(exported, threads=options.threads)
+
+    def generate(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> list[list[int]]:
+        pairs = zip(input_ids, attention_mask, strict=True)
+        found = translator.search([row[mask.bool()].tolist() for row, mask in pairs])
+        return [hypotheses[0].ids for hypotheses in found]
 
     return generate
 

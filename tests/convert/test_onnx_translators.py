@@ -1,19 +1,20 @@
 """Translators in ONNX Runtime: the exported folder's search is ours, without torch."""
 
 import copy
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import SENTENCES
 from lively import SIZES, lively_model
+from onnx_folders import BLOCKED, runner_of
 
 from hf_vanilla import VanillaConfig, VanillaForSequenceClassification, train_tokenizer, translate
 from hf_vanilla.convert.export import ExportOptions, export
 from hf_vanilla.convert.onnx import files
+from hf_vanilla.convert.onnx import transformers_js as js
 from hf_vanilla.convert.onnx.translators import RUNNER
 from hf_vanilla.text.n_best import n_best_of_rows
 
@@ -21,12 +22,6 @@ for name in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(name)
 
 BEAMS = 4
-# runs a program where torch and transformers cannot be imported
-BLOCKED = """import runpy, sys
-sys.modules.update(torch=None, transformers=None, hf_vanilla=None)
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def lively_translator(**changes):
@@ -35,14 +30,6 @@ def lively_translator(**changes):
     model = lively_model(vocab_size=283, d_model=24, **changes).float()
     model.generation_config.num_beams = BEAMS
     return model
-
-
-def runner_of(folder, name="translate"):
-    spec = importlib.util.spec_from_file_location(f"exported_{name}", Path(folder) / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +191,35 @@ def test_shapes_of_other_models_give_the_same_hypotheses(tokenizer, tmp_path, mo
     close = runner_of(small).Translator(small, threads=1).search(rows)
     for one, other in zip(found, close, strict=True):
         assert other[0].score == pytest.approx(one[0].score, abs=0.3)
+
+
+@pytest.mark.release
+def test_the_layout_of_transformers_js_decodes_greedily_as_we_do(tokenizer, tmp_path):
+    """As transformers.js calls the graphs: an empty cache first, then what the last step gave."""
+    runtime = pytest.importorskip("onnxruntime")
+    ours = lively_translator(decoder_attention_heads=3)
+    ours.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    given = {"model": str(tmp_path / "ours"), "format": "onnx", "layout": "transformers.js"}
+    folder = export(ExportOptions(output=str(tmp_path / "js"), **given))
+    encoder = runtime.InferenceSession(folder / "onnx" / "encoder_model.onnx")
+    decoder = runtime.InferenceSession(folder / "onnx" / "decoder_model_merged.onnx")
+    past_inputs = [i for i in decoder.get_inputs() if i.name.startswith("past_key_values")]
+    assert {i.shape[0] for i in past_inputs} == {"batch_size"}
+    for row in source_rows(6):
+        ids = torch.tensor([row])
+        expected = ours.generate(ids, num_beams=1, max_new_tokens=12)[0].tolist()
+        mask = torch.ones_like(ids).numpy()
+        (states,) = encoder.run(None, {"input_ids": ids.numpy(), "attention_mask": mask})
+        past = {i.name: np.zeros((1, 3, 0, 8), np.float32) for i in past_inputs}
+        found = [0]
+        while len(found) < len(expected):
+            step = {"input_ids": np.array([found[-1:]]), "encoder_hidden_states": states}
+            logits, *present = decoder.run(None, {"encoder_attention_mask": mask, **step, **past})
+            past = dict(zip(past, present, strict=True))
+            found.append(int(logits[0, -1].argmax()))
+        assert found == expected
+    with pytest.raises(ValueError, match="3 heads in the encoder and 2 in the decoder"):
+        js.check_layout(lively_translator())
+    with pytest.raises(ValueError, match=r"layout='transformers\.js' needs --format onnx"):
+        ExportOptions(model="m", output="o", layout="transformers.js")

@@ -55,24 +55,6 @@ def test_an_exported_program_gives_the_boxes_of_padded_batches_of_other_sizes(mo
 
 
 @pytest.mark.release
-def test_onnx_runtime_gives_the_boxes_of_padded_batches_of_other_sizes(model, tmp_path):
-    for name in ("onnx", "onnxscript"):
-        pytest.importorskip(name)
-    runtime = pytest.importorskip("onnxruntime")
-    path = tmp_path / "detr.onnx"
-    torch.onnx.export(model, batch(2, 64, 80), dynamic_shapes=dynamic(), dynamo=True).save(path)
-    session = runtime.InferenceSession(path)
-    for size in ((3, 96, 72), (2, 80, 120)):
-        given = batch(*size)
-        names = (each.name for each in session.get_inputs())
-        inputs = {name: value.numpy() for name, value in zip(names, given, strict=True)}
-        with torch.no_grad():
-            ours = model(*given)
-        for mine, other in zip(ours, session.run(None, inputs), strict=True):
-            assert_close(torch.from_numpy(other), mine, atol=1e-4, rtol=0)
-
-
-@pytest.mark.release
 @torch.no_grad()
 def test_a_compiled_detector_gives_the_same_boxes(model):
     given = batch(2, 64, 80)

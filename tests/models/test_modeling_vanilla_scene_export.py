@@ -71,18 +71,3 @@ def test_an_exported_program_reads_any_number_of_scenes_agents_lanes_and_points(
     program = torch.export.export(model, inputs(), dynamic_shapes=SHAPES, strict=False).module()
     given = inputs(count=3, agents=6, lanes=7, points=5)
     assert_same(program(*given), model(*given), given[2].bool())
-
-
-@pytest.mark.release
-@torch.no_grad()
-def test_onnx_reads_any_number_of_scenes_agents_lanes_and_points(tmp_path):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    model = Futures("early full").eval()
-    program = torch.onnx.export(model, inputs(), dynamic_shapes=SHAPES, dynamo=True)
-    program.save(tmp_path / "model.onnx")
-    session = runtime.InferenceSession(tmp_path / "model.onnx")
-    given = inputs(count=3, agents=6, lanes=7, points=5)
-    names = [entry.name for entry in session.get_inputs()]
-    found = session.run(None, dict(zip(names, (part.numpy() for part in given), strict=True)))
-    assert_same([torch.from_numpy(part) for part in found], model(*given), given[2].bool())

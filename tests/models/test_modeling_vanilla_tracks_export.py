@@ -1,6 +1,5 @@
 """Export of the forecasters: torch.export and ONNX with any number of agents."""
 
-import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
@@ -75,19 +74,3 @@ def test_the_exported_step_repeated_is_the_rollout():
         steps = torch.cat((steps, program(past, mask, steps).unsqueeze(1)), dim=1)
     rollout = model.model(past, mask).trajectories[:, 0]
     assert_close(axes.positions(steps), rollout, **NEAR)
-
-
-@pytest.mark.release
-@torch.no_grad()
-def test_onnx_forecasts_any_number_of_agents(tmp_path):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    model = Modes().eval()
-    program = torch.onnx.export(model, agents(3), dynamic_shapes=MODES, dynamo=True)
-    program.save(tmp_path / "model.onnx")
-    session = runtime.InferenceSession(tmp_path / "model.onnx")
-    names = [entry.name for entry in session.get_inputs()]
-    past, mask = agents(7)
-    found = session.run(None, dict(zip(names, (past.numpy(), mask.numpy()), strict=True)))
-    for ours, theirs in zip(model(past, mask), found, strict=True):
-        assert_close(torch.from_numpy(theirs), ours, rtol=0, atol=1e-4)

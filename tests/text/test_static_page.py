@@ -331,9 +331,7 @@ def test_a_long_search_can_be_stopped(browser, one_file):
     page.tab.get_by_text("How to search").click()
     page.tab.get_by_label("Beams").select_option("10")
     page.ask("Wie spät ist es bitte?")
-    expect(page.tab.locator(".status")).to_contain_text(
-        "Note: the text is split into letters"
-    )
+    expect(page.tab.locator(".status")).to_contain_text("Note: the text is split into letters")
     page.tab.get_by_label("Sentence", exact=True).first.fill("seven " * 100)
     buttons = "document.querySelector('.translate')"  # twice at once: the search takes a second
     page.tab.evaluate(f"{buttons}.click(), {buttons}.click()")

@@ -42,12 +42,17 @@ AttentionInterface.register(PLAIN, plain_attention)
 
 
 class EncoderGraph(nn.Module):
-    """Source ids to states, and to the source's keys and values for each layer of the decoder."""
+    """Source ids to states, and to the source's keys and values for each layer of the decoder.
 
-    def __init__(self, model: VanillaForConditionalGeneration) -> None:
+    Args:
+        model: of the translator.
+        has_cache: False for the states alone.
+    """
+
+    def __init__(self, model: VanillaForConditionalGeneration, *, has_cache: bool = True) -> None:
         super().__init__()
         self.encoder: Any = model.model.encoder
-        self.layers: Any = model.model.decoder.layers
+        self.layers: Any = model.model.decoder.layers if has_cache else []
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         """Encode `(B, S)` ids with their mask `(B, S)`, 1 = real token.

@@ -125,17 +125,20 @@ def written_decoding(model: VanillaForConditionalGeneration) -> GenerationConfig
     return decoding
 
 
-def write_encoder(model: VanillaForConditionalGeneration, path: Path, dtype: str) -> None:
+def write_encoder(
+    model: VanillaForConditionalGeneration, path: Path, dtype: str, *, has_cache: bool = True
+) -> None:
     """Write the graph of `EncoderGraph`."""
     ids = torch.ones(2, 5, dtype=torch.long)
+    if has_cache:
+        outputs = ["encoder_hidden_states", *_slots("source", model)]
+    else:
+        outputs = ["last_hidden_state"]
     write_graph(
-        EncoderGraph(model),
+        EncoderGraph(model, has_cache=has_cache),
         (ids, ids.clone()),  # one tensor would become one input
         path,
-        names=(
-            ["input_ids", "attention_mask"],
-            ["encoder_hidden_states", *_slots("source", model)],
-        ),
+        names=(["input_ids", "attention_mask"], outputs),
         sizes=({0: ANY, 1: ANY}, {0: ANY, 1: ANY}),
         dtype=dtype,
     )

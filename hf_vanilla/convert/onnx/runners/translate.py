@@ -54,7 +54,8 @@ class Translator:
         folder, options = Path(folder), SessionOptions()
         saved = json.loads((folder / "generation_config.json").read_text("utf-8"))
         settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-        self.config = {"length_penalty": 1.0, "early_stopping": False, **saved, **decoding}
+        given = {name: value for name, value in (saved | decoding).items() if value is not None}
+        self.config = {"length_penalty": 1.0, "early_stopping": False, **given}
         self.beams, self.end = self.config.get("num_beams") or 1, self.config["eos_token_id"]
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.encode_special_tokens = settings.get("split_special_tokens", False)

@@ -1,0 +1,51 @@
+"""Label images with ONNX Runtime; needs numpy, onnxruntime and pillow, nothing else.
+
+python classify.py IMAGE ... > labels.csv
+classify.Classifier("FOLDER").probabilities([PIL.Image.open("a.png")])
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from onnxruntime import InferenceSession
+from PIL import Image, ImageOps
+
+
+class Classifier:
+    """The model of a folder; `labels` are its classes."""
+
+    def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
+        folder = Path(folder)
+        self.settings = json.loads((folder / "preprocessor_config.json").read_text("utf-8"))
+        names = json.loads((folder / "config.json").read_text("utf-8"))["id2label"]
+        self.labels = [names[str(index)] for index in range(len(names))]
+        self.session = InferenceSession(folder / "model.onnx")
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """`(3, H, W)` float32: in the model's size, scaled and normalized."""
+        settings, size = self.settings, self.settings["size"]
+        image = ImageOps.exif_transpose(image).convert("RGB")
+        image = image.resize((size["width"], size["height"]), settings["resample"])
+        values = np.asarray(image, np.float32) * np.float32(settings["rescale_factor"])
+        mean, deviation = (np.array(settings[n], np.float32) for n in ("image_mean", "image_std"))
+        return ((values - mean) / deviation).transpose(2, 0, 1)
+
+    def probabilities(self, images: list[Image.Image]) -> np.ndarray:
+        """`(B, C)`: one row for each image; they sum to 1 over the labels."""
+        pixels = np.stack([self.pixels(image) for image in images])
+        (logits,) = self.session.run(None, {"pixel_values": pixels})
+        weights = np.exp(logits - logits.max(1, keepdims=True))
+        return weights / weights.sum(1, keepdims=True)
+
+
+if __name__ == "__main__":
+    classifier = Classifier()
+    for path in sys.argv[1:]:
+        try:
+            probabilities = classifier.probabilities([Image.open(path)])[0]
+        except (ValueError, OSError) as error:
+            sys.exit(f"error: {path}: {error}")
+        best = int(probabilities.argmax())
+        print(path, classifier.labels[best], f"{probabilities[best]:.4f}", sep=",")

@@ -1,0 +1,59 @@
+"""Find objects with ONNX Runtime; needs numpy, onnxruntime and pillow, nothing else.
+
+python detect.py IMAGE ... > objects.csv
+detect.Detector("FOLDER").detect(PIL.Image.open("a.png"), threshold=0.7)
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from onnxruntime import InferenceSession
+from PIL import Image, ImageOps
+
+
+class Detector:
+    """The model of a folder; `labels` are its classes."""
+
+    def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
+        self.settings = json.loads((Path(folder) / "preprocessor_config.json").read_text("utf-8"))
+        names = json.loads((Path(folder) / "config.json").read_text("utf-8"))["id2label"]
+        self.labels = [names[str(index)] for index in range(len(names))]
+        self.session = InferenceSession(Path(folder) / "model.onnx")
+
+    def pixels(self, image: Image.Image) -> np.ndarray:
+        """`(1, 3, H, W)` float32: resized as in training, scaled and normalized."""
+        settings, size, (short, long) = self.settings, self.settings["size"], sorted(image.size)
+        edge = min(size["shortest_edge"], size["longest_edge"] * short / long)
+        sides = (short, long) if round(edge) == short else (round(edge), int(edge * long / short))
+        sides = tuple(max(1, side) for side in (sides if image.width == short else sides[::-1]))
+        resized = image.convert("RGB").resize(sides, settings["resample"])
+        values = np.asarray(resized, np.float32) * np.float32(settings["rescale_factor"])
+        mean, deviation = (np.array(settings[n], np.float32) for n in ("image_mean", "image_std"))
+        return ((values - mean) / deviation).transpose(2, 0, 1)[None]
+
+    def detect(self, image: Image.Image, threshold: float = 0.7) -> list[tuple]:
+        """Label, score, left, top, right and bottom in pixels of each object, the surest first."""
+        pixels = self.pixels(image := ImageOps.exif_transpose(image))
+        mask = np.ones((1, *pixels.shape[2:]), np.int64)  # 0 where a batch has padding
+        logits, boxes = self.session.run(None, {"pixel_values": pixels, "pixel_mask": mask})
+        weights = np.exp(logits[0] - logits[0].max(1, keepdims=True))
+        scores = (weights / weights.sum(1, keepdims=True))[:, :-1]  # the last class: no object
+        middle, half = boxes[0, :, :2], boxes[0, :, 2:] / 2
+        corners = np.hstack((middle - half, middle + half)) * (image.size * 2)
+        order = np.argsort(-scores.max(1), kind="stable")[: (scores.max(1) >= threshold).sum()]
+        return [
+            (self.labels[scores[q].argmax()], float(scores[q].max()), *corners[q]) for q in order
+        ]
+
+
+if __name__ == "__main__":
+    detector = Detector()
+    for path in sys.argv[1:]:
+        try:
+            found = detector.detect(Image.open(path))
+        except (ValueError, OSError) as error:
+            sys.exit(f"error: {path}: {error}")
+        for label, score, *box in found:
+            print(path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box), sep=",")

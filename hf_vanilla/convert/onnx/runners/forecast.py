@@ -1,0 +1,59 @@
+"""Forecast agents with ONNX Runtime; needs numpy and onnxruntime, nothing else.
+
+    python forecast.py [FRAMES_PER_STEP] < tracks.csv > futures.csv
+
+tracks.csv has columns frame, agent, x, y; futures start at its newest frame. In Python:
+`forecast.Forecaster("FOLDER").predict(past, is_observed)`. A agents, T steps, M modes, L lanes.
+"""
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnxruntime import InferenceSession
+
+NO_LANES = np.zeros((1, 2, 2)), np.zeros((1, 2), bool), np.zeros(1, np.int64)  # all is masked
+
+
+class Forecaster:
+    """The model of a folder, which reads the last `observed_steps` steps of agents."""
+
+    def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
+        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
+        self.observed_steps = config["observed_steps"]
+        self.session = InferenceSession(Path(folder) / "model.onnx")
+        self.names = [each.name for each in self.session.get_inputs()]
+
+    def predict(self, past: Any, is_observed: Any, lanes: Any = NO_LANES) -> tuple[Any, Any]:
+        """Futures `(A, M, P, 2)` of one scene, and probabilities `(A, M)`, falling.
+
+        From positions `(A, T, 2)` and bool `(A, T)`, each last step observed; models of scenes also
+        read lanes: points `(L, S, 2)`, bool `(L, S)`, and numbers of their kinds `(L,)`.
+        """
+        is_scene = "agent_mask" in self.names
+        origin = past[:, -1:].mean(0, keepdims=True) if is_scene else past[:, -1:]
+        relative = np.where(is_observed[..., None], past - origin, 0).astype(np.float32)
+        points = np.where(lanes[1][..., None], lanes[0] - origin[0], 0).astype(np.float32)
+        values = [relative, is_observed, np.ones(len(past), bool), points, *lanes[1:]]
+        inputs = dict(zip(self.names, (v[None] if is_scene else v for v in values), strict=False))
+        tracks, logits = (each[0] if is_scene else each for each in self.session.run(None, inputs))
+        order = np.argsort(-logits, axis=1, kind="stable")
+        tracks = np.take_along_axis(tracks, order[..., None, None], 1) + origin[:, None]
+        weights = np.exp(logits - logits.max(1, keepdims=True))
+        return tracks, np.take_along_axis(weights / weights.sum(1, keepdims=True), order, 1)
+
+
+if __name__ == "__main__":
+    forecaster, rows = Forecaster(), list(csv.DictReader(sys.stdin))
+    seen = {(r["agent"], int(r["frame"])): (float(r["x"]), float(r["y"])) for r in rows}
+    frames = np.arange(1 - forecaster.observed_steps, 1) * int([*sys.argv, 1][1])
+    frames += max(frame for _, frame in seen)
+    agents = [a for a in dict.fromkeys(r["agent"] for r in rows) if (a, frames[-1]) in seen]
+    mask = np.array([[(agent, frame) in seen for frame in frames] for agent in agents])
+    past = np.array([[seen.get((agent, frame), (0, 0)) for frame in frames] for agent in agents])
+    for agent, modes, shares in zip(agents, *forecaster.predict(past, mask), strict=True):
+        for (mode, step), x in np.ndenumerate(modes[..., 0]):
+            print(agent, mode, step + 1, x, modes[mode, step, 1], shares[mode], sep=",")

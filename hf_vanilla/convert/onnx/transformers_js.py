@@ -1,0 +1,181 @@
+"""Export a translator to ONNX in the layout of transformers.js, the library for browsers and node.
+
+Its files have the names of Optimum's. transformers.js keeps keys and values of the source only by
+passing them back, so the decoder's graph computes them where the cache has none.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import EncoderDecoderCache
+
+from hf_vanilla.models.attention_vanilla import split_heads
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+
+from .files import write_graph
+from .graphs import cache_of, source_mask
+from .translators import ANY, empty_cache, load_for_export, write_encoder, written_decoding
+
+CACHES = [f"{side}.{kind}" for side in ("decoder", "encoder") for kind in ("key", "value")]
+# by this name, transformers.js gives an empty cache the size of the batch
+BATCH = torch.export.Dim("batch_size", max=65536)
+SUFFIXES = {"float32": "", "int8": "_quantized"}  # of file names, by transformers.js' dtype
+
+
+class MergedDecoderGraph(nn.Module):
+    """New target tokens to logits, with the cache of transformers' own search: a row per beam."""
+
+    def __init__(self, model: VanillaForConditionalGeneration) -> None:
+        super().__init__()
+        self.decoder: Any = model.model.decoder
+        self.lm_head: Any = model.lm_head
+
+    def forward(
+        self,
+        encoder_attention_mask: Tensor,
+        input_ids: Tensor,
+        encoder_hidden_states: Tensor,
+        past: list[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """One step, or several tokens at once.
+
+        Args:
+            encoder_attention_mask: `(B, S)`, 1 = real token.
+            input_ids: `(B, T)` int64.
+            encoder_hidden_states: `(B, S, D)`.
+            past: of each layer, own keys and values `(B, H, C, K)`, then those of the source
+                `(B, H, S, K)`, or with no slots.
+
+        Returns:
+            Logits `(B, T, V)`, and `past` with the new slots.
+        """
+        vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
+        length, slots = input_ids.shape[1], past[0].shape[2]
+        hidden_states = vectors + self.decoder.embed_positions(length, slots, vectors)
+        own = [past[i] for i in range(len(past)) if i % 4 < 2]
+        source = []
+        for layer, keys, values in zip(self.decoder.layers, past[2::4], past[3::4], strict=True):
+            of_source = layer.encoder_attn
+            missing = encoder_hidden_states[:, keys.shape[2] :]  # all or nothing
+            new_keys = split_heads(of_source.k_proj(missing), of_source.head_dim)
+            new_values = split_heads(of_source.v_proj(missing), of_source.v_head_dim)
+            source += [torch.cat((keys, new_keys), 2), torch.cat((values, new_values), 2)]
+        cache = EncoderDecoderCache(cache_of(own), cache_of(source))
+        ones = torch.ones(length, slots + length)
+        causal = torch.where(ones.tril(slots) == 1, 0.0, -1e9)  # (T, C + T)
+        for layer in self.decoder.layers:
+            hidden_states = layer(
+                hidden_states,
+                causal[None, None],
+                encoder_hidden_states,
+                source_mask(encoder_attention_mask),
+                past_key_values=cache,
+            )
+        logits = self.lm_head(self.decoder.layer_norm(hidden_states))
+        present: list[Tensor] = []
+        for index, layer in enumerate(cache.self_attention_cache.layers):
+            present += [layer.keys, layer.values, *source[2 * index : 2 * index + 2]]
+        return logits, *present
+
+
+def export_for_transformers_js(name: str, folder: Path, dtype: str) -> None:
+    """Write onnx/encoder_model.onnx, onnx/decoder_model_merged.onnx, tokenizer and configs.
+
+    transformers.js takes the model for one of Marian's, whose graphs have the same inputs. It has
+    no beam search: the written generation config is that of greedy search.
+
+    Args:
+        name: folder or Hub id of our model.
+        folder: to fill.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: the layout cannot express the model; the message names all reasons.
+    """
+    model, tokenizer = load_for_export(name)
+    check_layout(model)
+    graphs = folder / "onnx"
+    graphs.mkdir()
+    suffix = SUFFIXES[dtype]
+    write_encoder(model, graphs / f"encoder_model{suffix}.onnx", dtype, has_cache=False)
+    _write_decoder(model, graphs / f"decoder_model_merged{suffix}.onnx", dtype)
+    config = model.config.to_dict() | {"model_type": "marian", "architectures": ["MarianMTModel"]}
+    decoding = written_decoding(model)
+    greedy = {
+        "decoder_start_token_id": decoding.decoder_start_token_id,
+        "eos_token_id": decoding.eos_token_id,
+        "pad_token_id": decoding.pad_token_id,
+        "bad_words_ids": decoding.bad_words_ids,
+        "max_length": decoding.max_length or model.config.max_position_embeddings,
+        "num_beams": 1,
+    }
+    tokenizer.save_pretrained(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizer"
+    for file, values in (
+        ("config", config),
+        ("generation_config", {k: v for k, v in greedy.items() if v is not None}),
+        ("tokenizer_config", settings),
+    ):
+        (folder / f"{file}.json").write_text(f"{json.dumps(values, indent=2)}\n", "utf-8")
+
+
+def check_layout(model: VanillaForConditionalGeneration) -> None:
+    """Refuse shapes that transformers.js cannot make of Marian's config.
+
+    Raises:
+        ValueError: there are some; all are named.
+    """
+    config, reasons = model.config, []
+    heads = config.decoder_attention_heads
+    if config.encoder_attention_heads != heads:
+        reasons.append(
+            f"{config.encoder_attention_heads} heads in the encoder and {heads} in the decoder "
+            "(needed: equal numbers)"
+        )
+    if any(width * heads != config.d_model for width in config.head_widths(heads)):
+        reasons.append("head_dim or v_head_dim (needed: d_model / heads)")
+    if config.position_embedding_type != "sinusoidal":
+        reasons.append(f"{config.position_embedding_type} positions (needed: sinusoidal)")
+    if reasons:
+        raise ValueError(f"transformers.js cannot express this model: {'; '.join(reasons)}")
+
+
+def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: str) -> None:
+    batch, length, source, slots = 2, 3, 5, 4
+    own, of_source = empty_cache(model, batch, slots), empty_cache(model, batch, source)
+    past = [
+        states
+        for layer in range(0, len(own), 2)
+        for states in (*own[layer : layer + 2], *of_source[layer : layer + 2])
+    ]
+    names = [f"{i}.{cache}" for i in range(model.config.decoder_layers) for cache in CACHES]
+    write_graph(
+        MergedDecoderGraph(model),
+        (
+            torch.ones(batch, source, dtype=torch.long),
+            torch.ones(batch, length, dtype=torch.long),
+            torch.zeros(batch, source, model.config.d_model),
+            past,
+        ),
+        path,
+        names=(
+            [
+                "encoder_attention_mask",
+                "input_ids",
+                "encoder_hidden_states",
+                *(f"past_key_values.{name}" for name in names),
+            ],
+            ["logits", *(f"present.{name}" for name in names)],
+        ),
+        sizes=(
+            {0: BATCH, 1: ANY},
+            {0: BATCH, 1: ANY},
+            {0: BATCH, 1: ANY},
+            [{0: BATCH, 2: ANY} for _ in past],
+        ),
+        dtype=dtype,
+    )

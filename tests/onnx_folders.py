@@ -1,0 +1,21 @@
+"""The programs of exported folders, imported and started."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+# runs a program where torch and transformers cannot be imported
+BLOCKED = """import runpy, sys
+sys.modules.update(torch=None, transformers=None, hf_vanilla=None)
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def runner_of(folder, name="translate"):
+    """The module of an exported program."""
+    spec = importlib.util.spec_from_file_location(f"exported_{name}", Path(folder) / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
