@@ -5,6 +5,7 @@ README, CHANGELOG, CONTRIBUTING and the notebook are read from where they are.
 
 import logging
 import re
+import tempfile
 from pathlib import Path
 
 import jupytext
@@ -15,6 +16,16 @@ from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 
+from hf_vanilla.text.static_page import PageOptions, write_page
+
+# the page of the package's model, which the first pages show
+LIVE = "translate_page.html"
+SHOWN_ON = {"index.md": "## Quick start", "getting_started.md": "## Use the model in the package"}
+FRAME = f"""
+<iframe class="live" src="{LIVE}" title="The model of the package in this browser"></iframe>
+
+[Open it in a window of its own]({LIVE}).
+"""
 NOTEBOOK = "notebooks/the_paper_in_code"
 ROOT_PAGES = {
     "README.md": "index.md",
@@ -33,13 +44,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = re.sub(r"\]\((?!\w+:|#)", "](../", (root / source).read_text(encoding="utf-8"))
         text = text.replace("](../docs/", "](").replace('="docs/', '="')  # also of HTML tags
         files.append(File.generated(config, name, content=text))
+    with tempfile.TemporaryDirectory() as folder:
+        page = write_page(PageOptions(output=f"{folder}/{LIVE}", single_file=True))
+        files.append(File.generated(config, LIVE, content=page.read_text(encoding="utf-8")))
     for name, content in notebook_files(root, config).items():
         files.append(File.generated(config, name, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files of the repository by links to their pages."""
+    """Replace links to files of the repository by links to their pages; show the model."""
+    heading = SHOWN_ON.get(page.file.src_uri)
+    if heading is not None:
+        markdown = markdown.replace(f"{heading}\n", f"{heading}\n{FRAME}", 1)
     for source, name in ROOT_PAGES.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")
     return markdown.replace(f"]({NOTEBOOK}.py)", f"]({NOTEBOOK}.md)")
