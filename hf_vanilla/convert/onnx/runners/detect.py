@@ -27,9 +27,9 @@ class Detector:
         settings, size, (short, long) = self.settings, self.settings["size"], sorted(image.size)
         edge = min(size["shortest_edge"], size["longest_edge"] * short / long)
         sides = (short, long) if round(edge) == short else (round(edge), int(edge * long / short))
-        sides = tuple(max(1, side) for side in (sides if image.width == short else sides[::-1]))
-        resized = image.convert("RGB").resize(sides, settings["resample"])
-        values = np.asarray(resized, np.float32) * np.float32(settings["rescale_factor"])
+        width, height = sides if image.width == short else sides[::-1]
+        image = image.convert("RGB").resize((max(1, width), max(1, height)), settings["resample"])
+        values = np.asarray(image, np.float32) * np.float32(settings["rescale_factor"])
         mean, deviation = (np.array(settings[n], np.float32) for n in ("image_mean", "image_std"))
         return ((values - mean) / deviation).transpose(2, 0, 1)[None]
 

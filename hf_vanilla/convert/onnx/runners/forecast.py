@@ -49,7 +49,7 @@ class Forecaster:
 if __name__ == "__main__":
     forecaster, rows = Forecaster(), list(csv.DictReader(sys.stdin))
     seen = {(r["agent"], int(r["frame"])): (float(r["x"]), float(r["y"])) for r in rows}
-    frames = np.arange(1 - forecaster.observed_steps, 1) * int([*sys.argv, 1][1])
+    frames = np.arange(1 - forecaster.observed_steps, 1) * int(sys.argv[1] if sys.argv[1:] else 1)
     frames += max(frame for _, frame in seen)
     agents = [a for a in dict.fromkeys(r["agent"] for r in rows) if (a, frames[-1]) in seen]
     mask = np.array([[(agent, frame) in seen for frame in frames] for agent in agents])
