@@ -221,7 +221,8 @@ def _chosen(
 
     chrf = CHRF()
     for pair in read_pairs(options.source, options.target):
-        source, some = cell(pair["source"]), []
+        source = cell(pair["source"])
+        some: list[tuple[float, tuple[str, str, float]]] = []
         # a line that is blank or has failed has no rows
         while rows and rows[0][0] == source and len(some) < candidates:
             some.append((chrf.sentence_score(rows[0][1], [pair["target"]]).score, rows.popleft()))
