@@ -212,7 +212,8 @@ async def measure(options: ServeBenchmarkOptions) -> None:
             show(f"{clients} client{'s' * (clients > 1)}", value)
             expected = expected or found
             differing = sum(expected[sentence] != found[sentence] for sentence in sentences)
-        show("answers that differ", f"{differing} of {len(sentences)}")
+        refused = sum(text.startswith("status") for text in found.values())
+        show("answers that differ", f"{differing} of {len(sentences)}, {refused} of them refused")
         ratio = rates[options.clients] / rates[1]
         show(f"{options.clients} clients : 1 client", f"{ratio:.1f}")
         half = rates[options.clients] / 2
