@@ -116,4 +116,4 @@ def test_the_search_works_in_a_browser_without_a_server(site, page):
     assert "save_total_limit" in text
     assert address.startswith((site / "reference/training.html").as_uri())
     assert errors == []
-    assert all(url.startswith(("file:", "data:")) for url in requests)
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in requests)
