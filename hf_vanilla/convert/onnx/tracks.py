@@ -14,12 +14,14 @@ from .files import write_graph
 
 ANY = torch.export.Dim.AUTO
 RUNNER = Path(__file__).with_name("runners") / "forecast.py"
-# these draw random numbers, or search
-WITHOUT_GRAPH = (
-    "VanillaForQuantizedTrajectoryPrediction",
-    "VanillaForJointTrajectoryPrediction",
-    "VanillaForDiverseTrajectoryPrediction",
-)
+# what a graph cannot do, by the class that does it
+SAMPLES = "draws samples or searches"
+FAULTS = {
+    "VanillaForQuantizedTrajectoryPrediction": SAMPLES,
+    "VanillaForJointTrajectoryPrediction": SAMPLES,
+    "VanillaForDiverseTrajectoryPrediction": SAMPLES,
+    "VanillaForProposalTrajectoryPrediction": "gives other futures in ONNX Runtime",
+}
 
 
 class Futures(nn.Module):
@@ -44,13 +46,12 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
         dtype: of the weights.
 
     Raises:
-        ValueError: the model samples or searches, which a graph does not.
+        ValueError: a graph cannot do what the model does.
     """
     model = load_forecaster(name, device="cpu")
-    if (kind := class_name(model.config)) in WITHOUT_GRAPH:
+    if (kind := class_name(model.config)) in FAULTS:
         raise ValueError(
-            f"{name} is a {kind}, which draws samples or searches: a graph of ONNX does neither; "
-            "export a model of another form"
+            f"{name} is a {kind}, which {FAULTS[kind]}: export a model of another form"
         )
     inputs = _inputs(model.config)
     write_graph(
