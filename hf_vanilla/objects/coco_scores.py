@@ -1,8 +1,9 @@
-"""COCO's scores of a detector: average precision and recall, per class, duplicates, counts.
+"""COCO's scores of a detector: average precision and recall, per class, per layer, duplicates.
 
 The figures come from faster-coco-eval, whose results equal those of pycocotools.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -27,6 +28,23 @@ ALL_AREAS, HUNDRED = 0, -1
 
 
 @dataclass(frozen=True)
+class LayerScores:
+    """Average precision after one decoder layer, without and with suppression of overlaps.
+
+    Attributes:
+        ap: of all objects.
+        ap50: the same at IoU 0.5.
+        suppressed_ap: of the objects that `without_overlaps` keeps.
+        suppressed_ap50: the same at IoU 0.5.
+    """
+
+    ap: float
+    ap50: float
+    suppressed_ap: float
+    suppressed_ap50: float
+
+
+@dataclass(frozen=True)
 class ObjectScores:
     """Scores over a set of images.
 
@@ -38,6 +56,7 @@ class ObjectScores:
             above 0.7.
         count_error: mean distance of the numbers of sure and of true objects of an image.
         protocol: what was measured, in one line.
+        by_layer: after each decoder layer, where it was asked for.
     """
 
     figures: dict[str, float]
@@ -46,6 +65,7 @@ class ObjectScores:
     duplicates: float
     count_error: float
     protocol: str
+    by_layer: tuple[LayerScores, ...] = ()
 
     def __str__(self) -> str:
         width = max((len(name) for name, _, _ in self.by_class), default=0)
@@ -62,6 +82,11 @@ class ObjectScores:
                 *(
                     f"  {name:{width}}  AP {ap:.3f}  AP50 {ap50:.3f}"
                     for name, ap, ap50 in self.by_class
+                ),
+                *(
+                    f"  after layer {number}  AP {layer.ap:.3f}  AP50 {layer.ap50:.3f}  without "
+                    f"overlaps: AP {layer.suppressed_ap:.3f}  AP50 {layer.suppressed_ap50:.3f}"
+                    for number, layer in enumerate(self.by_layer, start=1)
                 ),
             ]
         )
@@ -162,21 +187,57 @@ def score_detector(
         ValueError: there is nothing to score.
         ImageError: an image is unreadable.
     """
+    return score_detections(_detected(detector, images, batch_size), images)
+
+
+def score_layers(
+    detector: Detector, images: DetectionImages, *, batch_size: int = 8
+) -> tuple[LayerScores, ...]:
+    """Scores after each decoder layer: those of the detector without the layers that follow.
+
+    Raises:
+        ValueError: there is nothing to score.
+        ImageError: an image is unreadable.
+    """
+    model, scores = copy.deepcopy(detector.model), list[LayerScores]()
+    layers = model.model.decoder.layers
+    while len(layers):
+        found = _detected(Detector(model, detector.processor), images, batch_size)
+        kept = [without_overlaps(entry) for entry in found]
+        figures = [score_detections(entries, images).figures for entries in (found, kept)]
+        scores.append(LayerScores(*(part[name] for part in figures for name in ("AP", "AP50"))))
+        del layers[-1]
+    return tuple(reversed(scores))
+
+
+def _detected(detector: Detector, images: DetectionImages, batch_size: int) -> list[Detections]:
     found: list[Detections] = []
     for first in range(0, len(images), batch_size):
         rows = range(first, min(first + batch_size, len(images)))
         found += detector.detect(images.open(row) for row in rows)
-    return score_detections(found, images)
+    return found
+
+
+def without_overlaps(found: Detections) -> Detections:
+    """Non-maximum suppression: those that no surer one that is kept repeats."""
+    repeats, kept = _repeats(found), np.zeros(len(found), dtype=bool)
+    for index in range(len(found)):  # the surest first
+        kept[index] = not (repeats[index] & kept).any()
+    return found.where(kept)
 
 
 def duplicate_share(found: Sequence[Detections]) -> float:
     """Share of sure objects that repeat a surer one of the same class in the same image."""
     sure = repeated = 0
     for entry in (entry.above(SURE) for entry in found):
-        same = entry.labels[:, None] == entry.labels[None]
-        overlaps = np.tril(same & (pairwise_iou(entry.boxes) > DUPLICATE_IOU), -1)
-        sure, repeated = sure + len(entry), repeated + int(overlaps.any(axis=1).sum())
+        sure, repeated = sure + len(entry), repeated + int(_repeats(entry).any(axis=1).sum())
     return repeated / max(sure, 1)
+
+
+def _repeats(found: Detections) -> np.ndarray:
+    """Which objects (rows) repeat which surer ones (columns): same class, high IoU; `(m, m)`."""
+    same = found.labels[:, None] == found.labels[None]
+    return np.tril(same & (pairwise_iou(found.boxes) > DUPLICATE_IOU), -1)
 
 
 def count_error(found: Sequence[Detections], images: DetectionImages) -> float:

@@ -51,10 +51,12 @@ class Detections:
 
     def above(self, threshold: float) -> "Detections":
         """Those with a score of at least `threshold`."""
-        is_sure = self.scores >= threshold
-        return Detections(
-            self.labels[is_sure], self.scores[is_sure], self.boxes[is_sure], self.queries[is_sure]
-        )
+        return self.where(self.scores >= threshold)
+
+    def where(self, mask: np.ndarray) -> "Detections":
+        """Those at which `mask` `(m,)` bool is True."""
+        parts = (self.labels, self.scores, self.boxes, self.queries)
+        return Detections(*(part[mask] for part in parts))
 
 
 def detected_objects(

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hf_vanilla.data.images import BUILT_IN_DIGITS
@@ -10,12 +10,12 @@ from hf_vanilla.files import check_output_file, write_text
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
-from .coco_scores import ObjectScores, score_detector
+from .coco_scores import ObjectScores, score_detector, score_layers
 from .data import VALIDATION_SEED
 from .detection import DetectionImages
 from .detector import load_detector
 from .digit_scenes import DIGIT_SCENES, digit_scenes
-from .plot import save_precision
+from .plot import save_layers, save_precision
 from .sources import load_detection_images
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,19 @@ class EvaluateObjectsOptions(Options):
     split: str = option("validation", "split of a folder or dataset")
     figures: str | None = option(None, "file for the figures as JSON")
     curve: str | None = option(None, "figure file of precision over recall, .png or .svg")
+    layers: str | None = option(
+        None,
+        "figure file of AP after each decoder layer, with and without suppression of overlapping "
+        "objects, .png or .svg",
+    )
     batch_size: int = option(8, "images at a time", at_least=1)
     device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     overwrite: bool = option(False, "replace existing files")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers is not None and self.layers == self.curve:
+            raise ValueError(f"curve and layers are both {self.layers!r}: give two files")
 
 
 def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
@@ -49,15 +59,22 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
         OSError: nothing is found under a name, or a file exists and `overwrite` is off.
         ImportError: faster-coco-eval is not installed.
     """
-    curve = figures = None
-    if options.curve is not None:
-        curve = check_output(options.curve, overwrite=options.overwrite)
+    figures = None
+    curve, layers = (
+        None if file is None else check_output(file, overwrite=options.overwrite)
+        for file in (options.curve, options.layers)
+    )
     if options.figures is not None:
         figures = check_output_file(options.figures, overwrite=options.overwrite)
     detector = load_detector(options.model, device=options.device)
     images = _images(options).relabelled(detector.label_names)
     images.require_files()
     scores = score_detector(detector, images, batch_size=options.batch_size)
+    if layers is not None:
+        by_layer = score_layers(detector, images, batch_size=options.batch_size)
+        scores = replace(scores, by_layer=by_layer)
+        save_layers(by_layer, layers)
+        logger.info("wrote %s", layers)
     if curve is not None:
         save_precision(scores, curve)
         logger.info("wrote %s", curve)
@@ -65,6 +82,8 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
         entry = {"protocol": scores.protocol, **scores.figures, "duplicates": scores.duplicates}
         by_class = {name: {"AP": ap, "AP50": ap50} for name, ap, ap50 in scores.by_class}
         entry |= {"count_error": scores.count_error, "by_class": by_class}
+        if scores.by_layer:
+            entry["by_layer"] = [asdict(layer) for layer in scores.by_layer]
         write_text(Path(figures), json.dumps(entry, indent=1) + "\n")
     return scores
 

@@ -22,7 +22,7 @@ from hf_vanilla.plots.figures import (
     show_image,
 )
 
-from .coco_scores import ObjectScores
+from .coco_scores import LayerScores, ObjectScores
 from .detector import Detector, ObjectAttention, load_detector, object_attention
 
 if TYPE_CHECKING:
@@ -187,6 +187,23 @@ def save_precision(scores: ObjectScores, path: Path) -> None:
     axes.plot(np.linspace(0, 1, len(scores.precision)), scores.precision)
     axes.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="recall", ylabel="precision (IoU 0.5)")
     axes.set_title(f"AP50 {scores.figures['AP50']:.3f}, AP {scores.figures['AP']:.3f}")
+    axes.grid(visible=True)
+    save_figure(figure, path)
+
+
+@figure_style()
+def save_layers(scores: Sequence[LayerScores], path: Path) -> None:
+    """Save AP and AP50 after each decoder layer, with and without suppression of overlaps."""
+    figure, numbers = new_figure((4.5, 3.5)), range(1, len(scores) + 1)
+    axes = figure.subplots()
+    for index, name in enumerate(("AP50", "AP")):
+        style: dict[str, Any] = {"color": f"C{index}", "marker": "o", "markersize": 4}
+        plain = [getattr(layer, name.lower()) for layer in scores]
+        suppressed = [getattr(layer, f"suppressed_{name.lower()}") for layer in scores]
+        axes.plot(numbers, plain, label=name, **style)
+        axes.plot(numbers, suppressed, "--", label=f"{name}, without overlaps", **style)
+    axes.set(xticks=numbers, ylim=(0, 1.02), xlabel="decoder layer", ylabel="average precision")
+    axes.legend(loc="lower right", fontsize=8)
     axes.grid(visible=True)
     save_figure(figure, path)
 

@@ -99,6 +99,12 @@ class TranslationDataOptions(Options):
         "one pass",
         at_least=0,
     )
+    simcut_alpha: float = option(
+        0.0,
+        "SimCut: weight of the divergence between a plain pass and one without a twentieth of the "
+        "tokens, such as 3; 0: one pass",
+        at_least=0,
+    )
     bpe_dropout: float = option(
         0.0,
         "probability to leave out a merge of BPE in the training text, such as 0.1; 0: none is",
@@ -154,6 +160,11 @@ class TranslationDataOptions(Options):
         if self.validation_source is not None and not self._trains_on_files:
             raise ValueError(
                 "validation files need train_source and train_target, prepared or mixture"
+            )
+        if self.rdrop_alpha and self.simcut_alpha:
+            raise ValueError(
+                f"rdrop_alpha={self.rdrop_alpha:g} and simcut_alpha={self.simcut_alpha:g}: each "
+                "takes the second pass of a batch; give one of them"
             )
         if self.bpe_dropout and self.prepared is not None:
             raise ValueError(

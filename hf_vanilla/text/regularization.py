@@ -1,9 +1,9 @@
-"""R-Drop and BPE-dropout.
+"""R-Drop, SimCut and BPE-dropout.
 
-R-Drop: two passes with different dropout should agree (Wu et al. 2021). BPE-dropout: another
-segmentation of each word at each visit (Provilkov et al. 2020); the dropout of `tokenizers` has no
-seed, so the merges are done here. What is drawn depends on the seed of the run and of the
-micro-batch alone.
+R-Drop: two passes with different dropout should agree (Wu et al. 2021). SimCut: so should a pass
+from which some tokens are cut (Gao et al. 2022). BPE-dropout: another segmentation of each word at
+each visit (Provilkov et al. 2020); the dropout of `tokenizers` has no seed, so the merges are done
+here. What is drawn depends on the seed of the run and of the micro-batch alone.
 
 Shapes: B batch, T target, V vocabulary.
 """
@@ -17,6 +17,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import torch
+from accelerate.utils import extract_model_from_parallel
 from tokenizers import Encoding, models
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -24,11 +25,13 @@ from transformers import PreTrainedTokenizerBase
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
 from hf_vanilla.models.kernels_vanilla import at_least_float32, row_blocks
+from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
 from hf_vanilla.training.task import Batch
 
 # segmentations drawn for each word; each visit of the word chooses one of them
 DRAWS = 64
 CACHED_DRAWS = 1 << 20
+CUT_SHARE = 0.05  # of the tokens, in the second pass of SimCut
 
 
 def rdrop_outputs(
@@ -50,61 +53,113 @@ def rdrop_outputs(
     """
     twice = {name: torch.cat([values, values]) for name, values in batch.items()}
     outputs = model(**twice, num_items_in_batch=2 * tokens)
-    divergence = symmetric_divergence(outputs.logits, batch["labels"]) / tokens
-    outputs.loss = outputs.loss + alpha / 2 * divergence
+    nats = divergence(outputs.logits, batch["labels"], reverse=0.5) / tokens
+    outputs.loss = outputs.loss + alpha / 2 * nats
     outputs.logits, _ = outputs.logits.chunk(2)
     return outputs
 
 
-def symmetric_divergence(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean of KL(p || q) and KL(q || p) in nats, summed over the real target tokens; `()`.
+def simcut_outputs(
+    model: torch.nn.Module, batch: Batch, tokens: Tensor, *, alpha: float
+) -> Seq2SeqLMOutput:
+    """Loss and logits of a batch that passes the model twice, once with tokens cut from both sides.
+
+    A cut token is looked up as the zero vector and keeps its place; as in the authors' code, the
+    end of the source and the start of the target are never cut. The loss is the published one: the
+    cross-entropy of the plain pass, and `alpha` times KL(plain || cut), with gradients of both.
+
+    Args:
+        model: in training mode, with `zero_pad_embedding`.
+        batch: `input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`.
+        tokens: `()` target tokens of the whole step.
+        alpha: weight of the divergence.
+
+    Returns:
+        `loss`, `()` nats per target token; `logits` `(B, T, V)` of the plain pass.
+    """
+    own = extract_model_from_parallel(model, keep_torch_compile=False)
+    sources, labels, mask = batch["input_ids"], batch["labels"], batch["attention_mask"]
+    targets = own.prepare_decoder_input_ids_from_labels(labels)
+    is_end = sources == own.config.eos_token_id
+    is_start = torch.arange(targets.shape[1], device=targets.device) == 0
+    pad = own.config.zero_token_id
+    cut_sources, cut_targets = _cut(sources, is_end, pad), _cut(targets, is_start, pad)
+    outputs = model(
+        input_ids=torch.cat([sources, cut_sources]),
+        attention_mask=torch.cat([mask, mask]),
+        decoder_input_ids=torch.cat([targets, cut_targets]),
+        labels=torch.cat([labels, torch.full_like(labels, IGNORED_LABEL)]),
+        num_items_in_batch=tokens,
+    )
+    outputs.loss = outputs.loss + alpha * divergence(outputs.logits, labels, reverse=0.0) / tokens
+    outputs.logits, _ = outputs.logits.chunk(2)
+    return outputs
+
+
+def _cut(ids: Tensor, is_kept: Tensor, pad: int) -> Tensor:
+    """The ids with some replaced at random by the one that is looked up as zeros."""
+    is_cut = torch.rand(ids.shape, device=ids.device) < CUT_SHARE
+    return ids.masked_fill(is_cut & ~is_kept, pad)
+
+
+def divergence(logits: Tensor, labels: Tensor, *, reverse: float) -> Tensor:
+    """Kullback-Leibler divergence in nats, summed over the real target tokens; `()`.
 
     Args:
         logits: `(2B, T, V)` of p in the first half and of q in the second; computed in float32.
         labels: `(B, T)` int64; tokens below 0 do not count.
+        reverse: share of KL(q || p); the rest is KL(p || q).
     """
-    return _SymmetricDivergence.apply(logits, (labels >= 0).flatten())
+    return _Divergence.apply(logits, (labels >= 0).flatten(), reverse)
 
 
-class _SymmetricDivergence(torch.autograd.Function):
+class _Divergence(torch.autograd.Function):
     """The divergence and its gradient, block by block.
 
     Autograd would make about ten arrays of B T V numbers in float32.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, is_real: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, is_real: Tensor, reverse: float) -> Tensor:
         """`()`, of logits `(2B, T, V)` and `(B T,)` bool."""
         gradient = torch.empty_like(logits)
         halves = (*logits.flatten(0, 1).chunk(2), *gradient.flatten(0, 1).chunk(2))
         parts = (row_blocks(part, logits) for part in (*halves, is_real))
-        blocks = [_write_gradient(*part) for part in zip(*parts, strict=True)]
+        blocks = [_write_gradient(*part, reverse=reverse) for part in zip(*parts, strict=True)]
         ctx.save_for_backward(gradient)
         return torch.stack(blocks).sum()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, factor: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of the logits, times that of the divergence."""
         (gradient,) = ctx.saved_tensors
-        return gradient * factor, None
+        return gradient * factor, None, None
 
 
 def _write_gradient(
-    first: Tensor, second: Tensor, first_out: Tensor, second_out: Tensor, is_real: Tensor
+    first: Tensor,
+    second: Tensor,
+    first_out: Tensor,
+    second_out: Tensor,
+    is_real: Tensor,
+    *,
+    reverse: float,
 ) -> Tensor:
     """The divergence of `n` tokens, and its gradients into `first_out` and `second_out`.
 
-    With r = log p - log q, the gradients are (p (r - E_p[r] + 1) - q) / 2 for the logits of p, and
-    (q (E_q[r] - r + 1) - p) / 2 for those of q.
+    With r = log p - log q and shares a of KL(p || q) and b of KL(q || p), the gradients are
+    p (a (r - E_p[r]) + b) - b q for the logits of p, and q (b (E_q[r] - r) + a) - a p for those of
+    q.
     """
     log_p, log_q = (at_least_float32(logits).log_softmax(dim=-1) for logits in (first, second))
     ratio = log_p - log_q
     p, q = (logs.exp_().mul_(is_real[:, None]) for logs in (log_p, log_q))
     mean_p, mean_q = ((weights * ratio).sum(dim=-1, keepdim=True) for weights in (p, q))
-    torch.mul((ratio - (mean_p - 1)).mul_(p).sub_(q), 0.5, out=first_out)
-    torch.mul((mean_q + 1 - ratio).mul_(q).sub_(p), 0.5, out=second_out)
-    return (mean_p - mean_q).sum() / 2
+    ahead = 1 - reverse
+    first_out.copy_((ratio - mean_p).mul_(ahead).add_(reverse).mul_(p).sub_(q, alpha=reverse))
+    second_out.copy_((mean_q - ratio).mul_(reverse).add_(ahead).mul_(q).sub_(p, alpha=ahead))
+    return (ahead * mean_p - reverse * mean_q).sum()
 
 
 class SubwordDropout:

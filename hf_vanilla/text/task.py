@@ -34,7 +34,7 @@ from .data import InitialModel, TextData, load_initial_model, prepare_text, text
 from .encoding import EncodedPairs
 from .mixture import SEED_OF_CORPUS, MixtureOrder
 from .options import MEASURES, TranslationDataOptions
-from .regularization import SubwordDropout, rdrop_outputs
+from .regularization import SubwordDropout, rdrop_outputs, simcut_outputs
 from .text_noise import SourceNoise
 from .validation import (
     plain_nll,
@@ -149,9 +149,20 @@ class TranslationTask:
         return math.ceil(self.options.tokens_per_step / self.options.tokens_per_batch)
 
     def model(self) -> PreTrainedModel:
-        """The initial model or a new one, with the decoding of the recipe."""
-        if self.initial is not None:
-            return self.initial.copy_for(self.recipe)
+        """The initial model or a new one, with the decoding of the recipe.
+
+        Raises:
+            ValueError: SimCut needs padding that is looked up as zeros, and it is not.
+        """
+        model = self._new_model() if self.initial is None else self.initial.copy_for(self.recipe)
+        if self.options.simcut_alpha and model.config.zero_token_id is None:
+            raise ValueError(
+                f"simcut_alpha={self.options.simcut_alpha:g} cuts tokens by zero vectors, which a "
+                "model with zero_pad_embedding: false does not have: use rdrop_alpha"
+            )
+        return model
+
+    def _new_model(self) -> PreTrainedModel:
         tokenizer = self.data.tokenizer
         config = self.recipe.config(
             vocab_size=len(tokenizer),
@@ -249,6 +260,8 @@ class TranslationTask:
         (tokens,) = totals
         if self.options.rdrop_alpha:
             outputs = rdrop_outputs(model, batch, tokens, alpha=self.options.rdrop_alpha)
+        elif self.options.simcut_alpha:
+            outputs = simcut_outputs(model, batch, tokens, alpha=self.options.simcut_alpha)
         else:
             outputs = model(**batch, num_items_in_batch=tokens)
         if not is_logged:
@@ -266,11 +279,12 @@ class TranslationTask:
         """Target tokens, real and padded tokens of both sides, operations."""
         sources, targets = batch["attention_mask"].sum(1), (batch["labels"] >= 0).sum(1)
         target_tokens = int(targets.sum())
+        passes = 2 if self.options.rdrop_alpha or self.options.simcut_alpha else 1
         return Work(
             items=target_tokens,
             real_positions=int(sources.sum()) + target_tokens,
             padded_positions=batch["attention_mask"].numel() + batch["labels"].numel(),
-            flops=training_flops(config, sources, targets) * (2 if self.options.rdrop_alpha else 1),
+            flops=training_flops(config, sources, targets) * passes,
         )
 
     def validate(

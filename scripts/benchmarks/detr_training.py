@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import DetrConfig, DetrForObjectDetection
@@ -19,8 +18,8 @@ from transformers import DetrConfig, DetrForObjectDetection
 from hf_vanilla.commands import run
 from hf_vanilla.models import modeling_vanilla_detr
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
-from hf_vanilla.objects.coco_scores import score_detections
-from hf_vanilla.objects.detector import Detections, Detector
+from hf_vanilla.objects.coco_scores import score_detections, without_overlaps
+from hf_vanilla.objects.detector import Detector
 from hf_vanilla.objects.task import ObjectDetectionTask, prepare
 from hf_vanilla.plots.figures import figure_style, new_figure, save_figure
 from hf_vanilla.training.optimization import make_optimizer, make_schedule
@@ -30,7 +29,6 @@ from hf_vanilla.training.task import Batch
 SHARED = ("d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim")
 SHARED += ("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "num_queries", "dropout")
 SHARED += ("attention_dropout", "activation_dropout", "id2label", "label2id")
-OVERLAP = 0.7  # IoU from which suppression drops the less sure of two objects of a class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,27 +149,9 @@ def validate(
     values = {"AP": scores.figures["AP"], "AP50": scores.figures["AP50"]}
     values["duplicates"] = scores.duplicates
     if with_suppression:
-        suppressed = score_detections([without_overlap(entry) for entry in found], images)
+        suppressed = score_detections([without_overlaps(entry) for entry in found], images)
         values["AP_with_suppression"] = suppressed.figures["AP"]
     return {name: round(float(value), 4) for name, value in values.items()}
-
-
-def without_overlap(found: Detections) -> Detections:
-    """Drop each object that a surer one of the same class overlaps (non-maximum suppression)."""
-    kept: list[int] = []
-    for index in range(len(found)):  # the surest first
-        same = [other for other in kept if found.labels[other] == found.labels[index]]
-        if not same or overlaps(found.boxes[index], found.boxes[same]).max() <= OVERLAP:
-            kept.append(index)
-    return Detections(*(column[kept] for column in vars(found).values()))
-
-
-def overlaps(box: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """IoU of a box `(4,)` with others `(m, 4)`, all in corner form."""
-    low, high = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
-    shared = (high - low).clip(0).prod(axis=1)
-    areas = (box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(axis=1)
-    return shared / (areas - shared)
 
 
 def draw_curves(folder: Path) -> Path:

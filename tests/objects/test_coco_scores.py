@@ -2,18 +2,24 @@
 
 import contextlib
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from detection_files import boxed_images
 
+from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
+from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.objects.coco_scores import (
     FIGURES,
     coco_results,
     score_detections,
+    score_layers,
     truth_content,
+    without_overlaps,
 )
-from hf_vanilla.objects.detector import Detections
+from hf_vanilla.objects.detector import Detections, Detector
 
 
 def found(*entries):
@@ -102,6 +108,48 @@ def test_duplicates_are_counted_by_class_and_score():
     scores = score_detections([entry], images)
     assert scores.duplicates == pytest.approx(1 / 3)
     assert scores.count_error == 2
+
+
+def test_suppression_keeps_what_no_kept_object_of_its_class_repeats():
+    entry = found(
+        (0, 0.9, 0, 0, 10, 100),
+        (0, 0.8, 0, 0, 8, 100),  # IoU .8 with the first: dropped
+        (0, 0.7, 0, 0, 6, 100),  # IoU .75 with the dropped one, .6 with the first: stays
+        (1, 0.6, 0, 0, 10, 100),  # another class
+        (0, 0.5, 50, 50, 60, 60),
+    )
+    assert without_overlaps(entry).queries.tolist() == [0, 2, 3, 4]
+    assert len(without_overlaps(found())) == 0
+
+
+def test_scores_after_each_layer_by_hand(monkeypatch):
+    """The first layer finds one object twice before the other: precision 1, then 2/3."""
+    images = boxed_images([[(0, 1, 1, 9, 9), (0, 20, 20, 40, 30)]])
+    first, second = (0, 0.9, 1, 1, 9, 9), (0, 0.7, 20, 20, 40, 30)
+    of_layers = {1: found(first, (0, 0.8, 1, 1, 9, 9), second), 2: found(first, second)}
+    model = SimpleNamespace(model=SimpleNamespace(decoder=SimpleNamespace(layers=[0, 0])))
+
+    def detect(self, pictures):
+        return [of_layers[len(self.model.model.decoder.layers)] for _ in pictures]
+
+    monkeypatch.setattr(Detector, "detect", detect)
+    one, two = score_layers(Detector(model, None), images)
+    assert (one.ap, one.ap50) == pytest.approx([(51 + 50 * 2 / 3) / 101] * 2)
+    assert (one.suppressed_ap, one.suppressed_ap50, *vars(two).values()) == pytest.approx([1] * 6)
+    assert model.model.decoder.layers == [0, 0]  # the caller's model is whole
+
+
+def test_a_detector_without_its_last_layers_is_that_of_the_intermediate_states():
+    backbone = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8], "depths": [1]}
+    backbone |= {"layer_type": "basic", "out_features": ["stage1"]}
+    config = VanillaDetrConfig(
+        backbone_config=backbone, d_model=16, encoder_layers=1, decoder_layers=3, num_queries=4
+    )
+    model, pixels = VanillaForObjectDetection(config).eval(), torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        every = model.class_labels_classifier(model.model(pixels).intermediate_hidden_states)
+        del model.model.decoder.layers[-1]
+        torch.testing.assert_close(model(pixels).logits, every[1])
 
 
 def test_the_protocol_is_part_of_the_text():

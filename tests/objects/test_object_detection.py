@@ -326,11 +326,19 @@ def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_pat
             [
                 *("--model", str(folder), "--dataset", str(path), "--device", "cpu"),
                 *("--figures", str(tmp_path / "f.json"), "--curve", str(tmp_path / "c.png")),
+                *("--layers", str(tmp_path / "l.png")),
             ]
         )
     )
-    assert json.loads((tmp_path / "f.json").read_text())["AP"] == scores.figures["AP"]
-    assert (tmp_path / "c.png").stat().st_size > 1000
+    figures = json.loads((tmp_path / "f.json").read_text())
+    assert figures["AP"] == scores.figures["AP"] == figures["by_layer"][-1]["ap"]
+    assert len(figures["by_layer"]) == model.config.decoder_layers
+    assert f"after layer {model.config.decoder_layers}" in str(scores)
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("c.png", "l.png"))
+    for name, told in (("l.txt", "end it with .png or .svg"), ("c.png", "give two files")):
+        asked = ["--model", str(folder), "--dataset", str(path), "--curve", "c.png"]
+        with pytest.raises(ValueError, match=told):
+            evaluate(read_evaluation([*asked, "--layers", name]))
 
 
 def test_the_shipped_recipe_is_valid_and_small(tmp_path):

@@ -67,6 +67,7 @@ def write_files(folder, recipe):
         "wmt14_ende_big",
         "wmt14_enfr_base",
         "iwslt14_deen",
+        "iwslt14_simcut",
         "help_ende",
         "help_multi",
     ],

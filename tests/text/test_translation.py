@@ -28,14 +28,16 @@ def test_the_operations_are_those_that_torch_counts(tiny_config):
     assert training_flops(tiny_config, *lengths) + masked == counter.get_total_flops()
 
 
-@pytest.mark.parametrize(("rdrop_alpha", "passes"), [(0.0, 1), (5.0, 2)])
-def test_the_work_of_a_micro_batch_by_hand(tiny_config, tmp_path, rdrop_alpha, passes):
+@pytest.mark.parametrize(
+    ("changes", "passes"), [({}, 1), ({"rdrop_alpha": 5.0}, 2), ({"simcut_alpha": 3.0}, 2)]
+)
+def test_the_work_of_a_micro_batch_by_hand(tiny_config, tmp_path, changes, passes):
     batch = {
         "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]]),
         "labels": torch.tensor([[5, 6, 7, 8, 1], [5, 1, -100, -100, -100]]),
     }
     flops = passes * training_flops(tiny_config, torch.tensor([3, 1]), torch.tensor([5, 2]))
-    recipe = small_run.recipe(tmp_path, {}, rdrop_alpha=rdrop_alpha)
+    recipe = small_run.recipe(tmp_path, {}, **changes)
     task = TranslationTask(recipe=recipe, data=None, rows=None, collate=None)
     assert task.work(tiny_config, batch) == Work(7, 11, 16, flops)
 

@@ -1,4 +1,4 @@
-"""R-Drop by its formula; R-Drop and BPE-dropout in a run that is interrupted; runs without them."""
+"""R-Drop and SimCut by their formulas; interrupted runs; runs without them."""
 
 from itertools import islice
 from types import SimpleNamespace
@@ -8,8 +8,10 @@ import small_run
 import torch
 from torch.nn.functional import kl_div
 
+from hf_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models import kernels_vanilla
-from hf_vanilla.text.regularization import rdrop_outputs, symmetric_divergence
+from hf_vanilla.text import regularization
+from hf_vanilla.text.regularization import divergence, rdrop_outputs, simcut_outputs
 from hf_vanilla.training.preparation import prepare_run
 from hf_vanilla.training.run import train
 from hf_vanilla.training.train_step import training_steps
@@ -17,28 +19,30 @@ from hf_vanilla.training.train_step import training_steps
 BOTH = {"rdrop_alpha": 5.0, "bpe_dropout": 0.3}
 
 
-def test_the_divergence_is_that_of_torch_over_real_tokens():
+@pytest.mark.parametrize("reverse", [0.0, 0.5])
+def test_the_divergence_is_that_of_torch_over_real_tokens(reverse):
     first, second = torch.randn(2, 3, 5, 7)
     labels = torch.randint(7, (3, 5))
     labels[1, 3:] = -100
     expected = 0.0
     for b, t in (labels >= 0).nonzero().tolist():
         p, q = first[b, t].log_softmax(-1), second[b, t].log_softmax(-1)
-        expected += kl_div(p, q, log_target=True, reduction="sum")
-        expected += kl_div(q, p, log_target=True, reduction="sum")
-    found = symmetric_divergence(torch.cat([first, second]), labels)
-    assert found.item() == pytest.approx(expected.item() / 2, rel=1e-5)
+        expected += (1 - reverse) * kl_div(q, p, log_target=True, reduction="sum")
+        expected += reverse * kl_div(p, q, log_target=True, reduction="sum")
+    found = divergence(torch.cat([first, second]), labels, reverse=reverse)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("reverse", [0.0, 0.5])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])
-def test_the_gradient_of_the_divergence_is_that_of_autograd(dtype, tolerance):
+def test_the_gradient_of_the_divergence_is_that_of_autograd(dtype, tolerance, reverse):
     logits = (3 * torch.randn(6, 5, 7, dtype=torch.float64)).to(dtype).requires_grad_()
     labels = torch.randint(7, (3, 5))
     labels[1, 3:] = -100
     log_p, log_q = logits.double().log_softmax(dim=-1).chunk(2)
-    terms = (log_p.exp() - log_q.exp()) * (log_p - log_q)
-    (expected,) = torch.autograd.grad(3 * (terms.sum(dim=-1) * (labels >= 0)).sum() / 2, logits)
-    (found,) = torch.autograd.grad(3 * symmetric_divergence(logits, labels), logits)
+    terms = ((1 - reverse) * log_p.exp() - reverse * log_q.exp()) * (log_p - log_q)
+    (expected,) = torch.autograd.grad(3 * (terms.sum(dim=-1) * (labels >= 0)).sum(), logits)
+    (found,) = torch.autograd.grad(3 * divergence(logits, labels, reverse=reverse), logits)
     assert found.dtype == dtype
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     assert not found[1, 3:].any()
@@ -47,10 +51,10 @@ def test_the_gradient_of_the_divergence_is_that_of_autograd(dtype, tolerance):
 def test_the_divergence_of_many_tokens_is_the_sum_of_its_blocks(monkeypatch):
     logits, labels = torch.randn(6, 5, 7, requires_grad=True), torch.randint(7, (3, 5))
     monkeypatch.setattr(kernels_vanilla, "BLOCK_LOGITS", 14)  # two tokens
-    in_blocks = symmetric_divergence(logits, labels)
+    in_blocks = divergence(logits, labels, reverse=0.5)
     (gradient,) = torch.autograd.grad(in_blocks, logits)
     monkeypatch.setattr(kernels_vanilla, "BLOCK_LOGITS", 10**6)
-    at_once = symmetric_divergence(logits, labels)
+    at_once = divergence(logits, labels, reverse=0.5)
     torch.testing.assert_close(in_blocks, at_once)
     torch.testing.assert_close(gradient, torch.autograd.grad(at_once, logits)[0])
 
@@ -68,14 +72,12 @@ def test_the_loss_is_the_mean_of_both_passes_and_their_divergence():
     outputs = rdrop_outputs(model, {"labels": labels}, tokens, alpha=4.0)
     assert torch.equal(seen["labels"], torch.cat([labels, labels]))
     assert seen["items"] == 22
-    divergence = symmetric_divergence(logits, labels)
-    assert outputs.loss.item() == pytest.approx(2.0 + 2.0 * divergence.item() / 11)
+    nats = divergence(logits, labels, reverse=0.5)
+    assert outputs.loss.item() == pytest.approx(2.0 + 2.0 * nats.item() / 11)
     assert torch.equal(outputs.logits, logits[:3])
 
 
 def test_without_dropout_two_passes_are_one(tiny_config):
-    from hf_vanilla import VanillaForConditionalGeneration
-
     tiny_config.dropout = 0.0
     model = VanillaForConditionalGeneration(tiny_config).train()
     batch = {
@@ -89,12 +91,83 @@ def test_without_dropout_two_passes_are_one(tiny_config):
     assert twice.item() == pytest.approx(plain.item(), rel=1e-6)
 
 
-def test_an_interrupted_run_with_both_ends_with_the_same_weights(
-    corpus_files, tmp_path, monkeypatch
+def test_the_loss_and_gradients_of_simcut_are_those_of_two_passes_of_vectors(
+    tiny_config, monkeypatch
 ):
-    whole = train(small_run.recipe(tmp_path / "whole", corpus_files, **BOTH))
+    """Tokens are cut in the vectors, the divergence is torch's, all in float64."""
+    tiny_config.dropout, alpha = 0.0, 3.0
+    monkeypatch.setattr(regularization, "CUT_SHARE", 0.4)
+    model = VanillaForConditionalGeneration(tiny_config).double().train()
+    end, start = tiny_config.eos_token_id, tiny_config.decoder_start_token_id
+    sources = torch.tensor([[5, 6, 7, 8, end], [9, 5, end, 0, 0]])
+    labels = torch.tensor([[11, 12, 13, end], [14, end, -100, -100]])
+    mask = (torch.arange(5) < torch.tensor([[5], [3]])).long()
+    targets = torch.tensor([[start, 11, 12, 13], [start, 14, end, 0]])
+    batch = {"input_ids": sources, "attention_mask": mask, "labels": labels}
+    torch.manual_seed(1)
+    loss = simcut_outputs(model, batch, torch.tensor(6), alpha=alpha).loss
+    found = torch.autograd.grad(loss, list(model.parameters()))
+
+    torch.manual_seed(1)
+    is_kept = torch.rand(2, 5) >= 0.4, torch.rand(2, 4) >= 0.4
+    is_kept[0][sources == end], is_kept[1][:, 0] = True, True
+    assert not all(kept.all() for kept in is_kept)
+    table = model.get_input_embeddings()
+    plain = model(input_ids=sources, attention_mask=mask, labels=labels, num_items_in_batch=6)
+    cut = model(
+        inputs_embeds=table(sources) * is_kept[0][..., None],
+        attention_mask=mask,
+        decoder_inputs_embeds=table(targets) * is_kept[1][..., None],
+    )
+    is_real = labels >= 0
+    p, q = (outputs.logits[is_real].log_softmax(-1) for outputs in (plain, cut))
+    expected = plain.loss + alpha * kl_div(q, p, log_target=True, reduction="sum") / 6
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0.0)
+    assert loss > plain.loss
+    wanted = torch.autograd.grad(expected, list(model.parameters()))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_simcut_cuts_a_twentieth_of_the_tokens_but_no_end_and_no_start(tiny_config):
+    seen, model = {}, VanillaForConditionalGeneration(tiny_config)
+
+    def record(**inputs):
+        seen.update(inputs)
+        return SimpleNamespace(loss=torch.tensor(2.0), logits=torch.zeros(400, 50, 2))
+
+    model.forward = record
+    ids = torch.randint(5, 40, (200, 50))
+    ids[:, -1] = tiny_config.eos_token_id
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    outputs = simcut_outputs(model, batch, torch.tensor(9), alpha=3.0)
+    assert outputs.logits.shape == (200, 50, 2)
+    for name, kept in (("input_ids", -1), ("decoder_input_ids", 0)):
+        plain, cut = seen[name].chunk(2)
+        assert 0.04 < (plain != cut).float().mean() < 0.06
+        assert set(cut[plain != cut].tolist()) == {tiny_config.pad_token_id}
+        assert torch.equal(plain[:, kept], cut[:, kept])
+    assert torch.equal(seen["labels"], torch.cat([ids, torch.full_like(ids, -100)]))
+    assert seen["attention_mask"].all()
+
+
+def test_simcut_is_refused_beside_rdrop_and_without_zero_vectors(corpus_files, tmp_path):
+    with pytest.raises(ValueError, match=r"^rdrop_alpha=5 and simcut_alpha=3: .*give one of them"):
+        small_run.recipe(tmp_path, {}, rdrop_alpha=5.0, simcut_alpha=3.0)
+    with pytest.raises(ValueError, match="simcut_alpha=-1"):
+        small_run.recipe(tmp_path, {}, simcut_alpha=-1.0)
+    model = {"zero_pad_embedding": False}
+    recipe = small_run.recipe(tmp_path / "run", corpus_files, model=model, simcut_alpha=3.0)
+    with pytest.raises(ValueError, match="zero_pad_embedding: false does not have: use rdrop"):
+        prepare_run(recipe)
+
+
+@pytest.mark.parametrize("changes", [BOTH, {"simcut_alpha": 3.0}], ids=["both", "simcut"])
+def test_an_interrupted_run_ends_with_the_same_weights(
+    changes, corpus_files, tmp_path, monkeypatch
+):
+    whole = train(small_run.recipe(tmp_path / "whole", corpus_files, **changes))
     small_run.interrupt(monkeypatch, after=3)
-    parts = small_run.recipe(tmp_path / "parts", corpus_files, **BOTH)
+    parts = small_run.recipe(tmp_path / "parts", corpus_files, **changes)
     with pytest.raises(KeyboardInterrupt):
         train(parts)
     monkeypatch.undo()
