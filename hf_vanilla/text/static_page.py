@@ -151,7 +151,8 @@ def _write_model(name: str, dtype: str | None, folder: Path) -> dict[str, Any]:
             (own / file).write_bytes((Path(saved) / file).read_bytes())
     head = saved_head(name)
     return {
-        "name": public_name(name),
+        # two models may have folders of one name
+        "name": f"{Path(name).name} ({number})" if number > 1 else Path(name).name,
         "folder": own.name,
         "about": knowledge(name),
         "alignment": None if head is None else vars(head),
