@@ -1,5 +1,6 @@
 """Figures of an object detector: boxes, attention of queries, precision over recall."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 KINDS = ("boxes", "queries", "encoder", "places")
-MOST_PANELS = 20
+MOST_PANELS, MOST_PIXELS = 20, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +43,32 @@ class PlotObjectsOptions(Options):
         "boxes",
         (
             "boxes; queries: cross-attention of each object's query; encoder: attention "
-            "from and to the pixel --x --y; places: centers of each query's boxes over a folder"
+            "from and to each of --pixels; places: centers of each query's boxes over a folder"
         ),
         choices=KINDS,
     )
     threshold: float = option(0.5, "lowest score of an object", at_least=0, at_most=1)
-    x: int | None = option(None, "pixel column for kind encoder")
-    y: int | None = option(None, "pixel row for kind encoder")
+    pixels: list[str] = option((), "X,Y of each pixel for kind encoder, such as 120,80 30,45")
     output: str = option("objects.png", "figure file, .png or .svg")
     overwrite: bool = option(False, "replace an existing figure")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind == "encoder" and (self.x is None or self.y is None):
-            raise ValueError("kind='encoder' needs a pixel: give --x and --y")
+        if self.kind == "encoder" and not 0 < len(self.points) <= MOST_PIXELS:
+            raise ValueError(f"kind='encoder' needs 1 to {MOST_PIXELS} pixels: give --pixels X,Y")
+
+    @property
+    def points(self) -> list[tuple[int, int]]:
+        """Column and row of each pixel.
+
+        Raises:
+            ValueError: a text is no pair of numbers.
+        """
+        for text in self.pixels:
+            if not re.fullmatch("[0-9]{1,9},[0-9]{1,9}", text):
+                raise ValueError(f"pixels={text!r}: give column and row, such as 120,80")
+        pairs = (text.split(",") for text in self.pixels)
+        return [(int(column), int(row)) for column, row in pairs]
 
 
 def plot_objects(options: PlotObjectsOptions) -> Path:
@@ -79,7 +92,7 @@ def plot_objects(options: PlotObjectsOptions) -> Path:
             image, attention, detector.label_names, path, threshold=options.threshold
         )
     else:
-        save_encoder_attention(image, attention, (options.x or 0, options.y or 0), path)
+        save_encoder_attention(image, attention, options.points, path)
     return path
 
 
@@ -135,32 +148,30 @@ def save_query_attention(
 
 @figure_style()
 def save_encoder_attention(
-    image: "Image", attention: ObjectAttention, pixel: tuple[int, int], path: Path
+    image: "Image", attention: ObjectAttention, pixels: Sequence[tuple[int, int]], path: Path
 ) -> None:
-    """Save what a pixel's position of the feature map attends to, and what attends to it.
+    """Save what pixels' positions of the feature map attend to, and what attends to them.
 
     Args:
         image: RGB.
         attention: of that image.
-        pixel: x and y.
+        pixels: x and y of each.
         path: figure file.
 
     Raises:
-        ValueError: the pixel lies outside the image.
+        ValueError: a pixel lies outside the image.
     """
-    x, y = pixel
-    if not (0 <= x < image.width and 0 <= y < image.height):
-        raise ValueError(f"pixel x={x}, y={y} lies outside of {image.width} x {image.height}")
     rows, columns = attention.encoder.shape[:2]
-    row, column = y * rows // image.height, x * columns // image.width
-    figure, panels = image_panels(1, 2, inches=3.0)
-    weights = attention.from_position(row, column), attention.to_position(row, column)
-    for panel, shown, title in zip(
-        panels[0], weights, ("attention from the pixel", "attention to the pixel"), strict=True
-    ):
-        show_image(panel, image, shown)
-        panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)
-        panel.set_title(title)
+    figure, panels = image_panels(len(pixels), 2, inches=3.0)
+    for (x, y), row_of_panels in zip(pixels, panels, strict=True):
+        if not (0 <= x < image.width and 0 <= y < image.height):
+            raise ValueError(f"pixel x={x}, y={y} lies outside of {image.width} x {image.height}")
+        row, column = y * rows // image.height, x * columns // image.width
+        weights = attention.from_position(row, column), attention.to_position(row, column)
+        for panel, shown, side in zip(row_of_panels, weights, ("from", "to"), strict=True):
+            show_image(panel, image, shown)
+            panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)
+            panel.set_title(f"attention {side} {x},{y}")
     save_figure(figure, path)
 
 
@@ -201,9 +212,10 @@ def save_layers(scores: Sequence[LayerScores], path: Path) -> None:
         plain = [getattr(layer, name.lower()) for layer in scores]
         suppressed = [getattr(layer, f"suppressed_{name.lower()}") for layer in scores]
         axes.plot(numbers, plain, label=name, **style)
-        axes.plot(numbers, suppressed, "--", label=f"{name}, without overlaps", **style)
+        style["markerfacecolor"] = "none"
+        axes.plot(numbers, suppressed, ":", label=f"{name}, without overlaps", **style)
     axes.set(xticks=numbers, ylim=(0, 1.02), xlabel="decoder layer", ylabel="average precision")
-    axes.legend(loc="lower right", fontsize=8)
+    axes.legend(loc="best", fontsize=8, handlelength=3)
     axes.grid(visible=True)
     save_figure(figure, path)
 

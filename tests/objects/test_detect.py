@@ -135,13 +135,21 @@ def test_attention_sums_to_one_and_keeps_its_two_directions(folder):
 def test_every_figure_of_objects_is_drawn(folder, kind):
     image = folder / "in" if kind == "places" else folder / "in" / "a.png"
     asked = ["objects", "--model", str(folder / "model"), "--image", str(image), "--kind", kind]
-    asked += ["--threshold", "0", "--x", "3", "--y", "5", "--output", str(folder / "f.png")]
+    asked += ["--threshold", "0", "--pixels", "3,5", "40,60", "--output", str(folder / "f.png")]
     with Image.open(plot(read_plot(asked))) as figure:
         assert figure.width > 200
 
 
-def test_a_pixel_outside_is_refused(folder):
+def test_a_pixel_that_is_none_or_outside_is_refused(folder):
     asked = ["objects", "--model", str(folder / "model"), "--image", str(folder / "in" / "a.png")]
-    asked += ["--kind", "encoder", "--x", "50", "--y", "5", "--output", str(folder / "f.png")]
-    with pytest.raises(ValueError, match="x=50, y=5 lies outside of 50 x 64"):
-        plot(read_plot(asked))
+    asked += ["--kind", "encoder", "--output", str(folder / "outside.png")]
+    for pixels, told in (
+        (["3,5", "50,5"], "x=50, y=5 lies outside of 50 x 64"),
+        (["3"], "pixels='3': give column and row, such as 120,80"),
+        (["3,-5"], "pixels='3,-5': give"),
+        (["3,5"] * 11, "needs 1 to 10 pixels: give --pixels X,Y"),
+        ([], "needs 1 to 10 pixels"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            plot(read_plot([*asked, *(["--pixels", *pixels] if pixels else [])]))
+    assert not (folder / "outside.png").exists()
