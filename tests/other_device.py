@@ -99,7 +99,8 @@ class Waits(TorchDispatchMode):
         return return_and_correct_aliasing(function, args, kwargs, wrapped)
 
     def _count(self, name, args, tensors, *, leaves):
-        masks = [v for v in tensors[1:] if v.dtype == torch.bool] if "index" in name else []
+        indices = args[1] if name in ("index", "index_put", "index_put_") else ()
+        masks = [v for v in indices if v is not None and v.dtype == torch.bool]
         is_copied = name == "copy_" and isinstance(args[0], OnDevice) != isinstance(
             args[1], OnDevice
         )
@@ -107,7 +108,7 @@ class Waits(TorchDispatchMode):
             self.copies[name] += 1
         elif name in READS or leaves or is_copied:
             self.reads[name] += 1
-        elif masks and name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+        elif masks:
             self.reads["index by a mask"] += 1
         else:
             self.operators[name] += 1

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .kernels_vanilla import at_least_float32, faster_attention
+from .kernels_vanilla import at_least_float32, faster_attention, may_read
 from .pretrained_vanilla import LayerSizes
 
 
@@ -61,6 +62,31 @@ def eager_attention(  # noqa: PLR0913 - transformers' attention interface
         weights = scores.softmax(dim=-1) * may_attend.any(dim=-1, keepdim=True)
     weights = nn.functional.dropout(weights.to(query.dtype), p=dropout, training=module.training)
     return (weights @ value).transpose(1, 2), weights
+
+
+def padding_mask(
+    config: LayerSizes,
+    inputs_embeds: Tensor,
+    attention_mask: Tensor | None,
+    encoder_hidden_states: Tensor | None = None,
+) -> Any:
+    """The mask that hides padded keys, in the form of the attention implementation; None: no mask.
+
+    Transformers' own reads whether a mask hides anything at all, which lets a GPU wait.
+
+    Args:
+        config: read for the attention implementation.
+        inputs_embeds: `(B, T, D)` of the queries.
+        attention_mask: `(B, S)`, 1 = real; None: all are.
+        encoder_hidden_states: `(B, S, D)` of the keys; None: those of the queries.
+    """
+    return create_bidirectional_mask(
+        config=config,
+        inputs_embeds=inputs_embeds,
+        attention_mask=attention_mask,
+        encoder_hidden_states=encoder_hidden_states,
+        allow_is_bidirectional_skip=attention_mask is None or may_read(inputs_embeds),
+    )
 
 
 class VanillaAttention(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .configuration_vanilla_tracks import VanillaForecasterConfig
-from .kernels_vanilla import at_least_float32
+from .kernels_vanilla import at_least_float32, may_read
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def known_positions(name: str, values: Tensor, is_known: Tensor) -> Tensor:
     Raises:
         ValueError: a known position is not finite.
     """
-    if not torch.compiler.is_compiling() and not values[is_known].isfinite().all():
+    if may_read(values) and not values[is_known].isfinite().all():
         raise ValueError(
             f"{name}_values has NaN or infinite positions: mark missing steps by "
             f"{name}_observed_mask"
@@ -130,7 +130,7 @@ def observed_agents(
     is_agent = _as_mask("agent_mask", masks["agent_mask"], like, "past_values")
     is_observed = is_observed & is_agent.unsqueeze(-1)
     is_focal = is_agent & _as_mask("focal_mask", masks.get("focal_mask"), like, "past_values")
-    if not torch.compiler.is_compiling():
+    if may_read(past_values):
         _check_agents(is_focal, is_observed, excluded_by=[*masks][-1])
     past = at_least_float32(known_positions("past", past_values, is_observed))
     return past, is_observed, is_agent, is_focal

@@ -22,6 +22,7 @@ from .inputs_vanilla_forecaster import (
     observed_agents,
     observed_velocities,
 )
+from .kernels_vanilla import may_read
 
 logger = logging.getLogger(__name__)
 
@@ -120,15 +121,16 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
             an agent to forecast is not observed at the last step, a polyline has one point, or a
             map is far from all agents.
     """
-    past, is_observed, _, is_focal = observed_agents(
+    past, is_observed, is_focal, lanes = checked_scenes(
         config,
         past_values,
-        past_observed_mask,
+        past_observed_mask=past_observed_mask,
         agent_mask=agent_mask,
+        lane_values=lane_values,
+        lane_mask=lane_mask,
+        lane_kinds=lane_kinds,
         focal_mask=focal_mask,
     )
-    lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
-    _check_map(config, past, is_observed, lanes)
     scene, agent = _rows(is_focal)
     velocities, is_known = observed_velocities(past[scene, agent], is_observed[scene, agent])
     axes = agent_axes(
@@ -231,6 +233,27 @@ def _report_cut(name: str, count: int, most: int) -> None:
 # --- checks --------------------------------------------------------------------------------------
 
 
+def checked_scenes(
+    config: VanillaSceneConfig, past_values: Tensor, **inputs: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Polylines]:
+    """Check a batch of scenes; arguments and errors are those of `read_rows`.
+
+    Whoever trains on a GPU calls it with the batch on the CPU, see `may_read`.
+
+    Returns:
+        `(B, A, T, 2)` positions; `(B, A, T)` bool, which are observed; `(B, A)` bool, which agents
+        to forecast; the polylines.
+    """
+    masks = {name: inputs.get(name) for name in ("agent_mask", "focal_mask")}
+    past, is_observed, _, is_focal = observed_agents(
+        config, past_values, inputs.get("past_observed_mask"), **masks
+    )
+    of_lanes = (inputs.get(f"lane_{name}") for name in ("values", "mask", "kinds"))
+    lanes = _polylines(config, past, *of_lanes)
+    _check_map(config, past, is_observed, lanes)
+    return past, is_observed, is_focal, lanes
+
+
 def _polylines(
     config: VanillaSceneConfig,
     past: Tensor,
@@ -256,7 +279,7 @@ def _polylines(
             f"lane_mask has shape {tuple(is_point.shape)} and lane_kinds {tuple(kind.shape)}, but "
             f"lane_values needs {shape[:3]} and {shape[:2]}"
         )
-    if not torch.compiler.is_compiling():
+    if may_read(values):
         _check_polylines(config, values, is_point, kind)
     return Polylines(torch.where(is_point.unsqueeze(-1), values, 0), is_point, kind)
 
@@ -284,7 +307,7 @@ def _check_map(
     config: VanillaSceneConfig, past: Tensor, is_observed: Tensor, lanes: Polylines
 ) -> None:
     """A map in other coordinates is far from every agent."""
-    if torch.compiler.is_compiling() or not lanes.is_point.any():
+    if not may_read(past) or not lanes.is_point.any():
         return
     for scene in range(past.shape[0]):
         points = lanes.points[scene][lanes.is_point[scene]]

@@ -19,6 +19,16 @@ DRAWS = 2**16
 BLOCK_LOGITS = 2**19
 
 
+def may_read(states: Tensor) -> bool:
+    """Whether checks and shapes may depend on the values of a tensor.
+
+    Not in a compiled program. On a GPU each value that is read makes the host wait, so a train step
+    reads none there: its batches are checked on the CPU, by the readers of the data.
+    """
+    is_waiting = states.device.type != "cpu" and torch.is_grad_enabled()
+    return not is_waiting and not torch.compiler.is_compiling()
+
+
 def at_least_float32(states: Tensor) -> Tensor:
     """Half precision as float32; float32 and float64 as they are."""
     return states.to(torch.promote_types(states.dtype, torch.float32))

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers.utils import is_scipy_available
 
+from .kernels_vanilla import may_read
+
 if is_scipy_available():
     from scipy.optimize import linear_sum_assignment
 
@@ -55,10 +57,10 @@ def match(
     targets: Targets,
     costs: MatchingCosts = DETR_COSTS,
 ) -> Tensor:
-    """The query of each object, `(N, B, M)` int64; -1 where the target is padding.
+    """The query of each object, `(N, B, M)` int64 on the CPU; -1 where the target is padding.
 
-    The costs of all layers and images are one tensor and one copy to the CPU. A prediction that is
-    not finite is matched last.
+    The costs of all layers and images are copied to the CPU at once, together with the labels. A
+    prediction that is not finite is matched last.
 
     Args:
         logits: `(N, B, Q, K + 1)`; the last class is "no object".
@@ -70,19 +72,20 @@ def match(
         ValueError: an image has more objects than there are queries.
         ImportError: scipy is not installed.
     """
-    labels = targets.labels
-    counts = labels.ne(NO_LABEL).sum(dim=1).tolist()
+    if not is_scipy_available():
+        raise ImportError("matching needs scipy: pip install scipy")
     queries = logits.shape[2]
+    cost = matching_cost(logits, boxes, targets, costs)  # (N, B, Q, M)
+    labels = targets.labels[None, :, None].expand(len(cost), -1, -1, -1)
+    joined = torch.cat((cost, labels.to(cost)), dim=2).cpu()  # a GPU waits once
+    cost, is_object = joined[:, :, :queries], joined[0, :, queries].ne(NO_LABEL)
+    counts = is_object.sum(dim=1).tolist()
     if counts and max(counts) > queries:
         raise ValueError(
             f"an image has {max(counts)} objects, but the model has {queries} queries: build it "
             "with a larger num_queries, or leave such images out"
         )
-    if not is_scipy_available():
-        raise ImportError("matching needs scipy: pip install scipy")
-    cost = matching_cost(logits, boxes, targets, costs).cpu()  # (N, B, Q, M)
-    chosen = torch.full((*cost.shape[:2], labels.shape[1]), -1)
-    is_object = labels.ne(NO_LABEL).cpu()
+    chosen = torch.full((*cost.shape[:2], is_object.shape[1]), -1)
     for image, count in enumerate(counts):
         if not count:
             continue
@@ -90,7 +93,7 @@ def match(
         for layer, of_layer in enumerate(cost[:, image, :, columns].numpy()):
             rows, order = linear_sum_assignment(of_layer)
             chosen[layer, image, columns[torch.from_numpy(order)]] = torch.from_numpy(rows)
-    return chosen.to(logits.device)
+    return chosen
 
 
 def matching_cost(logits: Tensor, boxes: Tensor, targets: Targets, costs: MatchingCosts) -> Tensor:
@@ -249,8 +252,11 @@ def detection_loss(
             "optimizer step, or neither"
         )
     matched = match(logits, boxes, targets, weights.costs)  # (N, B, M)
-    layer, image, slot = (matched >= 0).nonzero(as_tuple=True)
-    query = matched[layer, image, slot]
+    pairs = (matched >= 0).nonzero(as_tuple=True)
+    indices = torch.stack((*pairs, matched[pairs]))
+    if logits.device.type == "cuda":
+        indices = indices.pin_memory()
+    layer, image, slot, query = indices.to(logits.device, non_blocking=True)
     layers, images, queries, classes = logits.shape
 
     expected = torch.full(logits.shape[:3], classes - 1, device=logits.device)  # (N, B, Q)
@@ -311,6 +317,8 @@ def _check_targets(logits: Tensor, targets: Targets) -> None:
             f"labels {tuple(labels.shape)} and boxes {tuple(target_boxes.shape)} do not fit "
             f"{images} images: give (B, M) and (B, M, 4)"
         )
+    if not may_read(labels):  # on a GPU, CUDA's own assertion fails instead
+        return
     known = labels[labels.ne(NO_LABEL)]
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < classes:
         raise ValueError(

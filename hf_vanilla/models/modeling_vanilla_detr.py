@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from transformers import initialization as init
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_vanilla import VanillaAttention
+from .attention_vanilla import VanillaAttention, padding_mask
 from .backbone_vanilla_detr import VanillaDetrBackbone
 from .configuration_vanilla_detr import VanillaDetrConfig
+from .kernels_vanilla import may_read
 from .layers_vanilla import (
     VanillaDecoderLayer,
     VanillaEncoderLayer,
@@ -175,9 +175,7 @@ class VanillaDetrEncoder(VanillaDetrPreTrainedModel):
             positions: `(B, S, D)`.
             **kwargs: `output_attentions`, `output_hidden_states`.
         """
-        mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=inputs_embeds, attention_mask=attention_mask
-        )
+        mask = padding_mask(self.config, inputs_embeds, attention_mask)
         hidden_states = inputs_embeds
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, positions, **kwargs)
@@ -220,11 +218,8 @@ class VanillaDetrDecoder(VanillaDetrPreTrainedModel):
             **kwargs: `output_attentions`, `output_hidden_states`.
         """
         hidden_states = torch.zeros_like(query_positions)
-        mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
+        mask = padding_mask(
+            self.config, hidden_states, encoder_attention_mask, encoder_hidden_states
         )
         outputs = []
         for layer in self.layers:
@@ -335,7 +330,7 @@ class VanillaDetrModel(VanillaDetrPreTrainedModel):
                 f"pixel_mask has shape {tuple(pixel_mask.shape)}, but the images need {wanted}: "
                 "give 1 for every real pixel and 0 for padding"
             )
-        if not torch.compiler.is_compiling() and not pixel_mask.flatten(1).any(dim=1).all():
+        if may_read(pixel_mask) and not pixel_mask.flatten(1).any(dim=1).all():
             raise ValueError("pixel_mask is 0 everywhere in an image: leave the image out")
         return interpolate(pixel_mask[:, None].float(), size=(rows, columns))[:, 0].bool()
 

@@ -14,6 +14,7 @@ from transformers import initialization as init
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .inputs_vanilla_forecaster import k_means, nearest
 from .inputs_vanilla_scene import Rows, reach, read_rows
+from .kernels_vanilla import may_read
 from .layers_vanilla import VanillaDecoderLayer, decoder_layers, encoder_layers
 from .modeling_vanilla_scene import (
     Mixture,
@@ -377,8 +378,8 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
             ValueError: `set_regions` was never called.
         """
         config = self.config
-        is_empty = config.num_regions > 1 and not torch.compiler.is_compiling()
-        if is_empty and not self.centres.any():
+        is_checked = config.num_regions > 1 and may_read(self.centres)
+        if is_checked and not self.centres.any():
             raise ValueError(
                 "there are no regions, so only the proposals of the first would be trained: call "
                 "set_regions() with training scenes first"

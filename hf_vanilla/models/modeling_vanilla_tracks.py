@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import capture_outputs
 
+from .attention_vanilla import padding_mask
 from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import (
     AgentAxes,
@@ -28,7 +28,7 @@ from .inputs_vanilla_forecaster import (
     per_known_step,
     rollout_steps,
 )
-from .kernels_vanilla import VanillaDropout, at_least_float32
+from .kernels_vanilla import VanillaDropout, at_least_float32, may_read
 from .layers_vanilla import decoder_layers, encoder_layers
 from .positions_vanilla import sinusoid
 from .pretrained_vanilla import VanillaPreTrainedModel
@@ -197,9 +197,7 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         inputs = axes.enter(velocities)
         hidden_states = self.embedding(inputs)
         attention_mask = is_known.long()
-        mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-        )
+        mask = padding_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask)
         return EncodedPast(hidden_states, attention_mask, axes, last_velocity(inputs, is_known))
@@ -221,12 +219,7 @@ def decode(
         attention_mask: `(B, T - 1)`, 1 = real position; None: all are.
         cache: keys and values of earlier steps, which are then left out of `hidden_states`.
     """
-    source_mask = create_bidirectional_mask(
-        config=decoder.config,
-        inputs_embeds=hidden_states,
-        attention_mask=attention_mask,
-        encoder_hidden_states=encoder_hidden_states,
-    )
+    source_mask = padding_mask(decoder.config, hidden_states, attention_mask, encoder_hidden_states)
     for layer in decoder.layers:
         hidden_states = layer(
             hidden_states, None, encoder_hidden_states, source_mask, past_key_values=cache
@@ -326,7 +319,7 @@ def read_past(
     steps = config.observed_steps
     is_observed = known_steps("past", past_values, past_observed_mask, steps, leading=("B",))
     past = known_positions("past", past_values, is_observed)
-    if not torch.compiler.is_compiling() and not is_observed[:, -1].all():
+    if may_read(is_observed) and not is_observed[:, -1].all():
         agent = int(is_observed[:, -1].logical_not().nonzero()[0])
         raise ValueError(
             f"the last observed step of agent {agent} is missing, and predictions start there: "

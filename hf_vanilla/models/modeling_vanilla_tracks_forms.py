@@ -21,7 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import k_means, nearest, per_known_step, rollout_steps
-from .kernels_vanilla import at_least_float32
+from .kernels_vanilla import at_least_float32, may_read
 from .layers_vanilla import decoder_layers
 from .modeling_vanilla_tracks import (
     EncodedPast,
@@ -283,7 +283,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         Raises:
             ValueError: `fit_codebook` was never called.
         """
-        if not torch.compiler.is_compiling() and not self.decoder.codebook.any():
+        if may_read(self.decoder.codebook) and not self.decoder.codebook.any():
             raise ValueError(
                 "the codebook is empty, so every forecast would stand still: call fit_codebook() "
                 "with training windows first"

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.dynamic_module_utils import custom_object_save
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPastAndCrossAttentions
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .attention_vanilla import VanillaAttention
+from .attention_vanilla import VanillaAttention, padding_mask
 from .configuration_vanilla import VanillaConfig
 from .kernels_vanilla import VanillaDropout, in_autocast_bfloat16
 from .layers_vanilla import (
@@ -214,9 +214,7 @@ class VanillaEncoder(VanillaStack):
         """
         attention_mask = real_tokens(self.config, input_ids, attention_mask)
         hidden_states = self.embed(input_ids, inputs_embeds, attention_mask)
-        layer_mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=hidden_states, attention_mask=attention_mask
-        )
+        layer_mask = padding_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
             hidden_states = layer(hidden_states, layer_mask, **kwargs)
         return BaseModelOutput(last_hidden_state=self.layer_norm(hidden_states))
@@ -293,11 +291,8 @@ class VanillaDecoder(VanillaStack):
             length = encoder_hidden_states.shape[1]
             name = "attention_mask" if self.input_prefix else "encoder_attention_mask"
             check_mask(name, encoder_attention_mask, hidden_states.shape[0], length)
-        source_mask = create_bidirectional_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=encoder_attention_mask,
-            encoder_hidden_states=encoder_hidden_states,
+        source_mask = padding_mask(
+            self.config, hidden_states, encoder_attention_mask, encoder_hidden_states
         )
         for layer in self.layers:
             hidden_states = layer(

@@ -6,6 +6,7 @@ Shapes: B scenes, A agents, T observed steps, P predicted steps.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.families import Measure, task_entry
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
+from hf_vanilla.models.inputs_vanilla_scene import checked_scenes
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
@@ -229,6 +231,11 @@ class SceneTrajectoryTask(SceneTask):
     counted: ClassVar[tuple[str, ...]] = ("future steps",)
     measures: ClassVar[Mapping[str, Measure]] = SCENE_MEASURES
 
+    @cached_property
+    def config(self) -> Any:
+        """The config of the recipe."""
+        return self.recipe.config()
+
     def fit(self, model: Any) -> None:
         """Take the regions of proposals from the training scenes."""
         if hasattr(model, "set_regions"):
@@ -252,6 +259,7 @@ class SceneTrajectoryTask(SceneTask):
         if table.maps is not None:
             batch |= map_inputs(table.maps_of(drawn.last_rows), drawn.layout, drawn.middles)
             batch["lane_values"] = batch["lane_values"] @ drawn.change.unsqueeze(1)
+        checked_scenes(self.config, **batch)  # on the CPU: the model does not on a GPU
         return batch
 
     def describe_training(self) -> str:
