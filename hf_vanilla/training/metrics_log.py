@@ -118,8 +118,13 @@ class MetricsLog:
             ValueError: a loss is not finite.
         """
         results, self._results = self._results, []
-        losses = torch.stack([result.values["loss"] for result in results])
-        losses = self.accelerator.reduce(losses).tolist()
+        newest = results[-1]
+        names = [name for name in newest.values if name != "loss"]
+        shares = [result.values["loss"] for result in results]
+        shares += [newest.values[name] for name in names]
+        # one collective and one read for all of them
+        read = self.accelerator.reduce(torch.stack(shares)).tolist()
+        losses = read[: len(results)]
         counts = torch.stack([result.totals for result in results]).sum(0).tolist()
         for name, number in zip(self.task.counted, counts, strict=True):
             progress.counts[name] = progress.counts.get(name, 0) + number
@@ -127,14 +132,9 @@ class MetricsLog:
             if not math.isfinite(loss):
                 raise unusable_step(run, result, f"the loss is {loss}")
             self.bar.update()
-        newest = results[-1]
-        values = {
-            name: self.accelerator.reduce(value).item()
-            for name, value in newest.values.items()
-            if name != "loss"
-        }
-        read = {"loss": losses[-1], "learning_rate": newest.learning_rate, **values}
-        return read | self.task.derived(values)
+        values = dict(zip(names, read[len(results) :], strict=True))
+        shown = {"loss": losses[-1], "learning_rate": newest.learning_rate, **values}
+        return shown | self.task.derived(values)
 
     def is_timed(self, step: int) -> bool:
         """Whether the time is taken after this step, so that a GPU must be read."""

@@ -31,6 +31,7 @@ from .train_step import (
     forward,
     gradient_sync,
     learning_rate,
+    on_device,
     sum_counts,
     sum_work,
     training_steps,
@@ -80,7 +81,7 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
             totals = sum_counts(run, micro_batches)
             numbers = [part.number for part in micro_batches]
             result = StepResult(step, learning_rate(run), totals, {}, numbers)
-            for micro_batch in micro_batches:
+            for micro_batch in on_device(run, micro_batches):
                 with gradient_sync(run, micro_batch):
                     losses = forward(run, micro_batch, totals, is_logged=is_logged)
                     # processes average their gradients, but this loss has the divisor of all

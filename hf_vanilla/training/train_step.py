@@ -3,7 +3,8 @@
 import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -27,7 +28,7 @@ class MicroBatch:
 
     Attributes:
         number: its number in the run, over all steps and processes.
-        batch: tensors on the CPU.
+        batch: tensors, on the CPU until `on_device`.
         is_last: whether it is this process's last of its step.
     """
 
@@ -84,6 +85,7 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
             sampler=count(first, processes),
             batch_size=None,
             num_workers=run.options.dataloader_workers,
+            pin_memory=run.accelerator.device.type == "cuda",
             worker_init_fn=_ignore_sigterm,
         )
         batches = iter(loader)
@@ -104,11 +106,47 @@ def _ignore_sigterm(_: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on another device; the host does not wait for a copy to a CUDA GPU."""
+    if device.type != "cuda":
+        return values.to(device)
+    return (values if values.is_pinned() else values.pin_memory()).to(device, non_blocking=True)
+
+
 def sum_counts(run: PreparedRun, micro_batches: list[MicroBatch]) -> Tensor:
     """Divisors of a step's loss: `(counted,)` int64, over all micro-batches and processes."""
     counts = [list(run.task.counts(part.batch)) for part in micro_batches]
-    totals = torch.tensor(counts, device=run.accelerator.device).sum(0)
-    return run.accelerator.reduce(totals)
+    return run.accelerator.reduce(to_device(torch.tensor(counts).sum(0), run.accelerator.device))
+
+
+def on_device(run: PreparedRun, micro_batches: list[MicroBatch]) -> Iterator[MicroBatch]:
+    """Micro-batches on the run's device; CUDA copies each while it computes the one before."""
+    device = run.accelerator.device
+
+    def copied(part: MicroBatch) -> MicroBatch:
+        batch = {name: to_device(value, device) for name, value in part.batch.items()}
+        return replace(part, batch=batch)
+
+    if device.type != "cuda":
+        yield from map(copied, micro_batches)
+        return
+    copying, computing = _copy_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(copying):
+        following = copied(micro_batches[0])
+    for number in range(len(micro_batches)):
+        computing.wait_stream(copying)
+        part = following
+        for value in part.batch.values():
+            value.record_stream(computing)  # its memory is not used again before
+        if number + 1 < len(micro_batches):
+            with torch.cuda.stream(copying):
+                following = copied(micro_batches[number + 1])
+        yield part
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 def sum_work(run: PreparedRun, micro_batches: list[MicroBatch]) -> Work:
@@ -120,13 +158,11 @@ def sum_work(run: PreparedRun, micro_batches: list[MicroBatch]) -> Work:
 def forward(
     run: PreparedRun, micro_batch: MicroBatch, totals: Tensor, *, is_logged: bool
 ) -> dict[str, Tensor]:
-    """The task's losses of one micro-batch."""
+    """The task's losses of one micro-batch, which lies on the device."""
     # dropout depends on the number in the run alone, so a resumed run repeats itself exactly
     torch.manual_seed(run.options.seed * SEED_STEP + micro_batch.number)
-    device = run.accelerator.device
-    batch = {name: value.to(device) for name, value in micro_batch.batch.items()}
     with run.accelerator.autocast():
-        return run.task.losses(run.parallel, batch, totals, is_logged=is_logged)
+        return run.task.losses(run.parallel, micro_batch.batch, totals, is_logged=is_logged)
 
 
 def gradient_sync(run: PreparedRun, micro_batch: MicroBatch) -> Any:

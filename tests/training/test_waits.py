@@ -3,6 +3,9 @@
 A host that waits launches nothing; copies of values that were made in `forward` wait too.
 """
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from other_device import Waits, to_device
@@ -19,6 +22,8 @@ from hf_vanilla import (
     VanillaForObjectDetection,
     VanillaVitConfig,
 )
+from hf_vanilla.training import train_step
+from hf_vanilla.training.train_step import MicroBatch, on_device
 
 SIZES = {"d_model": 12, "encoder_layers": 1, "encoder_attention_heads": 3, "encoder_ffn_dim": 29}
 DECODER = {"decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 31}
@@ -131,3 +136,25 @@ def test_a_step_of_the_search_reads_once(monkeypatch):
             reads.append((waits.reads.total(), waits.copies.total()))
         (few, first), (many, last) = reads
         assert (many - few, last - first) == (5, 0)
+
+
+def test_the_next_micro_batch_is_copied_while_one_is_computed(monkeypatch):
+    events = []
+
+    def copied(values, _):
+        events.append(f"copy {int(values)}")
+        return values
+
+    stream = SimpleNamespace(wait_stream=lambda _: events.append("wait"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr(train_step, "_copy_stream", lambda _: stream)
+    monkeypatch.setattr(train_step, "to_device", copied)
+    run = SimpleNamespace(accelerator=SimpleNamespace(device=torch.device("cuda")))
+    parts = [MicroBatch(n, {"ids": torch.tensor(n)}, is_last=n == 2) for n in range(3)]
+    for part in on_device(run, parts):
+        events.append(f"compute {part.number}")
+    assert ", ".join(events) == (
+        "copy 0, wait, copy 1, compute 0, wait, copy 2, compute 1, wait, compute 2"
+    )
