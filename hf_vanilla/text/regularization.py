@@ -16,14 +16,17 @@ from functools import lru_cache
 from itertools import groupby, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import extract_model_from_parallel
+from datasets import Dataset
 from tokenizers import Encoding, models
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedTokenizerBase
 from transformers.modeling_outputs import Seq2SeqLMOutput
 
+from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.models.kernels_vanilla import at_least_float32, row_blocks
 from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
 from hf_vanilla.training.task import Batch
@@ -32,6 +35,8 @@ from hf_vanilla.training.task import Batch
 DRAWS = 64
 CACHED_DRAWS = 1 << 20
 CUT_SHARE = 0.05  # of the tokens, in the second pass of SimCut
+POOLED = 256  # micro-batches whose pairs are encoded, sorted and divided at once
+LARGER = 1.02  # factor between two budgets of tokens that are tried
 
 
 def rdrop_outputs(
@@ -268,3 +273,60 @@ class SubwordDropout:
                 return pieces
             _, place = ranked[0]
             pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+
+
+class DropoutOrder:
+    """Micro-batches of pairs that have similar lengths after BPE-dropout.
+
+    An epoch is cut into pools of about `POOLED` micro-batches of a sampler. The pairs of a pool are
+    encoded at once and divided anew into as many micro-batches, so each epoch has each pair once.
+    A pool depends on the seed, the epoch and its number alone.
+
+    Args:
+        sampler: batches of every epoch, by the lengths without dropout.
+        text: rows of `source` and `target`.
+        dropout: encodes them.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self, sampler: TokenBatchSampler, text: Dataset, dropout: SubwordDropout, seed: int
+    ) -> None:
+        self._sampler, self._text, self._dropout, self._seed = sampler, text, dropout, seed
+        pools = -(-len(sampler) // POOLED)
+        self._bounds = np.linspace(0, len(sampler), pools + 1).astype(int)
+        self._latest: tuple[tuple[int, int], list[list[dict[str, list[int]]]]] | None = None
+
+    def __getitem__(self, number: int) -> list[dict[str, list[int]]]:
+        """`input_ids` and `labels` of each pair of micro-batch `number` of the run."""
+        epoch, index = divmod(number, len(self._sampler))
+        pool = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        if self._latest is None or self._latest[0] != (epoch, pool):
+            self._latest = (epoch, pool), self._batches(epoch, pool)
+        return self._latest[1][index - self._bounds[pool]]
+
+    def describe(self) -> str:
+        """What they have in common, in words."""
+        return "of similar length after BPE-dropout"
+
+    def _batches(self, epoch: int, pool: int) -> list[list[dict[str, list[int]]]]:
+        """All micro-batches of a pool."""
+        first, end = self._bounds[pool : pool + 2].tolist()
+        rows = [row for index in range(first, end) for row in self._sampler.batch(epoch, index)]
+        (seed,) = np.random.SeedSequence((self._seed, epoch, pool)).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(seed) >> 1)
+        pairs = self._text[rows]
+        sources, targets = (self._dropout(pairs[side], generator) for side in ("source", "target"))
+        lengths = np.array([[len(ids) for ids in side] for side in (sources, targets)])
+        budget = max(lengths.max(), lengths.sum(axis=1).max() // (end - first))
+        while True:  # the smallest batches, of which there are as many as before
+            divided = TokenBatchSampler(
+                *lengths, tokens_per_batch=int(budget), seed=int(seed) >> 1, multiple_of=end - first
+            )
+            if len(divided) == end - first:
+                break
+            budget = budget * LARGER + 1
+        return [
+            [{"input_ids": sources[row], "labels": targets[row]} for row in batch]
+            for batch in divided.batches(epoch)
+        ]

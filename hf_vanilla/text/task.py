@@ -34,7 +34,7 @@ from .data import InitialModel, TextData, load_initial_model, prepare_text, text
 from .encoding import EncodedPairs
 from .mixture import SEED_OF_CORPUS, MixtureOrder
 from .options import MEASURES, TranslationDataOptions
-from .regularization import SubwordDropout, rdrop_outputs, simcut_outputs
+from .regularization import DropoutOrder, SubwordDropout, rdrop_outputs, simcut_outputs
 from .text_noise import SourceNoise
 from .validation import (
     plain_nll,
@@ -178,7 +178,7 @@ class TranslationTask:
         """Fingerprints of training data, validation data and tokenizer."""
         return text_facts(self.data)
 
-    def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder:
+    def order(self, per_step: int) -> TokenBatchOrder | MixtureOrder | DropoutOrder:
         """Cut the tokens of a step into `per_step` equal micro-batches.
 
         Raises:
@@ -206,6 +206,8 @@ class TranslationTask:
                 "than once; lower tokens_per_step",
                 *(per_step, len(sampler)),
             )
+        if self.dropout is not None and self.data.train_text is not None:
+            return DropoutOrder(sampler, self.data.train_text, self.dropout, seed)
         return TokenBatchOrder(sampler, budget)
 
     def _mixture_order(
@@ -227,8 +229,12 @@ class TranslationTask:
         run = {"per_step": per_step, "max_steps": self.recipe.train.max_steps, "seed": seed}
         return MixtureOrder(corpora, samplers, firsts[:-1].tolist(), **run)
 
-    def batch(self, rows: list[int], generator: torch.Generator) -> Batch:
+    def batch(
+        self, rows: list[int] | list[dict[str, list[int]]], generator: torch.Generator
+    ) -> Batch:
         """Pad the rows: `input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, int64."""
+        if isinstance(rows[0], dict):
+            return self.collate(rows)  # they were encoded with dropout to know their lengths
         if self.data.train_text is not None:
             return self._fresh_batch(rows, generator)
         return self.collate(self.rows[rows])

@@ -4,11 +4,14 @@ from collections import Counter
 
 import pytest
 import torch
+from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
-from hf_vanilla.text.regularization import SubwordDropout
+from hf_vanilla.text import regularization
+from hf_vanilla.text.regularization import DropoutOrder, SubwordDropout
 
 TEXTS = ["the little house stands by the big lake", "das kleine Haus", "the house"]
 
@@ -86,3 +89,45 @@ def test_a_tokenizer_with_dictionaries_of_fairseq_is_refused(target):
     message = "cannot use the dictionaries of a tokenizer converted from fairseq or FSMT: set it to"
     with pytest.raises(ValueError, match=message):
         dropout_of(tokenizer)
+
+
+def test_batches_are_formed_by_the_lengths_after_the_dropout(tiny_tokenizer, monkeypatch):
+    monkeypatch.setattr(regularization, "POOLED", 40)
+    words = [
+        "the",
+        "little",
+        "house",
+        "stands",
+        "by",
+        "the",
+        "big",
+        "lake",
+        "and",
+        "a",
+        "small",
+        "boat",
+    ]
+    texts = [" ".join(words[i % 5 : i % 5 + 1 + i % 7]) + f" {i}" for i in range(900)]
+    text = Dataset.from_dict({"source": texts, "target": texts[::-1]})
+    sides = (tiny_tokenizer(side).input_ids for side in (texts, texts[::-1]))
+    lengths = [[len(ids) for ids in side] for side in sides]
+    sampler = TokenBatchSampler(*lengths, tokens_per_batch=160, seed=3)
+    count = len(sampler)
+    assert count > 40  # several pools
+    dropout = dropout_of(tiny_tokenizer)
+    order = DropoutOrder(sampler, text, dropout, seed=3)
+    epoch = [order[number] for number in range(count)]
+
+    def padding(batches):
+        sizes = [[len(row["labels"]) for row in batch] for batch in batches]
+        return 1 - sum(map(sum, sizes)) / sum(len(batch) * max(batch) for batch in sizes)
+
+    plain = [dropout(text[sampler.batch(0, i)]["target"], generator(i)) for i in range(count)]
+    assert padding(epoch) < padding([[{"labels": ids} for ids in batch] for batch in plain]) / 2
+    read = [row["labels"] for batch in epoch for row in batch]
+    assert sorted(tiny_tokenizer.batch_decode(read, skip_special_tokens=True)) == sorted(texts)
+    # any micro-batch is the same whatever was read before
+    anew = DropoutOrder(sampler, text, dropout_of(tiny_tokenizer), seed=3)
+    assert anew[count - 1] == epoch[-1]
+    assert anew[0] == epoch[0]
+    assert anew[count] != epoch[0]
