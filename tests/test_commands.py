@@ -19,7 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
     *("demo", "train", "translate", "translate-corpus", "classify", "detect"),
     *("inspect-data", "forecast", "evaluate", "score", "align", "convert"),
-    *("export", "quantize", "plot", "push", "serve", "app", "page", "train-tokenizer", "prepare"),
+    *(
+        "export",
+        "quantize",
+        "distill",
+        "plot",
+        "push",
+        "serve",
+        "app",
+        "page",
+        "train-tokenizer",
+        "prepare",
+    ),
     *("sweep", "compare", "average"),
 ]
 

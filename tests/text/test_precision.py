@@ -153,7 +153,7 @@ def test_an_unknown_dtype_is_refused_before_anything_is_loaded():
 
 
 def test_a_dtype_needs_the_torch_engine_and_a_folder(trained):
-    with pytest.raises(ValueError, match=r"dtype='int8' is for the engine torch.*--quantization"):
+    with pytest.raises(ValueError, match=r"dtype='int8' is for the engine torch.*export --dtype"):
         Translator("no-folder", engine="ctranslate2", dtype="int8")
     with pytest.raises(ValueError, match="dtype: a Translator of an engine takes no options"):
         Translator(Translator.__new__(Translator), dtype="int8")

@@ -1,12 +1,11 @@
 """The models of the page of translation: any name, several visitors at once."""
 
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from hf_vanilla.app.worker import Worker
 from hf_vanilla.text import page_service
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.page_search import Search
@@ -15,6 +14,16 @@ from hf_vanilla.text.translator import translate
 
 SENTENCE = "three one four"
 SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
+
+
+def at_once(function, values):
+    """Results of a function for visitors who ask at once, as the service computes them."""
+    worker = Worker()
+    each = [
+        worker.submit(lambda one: [function(one[0])], [value], [1 << 20])[0] for value in values
+    ]
+    worker.close()
+    return [future.result() for future in each]
 
 
 def without_tokenizer(folder):
@@ -82,8 +91,7 @@ def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, tr
         torch.testing.assert_close(sums, torch.ones_like(sums))
         return result.hypotheses[0].text == expected[sentence]
 
-    with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(visit, range(24)))
+    assert all(at_once(visit, range(24)))
 
 
 def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
@@ -94,14 +102,8 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
         return load_translator(name, **options)
 
     monkeypatch.setattr(page_service, "load_translator", load)
-    service, together = Service(), threading.Barrier(4)
-
-    def visit(_):
-        together.wait()
-        return service.describe(str(trained_run))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert len(set(pool.map(visit, range(4)))) == 1
+    service = Service()
+    assert len(set(at_once(service.describe, [str(trained_run)] * 4))) == 1
     assert loaded == [str(trained_run)]
 
 
