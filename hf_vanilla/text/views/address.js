@@ -32,17 +32,17 @@ export function writeAddress(model, question, state) {
   history.replaceState(null, "", `#${fields}`);
 }
 
-/** `{ text, settings, changes, problem }` of the address: what cannot be used is left out, and `problem` says so. */
+/** `{ text, settings, changes, problem }` of the address; null: it has none. What cannot be used is left out, and `problem` says so. */
 export function readAddress(model, settingNames) {
-  const fields = new URLSearchParams(location.hash.slice(1)), found = { text: fields.get("s") ?? "", settings: {}, changes: {}, problem: "" };
   if (location.hash.length < 2) return null;
+  const fields = new URLSearchParams(location.hash.slice(1)), found = { text: fields.get("s") ?? "", settings: {}, changes: {}, problem: "" };
   if (!found.text) return { ...found, problem: "The link is damaged: it is ignored." };
   if ((fields.get("m") ?? model) !== model) found.problem = `The link was made with another model, ${fields.get("m").slice(0, 80)}.`;
   for (const name of settingNames) if (fields.has(name)) found.settings[name] = fields.get(name).slice(0, 40);
   for (const [short, [name, isValue]] of Object.entries(FIELDS)) {
     const text = fields.get(short);
     if (text === null) continue;
-    if (isValue(text)) found.changes[name] = isCount(text) && !name.startsWith("other") ? Number(text) : name === "other" && isCount(text) ? Number(text) : text;
+    if (isValue(text)) found.changes[name] = isValue !== isAny && isCount(text) ? Number(text) : text;
     else found.problem ||= "A part of the link is damaged: it is ignored.";
   }
   return found;

@@ -85,7 +85,7 @@ function keepInSight(panel, left) {
 
 // --- state ----------------------------------------------------------------------------------------
 
-/** Change the state, and draw. A layer, head or token that the new kind or view has not, gives way to the nearest. */
+/** Change the state, and draw. A layer, head or token that the new kind or view does not have becomes the nearest one. */
 async function set(changes) {
   Object.assign(state, changes);
   if (!Object.hasOwn(VIEWS, state.view)) state.view = "map";
@@ -128,7 +128,7 @@ function showTabs() {
   }
 }
 
-/** The chips for kind of attention, layer and head; those that a view does not use keep their room. */
+/** The chips for kind of attention, layer and head; those that a view does not use are invisible, so that nothing moves. */
 function showChips() {
   const { kinds } = attentions[state.hypothesis], [layers, count] = kinds[state.kind].shape, { uses } = VIEWS[state.view];
   chips("kind", KINDS.map((kind) => [kind, kind.split(/[ -]/)[0]]), uses);
@@ -435,8 +435,8 @@ async function openAddress() {
   return Boolean(found.text);
 }
 
-// for the console: `await hfVanilla.translate("forty-two")`
-globalThis.hfVanilla = { translate: (text, options = {}) => ready.then(() => ask("plain", { model, text, options })) };
+// for the console: `await hfVanilla.translate("forty-two")`, by the engine
+if (!isService) globalThis.hfVanilla = { translate: (text, options = {}) => ready.then(() => ask("plain", { model, text, options })) };
 
 showTabs();
 at(".status").textContent = "Loading the model.";
