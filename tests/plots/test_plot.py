@@ -11,7 +11,7 @@ from hf_vanilla.text.plot import PlotAttentionOptions
 OPTIONS = {
     "attention": "model sentence translation output kind layer head theme overwrite",
     "curves": "run output theme overwrite",
-    "objects": "model image kind threshold x y output overwrite",
+    "objects": "model image kind threshold pixels output overwrite",
     "patches": "model image kind layer output overwrite",
     "tracks": "format columns frame_seconds "
     "step_seconds homography unit model input output scene frame frames picture "
