@@ -21,10 +21,11 @@ from .page_service import Service
 from .text_translator import Piece, SentenceSplitter, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
-# tags of HTML between which sentences end
+# tags of HTML between which sentences end, with the white space around them; it begins where a run
+# of white space begins, so that a long run is read once
 BLOCK = re.compile(
-    r"(\s*(?:</?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]|header"
-    r"|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>\s*)+)",
+    r"(?<!\s)(\s*(?:</?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
+    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>\s*)+)",
     re.IGNORECASE,
 )
 
