@@ -77,7 +77,7 @@ def test_a_full_queue_refuses_all_of_a_request_and_cancelled_values_leave_it(hel
     assert doubled.batches == [[0], [1, 2, 2]]
 
 
-def test_a_value_waits_for_company_and_the_end_waits_for_no_one():
+def test_a_value_waits_for_a_full_batch_and_the_end_waits_for_no_one():
     worker, doubled = Worker(max_wait_seconds=60, batch_size=4), Doubled()
     started = time.monotonic()
     (first,) = worker.submit(doubled, [1], [1])

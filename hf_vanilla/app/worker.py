@@ -43,10 +43,11 @@ class _Work:
 
 
 class Worker:
-    """Computes batches of what many clients ask for, the oldest first, with others of its length.
+    """Computes values of many clients in batches: the oldest value with those nearest to its size.
 
     Args:
-        max_wait_seconds: a value waits at most so long for company, unless the thread is busy.
+        max_wait_seconds: a value waits at most so long for others of its batch, unless the thread
+            is busy.
         most_waiting: values in the queue; further ones are refused.
         batch_size: values of a batch times the largest of their sizes.
 
@@ -137,26 +138,26 @@ class Worker:
                         return []
                     self._changed.wait()
                     continue
-                chosen, is_full = self._chosen()
-                left = chosen[0].arrived + self._max_wait - time.monotonic()
+                batch, is_full = self._batch()
+                left = batch[0].arrived + self._max_wait - time.monotonic()
                 if is_full or self._is_closed or left <= 0:
-                    taken = set(chosen)
+                    taken = set(batch)
                     self._waiting = [work for work in self._waiting if work not in taken]
-                    return chosen
+                    return batch
                 self._changed.wait(left)
 
-    def _chosen(self) -> tuple[list[_Work], bool]:
+    def _batch(self) -> tuple[list[_Work], bool]:
         """The oldest value and those of its function nearest in size; whether more do not fit."""
         oldest = self._waiting[0]
-        company = [work for work in self._waiting[1:] if work.batch == oldest.batch]
-        company.sort(key=lambda work: abs(work.size - oldest.size))
-        chosen, largest = [oldest], oldest.size
-        for work in company:
+        others = [work for work in self._waiting[1:] if work.batch == oldest.batch]
+        others.sort(key=lambda work: abs(work.size - oldest.size))
+        batch, largest = [oldest], oldest.size
+        for work in others:
             largest = max(largest, work.size)
-            if (len(chosen) + 1) * largest > self._batch_size:
-                return chosen, True
-            chosen.append(work)
-        return chosen, (len(chosen) + 1) * largest > self._batch_size
+            if (len(batch) + 1) * largest > self._batch_size:
+                return batch, True
+            batch.append(work)
+        return batch, (len(batch) + 1) * largest > self._batch_size
 
 
 def _compute(works: list[_Work]) -> None:

@@ -1,6 +1,7 @@
-"""Sentences of many clients in batches: how a model translates them together.
+"""How a batch of sentences is translated, whatever requests they are from.
 
-What prepares a sentence runs beside the thread that computes; a `Search` runs on it.
+`app/worker.py` forms the batches, and calls a `BatchSearch` on its thread. `Model` prepares the
+sentences on the thread of the HTTP server.
 """
 
 import copy
@@ -12,19 +13,20 @@ from typing import Any
 from hf_vanilla.hub.card import languages_of, public_name
 
 from .alignment_links import Links
-from .decoding import doubt, fragment_ids
+from .decoding import doubt
 from .engines import TorchEngine
 from .markup import Markup, take_out
 from .n_best import Hypothesis
 from .page import MAX_TOKENS
-from .page_service import Service
+from .page_service import PageService
 from .text_translator import Piece, SentenceSplitter, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
-# tags of HTML between which sentences end
+# tags of HTML between which sentences end, with the white space around them; it begins where a run
+# of white space begins, so that a long run is read once
 BLOCK = re.compile(
-    r"(\s*(?:</?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]|header"
-    r"|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>\s*)+)",
+    r"(?<!\s)(\s*(?:</?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
+    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>\s*)+)",
     re.IGNORECASE,
 )
 
@@ -72,8 +74,8 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Search:
-    """How a model translates; the sentences of equal ones share batches.
+class BatchSearch:
+    """Translates a batch by a model; the sentences of equal searches share batches.
 
     Attributes:
         service: has the model.
@@ -82,7 +84,7 @@ class Search:
         has_links: words are aligned.
     """
 
-    service: Service
+    service: PageService
     name: str
     n: int = 1
     has_links: bool = False
@@ -108,24 +110,29 @@ class Search:
     def _with_markup(
         self, sentences: list[Prepared], lists: list[list[Hypothesis]]
     ) -> list[list[Hypothesis]]:
-        rows = [
-            (row, rank)
-            for row, sentence in enumerate(sentences)
+        """The hypotheses with the tags of their sentences."""
+        pairs = [
+            (sentence.markup, hypothesis)
+            for sentence, hypotheses in zip(sentences, lists, strict=True)
             if sentence.markup is not None
-            for rank in range(len(lists[row]))
+            for hypothesis in hypotheses
         ]
-        if not rows:
+        if not pairs:
             return lists
-        texts = with_markup(
-            self.service.aligner(self.name),
-            [sentences[row].markup for row, _ in rows],  # type: ignore[misc]
-            [lists[row][rank].text for row, rank in rows],
-            [[]] * len(rows),
+        texts = iter(
+            with_markup(
+                self.service.aligner(self.name),
+                [markup for markup, _ in pairs],
+                [hypothesis.text for _, hypothesis in pairs],
+                [[]] * len(pairs),
+            )
         )
-        for (row, rank), text in zip(rows, texts, strict=True):
-            old = lists[row][rank]
-            lists[row][rank] = Hypothesis(text, old.ids, old.score)
-        return lists
+        return [
+            hypotheses
+            if sentence.markup is None
+            else [Hypothesis(next(texts), one.ids, one.score) for one in hypotheses]
+            for sentence, hypotheses in zip(sentences, lists, strict=True)
+        ]
 
 
 class Model:
@@ -136,7 +143,7 @@ class Model:
         name: folder or Hub id.
     """
 
-    def __init__(self, service: Service, name: str) -> None:
+    def __init__(self, service: PageService, name: str) -> None:
         model, tokenizer = service.load(name)
         # of its own: a tokenizer of two threads fails
         self.tokenizer = copy.deepcopy(tokenizer)
@@ -145,12 +152,12 @@ class Model:
         self.limit = min(MAX_TOKENS, tokenizer.model_max_length)
         if getattr(model.config, "position_embedding_type", None) == "learned":
             self.limit = min(self.limit, model.config.max_position_embeddings)
-        self._fragments = fragment_ids(tokenizer)
+        self._fragments = service.fragments(name)
         self._splitter = SentenceSplitter("en" if self.source == UNKNOWN else self.source)
 
-    def search(self, n: int, *, has_links: bool) -> Search:
+    def search(self, n: int, *, has_links: bool) -> BatchSearch:
         """How it translates."""
-        return Search(self.service, self.name, n, has_links)
+        return BatchSearch(self.service, self.name, n, has_links)
 
     def blocks(self, text: str, *, is_html: bool) -> list[str | list[Piece]]:
         """The sentences of each block of a text, and between them what is not translated."""

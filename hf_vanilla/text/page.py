@@ -13,7 +13,7 @@ from hf_vanilla.hub.card import public_name
 from .loading import demo_model
 from .page_answer import answer_of_attention, answer_of_layer, answer_of_result
 from .page_search import Search, lengths_of, sampling_of
-from .page_service import Service
+from .page_service import PageService
 from .static_page import EXAMPLES, knowledge, page_files
 
 MAX_BEAMS = 10
@@ -43,7 +43,7 @@ class TextPage:
         self.model = models[0]
         self.models = {public_name(name): name for name in models}  # visitors never see a folder
         self.models_folder = models_folder
-        self.service = Service(len(models) + 1, dtype=dtype, max_tokens=max_tokens)
+        self.service = PageService(len(models) + 1, dtype=dtype, max_tokens=max_tokens)
         self.beams = min(self.service.num_beams(self.model), MAX_BEAMS)
 
     def start(self) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""The service of the page of translation: searches, attention weights, vectors of a layer.
+"""The models behind the page of translation: one sentence at a time, with all that the page shows.
 
-It stores nothing about a visitor.
+Searches, attention weights, vectors of a layer; nothing about a visitor is stored. `service.py` has
+what programs ask for over HTTP.
 """
 
 import copy
@@ -53,8 +54,8 @@ class Result:
     has_layers: bool
 
 
-class Service:
-    """Translates with models by name, which are loaded at first use and cached.
+class PageService:
+    """Models by name, loaded at first use and cached, and what the page computes with them.
 
     One thread at a time may use it: while transformers loads a model it changes torch's defaults
     for all threads, and what another thread computes or loads meanwhile goes wrong.

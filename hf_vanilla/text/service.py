@@ -1,6 +1,7 @@
-"""What translators answer over HTTP: the API of LibreTranslate, `/v1/translate`, and their page.
+"""The HTTP API for programs: that of LibreTranslate, and `/v1/translate`.
 
-A text is split into sentences, which share batches with those of other clients.
+A text is split into sentences, which share batches with those of other clients. `open_service` adds
+the page, whose computations are those of `page_service.py`.
 """
 
 import asyncio
@@ -11,9 +12,9 @@ from typing import Any
 from hf_vanilla.app.page import Served, whole_number
 from hf_vanilla.app.worker import Worker
 
-from .batched_search import UNKNOWN, Model, Prepared, Search, Translated
+from .batched_search import UNKNOWN, BatchSearch, Model, Prepared, Translated
 from .page import MAX_BEAMS, TextPage
-from .page_service import Service
+from .page_service import PageService
 from .text_translator import Piece, joined
 
 MOST_CHARACTERS = 20_000  # of the texts of a request
@@ -33,7 +34,7 @@ UNCLOSED = {
 
 
 class TextService:
-    """Answers requests for translations.
+    """Answers the requests of programs; the page has `TextPage`.
 
     Args:
         service: has the models.
@@ -41,7 +42,7 @@ class TextService:
         worker: computes.
     """
 
-    def __init__(self, service: Service, names: Sequence[str], worker: Worker) -> None:
+    def __init__(self, service: PageService, names: Sequence[str], worker: Worker) -> None:
         self._worker = worker
         self.models = [Model(service, name) for name in names]
 
@@ -145,7 +146,7 @@ class TextService:
         return {"model": model.shown, "translations": answers}
 
     def _submitted(
-        self, model: Model, search: Search, texts: list[str], *, is_html: bool
+        self, model: Model, search: BatchSearch, texts: list[str], *, is_html: bool
     ) -> "tuple[list[Plan], list[asyncio.Future[Translated]]]":
         """The sentences of each text, and what will be their translations.
 

@@ -1,5 +1,6 @@
 """The models of the page of translation: any name, several visitors at once."""
 
+import asyncio
 import shutil
 
 import pytest
@@ -9,7 +10,7 @@ from hf_vanilla.app.worker import Worker
 from hf_vanilla.text import page_service
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.page_search import Search
-from hf_vanilla.text.page_service import Service
+from hf_vanilla.text.page_service import PageService
 from hf_vanilla.text.translator import translate
 
 SENTENCE = "three one four"
@@ -17,13 +18,17 @@ SENTENCES = [SENTENCE, "two", "eight seven", "five six zero one"]
 
 
 def at_once(function, values):
-    """Results of a function for visitors who ask at once, as the service computes them."""
+    """Results of a function of the page for visitors who ask at once."""
     worker = Worker()
-    each = [
-        worker.submit(lambda one: [function(one[0])], [value], [1 << 20])[0] for value in values
-    ]
-    worker.close()
-    return [future.result() for future in each]
+    view = worker.alone(function)  # as the server wraps each function of the page
+
+    async def visit():
+        return await asyncio.gather(*map(view, values))
+
+    try:
+        return asyncio.run(visit())
+    finally:
+        worker.close()
 
 
 def without_tokenizer(folder):
@@ -48,7 +53,7 @@ def copied(trained_run, tmp_path):
 
 
 def ask(name):
-    return Service(max_tokens=40).translate(str(name), SENTENCE, Search(2))
+    return PageService(max_tokens=40).translate(str(name), SENTENCE, Search(2))
 
 
 @pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
@@ -79,7 +84,7 @@ def test_an_empty_name_is_reported(name):
 
 def test_visitors_at_once_get_the_results_of_one_visitor(copied, trained_run, trained):
     expected = dict(zip(SENTENCES, translate(*trained, SENTENCES), strict=True))
-    service = Service(max_tokens=40)
+    service = PageService(max_tokens=40)
     beams = trained[0].generation_config.num_beams
 
     def visit(turn):
@@ -102,7 +107,7 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
         return load_translator(name, **options)
 
     monkeypatch.setattr(page_service, "load_translator", load)
-    service = Service()
+    service = PageService()
     assert len(set(at_once(service.describe, [str(trained_run)] * 4))) == 1
     assert loaded == [str(trained_run)]
 
@@ -113,7 +118,7 @@ def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeyp
     monkeypatch.setattr(
         page_service, "load_translator", lambda name, **_: loaded.append(name) or pair
     )
-    service = Service(cached_models=2)
+    service = PageService(cached_models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
         service.describe(name)
     assert loaded == ["a", "b", "c", "b"]

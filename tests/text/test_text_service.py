@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -16,6 +17,7 @@ from hf_vanilla import demo_model
 from hf_vanilla.app import access, server
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.serve import ServeOptions, Settings, serve, served_by
+from hf_vanilla.text.batched_search import BLOCK
 from hf_vanilla.text.decoding import generated_texts
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.service import check_html
@@ -180,6 +182,13 @@ def test_what_cannot_be_translated_is_one_sentence_and_a_4xx(address):
 def test_html_of_the_usual_kinds_is_whole():
     for text in ("<p>one<p>two", "a <br> b < c", "<img src=x>", "1 <2", "x < y </b>", "<i/>", "a<"):
         check_html(text)
+
+
+def test_long_white_space_in_html_does_not_stop_the_service():
+    started = time.process_time()
+    text = "two" + " " * 19_000 + "3"
+    assert BLOCK.split(f"one <p> {text}") == ["one", " <p> ", text]
+    assert time.process_time() - started < 1
 
 
 def test_a_model_that_cannot_serve_is_refused_at_the_start(tmp_path, trained_run):

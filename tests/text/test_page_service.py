@@ -10,7 +10,7 @@ from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.n_best import best_translations
 from hf_vanilla.text.page_search import Lengths, Sampling, Search
-from hf_vanilla.text.page_service import MAX_MESSAGE, Service, one_line
+from hf_vanilla.text.page_service import MAX_MESSAGE, PageService, one_line
 from hf_vanilla.text.translator import Translator
 
 SENTENCE = "three one four"
@@ -19,7 +19,7 @@ SENTENCE = "three one four"
 @pytest.fixture
 def ask(trained_run):
     def ask(text, name=trained_run, num_beams=2, max_tokens=40):
-        return Service(max_tokens=max_tokens).translate(str(name), text, Search(num_beams))
+        return PageService(max_tokens=max_tokens).translate(str(name), text, Search(num_beams))
 
     return ask
 
@@ -40,7 +40,7 @@ def test_a_result_has_the_n_best_list_and_the_attentions_of_the_best(ask, traine
 def draw(trained_run):
     def draw(seed, temperature=5.0, **changes):
         sampling = Sampling(temperature=temperature, seed=seed, **changes)
-        return Service(max_tokens=40).translate(
+        return PageService(max_tokens=40).translate(
             str(trained_run), SENTENCE, Search(3, sampling=sampling)
         )
 
@@ -85,10 +85,10 @@ def test_without_top_k_every_token_can_be_drawn(draw, trained):
 @pytest.mark.parametrize("sampling", [None, Sampling(seed=1)])
 def test_lengths_are_those_of_generate(trained_run, sampling):
     search = Search(2, sampling=sampling, lengths=Lengths(6, 8))
-    found = Service(max_tokens=40).translate(str(trained_run), "two", search).hypotheses
+    found = PageService(max_tokens=40).translate(str(trained_run), "two", search).hypotheses
     assert all(6 <= len(hypothesis.ids) <= 8 for hypothesis in found)
     search = Search(2, sampling=sampling, lengths=Lengths(max_new_tokens=1))
-    found = Service(max_tokens=40).translate(str(trained_run), SENTENCE, search).hypotheses
+    found = PageService(max_tokens=40).translate(str(trained_run), SENTENCE, search).hypotheses
     assert {len(hypothesis.ids) for hypothesis in found} == {1}
 
 
@@ -97,15 +97,15 @@ def test_a_length_that_the_model_does_not_reach_is_refused(trained_run):
     search = Search(2, lengths=Lengths(min_new_tokens=400))
     problem = r"limit for this sentence is \d+ tokens, and the minimum length is 400: lower it"
     with pytest.raises(ValueError, match=problem):
-        Service(max_tokens=40).translate(str(trained_run), "two", search)
+        PageService(max_tokens=40).translate(str(trained_run), "two", search)
     search = Search(2, lengths=Lengths(400, 410))
-    (first, _) = Service(max_tokens=40).translate(str(trained_run), "two", search).hypotheses
+    (first, _) = PageService(max_tokens=40).translate(str(trained_run), "two", search).hypotheses
     assert len(first.ids) > 400
-    Service(max_tokens=40).attend(str(trained_run), "two", first.ids)  # is a translation of it
+    PageService(max_tokens=40).attend(str(trained_run), "two", first.ids)  # is a translation of it
 
 
 def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, trained):
-    service = Service(max_tokens=40)
+    service = PageService(max_tokens=40)
     result = service.translate(str(trained_run), SENTENCE, Search(3))
     ids = result.hypotheses[1].ids
     found = service.attend(str(trained_run), SENTENCE, ids)
@@ -119,19 +119,19 @@ def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, train
 )
 def test_ids_that_are_no_translation_are_refused(trained_run, ids):
     with pytest.raises(ValueError, match="This translation is none of the model"):
-        Service(max_tokens=40).attend(str(trained_run), SENTENCE, ids)
+        PageService(max_tokens=40).attend(str(trained_run), SENTENCE, ids)
 
 
 def test_a_search_that_takes_too_long_is_stopped_and_reported(trained_run):
     with pytest.raises(ValueError, match=r"stopped after 0 seconds: give a shorter text"):
-        Service(max_seconds=0).translate(str(trained_run), SENTENCE, Search(2))
+        PageService(max_seconds=0).translate(str(trained_run), SENTENCE, Search(2))
 
 
 def test_a_model_is_described_in_one_line(trained_run, trained):
     millions = trained[0].num_parameters() / 1e6
-    description = Service().describe(str(trained_run))
+    description = PageService().describe(str(trained_run))
     assert description == f"{millions:.1f} million parameters, 1 + 1 layers, 2 + 2 heads"
-    assert Service().num_beams(str(trained_run)) == trained[0].generation_config.num_beams
+    assert PageService().num_beams(str(trained_run)) == trained[0].generation_config.num_beams
 
 
 def test_models_of_transformers_work_too(trained, tmp_path):
@@ -142,7 +142,7 @@ def test_models_of_transformers_work_too(trained, tmp_path):
     model.generation_config.max_new_tokens = 5
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    service = Service(max_tokens=40)
+    service = PageService(max_tokens=40)
     assert service.describe(str(tmp_path)) == "0.0 million parameters"
     assert service.num_beams(str(tmp_path)) == 1
     result = service.translate(str(tmp_path), SENTENCE, Search(2))
