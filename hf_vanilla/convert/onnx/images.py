@@ -40,7 +40,7 @@ def export_classifier(name: str, folder: Path, dtype: str) -> None:
         dtype: of the weights.
     """
     classifier = load_classifier(name, device="cpu")
-    height, width = classifier.model.config.image_size
+    height, width = classifier.model.config.image_height_width
     pixels = torch.randn(2, 3, height, width)
     _write(classifier, folder, "classify.py", inputs={"pixel_values": (pixels, (0,))}, dtype=dtype)
 
