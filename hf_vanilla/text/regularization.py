@@ -69,7 +69,7 @@ def simcut_outputs(
 ) -> Seq2SeqLMOutput:
     """Loss and logits of a batch that passes the model twice, once with tokens cut from both sides.
 
-    A cut token is looked up as the zero vector and keeps its place; as in the authors' code, the
+    A cut token is looked up as the zero vector and keeps its position; as in the authors' code, the
     end of the source and the start of the target are never cut. The loss is the published one: the
     cross-entropy of the plain pass, and `alpha` times KL(plain || cut), with gradients of both.
 
@@ -262,8 +262,8 @@ class SubwordDropout:
         pieces = list(symbols)
         while True:
             ranked = [
-                (rank, place)
-                for place, pair in enumerate(pairwise(pieces))
+                (rank, index)
+                for index, pair in enumerate(pairwise(pieces))
                 if (rank := self._ranks.get(pair)) is not None
             ]
             heapq.heapify(ranked)
@@ -271,8 +271,8 @@ class SubwordDropout:
                 heapq.heappop(ranked)
             if not ranked:
                 return pieces
-            _, place = ranked[0]
-            pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+            _, index = ranked[0]
+            pieces[index : index + 2] = [pieces[index] + pieces[index + 1]]
 
 
 class DropoutOrder:
@@ -318,14 +318,14 @@ class DropoutOrder:
         pairs = self._text[rows]
         sources, targets = (self._dropout(pairs[side], generator) for side in ("source", "target"))
         lengths = np.array([[len(ids) for ids in side] for side in (sources, targets)])
-        budget = max(lengths.max(), lengths.sum(axis=1).max() // (end - first))
-        while True:  # the smallest batches, of which there are as many as before
-            divided = TokenBatchSampler(
-                *lengths, tokens_per_batch=int(budget), seed=int(seed) >> 1, multiple_of=end - first
-            )
-            if len(divided) == end - first:
-                break
+        count = end - first
+        budget = float(max(lengths.max(), lengths.sum(axis=1).max() // count))
+        # the smallest batches that are not more than before
+        while len(TokenBatchSampler(*lengths, tokens_per_batch=int(budget))) > count:
             budget = budget * LARGER + 1
+        divided = TokenBatchSampler(
+            *lengths, tokens_per_batch=int(budget), seed=int(seed) >> 1, multiple_of=count
+        )
         return [
             [{"input_ids": sources[row], "labels": targets[row]} for row in batch]
             for batch in divided.batches(epoch)

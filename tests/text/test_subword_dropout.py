@@ -131,3 +131,13 @@ def test_batches_are_formed_by_the_lengths_after_the_dropout(tiny_tokenizer, mon
     assert anew[count - 1] == epoch[-1]
     assert anew[0] == epoch[0]
     assert anew[count] != epoch[0]
+
+
+def test_micro_batches_of_few_pairs_are_divided_too():
+    # longer pairs need more micro-batches of the smallest budget than there are
+    lengths = [8 + 7 * row % 22 for row in range(40)]
+    text = Dataset.from_dict({side: ["a" * n for n in lengths] for side in ("source", "target")})
+    sampler = TokenBatchSampler(lengths, lengths, tokens_per_batch=44)
+    order = DropoutOrder(sampler, text, lambda texts, _: [[5] * len(t) for t in texts], seed=3)
+    assert 20 < len(sampler) < 40
+    assert sum(len(order[number]) for number in range(len(sampler))) == 40
