@@ -78,13 +78,10 @@ class VanillaAgentFormerPreTrainedModel(VanillaPreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Glorot; small heads, so that training starts near a standing agent and equal latents."""
         super()._init_weights(module)
-        width = getattr(module, "init_std", None)
-        if width is not None:
-            init.normal_(module.weight, std=width)
-        reach = getattr(module, "init_bound", None)
-        if reach is not None:
-            init.uniform_(module.weight, -reach, reach)
-            init.uniform_(module.bias, -reach, reach)
+        bound = getattr(module, "init_bound", None)
+        if bound is not None:
+            init.uniform_(module.weight, -bound, bound)
+            init.uniform_(module.bias, -bound, bound)
 
 
 class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
@@ -153,11 +150,11 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
         one = posterior.draw(torch.randn_like(posterior.mean)).unsqueeze(1)  # (B, 1, A, Z)
         both = torch.cat((one, latents), dim=1)
         with torch.no_grad():
-            found = decode_samples(self, past, context, both)
-        output = scene_output(self.config, past, found[:, 1:])
+            decoded = decode_samples(self, past, context, both)
+        output = scene_output(self.config, past, decoded[:, 1:])
         if torch.is_grad_enabled():
-            found = self._needed_futures(past, context, both, found, truth)
-        rebuilt, futures = found[:, :1], found[:, 1:]
+            decoded = self._needed_futures(past, context, both, decoded, truth)
+        rebuilt, futures = decoded[:, :1], decoded[:, 1:]
         config = self.config
         reconstruction, closest = truth.reconstruction(rebuilt), truth.closest(futures)
         divergence = truth.divergence(posterior.divergence(prior), config.divergence_floor)

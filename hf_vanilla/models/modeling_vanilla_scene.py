@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
-from transformers import initialization as init
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -145,16 +144,16 @@ def closest_future_loss(
 
 
 def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
-    """Keep `count` futures whose end points differ (Wayformer, section 3).
+    """Select `count` futures whose end points differ (Wayformer, section 3).
 
-    One future after another is kept: the one with the largest probability within `distance` of its
-    end point, of what no kept one covers; of those that cover as much, the most probable. In the
-    end each future's probability goes to the nearest kept one, so they still sum to 1. The paper
-    leaves the details open.
+    A future covers those whose end points are within `distance` of its own. One after another, the
+    future is selected that covers the most probability not covered yet; of equal ones, the most
+    probable. Then each future's probability goes to the nearest selected one, so they still sum to
+    1. The paper leaves the details open.
 
     Args:
         futures: of each row.
-        count: how many to keep.
+        count: how many to select.
         distance: of end points along the rows' axes.
     """
     if futures.logits.shape[1] <= count:
@@ -162,7 +161,7 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     probabilities = futures.logits.float().softmax(dim=1)
     ends = futures.means[:, :, -1].float()
     apart = (ends.unsqueeze(2) - ends.unsqueeze(1)).norm(dim=-1)  # (R, K, K)
-    is_near, left, kept = apart < distance, probabilities, []
+    is_near, left, selected = apart < distance, probabilities, []
     free = torch.ones_like(probabilities, dtype=torch.bool)
     row = torch.arange(ends.shape[0], device=ends.device)
     for _ in range(count):
@@ -171,8 +170,8 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
         best = torch.where(covers_most, probabilities, -1).argmax(dim=1)
         free = free.index_put((row, best), torch.zeros_like(free[:, 0]))
         left = torch.where(is_near[row, best], 0, left)
-        kept.append(best)
-    index = torch.stack(kept, dim=1)  # (R, count)
+        selected.append(best)
+    index = torch.stack(selected, dim=1)  # (R, count)
     owner = apart.gather(1, index.unsqueeze(-1).expand(-1, -1, ends.shape[1])).argmin(dim=1)
     masses = torch.zeros_like(index, dtype=probabilities.dtype)
     masses = masses.scatter_add(1, owner, probabilities)
@@ -215,17 +214,11 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
         "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
     }
 
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Seeds and latent queries N(0, 1), so that they differ; the rest as in every family."""
-        super()._init_weights(module)
-        width = getattr(module, "init_std", None)
-        if width is not None:
-            init.normal_(module.weight, std=width)
-
     def futures(self, rows: Rows) -> Mixture:
         """`num_seeds` futures of each row, along its axes."""
-        raise NotImplementedError  # each class of the family has its own
+        raise NotImplementedError(
+            f"{type(self).__name__} has no futures: use a VanillaFor... class"
+        )
 
     def may_win(self, truth: Truth) -> Tensor | None:
         """Futures `(R, K)` that may count as the closest, one at least; None: all."""
@@ -330,12 +323,12 @@ class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
     def futures(self, rows: Rows) -> Mixture:
         """Futures read by seeds from the fused tokens."""
         states, is_real = self.fusion(self.tokens(rows))
-        start = self.seeds.weight.expand(states.shape[0], -1, -1)
-        return self.head(read_by_seeds(self.layers, start, states, is_real), rows.velocity)
+        futures = read_by_seeds(self.layers, self.seeds.weight, states, is_real)
+        return self.head(futures, rows.velocity)
 
 
 def seeds(config: VanillaSceneConfig) -> nn.Embedding:
-    """Learned input of the decoder, one vector per future."""
+    """Learned input of the decoder, one vector per future; N(0, 1), so that they differ."""
     embedding = nn.Embedding(config.num_seeds, config.d_model)
     embedding.init_std = 1.0  # type: ignore[assignment]  # read by `_init_weights`
     return embedding

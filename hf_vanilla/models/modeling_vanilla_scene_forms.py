@@ -74,13 +74,13 @@ def neighbor_mask(
         sees = sees & ((ahead >= limit * apart * length) | length.eq(0))
     if count:
         apart = apart.masked_fill(~sees, torch.inf)
-        place = apart.argsort(dim=-1, stable=True).argsort(dim=-1)
-        sees = sees & (place < count)
+        rank = apart.argsort(dim=-1, stable=True).argsort(dim=-1)
+        sees = sees & (rank < count)
     return sees | itself
 
 
 def last_states(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Last observed position and displacement of a row's agent and the others, and who is there.
+    """Last observed position and displacement of a row's agent and the others, and which are real.
 
     Returns:
         `(R, 1 + N, 2)` twice along the row's axes, positions divided as the features are; `(R, 1 +
@@ -91,8 +91,8 @@ def last_states(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
     steps = torch.arange(1, is_real.shape[-1] + 1, device=is_real.device)
     last = (is_real * steps).argmax(dim=-1)  # (R, 1 + N)
     index = last[..., None, None].expand(-1, -1, 1, features.shape[-1])
-    found = features.gather(2, index).squeeze(2)
-    return found[..., :2], found[..., 2:], is_real.any(dim=-1)
+    last_features = features.gather(2, index).squeeze(2)
+    return last_features[..., :2], last_features[..., 2:], is_real.any(dim=-1)
 
 
 class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
@@ -136,8 +136,8 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
             states = layer(states, mask.unsqueeze(1))
         roads, is_road = self.lane_encoder([lanes]).flat()
         seen = torch.cat((is_real & sees[:, 0], is_road), dim=1)
-        start = self.seeds.weight.expand(states.shape[0], -1, -1)
-        modes = read_by_seeds(self.layers, start, torch.cat((states, roads), dim=1), seen)
+        tokens = torch.cat((states, roads), dim=1)
+        modes = read_by_seeds(self.layers, self.seeds.weight, tokens, seen)
         return self.head(modes, rows.velocity)
 
     def _sees(self, rows: Rows) -> Tensor:
@@ -178,7 +178,7 @@ class ChannelGate(nn.Module):
 class VanillaForGatedTrajectoryPrediction(VanillaScenePreTrainedModel):
     """Spatial-Channel Transformer: one encoder, a gate of channels after each layer.
 
-    The paper has no lanes and leaves open where the gate stands within a layer; here lanes are
+    The paper has no lanes and leaves open where the gate is within a layer; here lanes are
     tokens like all others, and the gate follows the whole layer.
 
     Examples:
@@ -204,8 +204,8 @@ class VanillaForGatedTrajectoryPrediction(VanillaScenePreTrainedModel):
         states, is_real = side_by_side(self.tokens(rows))
         for layer, gate in zip(self.encoder_layers, self.gates, strict=True):
             states = gate(layer(states, key_mask(is_real)), is_real)
-        start = self.seeds.weight.expand(states.shape[0], -1, -1)
-        return self.head(read_by_seeds(self.layers, start, states, is_real), rows.velocity)
+        futures = read_by_seeds(self.layers, self.seeds.weight, states, is_real)
+        return self.head(futures, rows.velocity)
 
 
 # --- Huang et al. (2109.06446) -------------------------------------------------------------------
@@ -285,7 +285,7 @@ K_MEANS_ROUNDS = 50
 class ProposalStage(nn.Module):
     """One of the three stages: an encoder over one family of tokens, and a decoder that reads it.
 
-    Proposals that find no token, such as lanes where there is no map, attend to nothing here.
+    Without a token, as of lanes where there is no map, the proposals attend to nothing here.
     """
 
     def __init__(self, config: VanillaSceneConfig) -> None:
@@ -294,7 +294,7 @@ class ProposalStage(nn.Module):
         self.layers = decoder_layers(config, is_causal=False)
 
     def forward(self, proposals: Tensor, grid: Grid) -> Tensor:
-        """Refined proposals `(R, K, D)`."""
+        """Refined proposals `(R, K, D)`, of `(R, K, D)` or of `(K, D)` for every row."""
         return read_by_seeds(self.layers, proposals, *self.encoder([grid]).flat())
 
 
@@ -303,7 +303,7 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
 
     A proposal belongs to one of G regions of end points along the agent's axes, which `fit_regions`
     takes from the training data. The closest proposal of the truth's region is regressed; the class
-    of the loss is this proposal among all, in place of the paper's two separate ones for region and
+    of the loss is this proposal among all, instead of the paper's two separate ones for region and
     proposal. The paper refines all agents' proposals with those of each other; here the third stage
     reads the observed steps of the others.
 
@@ -365,8 +365,7 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
     def futures(self, rows: Rows) -> Mixture:
         """Proposals refined by own motion, lanes and others, in this order."""
         own, others, lanes = self.tokens(rows)
-        proposals = self.seeds.weight.expand(rows.scene.shape[0], -1, -1)
-        proposals = self.motion(proposals, own)
+        proposals = self.motion(self.seeds.weight, own)
         proposals = self.lanes(proposals, lanes)
         proposals = self.others(proposals, others)
         return self.head(proposals, rows.velocity)
@@ -385,8 +384,8 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
                 "set_regions() with training scenes first"
             )
         regions = nearest(truth.positions[:, -1], self.centres)
-        found = proposals_of_regions(regions, config.num_seeds, config.num_regions)
-        return found | ~truth.is_known[:, -1:]
+        of_region = proposals_of_regions(regions, config.num_seeds, config.num_regions)
+        return of_region | ~truth.is_known[:, -1:]
 
 
 def fit_regions(end_points: Tensor, count: int) -> Tensor:

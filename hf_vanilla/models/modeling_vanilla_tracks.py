@@ -106,7 +106,9 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
     ) -> VanillaTrajectoryOutput:
         """Futures of each agent; with the truth the loss."""
-        raise NotImplementedError  # each class of the family has its own
+        raise NotImplementedError(
+            f"{type(self).__name__} has no futures: use a VanillaFor... class"
+        )
 
     @capture_outputs
     def forward(
@@ -388,7 +390,7 @@ def closest_mode_loss(  # noqa: PLR0913 - predicted and true futures, and how to
         is_observed: `(B, P)` bool.
         score_weight: of the cross-entropy.
         final_weight: of the distance at the last step beside the mean over steps, also where the
-            closest mode is chosen.
+            closest mode is determined.
         temperature: in units of the world. All modes are regressed, each with the softmax of minus
             its distance per step over the temperature as weight; from a high temperature that
             falls, no mode stays unused. None: only the closest mode is regressed.

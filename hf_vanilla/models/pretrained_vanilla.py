@@ -253,7 +253,10 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Glorot for matrices and N(0, 1/d_model) for embeddings, as in tensor2tensor."""
+        """Glorot for matrices and N(0, 1/d_model) for embeddings, as in tensor2tensor.
+
+        A Linear may have another gain, `init_gain`; it or an embedding may be N(0, `init_std`^2).
+        """
         if isinstance(module, nn.Linear):
             init.xavier_uniform_(module.weight, gain=getattr(module, "init_gain", 1.0))
             if module.bias is not None:
@@ -266,3 +269,5 @@ class VanillaPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
+        if (std := getattr(module, "init_std", None)) is not None:
+            init.normal_(module.weight, std=std)

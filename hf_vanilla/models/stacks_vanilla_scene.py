@@ -249,13 +249,14 @@ def read_by_seeds(layers: nn.ModuleList, seeds: Tensor, states: Tensor, is_real:
 
     Args:
         layers: decoder layers without a causal mask.
-        seeds: `(R, K, D)`.
+        seeds: `(R, K, D)`, or `(K, D)` for every row.
         states: `(R, M, D)` of an encoder.
         is_real: `(R, M)` bool.
 
     Returns:
         `(R, K, D)`.
     """
+    seeds = seeds.expand(states.shape[0], -1, -1)
     for layer in layers:
         seeds = layer(seeds, None, states, key_mask(is_real))
     return seeds
