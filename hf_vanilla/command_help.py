@@ -276,7 +276,7 @@ def completion_script(shell: str, commands: dict[str, str]) -> str:
         for option in options.values():
             action = add_option(command, {k: v for k, v in option.items() if k != "default"})
             if option["dest"].endswith(("model", "input", "output", "source", "target", "_dir")):
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
+                action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab reads it
     return shtab.complete(parser, shell=shell)
 
 
