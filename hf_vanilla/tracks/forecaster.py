@@ -119,7 +119,11 @@ class Forecaster:
         self._history: dict[Hashable, dict[int, tuple[float, float]]] = {}
 
     def observe(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> Forecast:
-        """Take the rows of a frame and forecast from the newest frame.
+        """Store the rows of a frame, as `store` does, and forecast from the newest frame."""
+        return self._forecast(self.store(frame, rows))
+
+    def store(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> int:
+        """Store the rows of a frame without a forecast; returns the newest frame.
 
         Args:
             frame: number of the frame.
@@ -140,7 +144,7 @@ class Forecaster:
                 del steps[old]
             if not steps:
                 del self._history[agent]
-        return self._forecast(self.newest)
+        return self.newest
 
     def _check(self, frame: int, rows: list[tuple[Hashable, float, float]]) -> None:
         if self.newest is not None and (frame - self.newest) % self.frames_per_step:

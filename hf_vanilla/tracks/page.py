@@ -218,13 +218,15 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
         rows = checked_rows(body.get("rows"))
         live = Forecaster(model, frames_per_step=whole_number(body, "frames_per_step", 1, 10**6))
         frames = sorted({row[0] for row in rows})[-model.config.observed_steps :]
-        for frame in frames:
-            found = live.observe(frame, [row[1:] for row in rows if row[0] == frame])
+        of_frame = {frame: [row[1:] for row in rows if row[0] == frame] for frame in frames}
+        for frame in frames[:-1]:
+            live.store(frame, of_frame[frame])
+        futures = live.observe(frames[-1], of_frame[frames[-1]])
         return {
             "frame": frames[-1],
-            "agents": list(found.agents),
-            "trajectories": _rounded(found.trajectories),
-            "probabilities": _rounded(found.probabilities),
+            "agents": list(futures.agents),
+            "trajectories": _rounded(futures.trajectories),
+            "probabilities": _rounded(futures.probabilities),
         }
 
     first = next(iter(pages.values()))
