@@ -38,7 +38,7 @@ def load_image_model(
         device: such as `"cpu"`; None: a GPU if there is one.
 
     Raises:
-        ValueError: it is another kind of model, damaged, or has no image processor.
+        ValueError: it is another type of model, damaged, or has no image processor.
         OSError: nothing is found under that name.
     """
     if (kind := read_settings(name).get("model_type")) != model_type:

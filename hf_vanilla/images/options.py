@@ -19,7 +19,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageDataOptions(Augmentation):  # flat on the command line
+class ImageDataOptions(Augmentation):  # its options have no section
     """Images to train on, how they are changed at random, and how they become batches."""
 
     _argument_group_name = "options of task image_classification"

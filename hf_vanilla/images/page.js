@@ -1,4 +1,4 @@
-// The page of `page.py`; `component.js` stands in front of it.
+// The page of `page.py`; `component.js` precedes it.
 
 const pad = part("drawing");
 const pen = pad.getContext("2d");

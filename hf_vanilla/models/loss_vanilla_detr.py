@@ -85,15 +85,15 @@ def match(
             f"an image has {max(counts)} objects, but the model has {queries} queries: build it "
             "with a larger num_queries, or leave such images out"
         )
-    chosen = torch.full((*cost.shape[:2], is_object.shape[1]), -1)
+    matched = torch.full((*cost.shape[:2], is_object.shape[1]), -1)
     for image, count in enumerate(counts):
         if not count:
             continue
         columns = is_object[image].nonzero().flatten()
         for layer, of_layer in enumerate(cost[:, image, :, columns].numpy()):
             rows, order = linear_sum_assignment(of_layer)
-            chosen[layer, image, columns[torch.from_numpy(order)]] = torch.from_numpy(rows)
-    return chosen
+            matched[layer, image, columns[torch.from_numpy(order)]] = torch.from_numpy(rows)
+    return matched
 
 
 def matching_cost(logits: Tensor, boxes: Tensor, targets: Targets, costs: MatchingCosts) -> Tensor:
@@ -272,9 +272,9 @@ def detection_loss(
     divisor = objects + weights.no_object * (queries * num_images - objects)
     label = of_queries.view(layers, -1).sum(dim=1) / divisor
 
-    found, wanted = boxes[layer, image, query].float(), target_boxes[image, slot].float()
-    distances = (found - wanted).abs().sum(dim=-1)
-    overlaps = 1 - generalized_iou(to_corners(found), to_corners(wanted))
+    predicted, wanted = boxes[layer, image, query].float(), target_boxes[image, slot].float()
+    distances = (predicted - wanted).abs().sum(dim=-1)
+    overlaps = 1 - generalized_iou(to_corners(predicted), to_corners(wanted))
     nothing = distances.new_zeros(layers)
     distance = nothing.index_add(0, layer, distances) / objects.clamp(min=1)
     overlap = nothing.index_add(0, layer, overlaps) / objects.clamp(min=1)

@@ -56,7 +56,7 @@ class ObjectScores:
             above 0.7.
         count_error: mean distance of the numbers of sure and of true objects of an image.
         protocol: what was measured, in one line.
-        by_layer: after each decoder layer, where it was asked for.
+        by_layer: after each decoder layer; empty where it was not measured.
     """
 
     figures: dict[str, float]
@@ -219,7 +219,7 @@ def _detected(detector: Detector, images: DetectionImages, batch_size: int) -> l
 
 
 def without_overlaps(found: Detections) -> Detections:
-    """Non-maximum suppression: those that no surer one that is kept repeats."""
+    """Non-maximum suppression: an object that repeats a surer remaining one is left out."""
     repeats, kept = _repeats(found), np.zeros(len(found), dtype=bool)
     for index in range(len(found)):  # the surest first
         kept[index] = not (repeats[index] & kept).any()

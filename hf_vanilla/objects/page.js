@@ -1,4 +1,4 @@
-// The page of `page.py`; `component.js` stands in front of it.
+// The page of `page.py`; `component.js` precedes it.
 
 const canvas = part("picture");
 const HINT = "Choose a box to see what its query attends to, or a position in the picture.";

@@ -1,4 +1,4 @@
-// The page of `tracks_page.py`; `component.js` stands in front of it. All positions are in units of
+// The page of `page.py`; `component.js` precedes it. All positions are in units of
 // the world; y points up.
 
 const plane = part("plane");

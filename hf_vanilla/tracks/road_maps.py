@@ -1,4 +1,4 @@
-"""Lanes and other polylines of a place, and the maps of Argoverse 2.
+"""Road maps: lanes and other polylines, and their files in Argoverse 2.
 
 Shapes: P polylines of S points, B scenes.
 """

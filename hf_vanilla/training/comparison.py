@@ -235,7 +235,7 @@ class RowDifference:
 
     @property
     def verdict(self) -> str:
-        """Whether the published difference is found again; empty where there is none."""
+        """Whether the runs reproduce the published difference; empty where there is none."""
         if self.difference is None or self.published is None:
             return ""
         is_distinct = not self.difference.low <= 0 <= self.difference.high

@@ -47,7 +47,7 @@ class StepResult:
         totals: `(counted,)` int64 divisors of the whole step.
         values: `()` sums over this process's micro-batches, by name; `"loss"` is always there.
         numbers: of those micro-batches, from which their batches can be made again. The batches
-            of all steps that a GPU has not been read after would fill the memory.
+            themselves would fill the memory, since results of many steps are read at once.
     """
 
     step: int
@@ -137,7 +137,7 @@ def on_device(run: PreparedRun, micro_batches: list[MicroBatch]) -> Iterator[Mic
         computing.wait_stream(copying)
         part = following
         for value in part.batch.values():
-            value.record_stream(computing)  # its memory is not used again before
+            value.record_stream(computing)  # its memory is reused only after the computation
         if number + 1 < len(micro_batches):
             with torch.cuda.stream(copying):
                 following = copied(micro_batches[number + 1])

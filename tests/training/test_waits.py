@@ -101,7 +101,7 @@ def without_dropout(model):
 def test_a_train_step_waits_for_no_more_values_than_its_ceiling(monkeypatch):
     # as on a GPU, one fused operator updates all weights
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["meta"])
-    found, losses = {}, {}
+    counts, losses = {}, {}
     for model, inputs in every_model():
         name = type(model).__name__
         inputs["num_items_in_batch"] = torch.tensor(3)
@@ -116,8 +116,8 @@ def test_a_train_step_waits_for_no_more_values_than_its_ceiling(monkeypatch):
             clip_grad_norm_(model.parameters(), 1.0)
             torch.optim.Adam(model.parameters(), fused=True).step()
         losses[name].append(loss.values.item())
-        found[name] = (waits.reads.total(), waits.copies.total())
-    assert found == CEILINGS
+        counts[name] = (waits.reads.total(), waits.copies.total())
+    assert counts == CEILINGS
     for name, (here, there) in losses.items():
         assert there == pytest.approx(here, rel=1e-5), name
 
