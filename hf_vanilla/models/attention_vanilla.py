@@ -72,7 +72,7 @@ def padding_mask(
 ) -> Any:
     """The mask that hides padded keys, in the form of the attention implementation; None: no mask.
 
-    Transformers' own reads whether a mask hides anything at all, for which the host waits for a GPU.
+    Transformers' own reads whether a mask hides anything, for which the host waits for a GPU.
 
     Args:
         config: read for the attention implementation.
