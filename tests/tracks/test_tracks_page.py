@@ -16,6 +16,7 @@ from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.serve import Settings, served_by
+from hf_vanilla.tracks import forecaster
 from hf_vanilla.tracks.forecaster import predict
 from hf_vanilla.tracks.page import TracksPage, path_in_steps
 
@@ -83,12 +84,15 @@ def test_a_drawn_path_has_the_futures_of_the_model(page):
     assert_allclose(np.sum(agent["looks"], 1), 1, atol=5e-3)
 
 
-def test_the_service_forecasts_the_agents_of_the_last_frame(folder, tracks):
+def test_the_service_forecasts_the_agents_of_the_last_frame(folder, tracks, monkeypatch):
+    passes = []
+    monkeypatch.setattr(forecaster, "predict", lambda *past: passes.append(past) or predict(*past))
     settings = Settings(tracks=tracks, frame_seconds=0.4)
     forecast = served_by([folder], settings, Worker()).calls["/v1/forecast"]
     rows = [[frame, name, frame, y] for frame in range(9) for name, y in (("ada", 0), ("ben", 2))]
     found = asyncio.run(forecast({"rows": [*rows, [3, "cid", 1, 1]]}))
     assert (found["frame"], found["agents"]) == (8, ["ada", "ben"])
+    assert len(passes) == 1  # not one for each frame of the rows
     past = np.stack((np.arange(4.0, 9), np.zeros(5)), 1)
     futures, _ = predict(TracksPage(folder).model, past[None], np.ones((1, 5), bool))
     assert_allclose(found["trajectories"][0], futures[0], atol=1e-3)
