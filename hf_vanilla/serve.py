@@ -19,6 +19,7 @@ from typing import Any
 from hf_vanilla.app.page import Served
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.families import load_part, task_entry
+from hf_vanilla.hub.card import public_name
 from hf_vanilla.loading import task_or_default
 from hf_vanilla.options import Options, install_hint, option
 from hf_vanilla.text.loading import DTYPES, demo_model
@@ -186,12 +187,15 @@ def served_by(models: list[str], settings: Settings, worker: Worker) -> Served:
     """What models answer together; the page is that of the first.
 
     Raises:
-        ValueError: a model cannot be used.
+        ValueError: a model cannot be used, or two of a family have one name.
         OSError: nothing is found under a name.
     """
     families: dict[str, list[str]] = {}
     for name in models:
-        families.setdefault(task_entry(task_or_default(name)).service, []).append(name)
+        others = families.setdefault(task_entry(task_or_default(name)).service, [])
+        if any(public_name(name) == public_name(one) and name != one for one in others):
+            raise ValueError(f"two models are named {public_name(name)!r}: rename a folder")
+        others.append(name)
     every = [load_part(part)(names, settings, worker) for part, names in families.items()]
     return Served(
         every[0].page,

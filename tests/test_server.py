@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -44,6 +45,15 @@ def test_what_cannot_be_served_is_refused_before_serving():
     for host in ("192.0.2.1", "no.such.host.invalid"):
         with pytest.raises(OSError, match=f"cannot listen on {host}: "):
             serve(ServeOptions(host=host))
+
+
+def test_two_models_of_one_name_are_refused(trained_run, tmp_path):
+    copies = [tmp_path / parent / "mine" for parent in "ab"]
+    for copied in copies:
+        copied.mkdir(parents=True)
+        shutil.copy(trained_run / "config.json", copied)
+    with pytest.raises(ValueError, match="two models are named 'mine': rename a folder"):
+        serve(ServeOptions(model=[*map(str, copies)]))
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

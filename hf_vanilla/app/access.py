@@ -76,10 +76,10 @@ class Access:
             HTTPException: a key is needed, and none of ours is given.
         """
         given = [str(body["api_key"])] if isinstance(body, dict) and "api_key" in body else []
-        kind, _, value = (header or "").partition(" ")
-        if kind.lower() == "bearer":
+        scheme, _, value = (header or "").partition(" ")
+        if scheme.lower() == "bearer":
             given.append(value)
-        elif kind.lower() == "basic":
+        elif scheme.lower() == "basic":
             with suppress(ValueError):
                 given.append(base64.b64decode(value).decode().partition(":")[2])
         pairs = [

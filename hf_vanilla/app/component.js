@@ -4,7 +4,7 @@
 const element = document.getElementById("component");
 const part = (name) => element.querySelector(`.${name}`);
 const SVG = "http://www.w3.org/2000/svg";
-const DARKEST = 0.75; // opacity of the colour over the place of the largest weight
+const DARKEST = 0.75; // opacity of the colour over the cell of the largest weight
 const page = element.firstElementChild;
 const calls = {}; // number of the last call of each function
 
@@ -97,8 +97,8 @@ async function lookAt(request) {
   return found.error ? null : { found, image };
 }
 
-// Colour each place of a grid over a picture; weights are from 0 to 1.
-function colourPlaces(canvas, [rows, columns], weights) {
+// Colour each cell of a grid over a picture; weights are from 0 to 1.
+function colourCells(canvas, [rows, columns], weights) {
   const drawing = canvas.getContext("2d");
   const [high, wide] = [canvas.height / rows, canvas.width / columns];
   weights.forEach((weight, index) => {

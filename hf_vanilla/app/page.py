@@ -116,7 +116,7 @@ def picture_url(image: "Image") -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def chosen(models: Mapping[str, Any], body: Any) -> Any:
+def named_model(models: Mapping[str, Any], body: Any) -> Any:
     """The model that a request names; the first where it names none.
 
     Raises:

@@ -101,8 +101,8 @@ class Metrics:
         """All of them."""
         worker, lines = self._worker, []
 
-        def add(name: str, kind: str, values: Mapping[str, float]) -> None:
-            lines.append(f"# TYPE hf_vanilla_{name} {kind}")
+        def add(name: str, type_: str, values: Mapping[str, float]) -> None:
+            lines.append(f"# TYPE hf_vanilla_{name} {type_}")
             lines.extend(f"hf_vanilla_{name}{labels} {value:g}" for labels, value in values.items())
 
         requests = {
@@ -178,11 +178,11 @@ def error_answer(error: Exception) -> Response:
 
 
 def _file(name: str, text: Callable[[], str], access: Access) -> Callable[[Request], Response]:
-    kind = mimetypes.guess_type(name)[0] or "text/plain"
+    media_type = mimetypes.guess_type(name)[0] or "text/plain"
 
     def file(request: Request) -> Response:
         access.check_key(request.headers.get("authorization"))
-        return Response(text(), media_type=kind, headers=FILE_HEADERS)
+        return Response(text(), media_type=media_type, headers=FILE_HEADERS)
 
     return file
 
@@ -272,8 +272,8 @@ async def received(request: Request) -> Any:
     Raises:
         ValueError: it is no JSON.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type in ("application/x-www-form-urlencoded", "multipart/form-data"):
         form = await request.form(max_files=0, max_fields=MOST_FIELDS)
         lists = {name: form.getlist(name) for name in form}
         return {name: values if len(values) > 1 else values[0] for name, values in lists.items()}

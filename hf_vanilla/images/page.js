@@ -55,7 +55,7 @@ function showWeights(weights, name) {
   drawing.imageSmoothingEnabled = picture.naturalWidth > SHOWN_PIXELS;
   drawing.drawImage(picture, 0, 0, canvas.width, canvas.height);
   const largest = Math.max(...weights, 1);
-  colourPlaces(canvas, answer.grid, weights.map((weight) => weight / largest));
+  colourCells(canvas, answer.grid, weights.map((weight) => weight / largest));
   const sum = Math.round(weights.reduce((total, weight) => total + weight, 0) / 10);
   const text = `${name}: ${sum} % on patches`;
   canvas.role = "img";

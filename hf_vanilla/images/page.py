@@ -15,7 +15,7 @@ from hf_vanilla.app.page import (
     REQUEST_BYTES,
     Page,
     Served,
-    chosen,
+    named_model,
     page_of_component,
     picture_url,
     received_picture,
@@ -104,8 +104,8 @@ class ImagePage:
     def page(self) -> Page:
         """Its files and functions."""
 
-        def look(asked: dict[str, Any]) -> dict[str, Any]:
-            return self.look(str(asked.get("picture")), is_drawn=bool(asked.get("isDrawn")))
+        def look(request: dict[str, Any]) -> dict[str, Any]:
+            return self.look(str(request.get("picture")), is_drawn=bool(request.get("isDrawn")))
 
         return page_of_component(TITLE, Path(__file__).parent, {"look": look}, about=self.about())
 
@@ -140,7 +140,7 @@ def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Serve
     pages = {public_name(name): ImagePage(name) for name in models}
 
     def classify(body: Any) -> dict[str, Any]:
-        classifier = chosen(pages, body).classifier
+        classifier = named_model(pages, body).classifier
         top_k = min(whole_number(body, "top_k", 5, 1000), classifier.model.config.num_labels)
         (guesses,) = classifier.guesses([received_picture(str(body.get("image")))], top_k=top_k)
         return {"labels": [vars(guess) for guess in guesses]}

@@ -52,7 +52,7 @@ function show() {
   const weights = chosenWeights();
   const [rows, columns] = answer.grid;
   const [high, wide] = [canvas.height / rows, canvas.width / columns];
-  colourPlaces(canvas, answer.grid, weights);
+  colourCells(canvas, answer.grid, weights);
   if (chosen.place !== undefined) {
     drawing.lineWidth = 3;
     drawing.strokeStyle = "rgb(14 116 144)";

@@ -15,7 +15,7 @@ from hf_vanilla.app.page import (
     REQUEST_BYTES,
     Page,
     Served,
-    chosen,
+    named_model,
     page_of_component,
     picture_url,
     received_picture,
@@ -93,8 +93,8 @@ class ObjectsPage:
     def page(self) -> Page:
         """Its files and functions."""
 
-        def look(asked: dict[str, Any]) -> dict[str, Any]:
-            return self.look(str(asked.get("picture")))
+        def look(request: dict[str, Any]) -> dict[str, Any]:
+            return self.look(str(request.get("picture")))
 
         return page_of_component(TITLE, Path(__file__).parent, {"look": look}, about=self.about())
 
@@ -118,7 +118,7 @@ def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Serve
     pages = {public_name(name): ObjectsPage(name) for name in models}
 
     def detect(body: Any) -> dict[str, Any]:
-        detector = chosen(pages, body).detector
+        detector = named_model(pages, body).detector
         threshold = body.get("threshold", 0.5)
         if type(threshold) not in (int, float) or not 0 <= threshold <= 1:
             raise ValueError("threshold is not a number from 0 to 1.")

@@ -38,7 +38,7 @@ class Translated:
     Attributes:
         source: the sentence, with its markup.
         hypotheses: best first, with the markup of the sentence.
-        links: of the words of the sentence and those of the best; None: not asked for.
+        links: of the words of the sentence and those of the best; None: not requested.
         doubt: why the best is probably wrong.
     """
 

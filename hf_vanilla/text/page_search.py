@@ -13,7 +13,7 @@ from .n_best import Hypothesis, best_translations
 from .search_record import Candidate, SearchRecord
 
 MAX_NEW_TOKENS = 512  # of a translation whose length visitors limit
-# name: what messages call it, kind of number, smallest, largest; a smaller temperature could
+# name: what messages call it, type of number, smallest, largest; a smaller temperature could
 # overflow float32
 FIELDS = {
     "temperature": ("temperature", float, 0.01, 10),
@@ -159,18 +159,18 @@ def lengths_of(texts: Mapping[str, Any]) -> Lengths:
     return Lengths(**_numbers(texts, Lengths))
 
 
-def _numbers(texts: Mapping[str, Any], kind: type) -> dict[str, Any]:
+def _numbers(texts: Mapping[str, Any], of: type) -> dict[str, Any]:
     """The numbers of the fields of a dataclass, without those that are blank."""
-    filled = {one.name: str(texts.get(one.name, "")).strip() for one in fields(kind)}
+    filled = {one.name: str(texts.get(one.name, "")).strip() for one in fields(of)}
     return {name: _number(text, *FIELDS[name]) for name, text in filled.items() if text}
 
 
-def _number(text: str, called: str, kind: type, least: float, most: float) -> Any:
+def _number(text: str, called: str, number: type, least: float, most: float) -> Any:
     try:
-        value = kind(text)
+        value = number(text)
     except ValueError:
         value = None
     if value is None or not least <= value <= most:  # NaN is not within
-        wanted = "a whole number" if kind is int else "a number"
+        wanted = "a whole number" if number is int else "a number"
         raise ValueError(f"The {called} is {text[:40]!r}: give {wanted} from {least} to {most}.")
     return value

@@ -184,7 +184,7 @@ async def _streamed(
     plan: list[Plan], futures: "list[asyncio.Future[Translated]]"
 ) -> AsyncIterator[dict[str, Any]]:
     """Each sentence as soon as it is translated, with the numbers of its text and of itself."""
-    places = {
+    positions = {
         at: (text, sentence)
         for text, blocks in enumerate(plan)
         for sentence, at in enumerate(_numbers(blocks))
@@ -195,7 +195,7 @@ async def _streamed(
         while waiting:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for future in sorted(done, key=numbers.__getitem__):
-                text, sentence = places[numbers[future]]
+                text, sentence = positions[numbers[future]]
                 yield {"text": text, "sentence": sentence, **future.result().json()}
     finally:
         for future in waiting:

@@ -214,7 +214,7 @@ def page_files(facts: dict[str, Any], *, title: str = TITLE, policy: str = "") -
     """The files of the page by their names, without those of the engine.
 
     Args:
-        facts: what the page is told about models and engine; see `connection.js`.
+        facts: about models and engine; see `connection.js`.
         title: its heading.
         policy: its Content-Security-Policy; without it, the server sends one.
     """

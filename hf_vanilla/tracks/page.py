@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hf_vanilla.app.page import Page, Served, chosen, page_of_component, whole_number
+from hf_vanilla.app.page import Page, Served, named_model, page_of_component, whole_number
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.families import entry_of
 from hf_vanilla.hub.card import public_name
@@ -171,7 +171,7 @@ class TracksPage:
         functions = {
             "start": lambda _: self.start(),
             "draw": self.draw,
-            "frame": lambda asked: self.frame(asked["scene"], asked["frame"]),
+            "frame": lambda request: self.frame(request["scene"], request["frame"]),
         }
         return page_of_component(TITLE, Path(__file__).parent, functions)
 
@@ -214,7 +214,7 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
     }
 
     def forecast(body: Any) -> dict[str, Any]:
-        model = chosen(pages, body).model
+        model = named_model(pages, body).model
         rows = checked_rows(body.get("rows"))
         live = Forecaster(model, frames_per_step=whole_number(body, "frames_per_step", 1, 10**6))
         frames = sorted({row[0] for row in rows})[-model.config.observed_steps :]

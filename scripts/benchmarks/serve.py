@@ -79,7 +79,7 @@ class Service:
 
 
 class Client:
-    """One connection that is kept."""
+    """One connection for several requests."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -101,13 +101,13 @@ class Client:
         return int(lines[0].split()[1]), json.loads(await self._reader.readexactly(int(length)))
 
     async def translate(self, text: str) -> str:
-        """The translation; None is never right."""
+        """The translation; of another status, its number, which is never right."""
         status, found = await self.ask("POST", "/translate", {"q": text, "target": ""})
         return found["translatedText"] if status == 200 else f"status {status}"
 
 
 async def one_by_one(service: Service, sentences: list[str]) -> dict[str, str]:
-    """The translation of each sentence, each asked for after the one before."""
+    """The translation of each sentence, each requested after the one before."""
     async with Client(service.port) as client:
         return {sentence: await client.translate(sentence) for sentence in sentences}
 
@@ -135,11 +135,11 @@ async def at_rate(service: Service, sentences: list[str], rate: float) -> np.nda
             await client.translate(sentence)
         return time.monotonic() - started
 
-    draw, asked = random.Random(1), []
+    draw, answers = random.Random(1), []
     for sentence in sentences:
-        asked.append(asyncio.create_task(ask(sentence)))
+        answers.append(asyncio.create_task(ask(sentence)))
         await asyncio.sleep(draw.expovariate(rate))
-    return np.array(await asyncio.gather(*asked))
+    return np.array(await asyncio.gather(*answers))
 
 
 async def crowd(
