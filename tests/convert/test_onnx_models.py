@@ -1,5 +1,7 @@
 """Classifiers, detectors and forecasters in ONNX Runtime: their programs give our results."""
 
+import csv
+import re
 import subprocess
 import sys
 
@@ -66,6 +68,20 @@ def test_a_classifier_gives_the_same_probabilities(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.release
+def test_a_classifier_of_square_images_writes_csv(tmp_path):
+    model = image_models.vit(image_size=15, num_labels=2)
+    model.config.id2label = {0: "tench, Tinca", 1: "b, c"}
+    model.save_pretrained(tmp_path / "vit")
+    image_processor((15, 15), [0.5] * 3, [0.5] * 3).save_pretrained(tmp_path / "vit")
+    picture(15, 15).save(tmp_path / "a.png")
+    done = typed(exported(tmp_path / "vit"), "classify.py", str(tmp_path / "a.png"))
+    (row,) = csv.reader(done.stdout.splitlines())
+    assert row[0] == str(tmp_path / "a.png")
+    assert row[1] in model.config.id2label.values()
+    assert 0.5 <= float(row[2]) <= 1
+
+
 def test_programs_are_short():
     for program in ("classify.py", "detect.py", "forecast.py"):
         assert len((RUNNERS / program).read_text().splitlines()) < 60
@@ -111,9 +127,7 @@ def test_a_detector_gives_the_same_boxes(tmp_path):
 
 
 @pytest.mark.release
-@pytest.mark.parametrize(
-    "form", ["modes", "one", "density", *sorted(SCENE_FORMS.keys() - {"proposals"})]
-)
+@pytest.mark.parametrize("form", EXPORTED_FORMS)
 def test_a_forecaster_gives_the_same_futures(form, tmp_path):
     if form in SCENE_FORMS:
         model = scene_model("early full" if form == "fusion" else form).float()
@@ -136,3 +150,33 @@ def test_a_forecaster_gives_the_same_futures(form, tmp_path):
     theirs = runner_of(folder, "forecast").Forecaster(folder)
     for a, b in zip(predict(model, past, seen), theirs.predict(past, seen), strict=True):
         np.testing.assert_allclose(b, a, atol=1e-3)
+    if form == "modes":
+        check_forecasts_of_a_table(folder, past, seen, theirs)
+
+
+def check_forecasts_of_a_table(folder, past, seen, theirs):
+    """Type the program with a table of tracks, then with bad ones."""
+    rows = [f"{5 * t},p{a},{past[a, t, 0]},{past[a, t, 1]}" for a, t in np.argwhere(seen)]
+    table = "\n".join(["frame,agent,x,y", *rows, ""])
+    done = typed(folder, "forecast.py", "5", text=table)
+    assert (done.returncode, done.stderr) == (0, "")
+    tracks, probabilities = theirs.predict(past, seen)
+    modes = tracks.shape[1]
+    written = [line.split(",") for line in done.stdout.splitlines()]
+    assert [row[0] for row in written] == np.repeat(["p0", "p1", "p2", "p3"], modes * 3).tolist()
+    np.testing.assert_allclose(
+        np.array([row[3:5] for row in written], float), tracks.reshape(-1, 2), atol=1e-4
+    )
+    np.testing.assert_allclose(
+        [float(row[5]) for row in written[::3]], probabilities.ravel(), atol=1e-6
+    )
+    for text, arguments, message in (
+        ("", (), "line 0: ValueError"),
+        ("frame,agent,x\n1,a,2\n", (), "line 2: KeyError: 'y'"),
+        ("frame,agent,x,y\n1,a,2,3\n2,a,much,3\n", (), "line 3: ValueError: .* 'much'"),
+        ("frame,agent,x,y\n1,a,2\n", (), "line 2: TypeError"),
+        (table, ("often",), "ValueError: .* 'often'"),
+    ):
+        done = typed(folder, "forecast.py", *arguments, text=text)
+        assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 1, 1)
+        assert re.match(f"error: .*{message}", done.stderr)

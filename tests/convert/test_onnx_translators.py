@@ -120,10 +120,10 @@ def test_the_program_runs_without_torch(folder):
     ]
     assert [row[0] for row in rows] == ["1", "1"]
     assert rows[0][2] == " ".join(texts[0].split())
-    done = typed(b"one\n\xff\n")
-    assert done.returncode == 1
-    assert done.stderr.decode().startswith("error: ")
-    assert done.stderr.count(b"\n") == 1
+    for done in (typed(b"one\n\xff\n"), typed(b"one\n", "--n_best", "0")):
+        assert done.returncode == 1
+        assert done.stderr.decode().startswith("error: ")
+        assert done.stderr.count(b"\n") == 1
 
 
 def test_the_program_is_short():

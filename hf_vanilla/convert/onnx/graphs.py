@@ -95,9 +95,10 @@ class DecoderGraph(nn.Module):
         self.decoder: Any = model.model.decoder
         self.lm_head: Any = model.lm_head
         self.is_renormalized = is_renormalized
-        self.bias: Any = None
+        self.bias: Tensor | None
+        self.register_buffer("bias", None)
         if forbidden:
-            self.bias = nn.Buffer(torch.zeros(model.config.target_vocab_size))
+            self.bias = torch.zeros(model.config.target_vocab_size)
             self.bias[forbidden] = LOWEST
 
     def forward(

@@ -4,6 +4,7 @@ python classify.py IMAGE ... > labels.csv
 classify.Classifier("FOLDER").probabilities([PIL.Image.open("a.png")])
 """
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -41,11 +42,11 @@ class Classifier:
 
 
 if __name__ == "__main__":
-    classifier = Classifier()
+    classifier, write = Classifier(), csv.writer(sys.stdout, lineterminator="\n").writerow
     for path in sys.argv[1:]:
         try:
             probabilities = classifier.probabilities([Image.open(path)])[0]
         except (ValueError, OSError) as error:
             sys.exit(f"error: {path}: {error}")
         best = int(probabilities.argmax())
-        print(path, classifier.labels[best], f"{probabilities[best]:.4f}", sep=",")
+        write((path, classifier.labels[best], f"{probabilities[best]:.4f}"))

@@ -4,6 +4,7 @@ python detect.py IMAGE ... > objects.csv
 detect.Detector("FOLDER").detect(PIL.Image.open("a.png"), threshold=0.7)
 """
 
+import csv
 import json
 import sys
 from pathlib import Path
@@ -43,17 +44,16 @@ class Detector:
         middle, half = boxes[0, :, :2], boxes[0, :, 2:] / 2
         corners = np.hstack((middle - half, middle + half)) * (image.size * 2)
         order = np.argsort(-scores.max(1), kind="stable")[: (scores.max(1) >= threshold).sum()]
-        return [
-            (self.labels[scores[q].argmax()], float(scores[q].max()), *corners[q]) for q in order
-        ]
+        rows = zip(scores[order], corners[order], strict=True)
+        return [(self.labels[of.argmax()], float(of.max()), *box) for of, box in rows]
 
 
 if __name__ == "__main__":
-    detector = Detector()
+    detector, write = Detector(), csv.writer(sys.stdout, lineterminator="\n").writerow
     for path in sys.argv[1:]:
         try:
-            found = detector.detect(Image.open(path))
+            objects = detector.detect(Image.open(path))
         except (ValueError, OSError) as error:
             sys.exit(f"error: {path}: {error}")
-        for label, score, *box in found:
-            print(path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box), sep=",")
+        for label, score, *box in objects:
+            write((path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box)))

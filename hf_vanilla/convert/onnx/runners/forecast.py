@@ -1,16 +1,14 @@
 """Forecast agents with ONNX Runtime; needs numpy and onnxruntime, nothing else.
 
-    python forecast.py [FRAMES_PER_STEP] < tracks.csv > futures.csv
-
-tracks.csv has columns frame, agent, x, y; futures start at its newest frame. In Python:
-`forecast.Forecaster("FOLDER").predict(past, is_observed)`. A agents, T steps, M modes, L lanes.
+python forecast.py [FRAMES_PER_STEP] < tracks.csv > futures.csv
+forecast.Forecaster("FOLDER").predict(past, is_observed)
+tracks.csv: columns frame, agent, x, y; futures start at its newest frame. A agents, M modes.
 """
 
 import csv
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from onnxruntime import InferenceSession
@@ -22,16 +20,15 @@ class Forecaster:
     """The model of a folder, which reads the last `observed_steps` steps of agents."""
 
     def __init__(self, folder: str | Path = Path(__file__).parent) -> None:
-        config = json.loads((Path(folder) / "config.json").read_text("utf-8"))
-        self.observed_steps = config["observed_steps"]
+        self.observed_steps = json.loads(Path(folder, "config.json").read_bytes())["observed_steps"]
         self.session = InferenceSession(Path(folder) / "model.onnx")
         self.names = [each.name for each in self.session.get_inputs()]
 
-    def predict(self, past: Any, is_observed: Any, lanes: Any = NO_LANES) -> tuple[Any, Any]:
+    def predict(self, past: np.ndarray, is_observed: np.ndarray, lanes: tuple = NO_LANES) -> tuple:
         """Futures `(A, M, P, 2)` of one scene, and probabilities `(A, M)`, falling.
 
-        From positions `(A, T, 2)` and bool `(A, T)`, each last step observed; models of scenes also
-        read lanes: points `(L, S, 2)`, bool `(L, S)`, and numbers of their kinds `(L,)`.
+        From T steps: positions `(A, T, 2)` and bool `(A, T)`, each last step observed; models of
+        scenes also read L lanes: points `(L, S, 2)`, bool `(L, S)`, numbers of their kinds `(L,)`.
         """
         is_scene = "agent_mask" in self.names
         origin = past[:, -1:].mean(0, keepdims=True) if is_scene else past[:, -1:]
@@ -47,13 +44,16 @@ class Forecaster:
 
 
 if __name__ == "__main__":
-    forecaster, rows = Forecaster(), list(csv.DictReader(sys.stdin))
-    seen = {(r["agent"], int(r["frame"])): (float(r["x"]), float(r["y"])) for r in rows}
-    frames = np.arange(1 - forecaster.observed_steps, 1) * int(sys.argv[1] if sys.argv[1:] else 1)
-    frames += max(frame for _, frame in seen)
-    agents = [a for a in dict.fromkeys(r["agent"] for r in rows) if (a, frames[-1]) in seen]
+    rows, write = csv.DictReader(sys.stdin), csv.writer(sys.stdout, lineterminator="\n").writerow
+    try:
+        forecaster, stride = Forecaster(), int(sys.argv[1] if sys.argv[1:] else 1)
+        seen = {(r["agent"], int(r["frame"])): (float(r["x"]), float(r["y"])) for r in rows}
+        frames = max(f for _, f in seen) + stride * np.arange(1 - forecaster.observed_steps, 1)
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        sys.exit(f"error: line {rows.line_num}: {type(error).__name__}: {error}")
+    agents = [a for a in dict.fromkeys(agent for agent, _ in seen) if (a, frames[-1]) in seen]
     mask = np.array([[(agent, frame) in seen for frame in frames] for agent in agents])
     past = np.array([[seen.get((agent, frame), (0, 0)) for frame in frames] for agent in agents])
     for agent, modes, shares in zip(agents, *forecaster.predict(past, mask), strict=True):
         for (mode, step), x in np.ndenumerate(modes[..., 0]):
-            print(agent, mode, step + 1, x, modes[mode, step, 1], shares[mode], sep=",")
+            write((agent, mode, step + 1, x, modes[mode, step, 1], shares[mode]))

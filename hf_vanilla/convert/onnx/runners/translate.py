@@ -184,7 +184,7 @@ def main() -> None:
     options = parser.parse_args()
     translator, number = Translator(threads=options.threads), 0
     while lines := [line.decode("utf-8-sig") for line in islice(sys.stdin.buffer, WINDOW)]:
-        for found in translator.n_best(lines, options.n_best or 1):
+        for found in translator.n_best(lines, 1 if options.n_best is None else options.n_best):
             number += 1
             for one in found if options.n_best else []:
                 print(number, f"{one.score:.4f}", " ".join(one.text.split()), sep="\t")
