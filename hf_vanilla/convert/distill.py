@@ -52,7 +52,7 @@ class DistillOptions(Options):
     source: str = option(text="file of source sentences, plain or .gz")
     target: str | None = option(
         None,
-        f"file of references: of {CANDIDATES} translations the most similar one is kept, and the "
+        f"file of references: of {CANDIDATES} translations the most similar one is used, and the "
         "references are trained on too",
     )
     student: str = option(text="recipe of the student, with validation files; see student_6_2")
@@ -80,7 +80,7 @@ def distill(options: DistillOptions) -> str:
     if options.has_model:
         model, tokenizer = load_translator(options.teacher)
         require_float(model, options.teacher)
-        kept = _kept_layers(options.teacher, model, recipe)
+        kept = _initial_layers(options.teacher, model, recipe)
         _check_start(start, kept)
         line = ["--model", options.teacher, "--input", options.source]
         line += ["--output", str(output / "translations"), "--accept_failures", "True"]
@@ -106,10 +106,10 @@ def distill(options: DistillOptions) -> str:
     return table
 
 
-def _shown(name: str, arguments: Sequence[str], kind: type) -> Any:
+def _shown(name: str, arguments: Sequence[str], options_class: type) -> Any:
     """Options of a command, which is logged as one can type it."""
     logger.info("hf-vanilla %s %s", name, shlex.join(arguments))
-    return parse_options(kind, arguments)
+    return parse_options(options_class, arguments)
 
 
 def _check_files(options: DistillOptions, recipe: Recipe) -> None:
@@ -132,7 +132,7 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
 # --- layers -------------------------------------------------------------------------------------
 
 
-def _kept_layers(name: str, teacher: PreTrainedModel, recipe: Recipe) -> dict[str, list[int]]:
+def _initial_layers(name: str, teacher: PreTrainedModel, recipe: Recipe) -> dict[str, list[int]]:
     """Which layers of the teacher the student begins with, by `LAYERS`: first, last, evenly.
 
     Raises:
@@ -178,10 +178,10 @@ def _keep_layers(model: PreTrainedModel, kept: dict[str, list[int]]) -> None:
 
 def _write_pairs(options: DistillOptions, output: Path, candidates: int) -> None:
     """Write what is left of the translations: `train.source` and `train.target`."""
-    rows = list(_chosen(options, output / "translations", candidates))
+    rows = list(_best_translations(options, output / "translations", candidates))
     scores = sorted(score for *_, score in rows) or [0.0]
     lowest = scores[int(len(scores) * LOWEST_SHARE)]
-    kept, dropped = [], Counter[str]()
+    pairs, dropped = [], Counter[str]()
     for source, target, score in rows:
         short, long = sorted((len(source), len(target)))
         if not source.strip() or not target.strip():
@@ -191,17 +191,17 @@ def _write_pairs(options: DistillOptions, output: Path, candidates: int) -> None
         elif score < lowest:
             dropped["low score"] += 1
         else:
-            kept.append((source, target))
-    told = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
-    logger.info("pairs for the student: %s; dropped: %s", f"{len(kept):,}", told)
-    if not kept:
-        raise ValueError(f"no translation of {options.teacher} is left to train on: {told}")
+            pairs.append((source, target))
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in dropped.items()) or "none"
+    logger.info("pairs for the student: %s; dropped: %s", f"{len(pairs):,}", reasons)
+    if not pairs:
+        raise ValueError(f"no translation of {options.teacher} is left to train on: {reasons}")
     output.mkdir(parents=True, exist_ok=True)
     for side, name in enumerate(("train.source", "train.target")):
-        write_text(output / name, "".join(f"{pair[side]}\n" for pair in kept))
+        write_text(output / name, "".join(f"{pair[side]}\n" for pair in pairs))
 
 
-def _chosen(
+def _best_translations(
     options: DistillOptions, folder: Path, candidates: int
 ) -> Iterator[tuple[str, str, float]]:
     """Source, translation and score per token of each line; without scores, 0."""

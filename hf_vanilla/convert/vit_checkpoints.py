@@ -171,7 +171,7 @@ def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _timm_config(
     weights: Mapping[str, Tensor], settings: Mapping[str, Any], origin: str, heads: int | None
 ) -> VanillaVitConfig:
-    """Every size, from shapes where they tell it."""
+    """Every size, from shapes where possible."""
     needed = ("patch_embed.proj.weight", "pos_embed", "blocks.0.mlp.fc1.weight", "head.weight")
     if missing := [name for name in needed if name not in weights]:
         raise ValueError(f"{origin} is no vit_* of timm: missing {', '.join(missing)}")

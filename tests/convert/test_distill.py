@@ -102,7 +102,7 @@ def test_the_first_and_the_last_layers_and_those_evenly_between_are_kept(tmp_pat
     model = VanillaForConditionalGeneration(VanillaConfig(**sizes))
     wanted = {"encoder_layers": 3, "decoder_layers": 1}
     recipe = module.read_recipe(["--recipe", student(tmp_path, corpus_files, model=wanted)])
-    kept = module._kept_layers("teacher", model, recipe)
+    kept = module._initial_layers("teacher", model, recipe)
     assert kept == {"encoder_layers": [0, 2, 4], "decoder_layers": [0]}
     third = model.model.encoder.layers[2]
     module._keep_layers(model, kept)

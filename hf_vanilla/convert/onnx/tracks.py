@@ -49,9 +49,9 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
         ValueError: a graph cannot do what the model does.
     """
     model = load_forecaster(name, device="cpu")
-    if (kind := class_name(model.config)) in FAULTS:
+    if (form := class_name(model.config)) in FAULTS:
         raise ValueError(
-            f"{name} is a {kind}, which {FAULTS[kind]}: export a model of another form"
+            f"{name} is a {form}, which {FAULTS[form]}: export a model of another form"
         )
     inputs = _inputs(model.config)
     write_graph(

@@ -16,7 +16,7 @@ from hf_vanilla.models.attention_vanilla import split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
 from .files import write_graph
-from .graphs import cache_of, source_mask
+from .graphs import LOWEST, cache_of, source_mask
 from .translators import ANY, empty_cache, load_for_export, write_encoder, written_decoding
 
 CACHES = [f"{side}.{kind}" for side in ("decoder", "encoder") for kind in ("key", "value")]
@@ -65,7 +65,7 @@ class MergedDecoderGraph(nn.Module):
             source += [torch.cat((keys, new_keys), 2), torch.cat((values, new_values), 2)]
         cache = EncoderDecoderCache(cache_of(own), cache_of(source))
         ones = torch.ones(length, slots + length)
-        causal = torch.where(ones.tril(slots) == 1, 0.0, -1e9)  # (T, C + T)
+        causal = torch.where(ones.tril(slots) == 1, 0.0, LOWEST)  # (T, C + T)
         for layer in self.decoder.layers:
             hidden_states = layer(
                 hidden_states,

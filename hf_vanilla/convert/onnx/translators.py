@@ -103,9 +103,9 @@ def _faults(
         if not isinstance(value, int) and not (value is None and name == "forced_eos_token_id"):
             reasons.append(f"{name}={value!r} (needed: one id)")
     # a tokenizer.json says all about a tokenizer whose class adds no code
-    kind = type(tokenizer)
-    if any(getattr(kind, name, 0) is not getattr(TokenizersBackend, name) for name in _OF_BACKEND):
-        reasons.append(f"a {kind.__name__}, whose code is not in tokenizer.json")
+    used = type(tokenizer)
+    if any(getattr(used, name, 0) is not getattr(TokenizersBackend, name) for name in _OF_BACKEND):
+        reasons.append(f"a {used.__name__}, whose code is not in tokenizer.json")
     return reasons
 
 
