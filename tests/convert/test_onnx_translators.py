@@ -188,9 +188,13 @@ def test_shapes_of_other_models_give_the_same_hypotheses(tokenizer, tmp_path, mo
             assert [one.ids for one in theirs] == ids_of(mine, len(row) + 50)
     small = export(ExportOptions(output=str(tmp_path / "int8"), dtype="int8", **options))
     assert {path.suffix for path in small.iterdir()} == {".onnx", ".data", ".json", ".py"}
-    close = runner_of(small).Translator(small, threads=1).search(rows)
-    for one, other in zip(found, close, strict=True):
-        assert other[0].score == pytest.approx(one[0].score, abs=0.3)
+    # one token: the scores of longer ones are of other hypotheses
+    exact, close = (
+        runner_of(one).Translator(one, threads=1, max_new_tokens=1).search(rows)
+        for one in (folder, small)
+    )
+    for one, other in zip(exact, close, strict=True):
+        assert other[0].score == pytest.approx(one[0].score, abs=0.1)
 
 
 @pytest.mark.release
