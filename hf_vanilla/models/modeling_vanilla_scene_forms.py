@@ -14,7 +14,6 @@ from transformers import initialization as init
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .inputs_vanilla_forecaster import k_means, nearest
 from .inputs_vanilla_scene import Rows, reach, read_rows
-from .kernels_vanilla import may_read
 from .layers_vanilla import VanillaDecoderLayer, decoder_layers, encoder_layers
 from .modeling_vanilla_scene import (
     Mixture,
@@ -335,6 +334,7 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.others = ProposalStage(config)
         self.head = MixtureHead(config)
         self.register_buffer("centres", torch.zeros(config.num_regions, 2))
+        self._has_regions = config.num_regions == 1  # a GPU is read once, not at each step
         self.post_init()
 
     @torch.no_grad()
@@ -377,12 +377,13 @@ class VanillaForProposalTrajectoryPrediction(VanillaScenePreTrainedModel):
             ValueError: `set_regions` was never called.
         """
         config = self.config
-        is_checked = config.num_regions > 1 and may_read(self.centres)
-        if is_checked and not self.centres.any():
-            raise ValueError(
-                "there are no regions, so only the proposals of the first would be trained: call "
-                "set_regions() with training scenes first"
-            )
+        if not (torch.compiler.is_compiling() or self._has_regions):
+            self._has_regions = bool(self.centres.any())
+            if not self._has_regions:
+                raise ValueError(
+                    "there are no regions, so only the proposals of the first would be trained: "
+                    "call set_regions() with training scenes first"
+                )
         regions = nearest(truth.positions[:, -1], self.centres)
         of_region = proposals_of_regions(regions, config.num_seeds, config.num_regions)
         return of_region | ~truth.is_known[:, -1:]

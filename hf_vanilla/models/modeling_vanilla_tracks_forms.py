@@ -21,7 +21,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import k_means, nearest, per_known_step, rollout_steps
-from .kernels_vanilla import at_least_float32, may_read
+from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers
 from .modeling_vanilla_tracks import (
     EncodedPast,
@@ -235,6 +235,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         super().__init__(config)
         self.encoder = VanillaTracksEncoder(config)
         self.decoder = VanillaCodesDecoder(config)
+        self._has_codes = False  # a GPU is read once, not at each step
         self.post_init()
 
     @torch.no_grad()
@@ -283,11 +284,13 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         Raises:
             ValueError: `fit_codebook` was never called.
         """
-        if may_read(self.decoder.codebook) and not self.decoder.codebook.any():
-            raise ValueError(
-                "the codebook is empty, so every forecast would stand still: call fit_codebook() "
-                "with training windows first"
-            )
+        if not (torch.compiler.is_compiling() or self._has_codes):
+            self._has_codes = bool(self.decoder.codebook.any())
+            if not self._has_codes:
+                raise ValueError(
+                    "the codebook is empty, so every forecast would stand still: call "
+                    "fit_codebook() with training windows first"
+                )
         start = self.decoder.nearest_codes(past.velocity)
         loss = codes = None
         if truth is not None:

@@ -394,8 +394,8 @@ def classification_loss(
     Raises:
         ValueError: labels do not fit the logits.
     """
-    kind = problem_type or _kind(logits, labels)
-    total, count = _total(kind, logits.float(), labels, smoothing)
+    problem_type = problem_type or _problem_type(logits, labels)
+    total, count = _total(problem_type, logits.float(), labels, smoothing)
     if num_items_in_batch is None:
         return total / count
     if isinstance(num_items_in_batch, Tensor):
@@ -403,17 +403,17 @@ def classification_loss(
     return total / num_items_in_batch
 
 
-def _kind(logits: Tensor, labels: Tensor) -> str:
+def _problem_type(logits: Tensor, labels: Tensor) -> str:
     if logits.shape[1] == 1:
         return REGRESSION
     return MULTI if labels.is_floating_point() else SINGLE
 
 
 def _total(
-    kind: str, logits: Tensor, labels: Tensor, smoothing: float
+    problem_type: str, logits: Tensor, labels: Tensor, smoothing: float
 ) -> "tuple[Tensor, Tensor | int]":
     """The sum over labels, and how many labels it counts."""
-    if kind == SINGLE:
+    if problem_type == SINGLE:
         classes = labels.flatten()
         try:
             total = functional.cross_entropy(
@@ -429,10 +429,10 @@ def _total(
     if labels.numel() != logits.numel():
         raise ValueError(
             f"labels of shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}: "
-            f"{kind} needs one value for each"
+            f"{problem_type} needs one value for each"
         )
     targets = labels.to(logits.dtype).reshape(logits.shape)
-    if kind == MULTI:
+    if problem_type == MULTI:
         total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")
     else:
         total = functional.mse_loss(logits, targets, reduction="sum")

@@ -122,6 +122,22 @@ def test_a_train_step_waits_for_no_more_values_than_its_ceiling(monkeypatch):
         assert there == pytest.approx(here, rel=1e-5), name
 
 
+def test_a_model_without_regions_or_codes_is_refused_there_too():
+    refused = []
+    for model, inputs in every_forecaster():
+        buffers = model.named_buffers()
+        empty = [b.zero_() for name, b in buffers if name.endswith(("centres", "codebook"))]
+        if empty:
+            model, inputs = to_device(model.train(), inputs)
+            with Waits(), pytest.raises(ValueError, match=r"call (set_regions|fit_codebook)"):
+                model(**inputs)
+            refused.append(type(model).__name__)
+    assert refused == [
+        "VanillaForProposalTrajectoryPrediction",
+        "VanillaForQuantizedTrajectoryPrediction",
+    ]
+
+
 def test_a_step_of_the_search_reads_once(monkeypatch):
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)  # it refuses the name
     model, inputs = to_device(translator().eval(), padded_ids())
