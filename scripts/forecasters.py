@@ -50,6 +50,10 @@ OF_TRACKS = {
     "constant velocity": None,
     "TF, one track": "--form one --speed_change 0.1 --model.heading_decay 0",
     "TF_q": "--form quantized",
+    "TF, as in the paper": "--form tf_paper --mirror 0 --speed_change 0 --position_noise 0 "
+    "--model.dropout 0.1",
+    "TF_q, as in the paper": "--form tf_quantized_paper --mirror 0 --position_noise 0 "
+    "--model.dropout 0.1",
     "K modes": "",
     "K modes with spreads": "--form density",
 }

@@ -91,8 +91,9 @@ def every_forecaster():
     for form in SCENE_FORMS:
         name = "early full" if form == "fusion" else form
         yield scene_model(name).float(), wide
-    for form in forms_of("trajectories").values():
-        model = form(VanillaTracksConfig(**common, num_codes=9)).eval()
+    for name, form in forms_of("trajectories").items():
+        fields = TASKS["trajectories"].form_fields.get(name, {})
+        model = form(VanillaTracksConfig(**common, **fields, num_codes=9)).eval()
         if hasattr(model, "fit_codebook"):
             model.fit_codebook(agents["past_values"], agents["future_values"])
         yield model, agents

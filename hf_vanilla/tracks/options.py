@@ -187,7 +187,8 @@ class TrackDataOptions(WindowOptions):  # flat on the command line
     form: str = option(
         "modes",
         "modes: several futures with scores; one: one future, step by step; density: modes with a "
-        "spread per step; quantized: futures drawn from classes of velocities",
+        "spread per step; quantized: futures drawn from classes of velocities; tf_paper and "
+        "tf_quantized_paper: one and quantized as in their paper",
         choices=tuple(task_entry("trajectories").forms),
     )
     windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
