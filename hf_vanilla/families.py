@@ -240,6 +240,7 @@ TASKS = {
         forms={
             "fusion": "VanillaForSceneTrajectoryPrediction",
             "proposals": "VanillaForProposalTrajectoryPrediction",
+            "proposals_paper": "VanillaForSocialProposalTrajectoryPrediction",
             "neighbors": "VanillaForNeighborTrajectoryPrediction",
             "gate": "VanillaForGatedTrajectoryPrediction",
             "vectors": "VanillaForVectorTrajectoryPrediction",

@@ -242,7 +242,8 @@ class SceneDataOptions(SceneOptions):  # flat on the command line
 
     form: str = option(
         "fusion",
-        "fusion: Wayformer, with model.fusion and model.encoder; proposals: mmTransformer; "
+        "fusion: Wayformer, with model.fusion and model.encoder; proposals: mmTransformer's idea; "
+        "proposals_paper: as in its authors' code; "
         "neighbors: Gatformer; gate: Spatial-Channel; vectors: Huang et al.",
         choices=tuple(task_entry("scene_trajectories").forms),
     )
