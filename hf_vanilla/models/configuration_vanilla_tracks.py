@@ -92,8 +92,9 @@ class VanillaTracksConfig(VanillaForecasterConfig):
         follows_paper (`bool`, defaults to `False`): the forms with one future and with codes as in
             their paper: a start token, teacher forcing and no rollout in training, whole velocities
             along the world's axes.
-        velocity_mean (`list[float]`, defaults to `[0, 0]`): of the training data's displacements,
-            read with `follows_paper` in place of `velocity_std`, as is
+        velocity_mean (`list[float]`, defaults to `[0, 0]`): mean of the training data's
+            displacements, in units per step, x and y; read with `follows_paper`, where
+            `velocity_std` is not.
         velocity_deviation (`list[float]`, defaults to `[1, 1]`): their standard deviations.
         follows_heading (`bool`, defaults to `True`): turn each agent so that its heading points
             along x; not with `follows_paper`.

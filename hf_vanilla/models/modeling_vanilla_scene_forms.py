@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import linear
 from transformers import initialization as init
 
 from .configuration_vanilla_scene import VanillaSceneConfig
@@ -167,8 +167,9 @@ class AgentGate(nn.Module):
         """States `(R, N, L, D)`, of which `(R, N, L)` are real, weighted by agent and feature."""
         count = states.shape[1]
         means = masked_mean(states, is_real).transpose(1, 2)  # (R, D, N)
-        means = pad(means, (0, self.squeeze.in_features - count))
-        factors = self.excite(self.squeeze(means).relu()).sigmoid()[..., :count]
+        # fewer agents need fewer columns and rows
+        hidden = linear(means, self.squeeze.weight[:, :count], self.squeeze.bias).relu()
+        factors = linear(hidden, self.excite.weight[:count], self.excite.bias[:count]).sigmoid()
         return states * factors.transpose(1, 2).unsqueeze(2)
 
 

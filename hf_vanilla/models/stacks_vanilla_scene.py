@@ -138,9 +138,9 @@ class RasterEncoder(nn.Module):
         super().__init__()
         widths = (config.num_lane_kinds + 1, 16, 32, config.d_model)
         self.cells, self.channels = config.raster_cells, widths[0]
-        self.half = 1.0  # in units of the features' positions
+        self.extent = 1.0  # in units of the features' positions
         if config.neighbor_distance:
-            self.half = config.neighbor_distance / (reach(config) * config.velocity_std)
+            self.extent = config.neighbor_distance / (reach(config) * config.velocity_std)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(*pair, kernel_size=3, stride=2, padding=1) for pair in pairwise(widths)
         )
@@ -171,7 +171,7 @@ class RasterEncoder(nn.Module):
 
     def _cells(self, points: Tensor, is_real: Tensor, channel: Tensor) -> Tensor:
         """Number `(R, points)` of the cell of each point; one more than all if it is in none."""
-        cell = ((points / self.half + 1) / 2 * self.cells).floor()
+        cell = ((points / self.extent + 1) / 2 * self.cells).floor()
         is_inside = is_real & ((cell >= 0) & (cell < self.cells)).all(dim=-1)
         number = (channel * self.cells + cell[..., 1]) * self.cells + cell[..., 0]
         return torch.where(is_inside, number, self.channels * self.cells**2).long().flatten(1)

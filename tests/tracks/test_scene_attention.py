@@ -35,7 +35,7 @@ def tokens_of(family):
     return {"own": parts[:1], "others": parts[1 : 1 + AGENTS], "lanes": parts[1 + AGENTS :]}[family]
 
 
-@pytest.mark.parametrize("name", ["early full", "hierarchical full", "late interleaved", "gate"])
+@pytest.mark.parametrize("name", ["early full", "hierarchical full", "late interleaved"])
 def test_weights_are_those_of_the_last_decoder_layer(name):
     found, model = looked(name)
     seen = []
