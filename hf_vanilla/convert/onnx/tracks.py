@@ -21,6 +21,10 @@ FAULTS = {
     "VanillaForJointTrajectoryPrediction": SAMPLES,
     "VanillaForDiverseTrajectoryPrediction": SAMPLES,
     "VanillaForProposalTrajectoryPrediction": "gives other futures in ONNX Runtime",
+    "VanillaForSocialProposalTrajectoryPrediction": "has the stages of form proposals, which gives "
+    "other futures in ONNX Runtime",
+    "VanillaForGatedTrajectoryPrediction": "has a gate that torch.export fixes to one number of "
+    "agents",
 }
 
 
