@@ -63,8 +63,8 @@ DATA = """\
 
 Paragraphs of the help of LibreOffice 7.4.7, and texts of the program itself, in English and German.
 Copyright LibreOffice contributors, Mozilla Public License 2.0; the weights are under the same
-license. `scripts/libreoffice_help.py` writes the files. They are split by page of the help: 80 pages
-for validation, 120 for the test; 120 others are in no file.
+license. `scripts/libreoffice_help.py` writes the files. They are split by page of the help: 80
+pages for validation, 120 for the test; 120 others are in no file.
 
 ## Scores on the test data
 

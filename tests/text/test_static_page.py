@@ -129,10 +129,8 @@ def test_one_file_translates_from_disk_as_generate_does_and_asks_nobody(one_file
     assert page.tab.locator("h1").inner_text() == SPOILED
     model, tokenizer = load_translator(demo_model(), dtype="float32")
     draw = random.Random(5)
-    sentences = [
-        demo_model_facts("numbers")["examples"][0],
-        *(num2words(draw.randrange(10**6)) for _ in range(12)),
-    ]
+    first = demo_model_facts("numbers")["examples"][0]
+    sentences = [first, *(num2words(draw.randrange(10**6)) for _ in range(12))]
     script = """async (texts) => {
       const found = [];
       for (const text of texts) found.push(await hfVanilla.translate(text));
