@@ -76,12 +76,11 @@ def test_an_address_begins_behind_a_variable_and_a_comment_has_an_end(text, plai
     [
         # the words change places, and so do their tags
         ("<b>red</b> <i>house</i>", "maison rouge", (1, 0), "<i>maison</i> <b>rouge</b>"),
-        # a pair around words that are apart takes the longest run of its own
+        # a pair around words that are apart takes one run of its own, of its length
         ("<b>not</b> <i>go</i>", "ne va pas", (0, 1, 0), "<b>ne</b> <i>va</i> pas"),
-        # without other pairs between, it encloses all of its words
-        ("<b>not</b> go", "ne va pas", (0, 1, 0), "<b>ne va pas</b>"),
+        ("<b>not</b> go", "ne va pas", (0, 1, 0), "<b>ne</b> va pas"),
         # pairs that would cross stay nested
-        ("<b>a b</b> <i>c d</i>", "A C B D", (0, 2, 1, 3), "<b>A</b> <i>C</i> B D"),
+        ("<b>a b</b> <i>c d</i>", "A C B D", (0, 2, 1, 3), "<b>A</b> C B <i>D</i>"),
         ("<p><b>a</b> b</p> c", "C B A", (2, 1, 0), "C <p>B <b>A</b></p>"),
         ("See {x} now.", "Siehe jetzt.", (0, 1, 2), "Siehe {x} jetzt."),
         ("See {x}.", "Siehe.", (0, 1), "Siehe {x}."),
@@ -90,8 +89,28 @@ def test_an_address_begins_behind_a_variable_and_a_comment_has_an_end(text, plai
         ("{x} houses", "Häuser", (0,), "{x} Häuser"),
         ("to {x} go", "gehen", (1,), "{x} gehen"),
         ("to go {x}", "gehen", (1,), "gehen {x}"),
-        # no aligned words inside: behind the word before
-        ("the <b>very</b> house", "das Haus", (0, 2), "das <b></b> Haus"),
+        # no aligned words inside: the words of the same text, or at the same share of the length
+        (
+            "The <code>Val</code> function",
+            "Die Funktion Val",
+            (0, 0, 0),
+            "Die Funktion <code>Val</code>",
+        ),
+        (
+            "the <b>very</b> large house",
+            "das sehr große Haus",
+            (0, 0, 2, 3),
+            "das <b>sehr</b> große Haus",
+        ),
+        # signs at an end as in the source, a capital first where it has one
+        ("<b>Note:</b> Click", "Hinweis: Klicken", (0, 2, 2), "<b>Hinweis:</b> Klicken"),
+        ("<b>File</b>, too", "Datei, auch", (0, 0, 2), "<b>Datei</b>, auch"),
+        (
+            "The <b>Bar</b> opens",
+            "In der Leiste öffnet",
+            (2, 1, 1, 2),
+            "In der <b>Leiste</b> öffnet",
+        ),
         ("a<br/>b", "A B", (0, 1), "A <br/> B"),
         ("(https://a.b) x", "y ( z", (2, 0, 2), "y (https://a.b z"),
         ("say <q>yes</q>, then", "sag ja, dann", (0, 1, 2, 3), "sag <q>ja</q>, dann"),
