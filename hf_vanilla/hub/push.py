@@ -84,6 +84,8 @@ def push_folder(options: PushOptions) -> str:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
     to = Repository(repo_id=options.repo_id, private=options.private, revision=options.revision)
+    if options.space and options.with_code:
+        raise ValueError("space and with_code: a Space has no code of the model; give one of them")
     if options.space:
         return _push_space(folder, to)
     model, tokenizer = load_folder(folder)

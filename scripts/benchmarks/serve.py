@@ -26,7 +26,7 @@ from num2words import num2words
 
 from hf_vanilla.commands import run
 
-WARM_UP = 8  # requests of as many texts as one may have, so that batches are the largest
+WARM_UP = 4  # requests of as many texts as one may have, so that batches are the largest
 MOST_TEXTS = 256
 BROKEN = (
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n{{{{{",
@@ -258,13 +258,13 @@ async def endurance(
 async def ends(
     service: Service, expected: dict[str, object], options: ServeBenchmarkOptions
 ) -> None:
-    """Kill the service while clients wait, start it again, and end it by SIGTERM while they wait."""
+    """Kill the service while clients wait; start it again, and do the same by SIGTERM."""
     for name in (signal.SIGKILL, signal.SIGTERM):
-        sentences = random.Random(2).sample(sorted(expected), min(options.clients, len(expected)))
+        sentences = random.Random(2).sample(list(expected), min(options.clients, len(expected)))
         asked = asyncio.create_task(together(service, sentences, len(sentences)))
         async with Client(service.port) as client:
-            await asyncio.sleep(0)  # all are sent before
-            await client.ask("GET", "/health")
+            for _ in range(3):  # they are read before the last of these
+                await client.ask("GET", "/health")
         service.process.send_signal(name)
         found = await asked
         counts = Counter(verdict(found[one], expected[one]) for one in sentences)
