@@ -237,8 +237,7 @@ export function insideOf(own, { text, ids, kind, layer, head, token }) {
     position: embedded.map((value, index) => rounded(start[index] - value)),
     x: numbers(part.x[row]),
     query: ofHead(part.query[row]),
-    keys: keys.map(ofHead),
-    values: values.map(ofHead),
+    keys: keys.map(ofHead), values: values.map(ofHead),
     weights: [...weights, ...Array(keys.length - weights.length).fill(0)], // later tokens have 0
     head: ofHead(part.means[row]),
     attended: numbers(part.attended[row]),
