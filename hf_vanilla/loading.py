@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME
 
 from hf_vanilla.families import DEFAULT_TASK, TASKS, TaskEntry, load_part, task_entry, task_of_type
 
@@ -46,6 +48,8 @@ def read_settings(name: str | Path) -> dict[str, Any]:
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
         raise FileNotFoundError(f"{name}: no such folder")
     with _one_line(name, "config.json"):
+        if not Path(name).is_dir():
+            _check_hub_answers(str(name))
         settings, _ = PreTrainedConfig.get_config_dict(str(name))
         _check_sizes(settings)
     return settings
@@ -216,6 +220,22 @@ def found_on_hub(name: str | Path) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         own = "" if "/" in str(name) else f"; the package has {', '.join(DEMO_MODELS)}"
         raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}{own}") from None
+
+
+def _check_hub_answers(name: str) -> None:
+    """Ask the Hub once for a model that is not cached; the client asks for half a minute.
+
+    Raises:
+        ConnectionError: there is no answer.
+    """
+    if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME))
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
+        return  # loading the model says more
+    except Exception as error:  # of httpx or of httpx2, depending on the client's version
+        raise ConnectionError(f"no answer ({error})") from None
 
 
 def _is_no_report(record: logging.LogRecord) -> bool:

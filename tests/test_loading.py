@@ -170,3 +170,17 @@ def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(program, tm
     assert done.stderr.count("\n") == 1
     assert "evil cannot be loaded: it needs code of its own" in done.stderr
     assert not mark.exists()
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_named_in_one_line(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    asked = []
+
+    def address(*parts):
+        asked.append(parts)
+        return "http://127.0.0.1:9/config.json"  # nobody listens there
+
+    monkeypatch.setattr("hf_vanilla.loading.hf_hub_url", address)
+    with pytest.raises(OSError, match=r"^nothing/there: no such folder, .* no answer \(.*refused"):
+        read_settings("nothing/there")
+    assert asked == [("nothing/there", "config.json")]

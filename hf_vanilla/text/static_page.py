@@ -119,6 +119,15 @@ def write_page(options: PageOptions) -> Path:
     return output
 
 
+def write_folder(model: str, output: Path) -> None:
+    """Write the page of a model into a new folder.
+
+    Raises:
+        ValueError: as `write_page`.
+    """
+    write_page(PageOptions(model=model, output=str(output)))
+
+
 def _write_model(name: str, dtype: str | None, folder: Path) -> dict[str, Any]:
     """Write the files that the engine reads into a new subfolder; returns what the page knows.
 
