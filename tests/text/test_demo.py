@@ -13,6 +13,7 @@ import pytest
 from datasets import Dataset
 
 from hf_vanilla.commands import COMMANDS
+from hf_vanilla.data import corpus
 from hf_vanilla.options import UsageError
 from hf_vanilla.text import demo
 from hf_vanilla.training.recipe import read_recipe
@@ -66,10 +67,12 @@ def test_make_demo_installs_the_libraries_of_the_demo_alone_and_shows_its_progre
 @pytest.mark.slow
 def test_the_demo_ends_with_scores_files_and_the_next_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = "--recipe numbers --max_steps 2 --tokens_per_step 512 --warmup_steps 2"
-    small += (
-        " --model.d_model 16 --model.encoder_ffn_dim 16 --model.decoder_ffn_dim 16 --use_cpu True"
+    small = (
+        "--recipe numbers --max_steps 2 --tokens_per_step 512 --warmup_steps 2 --model.d_model 16"
+        " --model.encoder_ffn_dim 16 --model.decoder_ffn_dim 16 --use_cpu True --eval_sentences 0"
     )
+    for name, count in (("DENSE", 100), ("SPARSE", 100), ("EVALUATION_PAIRS", 12)):
+        monkeypatch.setattr(corpus, name, count)  # tens of thousands take long
     monkeypatch.setattr(demo, "built_in_corpus", lambda: {"test": CORPUS})
     text = demo.demo(read_recipe(small.split()))
     assert "  forty-two\n    -> " in text
