@@ -63,6 +63,8 @@ class TaskEntry:
         card: `hub.card.CardFacts` of all its models.
         service: function of models' names, `serve.Settings` and the `app.worker.Worker` that makes
             their `app.page.Served`.
+        static_page: function of a model's name and a new folder that writes a page which needs no
+            server; empty: the task has none.
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
         built_in: names of models without weights, which need no folder.
         forms: name of a form, as its data option has it -> model class; the first is the default.
@@ -87,6 +89,7 @@ class TaskEntry:
     evaluate_options: str
     card: str
     service: str
+    static_page: str = ""
     figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     built_in: tuple[str, ...] = ()
     forms: Mapping[str, str] = field(default_factory=dict)
@@ -132,6 +135,7 @@ TASKS = {
         evaluate_options="hf_vanilla.text.evaluation:EvaluateOptions",
         card="hf_vanilla.text.card:CARD",
         service="hf_vanilla.text.service:open_service",
+        static_page="hf_vanilla.text.static_page:write_folder",
         figures={
             "attention": (
                 "hf_vanilla.text.plot:plot_attention",

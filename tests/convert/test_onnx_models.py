@@ -15,8 +15,7 @@ from PIL import Image
 from scene_models import SCENE_FORMS, scene_model
 
 from hf_vanilla.convert.export import ExportOptions, export
-from hf_vanilla.convert.onnx.images import RUNNERS
-from hf_vanilla.convert.onnx.tracks import FAULTS
+from hf_vanilla.convert.onnx.models import FAULTS, RUNNERS
 from hf_vanilla.families import TASKS
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import Classifier
