@@ -11,13 +11,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME
 
 from hf_vanilla.families import DEFAULT_TASK, TASKS, TaskEntry, load_part, task_entry, task_of_type
 
+# translators that come with the package: their folders by name
+DEMO_MODELS = {
+    name: str(Path(__file__).with_name("text") / "demo_models" / name)
+    for name in ("numbers", "help-en-de")
+}
 LARGEST_SIZE, MOST_LAYERS = 10**9, 10**4  # in a config
 SHOWN_NAMES, SHOWN_CHARACTERS = 3, 300  # in a message
+
+
+def model_folder(name: str | Path) -> str:
+    """The folder of a model of the package; every other name, or one of a folder here, as it is."""
+    name = str(name)
+    return name if Path(name).is_dir() else DEMO_MODELS.get(name, name)
 
 
 def read_settings(name: str | Path) -> dict[str, Any]:
@@ -30,10 +43,13 @@ def read_settings(name: str | Path) -> dict[str, Any]:
         ValueError: it is damaged, or a size in it is absurd.
         OSError: nothing is found under that name.
     """
+    name = model_folder(name)
     parent = Path(name).parent
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
         raise FileNotFoundError(f"{name}: no such folder")
     with _one_line(name, "config.json"):
+        if not Path(name).is_dir():
+            _check_hub_answers(str(name))
         settings, _ = PreTrainedConfig.get_config_dict(str(name))
         _check_sizes(settings)
     return settings
@@ -51,6 +67,7 @@ def load_saved(kind: Any, name: str | Path, **options: Any) -> Any:
         ValueError: it is damaged, or needs code of its own.
         OSError: nothing is found under that name.
     """
+    name = model_folder(name)
     if issubclass(kind, PreTrainedConfig) or kind.__name__ == "AutoConfig":
         read_settings(name)
     with _one_line(name, kind.__name__):
@@ -109,6 +126,7 @@ def load_with_report(kind: Any, name: str | Path, **options: Any) -> tuple[Any, 
         ValueError: it is damaged, or needs code of its own.
         OSError: nothing is found under that name.
     """
+    name = model_folder(name)
     read_settings(name)
     transformers_log = logging.getLogger("transformers.modeling_utils")
     transformers_log.addFilter(_is_no_report)  # its table says what the caller says
@@ -200,7 +218,24 @@ def found_on_hub(name: str | Path) -> Iterator[None]:
         yield
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+        own = "" if "/" in str(name) else f"; the package has {', '.join(DEMO_MODELS)}"
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}{own}") from None
+
+
+def _check_hub_answers(name: str) -> None:
+    """Ask the Hub once for a model that is not cached; the client asks for half a minute.
+
+    Raises:
+        ConnectionError: there is no answer.
+    """
+    if isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
+        return
+    try:
+        get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME))
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):
+        return  # loading the model says more
+    except Exception as error:  # of httpx or of httpx2, depending on the client's version
+        raise ConnectionError(f"no answer ({error})") from None
 
 
 def _is_no_report(record: logging.LogRecord) -> bool:

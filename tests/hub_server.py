@@ -53,6 +53,8 @@ class File:
 @dataclass
 class Repository:
     is_private: bool
+    kind: str = "model"
+    sdk: str | None = None  # of a Space
     branches: dict = field(default_factory=dict)  # name -> sha
     commits: dict = field(default_factory=dict)  # sha -> path -> File
 
@@ -87,7 +89,8 @@ class Hub:
 
     def readable(self, request, repo_id):
         repository = self.repositories.get(repo_id)
-        if repository is None or (repository.is_private and not request.is_known):
+        is_hidden = repository and repository.is_private and not request.is_known
+        if repository is None or is_hidden or request.kind not in (None, repository.kind):
             status = 404 if request.is_known else 401
             raise HubError(status, "RepoNotFound", "Repository not found")
         return repository
@@ -110,12 +113,14 @@ class Hub:
         repo_id = f"{owner}/{told['name']}"
         if owner != USER:
             raise HubError(403, message=f"You don't have the rights to create under {owner}")
-        answer = {"url": f"{self.endpoint}/{repo_id}", "name": repo_id}
+        folder = "spaces/" if told.get("type") == "space" else ""
+        answer = {"url": f"{self.endpoint}/{folder}{repo_id}", "name": repo_id}
         if repo_id in self.repositories:
             message = "You already created this model repo"
             raise HubError(409, message=message, body={**answer, "error": message})
         is_private = told.get("private") or told.get("visibility") == "private"
-        self.repositories[repo_id] = Repository(bool(is_private))
+        kind, sdk = told.get("type") or "model", told.get("sdk")
+        self.repositories[repo_id] = Repository(bool(is_private), kind, sdk)
         attributes = "".join(f"*{end} filter=lfs diff=lfs merge=lfs -text\n" for end in LARGE_FILES)
         first = {".gitattributes": File(attributes.encode(), is_large=False)}
         self.repositories[repo_id].commit("main", first)
@@ -366,8 +371,12 @@ class Request(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         self.query = parse_qs(address.query)
         method = "GET" if self.command == "HEAD" else self.command
+        # the addresses of Spaces have another beginning; "/api/repos" and uploads are of both
+        path = re.sub("^/api/spaces/", "/api/models/", re.sub("^/spaces/", "/", address.path))
+        is_model = path.startswith("/api/models/")
+        self.kind = "space" if path != address.path else "model" if is_model else None
         for wanted, pattern, action in ROUTES:
-            found = re.fullmatch(pattern, address.path) if wanted == method else None
+            found = re.fullmatch(pattern, path) if wanted == method else None
             if found:
                 parts = [unquote(part) for part in found.groups() if part is not None]
                 return action(self.server.hub, self, *parts)

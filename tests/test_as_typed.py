@@ -142,7 +142,12 @@ ROWS = {
         ("app --port 0", 1, "port=0: give a number from 1 to 65535"),
     ),
     "page": (
-        ("page --model text --output site", "site$", "", "site/index.html"),
+        (
+            "page --model text --model text --output site",
+            "site$",
+            "",
+            "site/model2/model.safetensors",
+        ),
         ("page", 2, "missing: --output"),
     ),
     "train-tokenizer": (

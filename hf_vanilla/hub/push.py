@@ -1,5 +1,9 @@
-"""Push a model to the Hub: weights, tokenizer, decoding settings, card and code in one commit."""
+"""Push a model to the Hub: weights, tokenizer, decoding settings, card and code in one commit.
 
+Or push its page, as a Space.
+"""
+
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +20,22 @@ from huggingface_hub import (
 )
 from transformers import PreTrainedModel
 
-from hf_vanilla.loading import load_folder
+from hf_vanilla.families import load_part, task_entry
+from hf_vanilla.loading import load_folder, model_folder, task_of_model
 from hf_vanilla.models.saving_vanilla import save_with_code
 from hf_vanilla.options import Options, option
 
 from .card import CARD_FILE, bare_card, pushed_card
+
+SPACE_CARD = """\
+---
+title: {title}
+sdk: static
+app_file: index.html
+---
+
+A model that translates in the browser. This page of `hf-vanilla page` needs no server.
+"""
 
 __all__ = ["PushOptions", "Repository", "push_folder", "push_model"]
 
@@ -35,6 +50,9 @@ class PushOptions(Options):
     revision: str | None = option(None, "branch to push to, made if it is new; else the main one")
     with_code: bool = option(
         False, "push the model's code too, for those who load it without hf_vanilla"
+    )
+    space: bool = option(
+        False, "push a page that translates in the browser, as a static Space, and not the model"
     )
 
 
@@ -62,9 +80,14 @@ def push_folder(options: PushOptions) -> str:
         ValueError: the folder holds no model.
         OSError: the Hub refuses; nothing of the model is there then.
     """
-    folder = Path(options.model)
+    folder = Path(model_folder(options.model))
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
+    to = Repository(repo_id=options.repo_id, private=options.private, revision=options.revision)
+    if options.space and options.with_code:
+        raise ValueError("space and with_code: a Space has no code of the model; give one of them")
+    if options.space:
+        return _push_space(folder, to)
     model, tokenizer = load_folder(folder)
     card = folder / CARD_FILE
     return push_model(
@@ -73,9 +96,38 @@ def push_folder(options: PushOptions) -> str:
         ModelCard.load(card)
         if card.is_file()
         else bare_card(folder.resolve().name, model.config.model_type),
-        Repository(repo_id=options.repo_id, private=options.private, revision=options.revision),
+        to,
         with_code=options.with_code,
     )
+
+
+def _push_space(model: Path, to: Repository) -> str:
+    """Push the page of a model with everything that it needs.
+
+    Raises:
+        ValueError: the page does not compute the model.
+    """
+    write_page = task_entry(task_of_model(str(model))).static_page
+    if not write_page:
+        raise ValueError(
+            f"space: a page without a server computes translators only, and {model} is another "
+            "model: make a Docker Space that runs hf-vanilla serve (docs/share.md)"
+        )
+    with tempfile.TemporaryDirectory() as name:
+        page = Path(name) / "page"
+        load_part(write_page)(str(model), page)
+        with _hub_errors(to.repo_id):
+            made = create_repo(
+                to.repo_id,
+                private=to.private,
+                exist_ok=True,
+                repo_type="space",
+                space_sdk="static",
+                token=to.token,
+            )
+            title = json.dumps(made.repo_id.partition("/")[2])  # a name may look like a number
+            (page / CARD_FILE).write_text(SPACE_CARD.format(title=title), encoding="utf-8")
+            return _commit(page, made, to, "Push the page", repo_type="space")
 
 
 def push_model(
@@ -101,7 +153,6 @@ def push_model(
     Raises:
         OSError: the Hub refuses; the repository is then as it was, or empty if it is new.
     """
-    to = {"token": repository.token}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if with_code:
@@ -112,23 +163,34 @@ def push_model(
                 tokenizer.save_pretrained(folder)
         with _hub_errors(repository.repo_id):
             # a name without an owner means the user's own
-            made = create_repo(repository.repo_id, private=repository.private, exist_ok=True, **to)
-            if repository.revision is not None:
-                create_branch(made.repo_id, branch=repository.revision, exist_ok=True, **to)
-            pushed_card(card, made.repo_id, with_code=with_code).save(folder / CARD_FILE)
-            # not upload_folder: newer clients divide what it uploads into several commits
-            create_commit(
-                made.repo_id,
-                [
-                    CommitOperationAdd(str(file.relative_to(folder)), file)
-                    for file in sorted(folder.rglob("*"))
-                    if file.is_file()
-                ],
-                commit_message="Push model, tokenizer and card",
-                revision=repository.revision,
-                **to,
+            made = create_repo(
+                repository.repo_id,
+                private=repository.private,
+                exist_ok=True,
+                token=repository.token,
             )
-    return str(made) if repository.revision is None else f"{made}/tree/{repository.revision}"
+            pushed_card(card, made.repo_id, with_code=with_code).save(folder / CARD_FILE)
+            return _commit(folder, made, repository, "Push model, tokenizer and card")
+
+
+def _commit(folder: Path, made: Any, to: Repository, message: str, **kind: Any) -> str:
+    """All files of a folder in one commit; returns the address."""
+    kind["token"] = to.token
+    if to.revision is not None:
+        create_branch(made.repo_id, branch=to.revision, exist_ok=True, **kind)
+    # not upload_folder: newer clients divide what it uploads into several commits
+    create_commit(
+        made.repo_id,
+        [
+            CommitOperationAdd(str(file.relative_to(folder)), file)
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        ],
+        commit_message=message,
+        revision=to.revision,
+        **kind,
+    )
+    return str(made) if to.revision is None else f"{made}/tree/{to.revision}"
 
 
 @contextmanager

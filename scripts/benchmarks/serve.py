@@ -1,8 +1,10 @@
 """What the service bears: scripts/benchmarks/serve.py [--model DIR].
 
 It starts `hf-vanilla serve` and measures, with sentences whose translations it first gets one by
-one: throughput of many clients, latency at half of it, then many clients for a minute beside slow
-ones and broken requests: answers that are lost or differ, and the growth of memory (Linux).
+one: throughput of many clients, latency at half of it, then many clients beside slow ones and
+broken requests, and the growth of memory meanwhile (Linux); at last it kills the service, starts it
+again, and ends it while many wait. An answer is right or wrong; refused, with a status from 400 on;
+or lost, without one.
 """
 
 import asyncio
@@ -10,11 +12,13 @@ import contextlib
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +26,8 @@ from num2words import num2words
 
 from hf_vanilla.commands import run
 
-WARM_UP_SECONDS = 15.0  # until torch has the memory of the largest batches
+WARM_UP = 4  # requests of as many texts as one may have, so that batches are the largest
+MOST_TEXTS = 256
 BROKEN = (
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n{{{{{",
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n",
@@ -41,7 +46,8 @@ class ServeBenchmarkOptions:
     sentences: int = field(default=256, metadata={"help": "number of different sentences"})
     clients: int = field(default=64, metadata={"help": "clients of the throughput"})
     crowd: int = field(default=200, metadata={"help": "clients of the endurance"})
-    seconds: float = field(default=60, metadata={"help": "of the endurance"})
+    seconds: float = field(default=60, metadata={"help": "of the endurance, at least"})
+    requests: int = field(default=10_000, metadata={"help": "of the endurance, at least"})
     dtype: str | None = field(default=None, metadata={"help": "as for hf-vanilla serve"})
 
 
@@ -53,8 +59,12 @@ class Service:
             self.port = free.getsockname()[1]
         given = [f"--{name}={value}" for name in ("model", "dtype")
                  if (value := getattr(options, name))]  # fmt: skip
-        program = [sys.executable, "-m", "hf_vanilla", "serve", f"--port={self.port}", *given]
-        self.process = subprocess.Popen(program, stderr=subprocess.DEVNULL)
+        self._program = [sys.executable, "-m", "hf_vanilla", "serve", f"--port={self.port}", *given]
+        self.start()
+
+    def start(self) -> None:
+        """Start the process."""
+        self.process = subprocess.Popen(self._program, stderr=subprocess.DEVNULL)
 
     async def started(self) -> None:
         """Wait until `/health` answers."""
@@ -100,30 +110,43 @@ class Client:
         (length,) = [line.split()[1] for line in lines if line.startswith("content-length")]
         return int(lines[0].split()[1]), json.loads(await self._reader.readexactly(int(length)))
 
-    async def translate(self, text: str) -> str:
-        """The translation; of another status, its number, which is never right."""
-        status, found = await self.ask("POST", "/translate", {"q": text, "target": ""})
-        return found["translatedText"] if status == 200 else f"status {status}"
+    async def translate(self, texts: object) -> object:
+        """The translation of a text, or of each of a list; of another status, its number."""
+        status, found = await self.ask("POST", "/translate", {"q": texts, "target": ""})
+        return found["translatedText"] if status == 200 else status
 
 
-async def one_by_one(service: Service, sentences: list[str]) -> dict[str, str]:
+async def one_by_one(service: Service, sentences: list[str]) -> dict[str, object]:
     """The translation of each sentence, each requested after the one before."""
     async with Client(service.port) as client:
         return {sentence: await client.translate(sentence) for sentence in sentences}
 
 
-async def together(service: Service, sentences: list[str], clients: int) -> dict[str, str]:
-    """The same by many clients, each with one sentence at a time."""
-    left, found = list(sentences), {}
+async def together(service: Service, sentences: list[str], clients: int) -> dict[str, object]:
+    """The same by many clients, each with one sentence at a time; None: lost."""
+    left, found = list(sentences), dict.fromkeys(sentences)
 
     async def ask() -> None:
-        async with Client(service.port) as client:
-            while left:
-                sentence = left.pop()
-                found[sentence] = await client.translate(sentence)
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            async with Client(service.port) as client:
+                while left:
+                    sentence = left.pop()
+                    found[sentence] = await client.translate(sentence)
 
     await asyncio.gather(*(ask() for _ in range(clients)))
     return found
+
+
+def verdict(found: object, expected: object) -> str:
+    """What an answer is."""
+    if found is None:
+        return "lost"
+    return "refused" if isinstance(found, int) else "right" if found == expected else "wrong"
+
+
+def counted(counts: Counter[str]) -> str:
+    """For a table."""
+    return ", ".join(f"{counts[one]:,} {one}" for one in ("right", "wrong", "refused", "lost"))
 
 
 async def at_rate(service: Service, sentences: list[str], rate: float) -> np.ndarray:
@@ -143,26 +166,29 @@ async def at_rate(service: Service, sentences: list[str], rate: float) -> np.nda
 
 
 async def crowd(
-    service: Service, expected: dict[str, str], options: ServeBenchmarkOptions
-) -> dict[str, int]:
-    """How many answers were right, wrong and lost beside slow clients and broken requests."""
-    end, counts = time.monotonic() + options.seconds, {"right": 0, "wrong": 0, "lost": 0}
+    service: Service, expected: dict[str, object], options: ServeBenchmarkOptions
+) -> Counter[str]:
+    """How many answers were right, wrong, refused and lost beside slow and broken requests."""
+    end, counts = time.monotonic() + options.seconds, Counter[str]()
     sentences = list(expected)
+
+    def goes_on() -> bool:
+        return time.monotonic() < end or counts.total() < options.requests
 
     async def ask(number: int) -> None:
         draw = random.Random(number)
         async with Client(service.port) as client:
-            while time.monotonic() < end:
+            while goes_on():
                 sentence = draw.choice(sentences)
                 try:
                     found = await client.translate(sentence)
                 except (OSError, asyncio.IncompleteReadError):
                     counts["lost"] += 1
                     return
-                counts["right" if found == expected[sentence] else "wrong"] += 1
+                counts[verdict(found, expected[sentence])] += 1
 
     async def disturb(number: int) -> None:
-        while time.monotonic() < end:
+        while goes_on():
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", service.port)
                 for byte in BROKEN[number % len(BROKEN)]:
@@ -181,6 +207,76 @@ def show(name: str, value: str) -> None:
     print(f"| {name} | {value} |", flush=True)
 
 
+async def throughput(
+    service: Service, sentences: list[str], options: ServeBenchmarkOptions
+) -> dict[str, object]:
+    """Print rates and latencies; returns the translations of one client."""
+    await one_by_one(service, sentences[:8])
+    rates, expected = {}, {}
+    for clients in (1, options.clients):
+        started, used = time.monotonic(), service.cpu_seconds()
+        found = await (
+            one_by_one(service, sentences)
+            if clients == 1
+            else together(service, sentences, clients)
+        )
+        seconds = time.monotonic() - started
+        rates[clients] = len(sentences) / seconds
+        cpu = 1000 * (service.cpu_seconds() - used) / len(sentences)
+        value = f"{rates[clients]:.1f} sentences/s, {cpu:.0f} ms of CPU each"
+        show(f"{clients} client{'s' * (clients > 1)}", value)
+        expected = expected or found
+        counts = Counter(verdict(found[one], expected[one]) for one in sentences)
+        show(f"answers, compared with those of 1 client: {clients}", counted(counts))
+    ratio = rates[options.clients] / rates[1]
+    show(f"{options.clients} clients : 1 client", f"{ratio:.1f}")
+    half = rates[options.clients] / 2
+    p50, p99 = np.percentile(await at_rate(service, sentences, half), [50, 99])
+    show(f"at {half:.0f} requests/s", f"p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms")
+    return expected
+
+
+async def endurance(
+    service: Service, expected: dict[str, object], options: ServeBenchmarkOptions
+) -> None:
+    """Print what a crowd gets, and the growth of memory after the largest batches."""
+    longest = sorted(expected, key=len)[-MOST_TEXTS:]
+    async with Client(service.port) as client:
+        for _ in range(WARM_UP):
+            await client.translate(longest)
+    before, started, used = service.mebibytes(), time.monotonic(), service.cpu_seconds()
+    counts = await crowd(service, expected, options)
+    seconds, cpu = time.monotonic() - started, service.cpu_seconds() - used
+    name = (
+        f"{options.crowd} clients, beside slow and broken ones, {seconds:.0f} s, {cpu:.0f} of CPU"
+    )
+    show(name, counted(counts))
+    growth = 100 * (service.mebibytes() / before - 1)
+    show("growth of memory", f"{growth:.1f} % of {before:.0f} MiB")
+
+
+async def ends(
+    service: Service, expected: dict[str, object], options: ServeBenchmarkOptions
+) -> None:
+    """Kill the service while clients wait; start it again, and do the same by SIGTERM."""
+    for name in (signal.SIGKILL, signal.SIGTERM):
+        sentences = random.Random(2).sample(list(expected), min(options.clients, len(expected)))
+        asked = asyncio.create_task(together(service, sentences, len(sentences)))
+        async with Client(service.port) as client:
+            for _ in range(3):  # they are read before the last of these
+                await client.ask("GET", "/health")
+        service.process.send_signal(name)
+        found = await asked
+        counts = Counter(verdict(found[one], expected[one]) for one in sentences)
+        show(f"{name.name} while {len(sentences)} clients wait", counted(counts))
+        status = await asyncio.to_thread(service.process.wait)
+        if name == signal.SIGKILL:
+            service.start()
+            await service.started()
+        else:
+            show("exit status", str(status))
+
+
 async def measure(options: ServeBenchmarkOptions) -> None:
     """Print a table of what a service does."""
     if options.file is None:
@@ -196,38 +292,9 @@ async def measure(options: ServeBenchmarkOptions) -> None:
     try:
         await service.started()
         show("until `/health` answers, CPU seconds", f"{service.cpu_seconds():.1f}")
-        await one_by_one(service, sentences[:8])
-        rates, expected = {}, {}
-        for clients in (1, options.clients):
-            started, used = time.monotonic(), service.cpu_seconds()
-            found = await (
-                one_by_one(service, sentences)
-                if clients == 1
-                else together(service, sentences, clients)
-            )
-            seconds = time.monotonic() - started
-            rates[clients] = len(sentences) / seconds
-            cpu = 1000 * (service.cpu_seconds() - used) / len(sentences)
-            value = f"{rates[clients]:.1f} sentences/s, {cpu:.0f} ms of CPU each"
-            show(f"{clients} client{'s' * (clients > 1)}", value)
-            expected = expected or found
-            differing = sum(expected[sentence] != found[sentence] for sentence in sentences)
-        refused = sum(text.startswith("status") for text in found.values())
-        show("answers that differ", f"{differing} of {len(sentences)}, {refused} of them refused")
-        ratio = rates[options.clients] / rates[1]
-        show(f"{options.clients} clients : 1 client", f"{ratio:.1f}")
-        half = rates[options.clients] / 2
-        p50, p99 = np.percentile(await at_rate(service, sentences, half), [50, 99])
-        value = f"p50 {1000 * p50:.0f} ms, p99 {1000 * p99:.0f} ms"
-        show(f"at {half:.0f} requests/s", value)
-        await crowd(service, expected, replace(options, seconds=WARM_UP_SECONDS))
-        before = service.mebibytes()
-        counts = await crowd(service, expected, options)
-        growth = 100 * (service.mebibytes() / before - 1)
-        value = ", ".join(f"{count:,} {name}" for name, count in counts.items())
-        name = f"{options.crowd} clients for {options.seconds:g} s, with slow and broken ones"
-        show(name, value)
-        show("growth of memory", f"{growth:.1f} % of {before:.0f} MiB")
+        expected = await throughput(service, sentences, options)
+        await endurance(service, expected, options)
+        await ends(service, expected, options)
     finally:
         service.process.terminate()
         service.process.wait()

@@ -210,6 +210,15 @@ def test_a_folder_without_a_model_is_refused_before_anything_is_sent(hub, tmp_pa
     assert hub.calls == []
 
 
+def test_a_space_of_another_family_or_with_code_is_refused_before_anything_is_sent(hub, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "vanilla_vit"}')
+    for changes, message in (({}, "make a Docker Space"), ({"with_code": True}, "one of them")):
+        options = PushOptions(model=str(tmp_path), repo_id="me/page", space=True, **changes)
+        with pytest.raises(ValueError, match=message):
+            push_folder(options)
+    assert hub.calls == []
+
+
 def test_a_model_folder_without_a_card_can_be_pushed(hub, trained, tmp_path):
     for part in trained:
         part.save_pretrained(tmp_path / "bare")

@@ -224,6 +224,22 @@ def test_the_card_of_a_repository_with_code_loads_that_code(hub, visitor):
     assert "import hf_vanilla" not in card
 
 
+def test_the_page_of_a_translator_is_pushed_as_a_static_space(hub, script, trained_run):
+    repo_id = f"{hub_server.USER}/page"
+    told = script(repo_id, "--space", "True").stdout
+    assert f"{hub.endpoint}/spaces/{repo_id}" in told
+    assert (hub.repositories[repo_id].kind, hub.repositories[repo_id].sdk) == ("space", "static")
+    files = hub.files(repo_id)
+    card = ModelCard(files["README.md"].decode()).data
+    assert (card.title, card.sdk, card.app_file) == ("page", "static", "index.html")
+    engine = {f"engine/{name}" for name in ("tokenizer.js", "model.js", "search.js", "index.js")}
+    assert engine | {"index.html", "worker.js", "model/tokenizer.json"} <= files.keys()
+    assert b"Content-Security-Policy" in files["index.html"]
+    assert (
+        len(files["model/model.safetensors"]) < (trained_run / "model.safetensors").stat().st_size
+    )
+
+
 # --- without the package -------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ const KNOWN = [
   ...OPTIONS, "max_length", "max_tokens_beyond_source", "bos_token_id", "pad_token_id", "eos_token_id",
   "decoder_start_token_id", "num_return_sequences", "use_cache", "transformers_version", "_from_model_config",
 ];
-const DEFAULT_MAX_LENGTH = 20; // of transformers
+const DEFAULT_MAX_LENGTH = 20; // of transformers; `Seq2SeqTrainer` writes it into a model, and means no limit by it
 
 async function fileBytes(folder, name) {
   if (typeof folder === "object") return folder[name];
@@ -25,28 +25,28 @@ async function fileBytes(folder, name) {
   return new Uint8Array(await answer.arrayBuffer());
 }
 
+const READERS = {
+  F32: (raw) => new Float32Array(raw),
+  BF16: (raw) => new Float32Array(Uint32Array.from(new Uint16Array(raw), (half) => half << 16).buffer), // upper half
+  I8: (raw) => new Int8Array(raw),
+};
+
 /** The tensors of a safetensors file as float32, in a tree by their names: `model.shared.weight`. */
 function readWeights(bytes) {
   const begin = 8 + new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
   const { __metadata__, ...entries } = JSON.parse(new TextDecoder().decode(bytes.subarray(8, begin)));
-  const raw = ({ data_offsets: [from, to] }) => bytes.slice(begin + from, begin + to).buffer;
+  const read = ({ dtype, data_offsets: [from, to] }) => READERS[dtype](bytes.slice(begin + from, begin + to).buffer);
   const tree = {};
   for (const [name, entry] of Object.entries(entries)) {
     const path = name.split("."), leaf = path.pop(), width = entry.shape.at(-1);
     const node = path.reduce((at, part) => (at[part] ??= {}), tree);
-    refuse(`dtype of ${name}`, entry.dtype, "F32", "BF16", "I8");
-    if (entry.dtype === "F32") node[leaf] = new Float32Array(raw(entry));
-    if (entry.dtype === "BF16") node[leaf] = fromBfloat16(new Uint16Array(raw(entry)));
-    if (entry.dtype === "I8") node[leaf] = fromInt8(new Int8Array(raw(entry)), raw(entries[`${name}_scale`]), width);
+    refuse(`dtype of ${name}`, entry.dtype, ...Object.keys(READERS));
+    const numbers = read(entry), scales = entry.dtype === "I8" && read(entries[`${name}_scale`]); // of each row
+    node[leaf] = scales ? Float32Array.from(numbers, (level, i) => level * scales[Math.floor(i / width)]) : numbers;
     if (leaf === "weight") node.width = width;
   }
   return tree;
 }
-
-// bfloat16 is the upper half of float32; int8 has a scale for each row
-const fromBfloat16 = (halves) => new Float32Array(Uint32Array.from(halves, (half) => half << 16).buffer);
-const fromInt8 = (levels, raw, width, scales = new Float32Array(raw)) =>
-  Float32Array.from(levels, (level, i) => level * scales[Math.floor(i / width)]);
 
 /** Load a model from its folder, an address or a path, or from `{ name: bytes }` of its files. */
 export async function load(folder) {
@@ -75,7 +75,7 @@ class Model {
   *steps(text, options = {}) {
     const { tokenizer, transformer } = this, ids = this.sourceIds(text);
     const settings = this.settings(ids.length, options), { form, alpha } = settings;
-    const decoder = new Decoder(transformer, transformer.encode(ids), settings.limit * settings.beams);
+    const decoder = new Decoder(transformer, transformer.encode(ids));
     const found = yield* search((...step) => decoder.read(...step), settings);
     const named = (one) => ({ text: tokenizer.decode(one.ids), tokens: tokenizer.readable(one.ids), ...one });
     const hypotheses = found.hypotheses.map(named);
@@ -84,27 +84,27 @@ class Model {
   }
 
   /**
-   * All attention weights of a text and the ids of its translation, which are read one by one. By layer:
-   * `encoder[layer][s]` is `(H, S)`; `decoder[layer][t]` `(H, t + 1)` and `cross[layer][t]` `(H, S)` are of the
-   * step that wrote `ids[t]`, as is `logProbs[t]` `(V,)`. `vectors` has all that was computed, by its place.
+   * All that is computed for a text and the ids of its translation, which are read one by one: weights
+   * `encoder[layer][s]` `(H, S)`; of the step that wrote `ids[t]`, `decoder[layer][t]` `(H, t + 1)`,
+   * `cross[layer][t]` `(H, S)` and `logProbs[t]` `(V,)`; `vectors` by their place.
    */
   attentions(text, ids) {
     const { tokenizer, transformer } = this, sourceIds = this.sourceIds(text), vectors = {};
     const see = (place, seen) => (vectors[place] ??= []).push(seen);
-    const reader = new Decoder(transformer, transformer.encode(sourceIds, see), ids.length, see);
+    const reader = new Decoder(transformer, transformer.encode(sourceIds, see), see);
     const logProbs = ids.map((_, t) => reader.read([t ? ids[t - 1] : this.startId], [0])[0]);
     const weights = (stack, part) =>
       transformer[stack].layers.map((_, layer) => vectors[`${stack}.${layer}.${part}`].flatMap((seen) => seen.weights));
-    const [source, target] = [tokenizer.readable(sourceIds), tokenizer.readable(ids)];
-    const [encoder, decoder] = [weights("encoder", "self_attn"), weights("decoder", "self_attn")];
-    const read = ["<start>", ...target.slice(0, -1)], cross = weights("decoder", "encoder_attn");
+    const target = tokenizer.readable(ids), read = ["<start>", ...target.slice(0, -1)];
+    const cross = weights("decoder", "encoder_attn"), decoder = weights("decoder", "self_attn");
+    const encoder = weights("encoder", "self_attn"), source = tokenizer.readable(sourceIds);
     return { source, target, read, encoder, decoder, cross, logProbs, vectors };
   }
 
   sourceIds(text) {
-    const ids = this.tokenizer.encode(text), { maxLength } = this.tokenizer;
-    if (ids.length <= maxLength) return ids;
-    throw new Error(`the text has ${ids.length} tokens, and the model accepts ${maxLength}: shorten it`);
+    const ids = this.tokenizer.encode(text), { maxLength } = this.tokenizer, length = ids.length;
+    if (length > maxLength) throw new Error(`the text has ${length} tokens, and the model accepts ${maxLength}: shorten it`);
+    return ids;
   }
 
   /** Settings of a search: the model's own, and those of the call (6.1). */
@@ -113,11 +113,9 @@ class Model {
     if (unknown) throw new Error(`${unknown}: the page does not know this option; there are ${OPTIONS.join(", ")}`);
     const entries = [...Object.entries(this.generation), ...Object.entries(options)];
     const given = Object.fromEntries(entries.filter(([, value]) => value != null)), { config } = this.transformer;
-    const beyond = given.max_tokens_beyond_source ?? Infinity, hasBeyond = beyond < Infinity;
-    const { max_length: longest = hasBeyond ? Infinity : DEFAULT_MAX_LENGTH } = given;
+    const { max_tokens_beyond_source: beyond = Infinity, max_length: longest = DEFAULT_MAX_LENGTH } = given;
     const positions = config.position_embedding_type === "learned" ? config.max_position_embeddings : Infinity;
-    // `Seq2SeqTrainer` writes the default into a model, and means no limit by it
-    const end = Math.min(hasBeyond && longest === DEFAULT_MAX_LENGTH ? Infinity : longest, positions);
+    const end = Math.min(beyond < Infinity && longest === DEFAULT_MAX_LENGTH ? Infinity : longest, positions);
     const limit = given.max_new_tokens ?? Math.min(sourceLength + beyond, Math.max(end - 1, 1));
     const { num_beams: beams = 1, length_penalty: alpha = 1, early_stopping: earlyStopping = false } = given;
     const { length_penalty_form: form = "power", eos_token_id: ends = [] } = given;

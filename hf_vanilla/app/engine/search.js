@@ -4,7 +4,7 @@
 const SHOWN = 5; // candidates of a step of greedy search, which itself looks at one
 
 /** What a log-probability is divided by: GNMT's penalty, or transformers' power of the length. */
-export function lengthPenalty(length, { form, alpha }) {
+function lengthPenalty(length, { form, alpha }) {
   return form === "gnmt" ? ((5 + length) / 6) ** alpha : length ** alpha;
 }
 
@@ -15,8 +15,7 @@ function bestCandidates(active, logProbs, count) {
     for (let id = 0; id < logProbs[parent].length; id++) {
       const logProb = Math.fround(beam.logProb + logProbs[parent][id]);
       if (best.length === count && !(logProb > best[count - 1].logProb)) continue;
-      let place = best.length;
-      while (place > 0 && logProb > best[place - 1].logProb) place--;
+      const place = best.findLastIndex((one) => one.logProb >= logProb) + 1;
       best.splice(place, 0, { id, parent, logProb });
       best.length = Math.min(best.length, count);
     }
@@ -26,10 +25,8 @@ function bestCandidates(active, logProbs, count) {
 }
 
 /**
- * Search for the best translation: a generator that yields `{ length, limit }` after each step.
- * @param read as `Decoder.read`
- * @param settings `beams`, `limit` of tokens, `form` and `alpha` of the penalty, `earlyStopping`, `startId`, `endIds`
- * @returns hypotheses, best first, and the candidates of each step, best first
+ * Search for the best translation, with `Decoder.read` and what `Model.settings` returns: yields `{ length, limit }`
+ * after each step, and returns hypotheses and the candidates of each step, best first.
  */
 export function* search(read, settings) {
   const { beams, limit, earlyStopping, startId, endIds } = settings;
@@ -56,23 +53,18 @@ export function* search(read, settings) {
     if (isFull && !(active[0].logProb / lengthPenalty(last, settings) > finished[beams - 1].score)) break;
     logProbs = read(active.map((one) => one.id), active.map((one) => one.parent));
   }
-  const hypotheses = finished.map(({ ids, logProb, penalty, score }) => ({ ids, logProb, penalty, score }));
-  return { hypotheses, steps: steps.map((step) => described(step, finished, steps.at(-1), settings)) };
+  return { hypotheses: finished, steps: steps.map((step) => described(step, finished, step === steps.at(-1), settings)) };
 }
 
-/** Candidates of a step with what became of each: kept, finished, pruned or stopped, and why. */
-function described(step, finished, last, { beams, endIds }) {
+/** Candidates of a step with what became of each: kept, finished, pruned or stopped. */
+function described(step, finished, isLast, { beams, endIds }) {
   let kept = 0;
   return step.map((one) => {
-    const rank = finished.indexOf(one);
-    const isEnd = endIds.has(one.id) || (step === last && rank >= 0);
-    let [status, why] = ["pruned", isEnd ? `${beams} candidates are better` : `${beams} others are better`];
-    if (isEnd && one.place < beams) {
-      [status, why] = ["finished", rank < 0 ? `${beams} finished hypotheses have a better score` : ""];
-    } else if (!isEnd && kept++ < beams) {
-      [status, why] = step === last ? ["stopped", "it can no longer become the best"] : ["kept", ""];
-    }
-    const { id, from: parent, logProb, penalty, score } = one;
-    return { id, parent, logProb, penalty, score, status, rank: status === "finished" ? rank : -1, why };
+    const { id, from: parent, logProb, penalty, score } = one, rank = finished.indexOf(one);
+    const isEnd = endIds.has(id) || (isLast && rank >= 0);
+    let status = "pruned";
+    if (isEnd && one.place < beams) status = "finished";
+    if (!isEnd && kept++ < beams) status = isLast ? "stopped" : "kept";
+    return { id, parent, logProb, penalty, score, status, rank: status === "finished" ? rank : -1 };
   });
 }

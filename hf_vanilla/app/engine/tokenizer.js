@@ -5,7 +5,6 @@ const SPACE = String.raw`\p{White_Space}`; // JavaScript's \s has another charac
 const WORDS = new RegExp(
   String.raw`'(?:[stmd]|re|ve|ll)| ?\p{L}+| ?\p{N}+| ?[^${SPACE}\p{L}\p{N}]+|${SPACE}+(?![^${SPACE}])|${SPACE}+`, "gu",
 );
-const NEVER = 0x7fffffff; // rank of a pair that is not merged
 
 // the printable character that stands for each byte in the vocabulary
 let next = 256;
@@ -20,9 +19,7 @@ export function refuse(name, value, ...known) {
 }
 
 /** Refuse settings of these names, unless they are off. */
-export function refuseAny(settings, ...names) {
-  for (const name of names) refuse(name, settings[name] || null, null);
-}
+export const refuseAny = (settings, ...names) => names.forEach((name) => refuse(name, settings[name] || null, null));
 
 /** One normalizer of `tokenizer.json` as a function from text to text. */
 function normalizer(settings) {
@@ -57,7 +54,7 @@ export class Tokenizer {
     for (const token of inText) refuseAny(token, "single_word", "lstrip", "rstrip", "normalized");
     const escaped = inText.map(({ content }) => content.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
     const longestFirst = escaped.sort((a, b) => b.length - a.length).join("|");
-    this.added = longestFirst ? new RegExp(`(${longestFirst})`, "u") : null;
+    this.added = new RegExp(`(${longestFirst || "(?!)"})`, "u"); // without one, nothing matches
   }
 
   readVocabulary({ vocab, merges }, added) {
@@ -69,47 +66,36 @@ export class Tokenizer {
     if (this.byteIds.includes(undefined)) throw new Error("the vocabulary of tokenizer.json lacks a byte");
     const pairs = merges.map((merge) => (typeof merge === "string" ? merge.split(" ") : merge));
     this.merged = pairs.map(([left, right]) => vocab[left + right]); // id by rank
-    this.pair = (left, right) => left * this.tokens.length + right; // one number for two
-    this.ranks = new Map(pairs.map(([left, right], rank) => [this.pair(vocab[left], vocab[right]), rank]));
+    this.ranks = Array.from(this.tokens, () => new Map()); // of each token with the one behind it
+    pairs.forEach(([left, right], rank) => this.ranks[vocab[left]].set(vocab[right], rank));
   }
 
   /** Token ids of a text, with the end token. */
   encode(text) {
     if (/\p{Surrogate}/u.test(text)) throw new Error("the text holds half a character (a lone surrogate): remove it");
-    const parts = this.added ? text.split(this.added) : [text];
+    const parts = text.split(this.added); // every second one is an added token
     const ids = parts.flatMap((part, index) => (index % 2 ? [this.ids.get(part)] : this.encodePart(part)));
     return [...this.before, ...ids, ...this.behind];
   }
 
   encodePart(part) {
-    const text = this.normalize(part);
-    const spaced = text && this.addsSpace && text[0] !== " " ? ` ${text}` : text;
-    const utf8 = new TextEncoder();
-    return (spaced.match(this.words) ?? []).flatMap((word) => this.merge(utf8.encode(word)));
+    const text = this.normalize(part), spaced = text && this.addsSpace && text[0] !== " " ? ` ${text}` : text;
+    return (spaced.match(this.words) ?? []).flatMap((word) => this.merge(new TextEncoder().encode(word)));
   }
 
   /** Tokens of a word: join every pair of the lowest rank, until no pair has a rank. */
   merge(bytes) {
-    const ids = Array.from(bytes, (byte) => this.byteIds[byte]);
-    const rankOf = (at) => this.ranks.get(this.pair(ids[at], ids[at + 1])) ?? NEVER; // NaN at the end
-    const ranks = ids.map((_, at) => rankOf(at));
+    let ids = Array.from(bytes, (byte) => this.byteIds[byte]);
     for (;;) {
-      const lowest = ranks.reduce((least, rank) => (rank < least ? rank : least), NEVER);
-      if (lowest === NEVER) return ids;
-      const changed = [];
-      let to = 0;
-      for (let from = 0; from < ids.length; from++, to++) {
-        const isPair = ranks[from] === lowest;
-        if (isPair) changed.push(to);
-        ids[to] = isPair ? this.merged[lowest] : ids[from];
-        if (isPair) from++; // of "aaa", the first two are joined
-        ranks[to] = ranks[from];
+      const ranks = ids.map((id, at) => this.ranks[id].get(ids[at + 1]) ?? Infinity);
+      const lowest = ranks.reduce((least, rank) => Math.min(least, rank), Infinity);
+      if (lowest === Infinity) return ids;
+      const joined = [];
+      for (let at = 0; at < ids.length; at++) {
+        if (ranks[at] === lowest) joined.push(this.merged[ranks[at++]]); // of "aaa", the first two are joined
+        else joined.push(ids[at]);
       }
-      ids.length = ranks.length = to;
-      for (const at of changed) {
-        ranks[at] = rankOf(at);
-        if (at) ranks[at - 1] = rankOf(at - 1);
-      }
+      ids = joined;
     }
   }
 

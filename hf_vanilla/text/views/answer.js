@@ -225,26 +225,24 @@ export function insideOf(own, { text, ids, kind, layer, head, token }) {
   const stack = kind === ENCODER ? "encoder" : "decoder", heads = transformer.config[`${stack}_attention_heads`];
   // the encoder computes all tokens at once, the decoder one by one
   const [step, row] = kind === ENCODER ? [0, token] : [token, 0];
-  const part = vectors[`${stack}.${layer}.${kind === CROSS ? "encoder_attn" : "self_attn"}`][step];
-  const end = vectors[`${stack}.${layer}`][step], D = transformer.config.d_model, queries = part.visible.length;
-  const [K, W] = [part.query.length / queries / heads, part.means.length / queries / heads], count = part.keys.length / K / heads;
-  const cut = (all, at, size) => Array.from(all.subarray(at * size, (at + 1) * size), rounded);
-  const ofHead = (all, size) => numbersOf(count).map((slot) => cut(all, slot * heads + head, size));
+  const steps = vectors[`${stack}.${layer}.${kind === CROSS ? "encoder_attn" : "self_attn"}`], part = steps[step];
+  const end = vectors[`${stack}.${layer}`][step], { keys, values } = steps.at(-1).memories[0]; // the last step has all
+  const numbers = (all) => Array.from(all, rounded);
+  const ofHead = (all) => numbers(all.subarray((all.length / heads) * head, (all.length / heads) * (head + 1)));
   const id = kind === ENCODER ? own.model.sourceIds(sentence)[token] : token ? ids[token - 1] : startId;
-  const embedded = embeddingOf(transformer, stack, id), start = vectors[`${stack}.0.self_attn`][step].x.subarray(row * D);
-  const weights = cut(part.weights[row], head, part.visible[row].length);
+  const embedded = embeddingOf(transformer, stack, id), start = vectors[`${stack}.0.self_attn`][step].x[row];
+  const weights = ofHead(part.weights[row]);
   return {
-    embedded: embedded.map(rounded),
+    embedded: numbers(embedded),
     position: embedded.map((value, index) => rounded(start[index] - value)),
-    x: cut(part.x, row, D),
-    query: cut(part.query, row * heads + head, K),
-    keys: ofHead(part.keys, K),
-    values: ofHead(part.values, W),
-    weights: [...weights, ...Array(count - weights.length).fill(0)], // later tokens have 0
-    head: cut(part.means, row * heads + head, W),
-    attended: cut(part.attended, row, D),
-    normed: cut(kind === DECODER ? end.first : end.normed, row, D),
-    fed: cut(end.fed, row, D),
-    output: cut(end.output, row, D),
+    x: numbers(part.x[row]),
+    query: ofHead(part.query[row]),
+    keys: keys.map(ofHead), values: values.map(ofHead),
+    weights: [...weights, ...Array(keys.length - weights.length).fill(0)], // later tokens have 0
+    head: ofHead(part.means[row]),
+    attended: numbers(part.attended[row]),
+    normed: numbers(end.first[row]),
+    fed: numbers(end.fed[row]),
+    output: numbers(end.output[row]),
   };
 }

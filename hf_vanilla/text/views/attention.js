@@ -97,7 +97,7 @@ export function drawMap(root, room, { queries, keys, words, rows, isFromRight },
     rows[q].forEach((weight, k) => {
       box(root, column(k), y, wide, cell, { fill: paint.strong, "fill-opacity": weight.toFixed(3), "stroke-width": 0.5, stroke: paint.line });
       if (cell >= 26 && weight >= 0.005) {
-        const ink = weight > 0.5 ? paint.ground : paint.ink;
+        const [few, many, from] = paint.numbers, ink = weight > from ? many : few;
         write(root, column(k) + wide / 2, y + cell / 2, String(Math.round(100 * weight)), { anchor: "middle", size: LEAST, fill: ink });
       }
       place(root, column(k), y, wide, cell, { query: q, key: k });

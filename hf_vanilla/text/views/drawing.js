@@ -11,14 +11,14 @@ export const SVG = "http://www.w3.org/2000/svg";
 export const SIZE = 13; // of text; none is smaller than LEAST, which Present scales to 20 px
 export const LEAST = 12;
 export const FONT = "Segoe UI, Roboto, Helvetica Neue, Noto Sans, Arial, sans-serif";
-const COLOURS = {
+const COLOURS = { // `numbers`: on a cell of a map, up to this weight and above, so that their contrast is at least 4.5
   light: {
     ground: "#ffffff", ink: "#0f172a", faint: "#475569", line: "#94a3b8",
-    strong: "#1d4ed8", warm: "#b45309", good: "#047857", box: "#eef2f7",
+    strong: "#1d4ed8", warm: "#b45309", good: "#047857", box: "#eef2f7", numbers: ["#000000", "#ffffff", 0.8],
   },
   dark: {
     ground: "#0f172a", ink: "#f1f5f9", faint: "#b6c2d2", line: "#64748b",
-    strong: "#60a5fa", warm: "#fbbf24", good: "#34d399", box: "#1b2638",
+    strong: "#60a5fa", warm: "#fbbf24", good: "#34d399", box: "#1b2638", numbers: ["#ffffff", "#000000", 0.68],
   },
 };
 export const colours = () => COLOURS[matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"];

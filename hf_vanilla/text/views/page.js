@@ -174,6 +174,7 @@ function showTranslation() {
   const length = isByToken && text.startsWith(written.join("").trimStart()) ? written.join("").trimStart().length : text.length;
   at(".written").textContent = text.slice(0, length) || (text ? "" : "(an empty translation)");
   at(".later").textContent = text.slice(length);
+  at(".translation").dataset.length = text.length > 75 ? "long" : text.length > 28 ? "middle" : "short"; // smaller, on more lines
 }
 
 // --- requests -------------------------------------------------------------------------------------
