@@ -139,9 +139,11 @@ async def together(service: Service, sentences: list[str], clients: int) -> dict
 
 def verdict(found: object, expected: object) -> str:
     """What an answer is."""
-    if found is None:
+    if found is None or expected is None:
         return "lost"
-    return "refused" if isinstance(found, int) else "right" if found == expected else "wrong"
+    if isinstance(found, int) or isinstance(expected, int):  # also if it was refused one by one
+        return "refused"
+    return "right" if found == expected else "wrong"
 
 
 def counted(counts: Counter[str]) -> str:
