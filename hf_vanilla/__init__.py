@@ -33,8 +33,11 @@ from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPr
 from hf_vanilla.models.modeling_vanilla_scene_forms import (
     VanillaForGatedTrajectoryPrediction,
     VanillaForNeighborTrajectoryPrediction,
-    VanillaForProposalTrajectoryPrediction,
     VanillaForVectorTrajectoryPrediction,
+)
+from hf_vanilla.models.modeling_vanilla_scene_proposals import (
+    VanillaForProposalTrajectoryPrediction,
+    VanillaForSocialProposalTrajectoryPrediction,
 )
 from hf_vanilla.models.modeling_vanilla_tracks import VanillaForTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_tracks_forms import (
@@ -82,6 +85,7 @@ __all__ = [
     "VanillaForQuantizedTrajectoryPrediction",
     "VanillaForSceneTrajectoryPrediction",
     "VanillaForSequenceClassification",
+    "VanillaForSocialProposalTrajectoryPrediction",
     "VanillaForTrajectoryDensityPrediction",
     "VanillaForTrajectoryPrediction",
     "VanillaForVectorTrajectoryPrediction",

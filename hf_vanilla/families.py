@@ -56,7 +56,8 @@ class TaskEntry:
             `processor`.
         auto: function of the options of a command line that returns those of the recipe `auto`;
             empty: the task has none.
-        set_by_data: fields of the config that follow from the data; a recipe may not set them.
+        set_by_data: fields of the config that follow from the data, or from the form; a recipe may
+            not set them.
         evaluate: function that the command `evaluate` calls.
         evaluate_options: dataclass of its options.
         card: `hub.card.CardFacts` of all its models.
@@ -67,6 +68,7 @@ class TaskEntry:
         figures: figure of `hf-vanilla plot` -> the function that draws it and its options.
         built_in: names of models without weights, which need no folder.
         forms: name of a form, as its data option has it -> model class; the first is the default.
+        form_fields: form -> fields of the config that tell it from another one of its class.
         reads: what a forecaster reads beside an agent's own track: `others`, `lanes`.
         is_joint: its models forecast the agents of a scene together.
     """
@@ -91,8 +93,18 @@ class TaskEntry:
     figures: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     built_in: tuple[str, ...] = ()
     forms: Mapping[str, str] = field(default_factory=dict)
+    form_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
     is_joint: bool = False
+
+    def form_of(self, config: Any, class_name: str) -> str:
+        """The form of a model's config and class."""
+        return next(
+            form
+            for form, name in self.forms.items()
+            if name == class_name
+            and all(getattr(config, k) == v for k, v in self.form_fields.get(form, {}).items())
+        )
 
 
 # of the three tasks of forecasters
@@ -180,7 +192,10 @@ TASKS = {
         measures="hf_vanilla.tracks.options:MEASURES",
         prepare="hf_vanilla.tracks.task:prepare",
         config="hf_vanilla.models.configuration_vanilla_tracks:VanillaTracksConfig",
-        set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
+        set_by_data=(
+            *("step_seconds", "unit", "largest_step"),
+            *("velocity_std", "velocity_mean", "velocity_deviation", "follows_paper"),
+        ),
         figures={
             "tracks": (
                 "hf_vanilla.tracks.plot:plot_tracks",
@@ -193,6 +208,14 @@ TASKS = {
             "one": "VanillaForTrajectoryPrediction",
             "density": "VanillaForTrajectoryDensityPrediction",
             "quantized": "VanillaForQuantizedTrajectoryPrediction",
+            "tf_paper": "VanillaForTrajectoryPrediction",
+            "tf_quantized_paper": "VanillaForQuantizedTrajectoryPrediction",
+        },
+        form_fields={
+            "one": {"follows_paper": False},
+            "quantized": {"follows_paper": False},
+            "tf_paper": {"follows_paper": True},
+            "tf_quantized_paper": {"follows_paper": True},
         },
     ),
     "joint_trajectories": TaskEntry(
@@ -221,6 +244,7 @@ TASKS = {
         forms={
             "fusion": "VanillaForSceneTrajectoryPrediction",
             "proposals": "VanillaForProposalTrajectoryPrediction",
+            "proposals_paper": "VanillaForSocialProposalTrajectoryPrediction",
             "neighbors": "VanillaForNeighborTrajectoryPrediction",
             "gate": "VanillaForGatedTrajectoryPrediction",
             "vectors": "VanillaForVectorTrajectoryPrediction",

@@ -18,8 +18,19 @@ from transformers.utils import CONFIG_NAME
 
 from hf_vanilla.families import DEFAULT_TASK, TASKS, TaskEntry, load_part, task_entry, task_of_type
 
+# translators that come with the package: their folders by name
+DEMO_MODELS = {
+    name: str(Path(__file__).with_name("text") / "demo_models" / name)
+    for name in ("numbers", "help-en-de")
+}
 LARGEST_SIZE, MOST_LAYERS = 10**9, 10**4  # in a config
 SHOWN_NAMES, SHOWN_CHARACTERS = 3, 300  # in a message
+
+
+def model_folder(name: str | Path) -> str:
+    """The folder of a model of the package; every other name, or one of a folder here, as it is."""
+    name = str(name)
+    return name if Path(name).is_dir() else DEMO_MODELS.get(name, name)
 
 
 def read_settings(name: str | Path) -> dict[str, Any]:
@@ -32,6 +43,7 @@ def read_settings(name: str | Path) -> dict[str, Any]:
         ValueError: it is damaged, or a size in it is absurd.
         OSError: nothing is found under that name.
     """
+    name = model_folder(name)
     parent = Path(name).parent
     if not Path(name).is_dir() and parent != Path() and parent.is_dir():
         raise FileNotFoundError(f"{name}: no such folder")
@@ -55,6 +67,7 @@ def load_saved(kind: Any, name: str | Path, **options: Any) -> Any:
         ValueError: it is damaged, or needs code of its own.
         OSError: nothing is found under that name.
     """
+    name = model_folder(name)
     if issubclass(kind, PreTrainedConfig) or kind.__name__ == "AutoConfig":
         read_settings(name)
     with _one_line(name, kind.__name__):
@@ -113,6 +126,7 @@ def load_with_report(kind: Any, name: str | Path, **options: Any) -> tuple[Any, 
         ValueError: it is damaged, or needs code of its own.
         OSError: nothing is found under that name.
     """
+    name = model_folder(name)
     read_settings(name)
     transformers_log = logging.getLogger("transformers.modeling_utils")
     transformers_log.addFilter(_is_no_report)  # its table says what the caller says
@@ -204,7 +218,8 @@ def found_on_hub(name: str | Path) -> Iterator[None]:
         yield
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).splitlines()[0]
-        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}") from None
+        own = "" if "/" in str(name) else f"; the package has {', '.join(DEMO_MODELS)}"
+        raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}{own}") from None
 
 
 def _check_hub_answers(name: str) -> None:

@@ -50,6 +50,10 @@ OF_TRACKS = {
     "constant velocity": None,
     "TF, one track": "--form one --speed_change 0.1 --model.heading_decay 0",
     "TF_q": "--form quantized",
+    "TF, as in the paper": "--form tf_paper --mirror 0 --speed_change 0 --position_noise 0 "
+    "--model.dropout 0.1",
+    "TF_q, as in the paper": "--form tf_quantized_paper --mirror 0 --position_noise 0 "
+    "--model.dropout 0.1",
     "K modes": "",
     "K modes with spreads": "--form density",
 }
@@ -71,7 +75,11 @@ ON_ETH_UCY = {
     "--position_noise 0.05 --max_steps 300 --eval_steps 300 --model.num_seeds 20 "
     "--model.num_modes 20",
 }
-OWN_ON_ETH_UCY = {"proposals": "--model.num_regions 5"}
+OWN_ON_ETH_UCY = {
+    "proposals": "--model.num_regions 5",
+    "proposals, as in the paper": "--model.num_regions 5 --model.max_others 8",
+    "neighbors": "--model.neighbor_distance 8 --model.num_neighbors 8",
+}
 COLUMNS = {
     "parameters": "parameters",
     "minutes": "training, CPU min",

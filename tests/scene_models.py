@@ -21,6 +21,7 @@ SIZES = {
     "num_seeds": 6,
     "num_latents": 3,
     "num_regions": 3,
+    "raster_cells": 8,
     "max_others": 9,
     "max_lanes": 11,
     "d_model": 8,
@@ -32,7 +33,7 @@ SIZES = {
     "thinning_distance": 0.1,
 }
 GRID = [f"{fusion} {encoder}" for fusion, encoder in itertools.product(FUSION_NAMES, ENCODER_NAMES)]
-CLASSES = [*GRID, "proposals", "neighbors", "gate", "vectors"]
+CLASSES = [*GRID, "proposals", "proposals_paper", "neighbors", "gate", "vectors"]
 
 
 def forms_of(task):
@@ -54,7 +55,7 @@ def scene_model(name, **changes):
     with torch.no_grad():
         for weight in model.parameters():  # also those that start at 0 or 1
             weight.add_(0.1 * torch.randn_like(weight))
-    if form == "proposals":
+    if hasattr(model, "centres"):
         model.centres.copy_(torch.randn_like(model.centres))
     return model
 
@@ -91,8 +92,9 @@ def every_forecaster():
     for form in SCENE_FORMS:
         name = "early full" if form == "fusion" else form
         yield scene_model(name).float(), wide
-    for form in forms_of("trajectories").values():
-        model = form(VanillaTracksConfig(**common, num_codes=9)).eval()
+    for name, form in forms_of("trajectories").items():
+        fields = TASKS["trajectories"].form_fields.get(name, {})
+        model = form(VanillaTracksConfig(**common, **fields, num_codes=9)).eval()
         if hasattr(model, "fit_codebook"):
             model.fit_codebook(agents["past_values"], agents["future_values"])
         yield model, agents

@@ -48,7 +48,8 @@ INITIAL = {
     " --images_per_batch 4",
     "runs/tracks_own": "--max_steps 2 --warmup_steps 1 --use_cpu True --trackers none",
 }
-SMALLER = {"train": TINY, "demo": TINY, "finetune": FINETUNE}
+DEMO = "--max_steps 6 --eval_sentences 2 --use_cpu True"
+SMALLER = {"train": TINY, "demo": DEMO, "finetune": FINETUNE}
 
 
 def only_read_options(words):

@@ -19,10 +19,13 @@ from hf_vanilla import (
     VanillaTracksConfig,
     demo_model,
 )
+from hf_vanilla.hub.card import hub_id, languages_of
 from hf_vanilla.images.classifier import load_classifier
-from hf_vanilla.loading import read_settings
+from hf_vanilla.loading import found_on_hub, load_folder, model_folder, read_settings
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.text.alignments import saved_head
+from hf_vanilla.text.corpus_translation import _full_name
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.tracks.forecaster import load_forecaster
 
@@ -122,6 +125,36 @@ def test_a_damaged_folder_is_refused_in_one_line_that_names_it(family, folders, 
         else:
             (folder / name).write_bytes(content)
         refusal(family, folder)
+
+
+# --- models of the package -----------------------------------------------------------------------
+
+
+def test_a_model_of_the_package_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("numbers").write_text("a file of this name is no model folder")
+    assert model_folder("numbers") == _full_name("numbers") == demo_model()
+    model, tokenizer = load_translator("numbers")
+    assert (model.config.d_model, len(tokenizer)) == (128, 400)
+    assert load_folder(Path("numbers"))[0].config.d_model == 128
+    assert saved_head("numbers") == saved_head(demo_model()) is not None
+    assert (languages_of("numbers"), hub_id("numbers")) == (("en", "de"), None)
+
+
+def test_a_folder_of_the_same_name_comes_first(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folders / "image", "numbers")
+    assert read_settings("numbers")["model_type"] == "vanilla_vit"
+    assert read_settings(demo_model("numbers"))["model_type"] == "vanilla"
+
+
+def test_an_unknown_name_says_which_models_the_package_has():
+    with pytest.raises(ValueError, match=r"'help'\): choose one of numbers, help-en-de"):
+        demo_model("help")
+    with pytest.raises(OSError, match="the package has numbers, help-en-de"), found_on_hub("help"):
+        raise OSError("not there")
+    with pytest.raises(OSError, match=r"Hub: not there$"), found_on_hub("someone/help"):
+        raise OSError("not there")
 
 
 def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(program, tmp_path):

@@ -107,6 +107,14 @@ def attention_by_head(seen):
 attention_by_head(seen)
 
 # %% [markdown]
+# The other model of the package translates sentences about software. In which heads does a German
+# noun attend to the English one, wherever it stands?
+
+# %%
+sentence = "Release the mouse button to finish the line."
+attention_by_head(attentions(*load_translator("help-en-de"), sentence))
+
+# %% [markdown]
 # ## The architecture (3.1)
 #
 # This is Figure 1 of the paper with the widths of its base model. The encoder,

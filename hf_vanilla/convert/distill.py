@@ -6,6 +6,8 @@ Its folder stays, and the same command goes on where a stopped one was.
 
 import logging
 import shlex
+import statistics
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +26,6 @@ from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
 from hf_vanilla.text.loading import load_translator, require_float
 from hf_vanilla.text.shards import cell
-from hf_vanilla.text.speed import times_as_fast
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
@@ -277,3 +278,32 @@ def _comparison(models: Sequence[str], recipe: Recipe) -> str:
             f"{score.chrf / max(scores[0].chrf, 1e-9):.1%} | {times} |"
         )
     return "\n".join([*rows, "", f"{BEAMS} beams; {scores[0].bleu_signature}", ""])
+
+
+def times_as_fast(
+    translators: Sequence[Translator], sources: Sequence[str], size: int, rounds: int
+) -> list[float]:
+    """How many times as fast as the first translator each one is: the median over rounds.
+
+    In each round, all translate the same batch. Processor time includes tokenization, but not
+    loading.
+
+    Args:
+        translators: the first is what the others are compared with.
+        sources: sentences; where there are too few, they are read again.
+        size: sentences of a batch.
+        rounds: batches.
+    """
+    ratios: list[list[float]] = [[] for _ in translators]
+    texts = [sources[number % len(sources)] for number in range(size * rounds)]
+    for translator in translators:
+        list(translator.translate(texts[:size]))
+    for number in range(rounds):
+        batch, times = texts[number * size : (number + 1) * size], []
+        for translator in translators:
+            began = time.process_time()
+            list(translator.translate(batch))
+            times.append(time.process_time() - began)
+        for of_one, spent in zip(ratios, times, strict=True):
+            of_one.append(times[0] / spent)
+    return [statistics.median(of_one) for of_one in ratios]

@@ -11,8 +11,7 @@ from hf_vanilla.text.engines import import_ctranslate2
 
 from . import ctranslate2
 from .onnx.files import DTYPES, require_onnx
-from .onnx.images import export_classifier, export_detector
-from .onnx.tracks import export_forecaster
+from .onnx.models import export_classifier, export_detector, export_forecaster
 from .onnx.transformers_js import export_for_transformers_js
 from .onnx.translators import export_translator
 

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 
 from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry, task_of_type
 from hf_vanilla.files import write_text
+from hf_vanilla.loading import model_folder
 
 CARD_FILE = "README.md"  # in a model folder and on the Hub
 ALIGNMENT_FILE = "alignment.json"  # the attention head that aligns words, by `hf-vanilla align`
@@ -170,7 +171,7 @@ def public_name(path: str) -> str:
 
 def hub_id(name: str) -> str | None:
     """A name that is no local path."""
-    return None if Path(name).exists() else name
+    return None if Path(model_folder(name)).exists() else name
 
 
 def languages_of(name: str) -> tuple[str, ...]:
@@ -215,6 +216,7 @@ def carry_over(source: str, folder: Path, *, change: str | None = None) -> None:
 
 def _file_of(name: str, file: str) -> Path | None:
     """A file of a model folder or Hub id; None where there is none, or no network."""
+    name = model_folder(name)
     if Path(name).exists():
         path = Path(name) / file
         return path if path.is_file() else None

@@ -21,7 +21,7 @@ from huggingface_hub import (
 from transformers import PreTrainedModel
 
 from hf_vanilla.families import load_part, task_entry
-from hf_vanilla.loading import load_folder, task_of_model
+from hf_vanilla.loading import load_folder, model_folder, task_of_model
 from hf_vanilla.models.saving_vanilla import save_with_code
 from hf_vanilla.options import Options, option
 
@@ -80,7 +80,7 @@ def push_folder(options: PushOptions) -> str:
         ValueError: the folder holds no model.
         OSError: the Hub refuses; nothing of the model is there then.
     """
-    folder = Path(options.model)
+    folder = Path(model_folder(options.model))
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder; give one that training wrote")
     to = Repository(repo_id=options.repo_id, private=options.private, revision=options.revision)

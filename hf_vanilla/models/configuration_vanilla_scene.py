@@ -34,6 +34,9 @@ class VanillaSceneConfig(VanillaForecasterConfig):
         encoder (`str`, defaults to `"full"`): full, sequential, interleaved or latent; how an
             encoder attends.
         num_latents (`int`, defaults to 32): learned queries of the latent encoder.
+        learned_positions (`int`, defaults to 0): vectors of a table of learned positions for each
+            family of tokens, whose projection then ends with a ReLU (Wayformer, section 3); later
+            positions share the last. 0: sinusoids and no ReLU.
         max_others (`int`, defaults to 32): other agents that an agent sees, the nearest.
         max_lanes (`int`, defaults to 64): polylines that an agent sees, the nearest.
         map_distance (`float`, defaults to 1000.0): a map of which no point is so close to an agent
@@ -42,11 +45,13 @@ class VanillaSceneConfig(VanillaForecasterConfig):
         num_regions (`int`, defaults to 6): regions of end points, in the form with proposals;
             `num_seeds` is a multiple.
         neighbor_distance (`float`, defaults to 0.0): agents that are farther apart do not see each
-            other, in the form with neighbors, in units of the world; 0: no limit.
+            other, in the form with neighbors, in units of the world; 0: no limit. Its picture
+            reaches as far; 0: as an agent of mean speed moves in the predicted steps.
         num_neighbors (`int`, defaults to 0): nearest agents that an agent sees there; 0: all.
         field_of_view (`float`, defaults to 360.0): degrees around its heading in which it sees.
-        gate_reduction (`int`, defaults to 4): the gate of channels has `d_model` divided by this
-            hidden channels.
+        raster_cells (`int`, defaults to 32): cells of a side of its picture, a multiple of 8.
+        gate_reduction (`int`, defaults to 4): the gate of agents has 1 + `max_others`, divided by
+            this, hidden numbers, one at least.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
@@ -69,6 +74,7 @@ class VanillaSceneConfig(VanillaForecasterConfig):
     fusion: str = "early"
     encoder: str = "full"
     num_latents: int = 32
+    learned_positions: int = 0
     max_others: int = 32
     max_lanes: int = 64
     map_distance: float | int = 1000.0
@@ -77,16 +83,20 @@ class VanillaSceneConfig(VanillaForecasterConfig):
     neighbor_distance: float | int = 0.0
     num_neighbors: int = 0
     field_of_view: float | int = 360.0
+    raster_cells: int = 32
     gate_reduction: int = 4
 
     def validate_sizes(self) -> None:
         """Counts and units are positive, weights and limits are not negative."""
         self.require_positive(
             *("num_modes", "num_seeds", "num_latents", "max_others", "max_lanes"),
-            *("num_lane_kinds", "num_regions", "gate_reduction"),
+            *("num_lane_kinds", "num_regions", "gate_reduction", "raster_cells"),
             *("velocity_std", "map_distance", "thinning_distance"),
         )
         self.require_at_least_zero("score_loss_weight", "neighbor_distance", "num_neighbors")
+        self.require_at_least_zero("learned_positions")
+        if self.raster_cells % 8:
+            raise ValueError(f"raster_cells={self.raster_cells}: give a multiple of 8")
         if not 0 < self.field_of_view <= 360:
             raise ValueError(f"field_of_view={self.field_of_view}: give up to 360 degrees")
 
@@ -105,12 +115,4 @@ class VanillaSceneConfig(VanillaForecasterConfig):
         if self.fusion == "hierarchical" and self.encoder_layers < 2:
             raise ValueError(
                 f"encoder_layers={self.encoder_layers}: hierarchical fusion needs 2 or more"
-            )
-
-    def validate_gate(self) -> None:
-        """The gate has a hidden channel."""
-        if self.gate_reduction > self.d_model:
-            raise ValueError(
-                f"gate_reduction={self.gate_reduction} leaves no channel of d_model="
-                f"{self.d_model}: lower it"
             )

@@ -1,6 +1,8 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
 """Every number that shapes the weights or the function of the trajectory forecasters."""
 
+from dataclasses import field
+
 from huggingface_hub.dataclasses import strict
 
 from .pretrained_vanilla import LAYER_TP_PLAN, VanillaTwoSidedConfig
@@ -87,8 +89,15 @@ class VanillaTracksConfig(VanillaForecasterConfig):
     Args:
         velocity_std (`float`, defaults to 1.0): standard deviation of the training data's
             displacements, in units per step; inputs are divided by it.
+        follows_paper (`bool`, defaults to `False`): the forms with one future and with codes as in
+            their paper: a start token, teacher forcing and no rollout in training, whole velocities
+            along the world's axes.
+        velocity_mean (`list[float]`, defaults to `[0, 0]`): mean of the training data's
+            displacements, in units per step, x and y; read with `follows_paper`, where
+            `velocity_std` is not.
+        velocity_deviation (`list[float]`, defaults to `[1, 1]`): their standard deviations.
         follows_heading (`bool`, defaults to `True`): turn each agent so that its heading points
-            along x.
+            along x; not with `follows_paper`.
         heading_decay (`float`, defaults to 0.7): the heading is the mean of the observed
             displacements, each weighted by this factor per step before the last; 0: the last one.
         num_modes (`int`, defaults to 20): futures of the form with several modes; samples of the
@@ -117,6 +126,9 @@ class VanillaTracksConfig(VanillaForecasterConfig):
     base_model_tp_plan = LAYER_TP_PLAN
 
     velocity_std: float | int = 1.0
+    follows_paper: bool = False
+    velocity_mean: list[float | int] = field(default_factory=lambda: [0, 0])
+    velocity_deviation: list[float | int] = field(default_factory=lambda: [1, 1])
     follows_heading: bool = True
     heading_decay: float | int = 0.7
     num_modes: int = 20
@@ -133,3 +145,7 @@ class VanillaTracksConfig(VanillaForecasterConfig):
         self.require_at_least_zero(*parts, "score_loss_weight", "final_loss_weight")
         if not any(getattr(self, name) for name in parts):
             raise ValueError(f"{' and '.join(parts)} are both 0: raise one")
+        if len(self.velocity_mean) != 2 or len(self.velocity_deviation) != 2:
+            raise ValueError("velocity_mean and velocity_deviation: give two numbers each")
+        if min(self.velocity_deviation) <= 0:
+            raise ValueError(f"velocity_deviation={self.velocity_deviation}: give positive numbers")

@@ -46,10 +46,20 @@ class Seen:
     kinds: Tensor
     numbers: Tensor
 
+    def last(self) -> Tensor:
+        """The last real features `(R, N, 4)` of each sequence."""
+        steps = torch.arange(1, self.is_real.shape[-1] + 1, device=self.is_real.device)
+        index = (self.is_real * steps).argmax(dim=-1)[..., None, None]
+        return self.features.gather(2, index.expand(-1, -1, 1, FEATURES)).squeeze(2)
+
+    def nearest_first(self) -> "Seen":
+        """The sequences in the order of their distance from the row's agent."""
+        return _selected(self, _distance(self).argsort(dim=1, stable=True))
+
 
 @dataclass(frozen=True)
 class Rows:
-    """The agents to forecast, each with what it sees.
+    """The agents to forecast, or all that are there, each with what it sees.
 
     Attributes:
         scene: `(R,)` int64 number of the scene, and
@@ -60,6 +70,7 @@ class Rows:
         own: the agent's own steps, `(R, 1, T, 4)`.
         others: steps of other agents, `(R, N, T, 4)`.
         lanes: pieces of polylines, `(R, P, S - 1, 4)`.
+        is_focal: `(R,)` bool, agents to forecast.
     """
 
     scene: Tensor
@@ -70,11 +81,20 @@ class Rows:
     own: Seen
     others: Seen
     lanes: Seen
+    is_focal: Tensor
 
     def spread(self, values: Tensor) -> Tensor:
-        """Values `(R, ...)` of rows as `(B, A, ...)`, 0 for agents that have no row."""
+        """Values `(R, ...)` of rows as `(B, A, ...)`, 0 for agents that are not forecast."""
+        is_focal = self.is_focal.view(-1, *(1,) * (values.dim() - 1))
         spread = values.new_zeros(*self.shape, *values.shape[1:])
-        return spread.index_put((self.scene, self.agent), values)
+        return spread.index_put((self.scene, self.agent), torch.where(is_focal, values, 0))
+
+    def of_others(self) -> tuple[Tensor, Tensor]:
+        """Rows `(R, N)` of the others, and which are there now, where all agents have rows."""
+        rows = torch.arange(len(self.scene), device=self.scene.device)
+        row = rows.new_full(self.shape, -1).index_put((self.scene, self.agent), rows)
+        row = row[self.scene.unsqueeze(1), self.others.numbers]
+        return row.clamp(min=0), (row >= 0) & self.others.is_real[..., -1]
 
 
 @dataclass(frozen=True)
@@ -102,6 +122,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     lane_mask: Tensor | None = None,
     lane_kinds: Tensor | None = None,
     focal_mask: Tensor | None = None,
+    all_agents: bool = False,
 ) -> Rows:
     """Check a batch of scenes and turn it along each agent's axes.
 
@@ -115,6 +136,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
         lane_mask: `(B, P, S)`, 1 = point; None: all are.
         lane_kinds: `(B, P)` numbers below `num_lane_kinds`; None: all 0.
         focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
+        all_agents: a row for each agent that is observed at the last step, forecast or not.
 
     Raises:
         ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
@@ -131,7 +153,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
         lane_kinds=lane_kinds,
         focal_mask=focal_mask,
     )
-    scene, agent = _rows(is_focal)
+    scene, agent = _rows(is_observed[..., -1] if all_agents else is_focal)
     velocities, is_known = observed_velocities(past[scene, agent], is_observed[scene, agent])
     axes = agent_axes(
         past[scene, agent],
@@ -141,19 +163,23 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
         heading_decay=config.heading_decay,
         scale=config.velocity_std,
     )
-    entered = _entered(axes, past[scene])  # (R, A, T, 2)
-    agents = _of_agents(config, entered, is_observed[scene])
-    index = torch.arange(scene.shape[0], device=scene.device)
-    own = _selected(agents, agent.unsqueeze(1))
-    is_other = agents.is_real.clone()
-    is_other[index, agent] = False
-    others = _nearest(replace(agents, is_real=is_other), config.max_others, "agents")
+    seen = [
+        _of_agents(config, axes, past[place], is_observed[place], place[1])
+        for place in (
+            (scene.unsqueeze(1), agent.unsqueeze(1)),
+            (scene.unsqueeze(1), _others(config, past, is_observed, scene, agent)),
+        )
+    ]
+    own, others = seen
+    is_other = others.is_real & (others.numbers != agent.unsqueeze(1)).unsqueeze(-1)
+    others = replace(others, is_real=is_other)
     points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
-    lanes_seen = _nearest(pieces, config.max_lanes, "polylines")
+    lanes_seen = _nearest(pieces, config.max_lanes)
     velocity = last_velocity(axes.enter(velocities), is_known)
     shape = (past.shape[0], past.shape[1])
-    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen)
+    focal = is_focal[scene, agent]
+    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen, focal)
 
 
 def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,17 +206,44 @@ def _entered(axes: AgentAxes, points: Tensor) -> Tensor:
     return axes.enter(relative.flatten(1, 2)).unflatten(1, points.shape[1:3])
 
 
-def _of_agents(config: VanillaSceneConfig, entered: Tensor, is_observed: Tensor) -> Seen:
+def _others(
+    config: VanillaSceneConfig, past: Tensor, is_observed: Tensor, scene: Tensor, agent: Tensor
+) -> Tensor:
+    """Numbers `(R, N)` of the agents that each row may see, itself among them if all may.
+
+    Only these are turned along its axes, so that the cost does not grow with the agents squared.
+    """
+    count, most = past.shape[1], config.max_others
+    if count <= most:
+        return torch.arange(count, device=past.device).expand(scene.shape[0], -1)
+    _report_cut("agents", count, most)
+    apart = torch.cdist(
+        past[:, :, -1], past.flatten(1, 2), compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (B, A, A T)
+    apart = apart.masked_fill(~is_observed.flatten(1).unsqueeze(1), torch.inf)
+    apart = apart.unflatten(-1, (count, -1)).amin(dim=-1)[scene, agent]
+    apart = apart.scatter(1, agent.unsqueeze(1), torch.inf)
+    return apart.topk(most, dim=1, largest=False).indices
+
+
+def _of_agents(
+    config: VanillaSceneConfig,
+    axes: AgentAxes,
+    positions: Tensor,
+    is_observed: Tensor,
+    numbers: Tensor,
+) -> Seen:
     """Steps of agents: position and displacement to it; the first step has that of the second.
 
     A displacement from or to nothing observed is 0.
     """
+    entered = _entered(axes, positions)
     moves, _ = observed_velocities(entered, is_observed)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)
     kinds = torch.zeros_like(is_observed[..., 0], dtype=torch.long)
-    return Seen(features, is_observed, kinds, _numbers(kinds))
+    return Seen(features, is_observed, kinds, numbers)
 
 
 def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:
@@ -199,22 +252,22 @@ def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kind
     middle = (points[:, :, 1:] + points[:, :, :-1]) / 2
     features = torch.cat((middle, points.diff(dim=2)), dim=-1) / reach(config)
     features = torch.where(is_real.unsqueeze(-1), features, 0)
-    return Seen(features, is_real, kinds, _numbers(kinds))
+    numbers = torch.arange(kinds.shape[1], device=kinds.device).expand_as(kinds)
+    return Seen(features, is_real, kinds, numbers)
 
 
-def _numbers(kinds: Tensor) -> Tensor:
-    """0, 1, 2, ... for the sequences of each row, `(R, N)`."""
-    return torch.arange(kinds.shape[1], device=kinds.device).expand_as(kinds)
-
-
-def _nearest(seen: Seen, most: int, name: str) -> Seen:
-    """The sequences nearest to the row's agent, at most so many."""
+def _nearest(seen: Seen, most: int) -> Seen:
+    """The polylines nearest to the row's agent, at most so many."""
     if seen.is_real.shape[1] <= most:
         return seen
-    _report_cut(name, seen.is_real.shape[1], most)
+    _report_cut("polylines", seen.is_real.shape[1], most)
+    return _selected(seen, _distance(seen).topk(most, dim=1, largest=False).indices)
+
+
+def _distance(seen: Seen) -> Tensor:
+    """Squared distance `(R, N)` of each sequence's nearest step or piece; infinite without any."""
     distance = seen.features[..., :2].square().sum(dim=-1)
-    distance = torch.where(seen.is_real, distance, torch.inf).amin(dim=-1)  # (R, N)
-    return _selected(seen, distance.topk(most, dim=1, largest=False).indices)
+    return torch.where(seen.is_real, distance, torch.inf).amin(dim=-1)
 
 
 def _selected(seen: Seen, index: Tensor) -> Seen:

@@ -7,11 +7,11 @@ forecast), D `d_model`.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, softplus
+from torch.nn.functional import cross_entropy, smooth_l1_loss, softplus
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -24,7 +24,6 @@ from .layers_vanilla import decoder_layers
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .stacks_vanilla_scene import FUSIONS, SceneTokens, read_by_seeds
 
-SAME_PROBABILITY = 1e-5  # a smaller difference may come from rounding, and decides nothing
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss
 
 
@@ -34,18 +33,20 @@ class Mixture:
 
     Attributes:
         means: `(R, K, P, 2)` positions.
-        spreads: `(R, K, P, 2)` standard deviations along and across the heading.
+        spreads: `(R, K, P, 2)` standard deviations along and across the heading; None: there are
+            none, and the loss is Huber's.
         logits: `(R, K)`.
     """
 
     means: Tensor
-    spreads: Tensor
+    spreads: Tensor | None
     logits: Tensor
 
     def selected(self, index: Tensor, logits: Tensor) -> "Mixture":
         """Futures `(R, M)` of each row, with other logits."""
         wide = index[..., None, None].expand(-1, -1, *self.means.shape[2:])
-        return Mixture(self.means.gather(1, wide), self.spreads.gather(1, wide), logits)
+        spreads = None if self.spreads is None else self.spreads.gather(1, wide)
+        return Mixture(self.means.gather(1, wide), spreads, logits)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def read_truth(
         ValueError: a shape does not fit, or a known position is not finite.
     """
     known = known_future(config, future_values, future_observed_mask, rows.shape)
-    known = known[rows.scene, rows.agent]
+    known = known[rows.scene, rows.agent] & rows.is_focal.unsqueeze(1)
     future = known_positions("future", future_values[rows.scene, rows.agent], known)
     entered = rows.axes.enter(future - rows.axes.origin.unsqueeze(1))
     return Truth(torch.where(known.unsqueeze(-1), entered, 0), known)
@@ -116,8 +117,9 @@ def closest_future_loss(
     score_weight: float,
     may_win: Tensor | None = None,
     num_items_in_batch: "Tensor | float | None" = None,
+    unit: float = 1.0,
 ) -> Tensor:
-    """Negative log-likelihood of the closest future in nats, and its class.
+    """Negative log-likelihood of the closest future in nats, or Huber's loss, and its class.
 
     The closest future has the smallest mean distance. Both parts are sums over known steps, divided
     by their number.
@@ -128,28 +130,38 @@ def closest_future_loss(
         score_weight: of the cross-entropy of the closest future.
         may_win: `(R, K)` bool, futures that may count as the closest, one at least; None: all.
         num_items_in_batch: known future steps of the optimizer step; None: of this call.
+        unit: units of the world per unit of the futures, for Huber's loss.
     """
     per_mode = distances(futures.means, truth.positions.unsqueeze(1)) * truth.is_known.unsqueeze(1)
     error = per_mode.sum(dim=-1).detach()  # (R, K)
     error = error if may_win is None else error.masked_fill(~may_win, torch.inf)
     closest = error.argmin(dim=1)
     won = futures.selected(closest.unsqueeze(1), futures.logits)
-    missed = (truth.positions.unsqueeze(1) - won.means) / won.spreads
-    nats = missed.square() / 2 + won.spreads.log() + math.log(2 * math.pi) / 2
-    likelihood = (nats.sum(dim=-1).squeeze(1) * truth.is_known).sum()
+    if won.spreads is None:
+        parts = huber(won.means, truth, unit)
+    else:
+        missed = (truth.positions.unsqueeze(1) - won.means) / won.spreads
+        nats = missed.square() / 2 + won.spreads.log() + math.log(2 * math.pi) / 2
+        parts = nats.sum(dim=-1)
+    likelihood = (parts.squeeze(1) * truth.is_known).sum()
     steps = truth.is_known.sum(dim=1)
     scores = cross_entropy(futures.logits.float(), closest, reduction="none") * steps
     total = likelihood + score_weight * scores.sum()
     return per_known_step(total, truth.is_known, num_items_in_batch)
 
 
+def huber(means: Tensor, truth: Truth, unit: float) -> Tensor:
+    """Huber's loss `(R, K, P)` of positions `(R, K, P, 2)` in units of the world, x plus y."""
+    wanted = truth.positions.unsqueeze(1).expand_as(means)
+    return smooth_l1_loss(means * unit, wanted * unit, reduction="none").sum(dim=-1)
+
+
 def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     """Select `count` futures whose end points differ (Wayformer, section 3).
 
-    A future covers those whose end points are within `distance` of its own. One after another, the
-    future is selected that covers the most probability not covered yet; of equal ones, the most
-    probable. Then each future's probability goes to the nearest selected one, so they still sum to
-    1. The paper leaves the details open.
+    Non-maximum suppression: one after another, the most probable future is selected whose end point
+    is not within `distance` of a selected one's; where there is none, the most probable. Then each
+    future's probability goes to the nearest selected one, so they still sum to 1.
 
     Args:
         futures: of each row.
@@ -161,15 +173,14 @@ def thin(futures: Mixture, count: int, *, distance: float) -> Mixture:
     probabilities = futures.logits.float().softmax(dim=1)
     ends = futures.means[:, :, -1].float()
     apart = (ends.unsqueeze(2) - ends.unsqueeze(1)).norm(dim=-1)  # (R, K, K)
-    is_near, left, selected = apart < distance, probabilities, []
-    free = torch.ones_like(probabilities, dtype=torch.bool)
+    left, selected = probabilities, []
     row = torch.arange(ends.shape[0], device=ends.device)
     for _ in range(count):
-        covered = torch.where(is_near, left.unsqueeze(1), 0).sum(dim=2).masked_fill(~free, -1)
-        covers_most = covered >= covered.amax(dim=1, keepdim=True) - SAME_PROBABILITY
-        best = torch.where(covers_most, probabilities, -1).argmax(dim=1)
-        free = free.index_put((row, best), torch.zeros_like(free[:, 0]))
-        left = torch.where(is_near[row, best], 0, left)
+        best = left.argmax(dim=1)
+        # 1 less than its probability: after all that are not suppressed; 3 less: never again
+        is_suppressed = (apart[row, best] < distance) & (left >= 0)
+        left = left - is_suppressed.to(left.dtype)
+        left = left.scatter_add(1, best.unsqueeze(1), torch.full_like(left[:, :1], -2.0))
         selected.append(best)
     index = torch.stack(selected, dim=1)  # (R, count)
     owner = apart.gather(1, index.unsqueeze(-1).expand(-1, -1, ends.shape[1])).argmin(dim=1)
@@ -186,11 +197,12 @@ class VanillaSceneTrajectoryOutput(ModelOutput):
     """What a forecaster of agents and lanes returns.
 
     Attributes:
-        loss: nats per known future step, and the classification of the closest future.
+        loss: nats per known future step, and the classification of the closest future; Huber's
+            loss in place of nats where there are no `scales`.
         trajectories: `(B, A, K, P, 2)` positions in the world; 0 for agents not forecast.
         mode_logits: `(B, A, K)`; their softmax are probabilities.
         scales: `(B, A, K, P, 2)` standard deviations along and across the heading, in units of the
-            world.
+            world; None of the forms `vectors` and `proposals_paper`.
         cross_attentions: weights `(R, H, K, M)` from each future to each token, per decoder layer,
             with `output_attentions=True`; rows in the order of scenes and their agents.
     """
@@ -203,8 +215,13 @@ class VanillaSceneTrajectoryOutput(ModelOutput):
 
 
 class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
-    """The base of the forecasters of agents and lanes, which differ in `futures` alone."""
+    """The base of the forecasters of agents and lanes, which differ in `futures` alone.
 
+    Attributes:
+        needs_all: `futures` gets a row for every agent, also for those not to forecast.
+    """
+
+    needs_all: ClassVar[bool] = False
     config_class = VanillaSceneConfig
     main_input_name = "past_values"
     # masks are ready 4-D ones
@@ -223,6 +240,19 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
     def may_win(self, truth: Truth) -> Tensor | None:
         """Futures `(R, K)` that may count as the closest, one at least; None: all."""
         return None
+
+    def loss(
+        self, futures: Mixture, truth: Truth, num_items_in_batch: "Tensor | float | None"
+    ) -> Tensor:
+        """Loss per known future step; the divisor is that of `closest_future_loss`."""
+        return closest_future_loss(
+            futures,
+            truth,
+            score_weight=self.config.score_loss_weight,
+            may_win=self.may_win(truth),
+            num_items_in_batch=num_items_in_batch,
+            unit=self.config.velocity_std,
+        )
 
     @capture_outputs
     def forward(  # noqa: PLR0913 - the inputs of every model of this family
@@ -271,26 +301,23 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
             lane_mask=lane_mask,
             lane_kinds=lane_kinds,
             focal_mask=focal_mask,
+            all_agents=self.needs_all,
         )
         futures = self.futures(rows)
         if future_values is not None and return_loss:
             truth = read_truth(config, rows, future_values, future_observed_mask)
-            loss = closest_future_loss(
-                futures,
-                truth,
-                score_weight=config.score_loss_weight,
-                may_win=self.may_win(truth),
-                num_items_in_batch=num_items_in_batch,
-            )
+            loss = self.loss(futures, truth, num_items_in_batch)
         if not self.training:
             near = config.thinning_distance / config.velocity_std
             futures = thin(futures, config.num_modes, distance=near)
-        origin = rows.axes.origin[:, None, None]
+        origin, scales = rows.axes.origin[:, None, None], None
+        if futures.spreads is not None:
+            scales = rows.spread(futures.spreads * config.velocity_std)
         return VanillaSceneTrajectoryOutput(
             loss=loss,
             trajectories=rows.spread(rows.axes.leave(futures.means) + origin),
             mode_logits=rows.spread(futures.logits),
-            scales=rows.spread(futures.spreads * config.velocity_std),
+            scales=scales,
         )
 
 

@@ -5,12 +5,13 @@ Shapes: B agents, T observed steps, P predicted steps, L any length, D `d_model`
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import capture_outputs
@@ -39,7 +40,8 @@ class VanillaTrajectoryOutput(ModelOutput):
     """What a forecaster returns.
 
     Attributes:
-        loss: in units of the world per observed future step.
+        loss: per observed future step; with one future or several in units of the world, with
+            `follows_paper` in standard deviations, with codes in nats.
         trajectories: `(B, M, P, 2)` positions in the world; one mode for TF.
         mode_logits: `(B, M)` scores of the modes before the softmax.
         spreads: `(B, M, P)` standard deviation of each mode's positions in each direction, in units
@@ -97,7 +99,7 @@ class TrueFuture:
 
 
 class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
-    """The base of the forecasters of single agents, which differ in `futures` alone."""
+    """The base of the forecasters of single agents, which differ in `futures` and `tokens`."""
 
     config_class = VanillaTracksConfig
     main_input_name = "past_values"
@@ -109,6 +111,10 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         raise NotImplementedError(
             f"{type(self).__name__} has no futures: use a VanillaFor... class"
         )
+
+    def tokens(self, velocities: Tensor) -> Tensor:
+        """What the encoder embeds of velocities `(B, T - 1, 2)` along the axes: these."""
+        return velocities
 
     @capture_outputs
     def forward(
@@ -137,7 +143,7 @@ class VanillaTracksPreTrainedModel(VanillaPreTrainedModel):
         Raises:
             ValueError: an input does not fit; the message says which and how.
         """
-        past = self.encoder(past_values, past_observed_mask)
+        past = self.encoder(past_values, past_observed_mask, self.tokens)
         truth = None
         if future_values is not None and return_loss:
             truth = read_future(self.config, future_values, future_observed_mask)
@@ -151,53 +157,82 @@ class VelocityEmbedding(nn.Module):
 
     Args:
         config: read for `d_model` and `dropout`.
+        projection: in place of a Linear over two numbers, such as a table of codes.
     """
 
-    def __init__(self, config: VanillaTracksConfig) -> None:
+    def __init__(
+        self, config: VanillaTracksConfig, projection: "nn.Linear | nn.Embedding | None" = None
+    ) -> None:
         super().__init__()
-        self.projection = nn.Linear(2, config.d_model)
+        self.projection = nn.Linear(2, config.d_model) if projection is None else projection
         self.scale = math.sqrt(config.d_model)
         self.dropout = VanillaDropout(config.dropout)
 
-    def forward(self, velocities: Tensor, first: int = 0) -> Tensor:
-        """Vectors `(B, L, D)` of velocities `(B, L, 2)`, whose positions count from `first`."""
-        vectors = self.projection(velocities.to(self.projection.weight.dtype)) * self.scale
-        steps = torch.arange(first, first + velocities.shape[1], device=vectors.device)
+    def forward(self, steps: Tensor, first: int = 0) -> Tensor:
+        """Vectors `(B, L, D)` of `(B, L, 2)` or codes `(B, L)`; positions count from `first`."""
+        if steps.is_floating_point():
+            steps = steps.to(self.projection.weight.dtype)
+        vectors = self.projection(steps) * self.scale
+        steps = torch.arange(first, first + vectors.shape[1], device=vectors.device)
         return self.dropout(vectors + sinusoid(steps, vectors.shape[-1]).to(vectors.dtype))
 
 
 class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
-    """An agent's observed velocities as one vector per step."""
+    """An agent's observed velocities as one vector per step.
 
-    def __init__(self, config: VanillaTracksConfig) -> None:
+    Args:
+        config: of the model.
+        projection: see `VelocityEmbedding`.
+    """
+
+    def __init__(
+        self, config: VanillaTracksConfig, projection: "nn.Linear | nn.Embedding | None" = None
+    ) -> None:
         super().__init__(config)
-        self.embedding = VelocityEmbedding(config)
+        self.embedding = VelocityEmbedding(config, projection)
         self.layers = encoder_layers(config)
         self.post_init()
 
-    def forward(self, past_values: Tensor, past_observed_mask: Tensor | None = None) -> EncodedPast:
-        """Encode what was observed.
-
-        Args:
-            past_values: `(B, T, 2)` positions in the world.
-            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+    def observed(
+        self, past_values: Tensor, past_observed_mask: Tensor | None = None
+    ) -> tuple[AgentAxes, Tensor, Tensor]:
+        """Axes of the agents, velocities `(B, T - 1, 2)` along them, and which are known.
 
         Raises:
             ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
         """
-        past, is_observed = read_past(self.config, past_values, past_observed_mask)
+        config = self.config
+        past, is_observed = read_past(config, past_values, past_observed_mask)
         past = at_least_float32(past)
         velocities, is_known = observed_velocities(past, is_observed)
         axes = agent_axes(
             past,
             velocities,
             is_known,
-            follows_heading=self.config.follows_heading,
-            heading_decay=self.config.heading_decay,
-            scale=self.config.velocity_std,
+            follows_heading=config.follows_heading and not config.follows_paper,
+            heading_decay=config.heading_decay,
+            scale=1.0 if config.follows_paper else config.velocity_std,
         )
-        inputs = axes.enter(velocities)
-        hidden_states = self.embedding(inputs)
+        return axes, axes.enter(velocities), is_known
+
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        tokens: Callable[[Tensor], Tensor] | None = None,
+    ) -> EncodedPast:
+        """Encode what was observed.
+
+        Args:
+            past_values: `(B, T, 2)` positions in the world.
+            past_observed_mask: `(B, T)`, 1 = observed; None: all are.
+            tokens: from velocities `(B, T - 1, 2)` along the axes to what is embedded; None: these.
+
+        Raises:
+            ValueError: a shape does not fit, a value is not finite, or a last step is not observed.
+        """
+        axes, inputs, is_known = self.observed(past_values, past_observed_mask)
+        hidden_states = self.embedding(inputs if tokens is None else tokens(inputs))
         attention_mask = is_known.long()
         mask = padding_mask(self.config, hidden_states, attention_mask)
         for layer in self.layers:
@@ -235,6 +270,10 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
     The decoder predicts by how much each velocity differs from the last observed one. Training runs
     the same rollout as inference, with gradients through all its steps.
 
+    With `follows_paper` the decoder predicts each velocity, standardised, and a third number, from
+    the start token (0, 0, 1) on; of true velocities, the third number is 0. The loss is the
+    distance of the next velocity and the third number's absolute value.
+
     Examples:
         >>> import torch
         >>> from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
@@ -250,10 +289,29 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
         self.encoder = VanillaTracksEncoder(config)
-        self.embedding = VelocityEmbedding(config)
+        numbers = 3 if config.follows_paper else 2
+        self.embedding = VelocityEmbedding(config, nn.Linear(numbers, config.d_model))
         self.layers = decoder_layers(config)
-        self.head = nn.Linear(config.d_model, 2)
+        self.head = nn.Linear(config.d_model, numbers)
         self.post_init()
+
+    def tokens(self, velocities: Tensor) -> Tensor:
+        """Velocities `(..., 2)`, with `follows_paper` standardised by each axis."""
+        if not self.config.follows_paper:
+            return velocities
+        scales = zip(self.config.velocity_mean, self.config.velocity_deviation, strict=True)
+        return torch.stack(
+            [(velocities[..., i] - mean) / std for i, (mean, std) in enumerate(scales)], dim=-1
+        )
+
+    def _velocities(self, steps: Tensor) -> Tensor:
+        """The inverse of `tokens`, without the third number."""
+        if not self.config.follows_paper:
+            return steps
+        scales = zip(self.config.velocity_mean, self.config.velocity_deviation, strict=True)
+        return torch.stack(
+            [steps[..., i] * std + mean for i, (mean, std) in enumerate(scales)], dim=-1
+        )
 
     def futures(
         self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any
@@ -267,7 +325,16 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
         steps: Any = None
         if truth is None or not self.training:
             steps = self.rollout(past, kwargs.get("predicted_steps"))
-        if truth is not None:
+        if truth is not None and config.follows_paper:
+            true, is_known = truth.velocities(past.axes)
+            wanted = self.tokens(true)
+            inputs = torch.cat((self._start(past).unsqueeze(1), pad(wanted[:, :-1], (0, 1))), dim=1)
+            forced = self._next_steps(past, inputs)
+            error = distances(forced[..., :2], wanted) + forced[..., 2].abs()
+            count = kwargs.get("num_items_in_batch")
+            loss = per_known_step((error * is_known).sum(), truth.is_known, count)
+            steps = self._velocities(forced) if steps is None else steps
+        elif truth is not None:
             divisor = {"num_items_in_batch": kwargs.get("num_items_in_batch")}
             loss = torch.zeros((), device=truth.positions.device)
             if config.forcing_loss_weight:
@@ -297,17 +364,25 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
             predicted_steps: P; None: as in training.
         """
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        steps = [past.velocity]
+        steps = [self._start(past)]
         for number in range(rollout_steps(self.config, predicted_steps)):
-            inputs = self.embedding(steps[-1].unsqueeze(1), number)
-            decoded = decode(self, inputs, past.hidden_states, past.attention_mask, cache)
-            steps.append(past.velocity + self.head(decoded[:, 0]))
-        return torch.stack(steps[1:], dim=1)
+            steps.append(self._next_steps(past, steps[-1].unsqueeze(1), number, cache)[:, 0])
+        return self._velocities(torch.stack(steps[1:], dim=1))
 
-    def _next_steps(self, past: EncodedPast, inputs: Tensor) -> Tensor:
-        """The velocity after each of `inputs` `(B, P, 2)`, all along the axes."""
-        decoded = decode(self, self.embedding(inputs), past.hidden_states, past.attention_mask)
-        return past.velocity.unsqueeze(1) + self.head(decoded)
+    def _start(self, past: EncodedPast) -> Tensor:
+        """First input of the decoder: the last velocity; with `follows_paper` the start token."""
+        if not self.config.follows_paper:
+            return past.velocity
+        return pad(torch.zeros_like(past.velocity), (0, 1), value=1.0)
+
+    def _next_steps(
+        self, past: EncodedPast, inputs: Tensor, first: int = 0, cache: Cache | None = None
+    ) -> Tensor:
+        """The step after each of `inputs` `(B, L, 2)`, or `(B, L, 3)` with `follows_paper`."""
+        inputs = self.embedding(inputs, first)
+        decoded = decode(self, inputs, past.hidden_states, past.attention_mask, cache)
+        changes = at_least_float32(self.head(decoded))
+        return changes if self.config.follows_paper else past.velocity.unsqueeze(1) + changes
 
 
 def read_past(

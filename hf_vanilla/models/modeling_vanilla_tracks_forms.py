@@ -167,7 +167,8 @@ K_MEANS_POINTS = 50  # per code, of which the codebook is made
 class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
     """Codes of velocities after codes of velocities: `generate()` continues them.
 
-    The codebook is a buffer: `(C, 2)` velocities along an agent's axes.
+    The codebook is a buffer: `(C, 2)` velocities along an agent's axes. With `follows_paper`, codes
+    have a table of vectors, which has one more for the start token, number C.
 
     Args:
         config: read for `num_codes` and the sizes of the decoder's layers.
@@ -177,7 +178,8 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.codebook: Tensor
         self.register_buffer("codebook", torch.zeros(config.num_codes, 2))
-        self.embedding = VelocityEmbedding(config)
+        table = nn.Embedding(config.num_codes + 1, config.d_model) if config.follows_paper else None
+        self.embedding = VelocityEmbedding(config, table)
         self.layers = decoder_layers(config)
         self.head = nn.Linear(config.d_model, config.num_codes)
         self.post_init()
@@ -198,7 +200,8 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
         """Logits `(B, L, C)` of the code after each of `decoder_input_ids`.
 
         Args:
-            decoder_input_ids: `(B, L)` codes; the first is that of the last observed velocity.
+            decoder_input_ids: `(B, L)` codes; the first is that of the last observed velocity, or
+                the start token.
             encoder_outputs: with `last_hidden_state` `(B, T - 1, D)`.
             attention_mask: `(B, T - 1)`, 1 = known velocity; None: all are.
             past_key_values: the KV cache of earlier codes, which are then left out of the ids.
@@ -206,7 +209,9 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
         """
         encoded = encoder_outputs.last_hidden_state
         first = 0 if past_key_values is None else past_key_values.get_seq_length()
-        hidden_states = self.embedding(self.codebook[decoder_input_ids], first)
+        is_table = self.config.follows_paper
+        inputs = decoder_input_ids if is_table else self.codebook[decoder_input_ids]
+        hidden_states = self.embedding(inputs, first)
         hidden_states = decode(self, hidden_states, encoded, attention_mask, past_key_values)
         return Seq2SeqLMOutput(logits=self.head(hidden_states), past_key_values=past_key_values)
 
@@ -214,8 +219,9 @@ class VanillaCodesDecoder(VanillaTracksPreTrainedModel, GenerationMixin):
 class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
     """Futures drawn from a distribution over codes of velocities, each as probable as the others.
 
-    Call `fit_codebook` with training windows before training. Unlike the paper's table of classes,
-    a code enters the decoder as its velocity, by the same kind of embedding as an observed one.
+    Call `fit_codebook` with training windows before training. A code enters the decoder as its
+    velocity, by the same kind of embedding as an observed one. With `follows_paper`, encoder and
+    decoder read codes by a table of vectors each, and the decoder begins with a start token.
 
     Examples:
         >>> import torch
@@ -233,10 +239,15 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
 
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
-        self.encoder = VanillaTracksEncoder(config)
+        table = nn.Embedding(config.num_codes, config.d_model) if config.follows_paper else None
+        self.encoder = VanillaTracksEncoder(config, table)
         self.decoder = VanillaCodesDecoder(config)
         self._has_codes = False  # a GPU is read once, not at each step
         self.post_init()
+
+    def tokens(self, velocities: Tensor) -> Tensor:
+        """Velocities `(B, L, 2)`, with `follows_paper` their codes `(B, L)`."""
+        return self.decoder.nearest_codes(velocities) if self.config.follows_paper else velocities
 
     @torch.no_grad()
     def fit_codebook(
@@ -247,6 +258,8 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         future_observed_mask: Tensor | None = None,
     ) -> None:
         """Set the codebook to the centres of k-means over the velocities of training windows.
+
+        Those are the future ones; with `follows_paper` the observed ones too.
 
         The result depends on the windows alone; the random state is not touched.
 
@@ -259,13 +272,15 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
         Raises:
             ValueError: an input does not fit, or there are fewer velocities than codes.
         """
-        past = self.encoder(past_values, past_observed_mask)
+        axes, seen, is_seen = self.encoder.observed(past_values, past_observed_mask)
         truth = read_future(self.config, future_values, future_observed_mask)
-        true, is_known = truth.velocities(past.axes)
+        true, is_known = truth.velocities(axes)
         points, count = true[is_known], self.config.num_codes
+        if self.config.follows_paper:
+            points = torch.cat((seen[is_seen], points))
         if len(points) < count:
             raise ValueError(
-                f"num_codes={count}, but the windows have {len(points)} future velocities: lower "
+                f"num_codes={count}, but the windows have {len(points)} velocities: lower "
                 "model.num_codes"
             )
         draw = torch.Generator().manual_seed(0)
@@ -291,7 +306,10 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
                     "the codebook is empty, so every forecast would stand still: call "
                     "fit_codebook() with training windows first"
                 )
-        start = self.decoder.nearest_codes(past.velocity)
+        if self.config.follows_paper:
+            start = torch.full_like(past.attention_mask[:, 0], self.config.num_codes)
+        else:
+            start = self.decoder.nearest_codes(past.velocity)
         loss = codes = None
         if truth is not None:
             true, is_known = truth.velocities(past.axes)
@@ -318,7 +336,7 @@ class VanillaForQuantizedTrajectoryPrediction(VanillaTracksPreTrainedModel):
 
         Args:
             past: of the encoder.
-            start: `(B,)` code of the last observed velocity.
+            start: `(B,)` first input of the decoder.
             predicted_steps: P; None: as in training.
         """
         modes, steps = self.config.num_modes, rollout_steps(self.config, predicted_steps)

@@ -10,7 +10,7 @@ Saved code of an int8 translation model is loaded from here, so this file has th
 Shapes: I inputs, O outputs, V vocabulary, D `d_model`, B batch, L any length.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -267,6 +267,30 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
         model.tie_weights()
 
 
+def restore_layers(model: PreTrainedModel, layers: Mapping[str, Any]) -> None:
+    """Put float layers back in place of quantized ones, with the weights of these.
+
+    Args:
+        model: with quantized layers.
+        layers: the float layers by name, as they were before `replace_layers`; their values change.
+    """
+    for name, layer in layers.items():
+        own: Any = model.get_submodule(name)
+        layer.weight = nn.Parameter(own.weight * own.weight_scale.unsqueeze(1))
+        if getattr(own, "bias", None) is not None:
+            layer.bias = nn.Parameter(own.bias.detach())
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer.train(own.training))
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and getattr(module, "_tied_weights_keys", None):
+            keys = module._tied_weights_keys.items()
+            module._tied_weights_keys = {k: v for k, v in keys if not k.endswith("_scale")}
+        if hasattr(module, "joined"):
+            module.joined = None
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    model.tie_weights()
+
+
 def _quantized_layer(module: nn.Module) -> QuantizedLinear | QuantizedEmbedding | None:
     """A layer of the same shape, without values; None: this layer stays."""
     if type(module) is nn.Linear:
@@ -294,6 +318,8 @@ class VanillaInt8Config(QuantizationConfigMixin):
 
     Args:
         version: of the saved tensors.
+        dequantize: load them as float weights, for any device and for training: a small file is
+            then all that int8 brings.
         **kwargs: none.
 
     Raises:
@@ -312,7 +338,7 @@ class VanillaInt8Config(QuantizationConfigMixin):
         torch.int8
     """
 
-    def __init__(self, version: int = FORMAT, **kwargs: Any) -> None:
+    def __init__(self, version: int = FORMAT, *, dequantize: bool = False, **kwargs: Any) -> None:
         kwargs.pop("quant_method", None)
         if version != FORMAT or kwargs:
             raise ValueError(
@@ -320,7 +346,7 @@ class VanillaInt8Config(QuantizationConfigMixin):
                 f"{FORMAT}; update it, or quantize the float model again"
             )
         self.quant_method: Any = METHOD
-        self.version = version
+        self.version, self.dequantize = version, dequantize
 
 
 class VanillaInt8Quantizer(HfQuantizer):
@@ -334,6 +360,8 @@ class VanillaInt8Quantizer(HfQuantizer):
         Raises:
             ValueError: `device_map` names one.
         """
+        if self.quantization_config.dequantize:
+            return
         devices = kwargs.get("device_map")
         named = devices.values() if isinstance(devices, dict) else [devices]
         # "auto" is a CPU on a machine without a GPU; on others the first product refuses
@@ -344,13 +372,16 @@ class VanillaInt8Quantizer(HfQuantizer):
             )
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What is not int8 is float32."""
+        """What is not int8 is float32, until it is dequantized."""
+        self.dtype = dtype if dtype.is_floating_point else torch.float32
         return torch.float32
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **kwargs: Any
     ) -> PreTrainedModel:
         if self.pre_quantized:
+            layers = dict(model.named_modules())
+            self.layers = {name: one for name, one in layers.items() if _quantized_layer(one)}
             replace_layers(model, has_values=False)
         return model
 
@@ -359,6 +390,9 @@ class VanillaInt8Quantizer(HfQuantizer):
     ) -> PreTrainedModel:
         if not self.pre_quantized:
             replace_layers(model, has_values=True)
+        elif self.quantization_config.dequantize:
+            restore_layers(model, self.layers)
+            return model.to(self.dtype)
         return model.requires_grad_(requires_grad=False)
 
     def is_serializable(self) -> bool:

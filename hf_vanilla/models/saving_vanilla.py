@@ -92,7 +92,8 @@ FAMILIES = {
         models={
             "AutoModelForTimeSeriesPrediction": (
                 "modeling_vanilla_scene.VanillaForSceneTrajectoryPrediction",
-                "modeling_vanilla_scene_forms.VanillaForProposalTrajectoryPrediction",
+                "modeling_vanilla_scene_proposals.VanillaForProposalTrajectoryPrediction",
+                "modeling_vanilla_scene_proposals.VanillaForSocialProposalTrajectoryPrediction",
                 "modeling_vanilla_scene_forms.VanillaForNeighborTrajectoryPrediction",
                 "modeling_vanilla_scene_forms.VanillaForGatedTrajectoryPrediction",
                 "modeling_vanilla_scene_forms.VanillaForVectorTrajectoryPrediction",

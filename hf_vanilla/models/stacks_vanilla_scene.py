@@ -8,12 +8,14 @@ three fusions takes each of the encoders. Shapes: R rows, N sequences, L steps, 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_scene import FEATURES, Rows, Seen
+from .inputs_vanilla_scene import FEATURES, Rows, Seen, reach
 from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import sinusoid
@@ -40,7 +42,7 @@ class Grid:
 
 
 class SequenceTokens(nn.Module):
-    """One family of tokens: a Linear of its own, a vector per kind, a sinusoid over its steps.
+    """One family of tokens: a Linear of its own, a vector per kind, positions of its steps.
 
     Args:
         config: widths and dropout.
@@ -53,14 +55,21 @@ class SequenceTokens(nn.Module):
         self.kinds = nn.Embedding(num_kinds, config.d_model)
         self.scale = math.sqrt(config.d_model)
         self.dropout = VanillaDropout(config.dropout)
+        if config.learned_positions:
+            self.positions = nn.Embedding(config.learned_positions, config.d_model)
 
     def forward(self, seen: Seen) -> Grid:
         """Tokens of sequences."""
         features = seen.features.to(self.projection.weight.dtype)
         vectors = self.projection(features) + self.kinds(seen.kinds).unsqueeze(2)
         steps = torch.arange(vectors.shape[2], device=vectors.device)
-        positions = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
-        return Grid(self.dropout(vectors * self.scale + positions), seen.is_real)
+        if hasattr(self, "positions"):
+            last = self.positions.num_embeddings - 1
+            vectors = vectors.relu() + self.positions(steps.clamp(max=last))
+        else:
+            positions = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
+            vectors = vectors * self.scale + positions
+        return Grid(self.dropout(vectors), seen.is_real)
 
 
 class SceneTokens(nn.Module):
@@ -92,6 +101,80 @@ def stacked(grids: Sequence[Grid]) -> Grid:
         states.append(nn.functional.pad(grid.states, (0, 0, 0, missing)))
         is_real.append(nn.functional.pad(grid.is_real, (0, missing)))
     return Grid(torch.cat(states, dim=1), torch.cat(is_real, dim=1))
+
+
+class CrossEncoderLayer(VanillaEncoderLayer):
+    """An encoder layer whose keys and values are other states than its queries.
+
+    Args:
+        config: sizes of the layer.
+        num_heads: None: those of an encoder.
+    """
+
+    def __init__(self, config: VanillaSceneConfig, num_heads: int | None = None) -> None:
+        super().__init__(config)
+        if num_heads is not None:
+            self.self_attn = VanillaAttention(config, num_heads)
+
+    def forward(self, states: Tensor, source: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        """States `(R, K, D)` after those of `source` `(R, M, D)` that `(R, 1, 1, M)` lets pass."""
+        attended, _ = self.self_attn(states, source, source, attention_mask)
+        states = self.self_attn_layer_norm(states + self.dropout(attended))
+        fed = self.fc2(self.activation_dropout(self.activation_fn(self.fc1(states))))
+        return self.final_layer_norm(states + self.dropout(fed))
+
+
+class RasterEncoder(nn.Module):
+    """A small CNN over a picture of what is around each agent, along its axes.
+
+    A channel for each kind of polylines and one for the steps of others; a cell is 1 where one
+    passes, 0 elsewhere.
+
+    Args:
+        config: `raster_cells`, kinds of polylines, how far the picture reaches.
+    """
+
+    def __init__(self, config: VanillaSceneConfig) -> None:
+        super().__init__()
+        widths = (config.num_lane_kinds + 1, 16, 32, config.d_model)
+        self.cells, self.channels = config.raster_cells, widths[0]
+        self.extent = 1.0  # in units of the features' positions
+        if config.neighbor_distance:
+            self.extent = config.neighbor_distance / (reach(config) * config.velocity_std)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(*pair, kernel_size=3, stride=2, padding=1) for pair in pairwise(widths)
+        )
+        self.projection = nn.Linear(config.d_model * (self.cells // 8) ** 2, config.d_model)
+
+    def forward(self, rows: Rows) -> Tensor:
+        """Vectors `(R, D)` of the rows."""
+        picture = self.picture(rows).to(self.projection.weight.dtype)
+        for convolution in self.convolutions:
+            picture = convolution(picture).relu()
+        return self.projection(picture.flatten(1))
+
+    def picture(self, rows: Rows) -> Tensor:
+        """`(R, kinds + 1, cells, cells)`; the agent is in the middle, its heading along columns."""
+        lanes, others = rows.lanes, rows.others
+        parts = torch.linspace(-0.5, 0.5, self.cells // 4, device=lanes.features.device)
+        middle, direction = lanes.features.unsqueeze(3).split(2, dim=-1)
+        on_lanes = middle + parts.unsqueeze(-1) * direction  # (R, P, S - 1, points of a piece, 2)
+        kinds = lanes.kinds[..., None, None].expand(on_lanes.shape[:-1])
+        is_real = lanes.is_real.unsqueeze(-1).expand(kinds.shape)
+        lane_cells = self._cells(on_lanes, is_real, kinds)
+        last = torch.full_like(others.numbers, self.channels - 1).unsqueeze(-1)
+        other_cells = self._cells(others.features[..., :2], others.is_real, last)
+        cells = torch.cat((lane_cells, other_cells), dim=1)
+        size = self.channels * self.cells**2
+        picture = lanes.features.new_zeros(len(cells), size + 1).scatter(1, cells, 1.0)
+        return picture[:, :-1].view(-1, self.channels, self.cells, self.cells)
+
+    def _cells(self, points: Tensor, is_real: Tensor, channel: Tensor) -> Tensor:
+        """Number `(R, points)` of the cell of each point; one more than all if it is in none."""
+        cell = ((points / self.extent + 1) / 2 * self.cells).floor()
+        is_inside = is_real & ((cell >= 0) & (cell < self.cells)).all(dim=-1)
+        number = (channel * self.cells + cell[..., 1]) * self.cells + cell[..., 0]
+        return torch.where(is_inside, number, self.channels * self.cells**2).long().flatten(1)
 
 
 def key_mask(is_real: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from hf_vanilla.data.batching import padded, padded_with_mask
 from hf_vanilla.file_values import checked
 from hf_vanilla.files import write_text
 from hf_vanilla.hub.card import ALIGNMENT_FILE
+from hf_vanilla.loading import model_folder
 
 from .alignment_links import (
     AlignedPair,
@@ -63,7 +64,7 @@ def saved_head(folder: str | Path) -> AlignmentHead | None:
     Raises:
         ValueError: the file is damaged.
     """
-    path = Path(folder) / ALIGNMENT_FILE
+    path = Path(model_folder(folder)) / ALIGNMENT_FILE
     if not path.is_file():
         return None
     try:

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig
 
-from hf_vanilla.loading import load_saved
+from hf_vanilla.loading import load_saved, model_folder
 from hf_vanilla.options import install_hint, option
 
 from .decoding_options import DecodingOptions
@@ -214,13 +214,14 @@ def _members(options: CorpusOptions) -> dict[str, Any]:
 
 def _full_name(model: str) -> str:
     """The path of a model folder from the root; a Hub id as it is."""
-    return str(Path(model).absolute()) if Path(model).is_dir() else model
+    folder = Path(model_folder(model))
+    return str(folder.absolute()) if folder.is_dir() else model
 
 
 def _model_files(model: str) -> dict[str, list[int]]:
     """The facts of the files of a model folder that change its translations."""
     kinds = ("*.safetensors", "*.bin", "*.json")
-    paths = sorted(path for kind in kinds for path in Path(model).glob(kind))
+    paths = sorted(path for kind in kinds for path in Path(model_folder(model)).glob(kind))
     return {path.name: file_facts(path) for path in paths}
 
 

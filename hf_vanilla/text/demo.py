@@ -5,12 +5,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import built_in_corpus
-from hf_vanilla.options import install_hint
-from hf_vanilla.training.recipe import Recipe, read_recipe
+from hf_vanilla.options import Options, UsageError, install_hint, option, parse_options
+from hf_vanilla.training.recipe import Recipe, recipe_of
 from hf_vanilla.training.run import train
 
 from .loading import load_translator
@@ -23,13 +24,29 @@ SHOWN = 10
 CLONE = Path(__file__).resolve().parents[2]  # if the package is in one
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(Options):
+    """Train on the built-in number words, translate unseen numbers, score and draw."""
+
+    output_dir: str = option("runs/demo", "folder of the run")
+    max_steps: int = option(600, "optimizer steps", at_least=1)
+    eval_sentences: int = option(200, "sentences translated at each validation; 0: none")
+    seed: int = option(0, "of weights, order and dropout")
+    use_cpu: bool = option(default=False, text="train on the CPU even where there is a GPU")
+
+
 def read_demo(arguments: Sequence[str]) -> Recipe:
     """The recipe of the demo with options from a command line.
 
     Raises:
         ValueError: an option is unknown or invalid.
     """
-    return read_recipe(["--recipe", RECIPE, *arguments])
+    all_options = f"hf-vanilla train --recipe {RECIPE} has all options of a training"
+    try:
+        options = parse_options(DemoOptions, arguments, epilog=f"{all_options}.")
+    except UsageError as error:
+        raise UsageError(f"{error}; {all_options}") from None
+    return recipe_of({"recipe": RECIPE, **asdict(options)})
 
 
 def demo(recipe: Recipe) -> str:

@@ -1,4 +1,4 @@
-"""Load a model that translates, in float32, bfloat16 or int8; the small model of the package."""
+"""Load a model that translates, in float32, bfloat16 or int8; the models of the package."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hf_vanilla.loading import load_model, load_saved
+from hf_vanilla.loading import DEMO_MODELS, load_model, load_saved, model_folder
 from hf_vanilla.models.onednn_vanilla import can_multiply, multiplies_bfloat16
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 
@@ -22,12 +22,11 @@ logger = logging.getLogger(__name__)
 DTYPES = ("float32", "bfloat16", "int8")
 # what a model is loaded in, before int8 is made of it
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
-FILES = Path(__file__).with_name("demo_model_files")
 NOTE = (
     "it knows English number words and German ones; a few numbers of one word, such as one and "
     "four, come out wrong"
 )
-FACTS = "facts.json"  # what it was made from, and its score
+FACTS = "facts.json"  # of a demo model
 
 
 def load_translator(
@@ -46,6 +45,7 @@ def load_translator(
         OSError: no model is found under this name.
     """
     check_dtype(dtype)
+    name = model_folder(name)
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(
             f"{name} is not a model folder: it has no config.json; "
@@ -127,8 +127,17 @@ def require_float(model: PreTrainedModel, name: str) -> None:
         raise ValueError(f"{name} has int8 weights, which only translate: give the float model")
 
 
-def demo_model() -> str:
-    """The folder of the model, for `from_pretrained` and every `--model` option.
+def demo_model(name: str = "numbers") -> str:
+    """The folder of a model that comes with the package.
+
+    Commands and `Translator` take the name itself too, unless a folder here has that name.
+
+    Args:
+        name: `"numbers"`, English number words to German; or `"help-en-de"`, sentences of the
+            help of LibreOffice, English to German.
+
+    Raises:
+        ValueError: there is no such model.
 
     Examples:
         >>> from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -139,9 +148,22 @@ def demo_model() -> str:
         >>> tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
         ['zweiundvierzig']
     """
-    return str(FILES)
+    if name not in DEMO_MODELS:
+        raise ValueError(f"demo_model({name!r}): choose one of {', '.join(DEMO_MODELS)}")
+    return DEMO_MODELS[name]
 
 
-def demo_model_facts() -> dict[str, str | float]:
-    """`recipe_sha256` of the recipe's file, and `exact_match`, % of 1,000 unseen numbers."""
-    return json.loads((FILES / FACTS).read_text(encoding="utf-8"))
+def demo_model_facts(name: str) -> dict[str, Any]:
+    """What the package knows of a model; of another one nothing.
+
+    Args:
+        name: of a demo model, or any model folder or Hub id.
+
+    Returns:
+        `recipe_sha256` of the recipe's file; `examples`, sentences for its page; and its scores on
+        unseen data: `exact_match` of numbers in %, `bleu` and `chrf` of help-en-de.
+    """
+    folder = model_folder(name)
+    if folder not in DEMO_MODELS.values():
+        return {}
+    return json.loads((Path(folder) / FACTS).read_text(encoding="utf-8"))

@@ -6,13 +6,13 @@ takes the place of the words that are aligned with it.
 
 Where they go:
 
-- A pair of tags encloses the words that are aligned with the words it enclosed: the longest run of
-  them without a word that belongs to another pair beside it. A word that lies in two pairs side by
-  side belongs to the first. So pairs stay nested.
+- A pair of tags encloses a run of words of the translation: those that are worth most by alignment,
+  equal texts, length, and place in the sentence. A pair around all words encloses all. Pairs side
+  by side share no word, so pairs stay nested.
 - All else follows the translation of the nearest word before it inside its pair of tags; without
   one, it precedes the translation of the next word. What is written together with the next word
   only, such as the $ of "$ {x}", is placed by that word first.
-- A pair without aligned words is placed likewise, and what lies inside a pair stays inside.
+- A pair without words is placed likewise, and what lies inside a pair stays inside.
 """
 
 import re

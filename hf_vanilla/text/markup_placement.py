@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +11,12 @@ from .alignment_links import Links, Spans
 from .markup import NUMBER, Item, Markup, Node, is_tag, parts
 from .terminology import Term
 
+# What words are worth inside a pair of tags. Chosen on the tagged pairs of the help of LibreOffice
+# that `scripts/libreoffice_help.py` writes for validation.
+OUTSIDE, LINKED = -0.3, 0.5  # each word; one that is aligned with a source word of the pair
+SAME_TEXT = 1.0  # as a source word of the pair; minus half of it, as one of the others
+WRONG_CASE, WRONG_END = 0.6, 0.5  # a small letter for a capital; a sign for a letter at an end
+OTHER_LENGTH = 0.3  # each word more or fewer than in the source
 # what a digit after it would belong to
 NUMBER_BEFORE = re.compile(r"\d[.,:]?\Z")
 
@@ -54,7 +60,7 @@ def put_back(markup: Markup, translation: str, links: Links, terms: Sequence[Ter
     numbers = [i for i, text in enumerate(texts) if NUMBER.fullmatch(text) and i not in covered]
     missing = _keep_numbers(texts, numbers, words)
     root = Node([], 0, markup.root.last, [*markup.root.children, *missing])
-    return _joined(translation, words, _gaps(root, words))
+    return _joined(translation, words, _gaps(root, words, texts))
 
 
 def _words(
@@ -173,7 +179,7 @@ def _kept_numbers(
 # --- items --------------------------------------------------------------------------------------
 
 
-def _gaps(root: Node, words: Sequence[Word]) -> list[list[Item]]:
+def _gaps(root: Node, words: Sequence[Word], texts: Sequence[str]) -> list[list[Item]]:
     """The items before each word of the translation and after the last one."""
     gaps: list[list[Item]] = [[] for _ in range(len(words) + 1)]
     todo = [(root, (0, len(words)), False)]
@@ -185,13 +191,13 @@ def _gaps(root: Node, words: Sequence[Word]) -> list[list[Item]]:
         gaps[first] += node.items[:1]
         todo.append((node, (first, last), True))
         if node.children:
-            placed = _placed(node, (first, last), words)
+            placed = _placed(node, (first, last), words, texts)
             todo += [(child, inside, False) for child, inside in reversed(placed)]
     return gaps
 
 
 def _placed(
-    node: Node, inside: tuple[int, int], words: Sequence[Word]
+    node: Node, inside: tuple[int, int], words: Sequence[Word], texts: Sequence[str]
 ) -> list[tuple[Node, tuple[int, int]]]:
     """The children of a node in the order of the translation.
 
@@ -199,6 +205,7 @@ def _placed(
         node: with children.
         inside: words of the translation, from and to, that it encloses.
         words: all of the translation.
+        texts: the source words.
 
     Returns:
         Each child with the words that it encloses.
@@ -208,15 +215,7 @@ def _placed(
         if (source := words[t].source) is not None:
             targets[source].append(t)
     aligned = sorted(targets)
-    shared = {
-        source
-        for child in node.children
-        for source in aligned[bisect_left(aligned, child.first) : bisect_left(aligned, child.last)]
-    }
-    ranges: dict[int, tuple[int, int]] = {}
-    for number, child in enumerate(node.children):
-        if found := _run(child, shared, inside, words):
-            ranges[number] = found
+    ranges = _ranges(node, inside, words, texts)
     runs = list(ranges.values())
     for number, child in enumerate(node.children):
         if number not in ranges:
@@ -228,28 +227,86 @@ def _placed(
     return [(node.children[number], ranges[number]) for number in order]
 
 
-def _run(
-    node: Node, shared: set[int], inside: tuple[int, int], words: Sequence[Word]
-) -> tuple[int, int] | None:
-    """The words that a pair of tags encloses; None where none is aligned with its own.
+def _ranges(
+    node: Node, inside: tuple[int, int], words: Sequence[Word], texts: Sequence[str]
+) -> dict[int, tuple[int, int]]:
+    """The words that pairs of tags enclose, by their numbers among the children of a node.
+
+    The pair whose best words are worth most takes them first; a pair for which none are left gets
+    none. One around all source words of the node encloses all of its translation.
+    """
+    pairs = {i: child for i, child in enumerate(node.children) if child.first < child.last}
+    for i, child in pairs.items():
+        if (child.first, child.last) == (node.first, node.last):
+            return {i: inside}
+
+    def best(i: int, gap: tuple[int, int]) -> tuple[float, int, int]:
+        child, size = pairs[i], node.last - node.first
+        share = ((child.first + child.last) / 2 - node.first) / size
+        middle = inside[0] + share * (inside[1] - inside[0])
+        own = texts[child.first : child.last]
+        return _best_run(own, words, gap, values[i], (middle, inside[1] - inside[0]))
+
+    values = {i: _values(child, pairs.values(), words, texts) for i, child in pairs.items()}
+    free, ranges = [inside] if inside[0] < inside[1] else [], {}
+    for i in sorted(pairs, key=lambda i: -best(i, inside)[0]) if free else []:
+        if not free:
+            break
+        (_, first, last), gap = max((best(i, gap), gap) for gap in free)
+        ranges[i] = first, last
+        free.remove(gap)
+        free += [(a, b) for a, b in ((gap[0], first), (last, gap[1])) if a < b]
+    return ranges
+
+
+def _best_run(
+    own: Sequence[str],
+    words: Sequence[Word],
+    gap: tuple[int, int],
+    values: Sequence[float],
+    expected: tuple[float, int],
+) -> tuple[float, int, int]:
+    """The words of a gap that are worth most inside a pair: their worth, from and to.
 
     Args:
-        node: the pair.
-        shared: source words of all pairs beside it, and its own.
-        inside: words of the translation that may be enclosed.
-        words: all of the translation.
+        own: the source words of the pair.
+        words: of the translation.
+        gap: not empty.
+        values: of each word inside the pair.
+        expected: the middle of the pair, if all words kept their order; and the number of words in
+            which it lies.
     """
-    if node.first >= node.last:
-        return None
-    runs: list[list[int]] = [[]]
-    for t in range(*inside):
-        source = words[t].source
-        if source is not None and node.first <= source < node.last:
-            runs[-1].append(t)
-        elif source in shared:
-            runs.append([])
-    longest = max(runs, key=len)
-    return (longest[0], longest[-1] + 1) if longest else None
+    texts = [word.text or " " for word in words[gap[0] : gap[1]]]
+    is_capital = own[0][0].isupper()
+    best = (float("-inf"), *gap)
+    for first, start in enumerate(texts):
+        worth = -WRONG_CASE * (is_capital and not start[0].isupper())
+        worth -= WRONG_END * (start[0].isalnum() != own[0][0].isalnum())
+        for last, end in enumerate(texts[first : first + 3 * len(own) + 3], start=first + 1):
+            worth += values[gap[0] + last - 1]
+            is_other = end != "…" and end[-1].isalnum() != own[-1][-1].isalnum()
+            distance = abs(gap[0] + (first + last) / 2 - expected[0]) / expected[1]
+            length = OTHER_LENGTH * abs(last - first - len(own))
+            found = worth - WRONG_END * is_other - distance - length
+            best = max(best, (found, gap[0] + first, gap[0] + last))
+    return best
+
+
+def _values(
+    node: Node, pairs: Collection[Node], words: Sequence[Word], texts: Sequence[str]
+) -> list[float]:
+    """What each word of the translation is worth inside a pair: by its link, and by its text."""
+    own = set(texts[node.first : node.last])
+    others = {*texts[: node.first], *texts[node.last :]} - own
+    values = []
+    for word in words:
+        value = OUTSIDE + SAME_TEXT * ((word.text in own) - (word.text in others) / 2)
+        if word.source is not None and node.first <= word.source < node.last:
+            value += LINKED
+        elif word.source is not None:
+            value -= LINKED * any(one.first <= word.source < one.last for one in pairs)
+        values.append(value)
+    return values
 
 
 def _point(

@@ -10,11 +10,11 @@ from typing import Any
 from hf_vanilla.app.page import Page
 from hf_vanilla.hub.card import public_name
 
-from .loading import demo_model
+from .loading import demo_model_facts
 from .page_answer import answer_of_attention, answer_of_layer, answer_of_result
 from .page_search import Search, lengths_of, sampling_of
 from .page_service import PageService
-from .static_page import EXAMPLES, knowledge, page_files
+from .static_page import knowledge, page_files
 
 MAX_BEAMS = 10
 MAX_TOKENS = 512  # of a sentence
@@ -48,7 +48,7 @@ class TextPage:
 
     def start(self) -> dict[str, Any]:
         """What the script needs at the start."""
-        examples = EXAMPLES if self.model == demo_model() else ()
+        examples = demo_model_facts(self.model).get("examples", [])
         return {
             "model": public_name(self.model),
             "models": list(self.models),
@@ -56,8 +56,8 @@ class TextPage:
             "isFixed": len(self.models) == 1 and self.models_folder is None,
             "beams": self.beams,
             "maxBeams": MAX_BEAMS,
-            "sentence": examples[0] if examples else "",
-            "examples": list(examples),
+            "sentence": next(iter(examples), ""),
+            "examples": examples,
         }
 
     def load(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -23,12 +23,13 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.files import check_output_file, whole_folder, write_text
 from hf_vanilla.hub.card import public_name
+from hf_vanilla.loading import model_folder, read_settings
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.quantization_vanilla import is_quantized, quantize
 from hf_vanilla.options import Options, option
 
 from .alignments import saved_head
-from .loading import demo_model, load_translator
+from .loading import demo_model, demo_model_facts, load_translator
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +48,8 @@ MODEL_FILES = (
     "tokenizer_config.json",
     "model.safetensors",
 )
-DEMO_KNOWS = "Translates: en to de. Trained on: number words from 0 to 999,999"
 TITLE = "Attention Is All You Need: watch it translate"
 DTYPES = ("bfloat16", "int8", "float32")
-# of the package's model
-EXAMPLES = (
-    "seven hundred forty-two thousand three hundred nineteen",
-    "forty-two",
-    "one thousand nine",
-)
 # what the engine computes; the engine refuses the rest too
 ACTIVATIONS = ("relu", "tanh", "silu", "swish", "gelu_new", "gelu_pytorch_tanh")
 SETTINGS = {
@@ -146,7 +140,7 @@ def _write_model(name: str, dtype: str | None, folder: Path) -> dict[str, Any]:
     if is_quantized(model):
         if dtype not in (None, "int8"):
             raise ValueError(f"dtype={dtype!r}: {name} has int8 weights: give the float model")
-    elif dtype == "int8":
+    elif dtype == "int8" or (dtype is None and "quantization_config" in read_settings(name)):
         model = quantize(model.float())
     else:
         model = model.to(getattr(torch, dtype or "bfloat16"))
@@ -212,9 +206,7 @@ def _other_parts(file: dict[str, Any]) -> list[str]:
 
 def knowledge(name: str) -> str:
     """What the model's card says that it translates; without a card, the model's name."""
-    if name == demo_model():
-        return DEMO_KNOWS
-    card = Path(name) / REPOCARD_NAME
+    card = Path(model_folder(name)) / REPOCARD_NAME
     lines = _CARD_LINE.findall(card.read_text(encoding="utf-8")) if card.is_file() else []
     return ". ".join(line.removeprefix("- ") for line in lines) or f"The model {public_name(name)}"
 
@@ -237,8 +229,8 @@ def page_files(facts: dict[str, Any], *, title: str = TITLE, policy: str = "") -
 
 
 def _facts(options: PageOptions, models: list[dict[str, Any]]) -> dict[str, Any]:
-    examples = EXAMPLES if options.model is None else ()
-    sentence = options.sentence or (EXAMPLES[0] if examples else "")
+    examples = demo_model_facts(options.model or demo_model()).get("examples", [])
+    sentence = options.sentence or next(iter(examples), "")
     return {"engine": "browser", "models": models, "sentence": sentence, "examples": examples}
 
 

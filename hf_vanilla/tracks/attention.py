@@ -15,9 +15,9 @@ from torch import Tensor
 from hf_vanilla.families import entry_of
 from hf_vanilla.models.inputs_vanilla_scene import Rows
 from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
-from hf_vanilla.models.modeling_vanilla_scene_forms import (
+from hf_vanilla.models.modeling_vanilla_scene_forms import VanillaForGatedTrajectoryPrediction
+from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     VanillaForProposalTrajectoryPrediction,
-    VanillaForVectorTrajectoryPrediction,
 )
 
 from .forecaster import relative_outputs
@@ -44,15 +44,17 @@ class SceneAttention:
 def has_scene_attention(model: Any) -> bool:
     """Whether `attention_in_scene` can say whom an agent attends to.
 
-    Latent queries mix all tokens before anything is predicted, and the form with vectors has one
-    vector per sequence: their weights belong to no step, agent or lane.
+    Latent queries mix all tokens before anything is predicted, and the other forms have vectors of
+    whole sequences or of a picture: their weights belong to no step, agent or lane.
     """
     entry = entry_of(model.config)
     if "lanes" not in entry.reads:
         return entry.is_joint
     if isinstance(model, VanillaForSceneTrajectoryPrediction):
         return model.config.encoder != "latent"
-    return not isinstance(model, VanillaForVectorTrajectoryPrediction)
+    return isinstance(
+        model, VanillaForProposalTrajectoryPrediction | VanillaForGatedTrajectoryPrediction
+    )
 
 
 @torch.inference_mode()

@@ -32,12 +32,16 @@ class TrackData:
         validation: windows to validate on; None where there are none.
         velocity_std: root of the mean square of a component of displacements, training windows.
         largest_step: their farthest displacement.
+        velocity_mean: mean of their displacements, x and y.
+        velocity_deviation: standard deviations.
     """
 
     train: Windows
     validation: Windows | None
     velocity_std: float
     largest_step: float
+    velocity_mean: list[float]
+    velocity_deviation: list[float]
 
 
 def prepare_tracks(recipe: Recipe) -> TrackData:
@@ -82,7 +86,10 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     logger.info("validation: %s windows", 0 if validation is None else len(validation))
     lengths = tables[0].displacements
     std = float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0
-    return TrackData(train, validation, std, float(lengths.max(initial=0)))
+    moves = np.diff(tables[0].positions, axis=0)[tables[0].steps == 1]
+    deviation = [value or 1.0 for value in moves.std(axis=0).tolist()]
+    mean = moves.mean(axis=0).tolist()
+    return TrackData(train, validation, std, float(lengths.max(initial=0)), mean, deviation)
 
 
 def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTable | None]:

@@ -187,7 +187,8 @@ class TrackDataOptions(WindowOptions):  # flat on the command line
     form: str = option(
         "modes",
         "modes: several futures with scores; one: one future, step by step; density: modes with a "
-        "spread per step; quantized: futures drawn from classes of velocities",
+        "spread per step; quantized: futures drawn from classes of velocities; tf_paper and "
+        "tf_quantized_paper: one and quantized as in their paper",
         choices=tuple(task_entry("trajectories").forms),
     )
     windows_per_step: int = option(256, "windows of an optimizer step", at_least=1)
@@ -241,7 +242,8 @@ class SceneDataOptions(SceneOptions):  # flat on the command line
 
     form: str = option(
         "fusion",
-        "fusion: Wayformer, with model.fusion and model.encoder; proposals: mmTransformer; "
+        "fusion: Wayformer, with model.fusion and model.encoder; proposals: mmTransformer's idea; "
+        "proposals_paper: as in its authors' code; "
         "neighbors: Gatformer; gate: Spatial-Channel; vectors: Huang et al.",
         choices=tuple(task_entry("scene_trajectories").forms),
     )

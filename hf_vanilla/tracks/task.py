@@ -84,23 +84,24 @@ class TrackTask:
             "step_seconds": table.step_seconds,
             "unit": table.unit,
             "velocity_std": self.tracks.velocity_std,
+            "velocity_mean": self.tracks.velocity_mean,
+            "velocity_deviation": self.tracks.velocity_deviation,
             "largest_step": self.tracks.largest_step,
         }
         if start is not None:  # rate, unit and scale are its own
             largest_step = max(recipe.config().largest_step, self.tracks.largest_step)
             measured = {"largest_step": largest_step}
         entry = recipe.entry
-        config = recipe.config(
-            **{name: value for name, value in measured.items() if name in entry.set_by_data}
-        )
+        measured = {name: value for name, value in measured.items() if name in entry.set_by_data}
+        config = recipe.config(**measured, **entry.form_fields.get(self.form, {}))
         config.architectures = [entry.forms[self.form]]
         if start is None:
             model = new_forecaster(config)
             self.fit(model)
             return model
-        saved = class_name(load_saved(type(config), start))
-        if [saved] != config.architectures:
-            (form,) = [form for form, name in entry.forms.items() if name == saved]
+        started = load_saved(type(config), start)
+        saved = class_name(started)
+        if (form := entry.form_of(started, saved)) != self.form:
             raise ValueError(
                 f"initial_model={start!r} holds {saved}: set {self.form_option} to {form}"
             )
@@ -278,7 +279,7 @@ class TrajectoryTask(TrackTask):
         """Errors of the closest and of the top-scored track over all validation windows."""
         windows, config = self.validation, model.config
         share = np.arange(accelerator.process_index, len(windows), accelerator.num_processes)
-        modes = 1 if self.form == "one" else config.num_modes
+        modes = 1 if self.form in ("one", "tf_paper") else config.num_modes
         has_spreads = self.form == "density"
         sums = TrackSums(modes, largest_step=config.largest_step, has_spreads=has_spreads)
         for first in range(0, len(share), self.options.windows_per_batch):

@@ -268,14 +268,7 @@ def sweep_page(path: Path, sweep: Sweep, rows: FinishedRuns, baseline: str, *, s
     }
     parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, rows)]
     parts += [_page_table(sweep, counts, differences, baseline), _reading(samples)]
-    lines = []
-    for verdict in (HOLDS, OPPOSITE, UNDECIDED):
-        names = [name for name, row in differences.items() if row.verdict == verdict]
-        if names:
-            lines.append(f"- {verdict.capitalize()}: {', '.join(names)}.")
-    if note := correlation_note(counts, sweep.published):
-        lines.append(f"- {note}")
-    parts += ["\n".join(lines)]
+    parts += [correlation_note(counts, sweep.published)]
     parts += [f"This page is written by `hf-vanilla compare {path.as_posix()} --page FILE`."]
     return "\n\n".join(filter(None, parts)) + "\n"
 

@@ -269,7 +269,8 @@ class Recipe:
         for name in entry.set_by_data:
             if name in self.model:
                 raise ValueError(
-                    f"model.{name}={self.model[name]!r}: it follows from the data; leave it out"
+                    f"model.{name}={self.model[name]!r}: it follows from the data or the form; "
+                    "leave it out"
                 )
         if self.decoding and not entry.decoding:
             raise ValueError(f"decoding: task {self.task} does not decode; leave the section out")

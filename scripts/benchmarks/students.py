@@ -11,9 +11,9 @@ size is the median over such rounds. They include tokenization, but not loading.
 import argparse
 
 from hf_vanilla import Translator
+from hf_vanilla.convert.distill import times_as_fast
 from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.lines import read_pairs
-from hf_vanilla.text.speed import times_as_fast
 
 
 def main() -> None:

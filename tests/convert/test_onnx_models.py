@@ -15,8 +15,7 @@ from PIL import Image
 from scene_models import SCENE_FORMS, scene_model
 
 from hf_vanilla.convert.export import ExportOptions, export
-from hf_vanilla.convert.onnx.images import RUNNERS
-from hf_vanilla.convert.onnx.tracks import FAULTS
+from hf_vanilla.convert.onnx.models import FAULTS, RUNNERS
 from hf_vanilla.families import TASKS
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import Classifier
@@ -75,11 +74,16 @@ def test_a_classifier_of_square_images_writes_csv(tmp_path):
     model.save_pretrained(tmp_path / "vit")
     image_processor((15, 15), [0.5] * 3, [0.5] * 3).save_pretrained(tmp_path / "vit")
     picture(15, 15).save(tmp_path / "a.png")
-    done = typed(exported(tmp_path / "vit"), "classify.py", str(tmp_path / "a.png"))
+    folder = exported(tmp_path / "vit")
+    done = typed(folder, "classify.py", str(tmp_path / "a.png"))
     (row,) = csv.reader(done.stdout.splitlines())
     assert row[0] == str(tmp_path / "a.png")
     assert row[1] in model.config.id2label.values()
     assert 0.5 <= float(row[2]) <= 1
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "large.png")
+    done = typed(folder, "classify.py", str(tmp_path / "large.png"))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert re.match("error: .*large.png: .*400000000 pixels", done.stderr)
 
 
 def test_programs_are_short():
@@ -176,6 +180,8 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
         ("frame,agent,x,y\n1,a,2,3\n2,a,much,3\n", (), "line 3: ValueError: .* 'much'"),
         ("frame,agent,x,y\n1,a,2\n", (), "line 2: TypeError"),
         (table, ("often",), "ValueError: .* 'often'"),
+        (table, ("0",), "ValueError: needed: 1 frame per step or more"),
+        ("frame,agent,x,y\n1,a,inf,3\n", (), "line 2: .* finite"),
     ):
         done = typed(folder, "forecast.py", *arguments, text=text)
         assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 1, 1)

@@ -82,10 +82,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda value: str(value)[:40])
-def test_what_cannot_be_built_is_refused_by_value_with_a_remedy(changes, message):
-    with pytest.raises(StrictDataclassError, match="(?s)" + message):
-        VanillaConfig(**changes)
+def test_what_cannot_be_built_is_refused_by_value_with_a_remedy():
+    for changes, message in REFUSED:
+        with pytest.raises(StrictDataclassError, match="(?s)" + message):
+            VanillaConfig(**changes)
 
 
 def test_a_model_without_heads_is_refused_and_not_divided_by():

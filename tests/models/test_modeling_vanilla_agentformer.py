@@ -444,9 +444,8 @@ def test_attention_weights_are_recorded_for_each_layer(first):
     assert_close(found[0].sum(-1), torch.ones(2, 3, 15))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_wrong_inputs_are_refused(first):
+    cases = [
         ({"past_values": torch.zeros(2, 3, 4, 2)}, r"\(2, 3, 4, 2\).* give \(scenes, agents, 5, 2"),
         ({"agent_mask": torch.ones(2, 4)}, r"agent_mask has shape \(2, 4\)"),
         (
@@ -463,12 +462,11 @@ def test_attention_weights_are_recorded_for_each_layer(first):
         ({"future_values": torch.zeros(2, 2, 4, 2)}, "give the same"),
         ({"noise": torch.zeros(2, 3, 3, 5)}, r"noise has shape .* give \(2, 3, samples, 6\)"),
         ({"samples_at_once": 0}, "samples_at_once=0: give a positive number"),
-    ],
-)
-def test_wrong_inputs_are_refused(first, change, message):
-    inputs = {"past_values": scenes()[0]} | change
-    with pytest.raises(ValueError, match=message):
-        first(**inputs)
+    ]
+    for change, message in cases:
+        inputs = {"past_values": scenes()[0]} | change
+        with pytest.raises(ValueError, match=message):
+            first(**inputs)
 
 
 def test_an_agent_that_was_seen_once_and_scenes_of_500_agents_have_finite_futures():
@@ -491,9 +489,8 @@ def test_a_number_of_agents_that_does_not_divide_the_positions_is_refused():
         layer(states, states, states, num_agents=2)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_wrong_configs_are_refused():
+    cases = [
         ({"observed_steps": 1}, "observed_steps=1"),
         ({"latent_dim": 0}, "latent_dim=0"),
         ({"d_model": 9}, "d_model=9"),
@@ -501,9 +498,8 @@ def test_a_number_of_agents_that_does_not_divide_the_positions_is_refused():
         ({"head_dims": [0]}, "head_dims"),
         ({"divergence_floor": -1}, "divergence_floor=-1"),
         ({"reconstruction_weight": 0, "sample_weight": 0}, "are all 0"),
-    ],
-)
-def test_wrong_configs_are_refused(change, message):
-    with pytest.raises(StrictDataclassError) as caught:
-        VanillaAgentFormerConfig(**change)
-    assert message in str(caught.value.__cause__ or caught.value)
+    ]
+    for change, message in cases:
+        with pytest.raises(StrictDataclassError) as caught:
+            VanillaAgentFormerConfig(**change)
+        assert message in str(caught.value.__cause__ or caught.value)

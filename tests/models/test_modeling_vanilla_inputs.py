@@ -1,6 +1,7 @@
 """What a caller may hand in, and what is said of anything else: value, limit and remedy."""
 
 import re
+from itertools import product
 
 import pytest
 import torch
@@ -70,37 +71,37 @@ def with_id(ids, value):
     return ids
 
 
-OUTSIDE = pytest.mark.parametrize("value", [43, 2**40, -1, -100])
+OUTSIDE = (43, 2**40, -1, -100)
 
 
-@EACH_READER
-@OUTSIDE
-def test_a_source_id_outside_the_vocabulary_is_refused_with_its_range(reader, value):
-    ids = with_id(words(B, S), value)
-    limits = f"from {ids.min()} to {ids.max()}"
-    with pytest.raises(ValueError, match=said(limits, "the ids 0 to 42", "tokenizer", "resize")):
-        model_with(reader)(input_ids=ids, **target_for(reader))
+def test_a_source_id_outside_the_vocabulary_is_refused_with_its_range():
+    for reader, value in product(READERS, OUTSIDE):
+        ids = with_id(words(B, S), value)
+        limits = f"from {ids.min()} to {ids.max()}"
+        with pytest.raises(
+            ValueError, match=said(limits, "the ids 0 to 42", "tokenizer", "resize")
+        ):
+            model_with(reader)(input_ids=ids, **target_for(reader))
 
 
-@EACH_PAIR
-@OUTSIDE
-def test_a_target_id_outside_the_vocabulary_is_refused_with_its_range(reader, value):
-    ids = with_id(words(B, T), value)
-    limits = f"from {ids.min()} to {ids.max()}"
-    with pytest.raises(ValueError, match=said(limits, "the ids 0 to 42", "resize")):
-        model_with(reader)(input_ids=words(B, S), decoder_input_ids=ids)
+def test_a_target_id_outside_the_vocabulary_is_refused_with_its_range():
+    for reader, value in product(PAIRS, OUTSIDE):
+        ids = with_id(words(B, T), value)
+        limits = f"from {ids.min()} to {ids.max()}"
+        with pytest.raises(ValueError, match=said(limits, "the ids 0 to 42", "resize")):
+            model_with(reader)(input_ids=words(B, S), decoder_input_ids=ids)
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("place", [1, T - 1])  # the last label is no input of the decoder
-@pytest.mark.parametrize("value", [43, 2**40, -1, -99])
-@pytest.mark.parametrize("reader", [VanillaForConditionalGeneration, VanillaForCausalLM])
-def test_a_label_outside_the_vocabulary_is_refused_with_its_range(reader, value, place, training):
-    labels = words(B, T)
-    labels[1, place] = value
-    # all but the last are inputs of the decoder as well, which may be the first to notice
-    with pytest.raises(ValueError, match=rf"(labels|ids) from .*{value}.* the ids 0 to 42: use"):
-        model_with(reader).train(training)(input_ids=words(B, T), labels=labels)
+def test_a_label_outside_the_vocabulary_is_refused_with_its_range():
+    readers = [VanillaForConditionalGeneration, VanillaForCausalLM]
+    values, places = (43, 2**40, -1, -99), (1, T - 1)
+    for reader, value, place, training in product(readers, values, places, (True, False)):
+        labels = words(B, T)
+        labels[1, place] = value
+        # all but the last are inputs of the decoder as well, which may be the first to notice
+        message = rf"(labels|ids) from .*{value}.* the ids 0 to 42: use"
+        with pytest.raises(ValueError, match=message):
+            model_with(reader).train(training)(input_ids=words(B, T), labels=labels)
 
 
 def test_each_side_has_the_limit_of_its_own_vocabulary():
@@ -156,47 +157,46 @@ def test_exactly_one_input_is_fine(ids, vectors):
 
 # --- masks -------------------------------------------------------------------------------------
 
-WRONG = pytest.mark.parametrize("shape", [(2, 6), (2, 4), (1, 5), (3, 5), (5,), (2, 1, 5), (5, 2)])
+WRONG = ((2, 6), (2, 4), (1, 5), (3, 5), (5,), (2, 1, 5), (5, 2))
 
 
-@WRONG
-@EACH_READER
-def test_a_mask_of_another_shape_than_the_source_is_refused_with_both(reader, shape):
-    given = {"input_ids": words(B, S), "attention_mask": torch.ones(shape)}
-    message = said("attention_mask has shape", str(shape), "(2, 5)", "1 for every real token")
-    with pytest.raises(ValueError, match=message):
-        model_with(reader)(**given, **target_for(reader))
+def test_a_mask_of_another_shape_than_the_source_is_refused_with_both():
+    for reader, shape in product(READERS, WRONG):
+        given = {"input_ids": words(B, S), "attention_mask": torch.ones(shape)}
+        message = said("attention_mask has shape", str(shape), "(2, 5)", "1 for every real token")
+        with pytest.raises(ValueError, match=message):
+            model_with(reader)(**given, **target_for(reader))
 
 
-@WRONG
-@EACH_PAIR
-def test_a_mask_of_another_shape_than_the_target_is_refused_under_its_own_name(reader, shape):
-    given = {"input_ids": words(B, T), "decoder_input_ids": words(B, S)}
-    message = said("decoder_attention_mask has shape", str(shape), "(2, 5)")
-    with pytest.raises(ValueError, match=message):
-        model_with(reader)(**given, decoder_attention_mask=torch.ones(shape))
+def test_a_mask_of_another_shape_than_the_target_is_refused_under_its_own_name():
+    for reader, shape in product(PAIRS, WRONG):
+        given = {"input_ids": words(B, T), "decoder_input_ids": words(B, S)}
+        message = said("decoder_attention_mask has shape", str(shape), "(2, 5)")
+        with pytest.raises(ValueError, match=message):
+            model_with(reader)(**given, decoder_attention_mask=torch.ones(shape))
 
 
-@WRONG
-@EACH_PAIR
-def test_a_mask_of_another_shape_than_a_given_encoding_is_refused_too(reader, shape):
-    model = model_with(reader)
-    encoded = model.get_encoder()(input_ids=words(B, S))
-    with pytest.raises(ValueError, match=said("attention_mask has shape", str(shape), "(2, 5)")):
-        model(
-            encoder_outputs=encoded,
-            attention_mask=torch.ones(shape),
-            decoder_input_ids=words(B, T),
-        )
+def test_a_mask_of_another_shape_than_a_given_encoding_is_refused_too():
+    for reader, shape in product(PAIRS, WRONG):
+        model = model_with(reader)
+        encoded = model.get_encoder()(input_ids=words(B, S))
+        with pytest.raises(
+            ValueError, match=said("attention_mask has shape", str(shape), "(2, 5)")
+        ):
+            model(
+                encoder_outputs=encoded,
+                attention_mask=torch.ones(shape),
+                decoder_input_ids=words(B, T),
+            )
 
 
-@WRONG
-def test_a_language_model_names_the_mask_of_its_source_as_its_caller_does(shape):
-    model = model_with(VanillaForCausalLM, add_cross_attention=True)
-    source = {"encoder_hidden_states": torch.randn(B, S, D)}
-    message = said("encoder_attention_mask has shape", str(shape), "(2, 5)")
-    with pytest.raises(ValueError, match=message):
-        model(input_ids=words(B, T), **source, encoder_attention_mask=torch.ones(shape))
+def test_a_language_model_names_the_mask_of_its_source_as_its_caller_does():
+    for shape in WRONG:
+        model = model_with(VanillaForCausalLM, add_cross_attention=True)
+        source = {"encoder_hidden_states": torch.randn(B, S, D)}
+        message = said("encoder_attention_mask has shape", str(shape), "(2, 5)")
+        with pytest.raises(ValueError, match=message):
+            model(input_ids=words(B, T), **source, encoder_attention_mask=torch.ones(shape))
 
 
 def test_with_a_cache_the_mask_includes_the_cached_tokens():
@@ -301,9 +301,8 @@ def test_generation_without_a_start_token_is_refused_by_name():
         model.generate(words(B, S), max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_more_that_cannot_be_built_is_refused_by_value():
+    cases = [
         ({"dropout": 1.5}, "dropout=1.5: give a rate from 0 up to, not including, 1"),
         ({"dropout": float("inf")}, "dropout=inf: give a rate"),
         ({"max_position_embeddings": -5}, "max_position_embeddings=-5: give a positive number"),
@@ -318,9 +317,7 @@ def test_generation_without_a_start_token_is_refused_by_name():
         ({"use_cache": "yes"}, "'use_cache'.*expected bool"),
         ({"layer_norm_eps": "tiny"}, "'layer_norm_eps'.*expected float"),
         ({"add_cross_attention": 3}, "'add_cross_attention'.*expected bool"),
-    ],
-    ids=str,
-)
-def test_more_that_cannot_be_built_is_refused_by_value(changes, message):
-    with pytest.raises(StrictDataclassError, match="(?s)" + message):
-        VanillaConfig(**{**SIZES, **changes})
+    ]
+    for changes, message in cases:
+        with pytest.raises(StrictDataclassError, match="(?s)" + message):
+            VanillaConfig(**{**SIZES, **changes})

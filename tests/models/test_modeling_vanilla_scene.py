@@ -11,14 +11,21 @@ from torch.testing import assert_close
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
 from hf_vanilla.models.inputs_vanilla_scene import read_rows
 from hf_vanilla.models.modeling_vanilla_scene import Mixture, Truth, closest_future_loss, thin
-from hf_vanilla.models.modeling_vanilla_scene_forms import (
-    ChannelGate,
+from hf_vanilla.models.modeling_vanilla_scene_forms import AgentGate, nearest_neighbors
+from hf_vanilla.models.modeling_vanilla_scene_proposals import (
+    PolylineEncoder,
     VanillaForProposalTrajectoryPrediction,
     fit_regions,
-    neighbor_mask,
     proposals_of_regions,
+    region_loss,
 )
-from hf_vanilla.models.stacks_vanilla_scene import ENCODERS, Grid, LatentQueryEncoder
+from hf_vanilla.models.stacks_vanilla_scene import (
+    ENCODERS,
+    Grid,
+    LatentQueryEncoder,
+    RasterEncoder,
+    SceneTokens,
+)
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -209,31 +216,88 @@ def test_loss_by_hand():
 
 
 def test_thinning_keeps_different_end_points_and_gives_each_the_probability_around_it():
-    ends = torch.tensor([[[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [0.2, 0.0], [9.0, 0.0]]])
+    ends = torch.tensor([[[0.0, 0.0], [0.09, 0.0], [5.0, 0.0], [0.2, 0.0], [9.0, 0.0]]])
     chances = torch.tensor([[0.2, 0.15, 0.25, 0.1, 0.3]])
     means = ends.unsqueeze(2)
-    kept = thin(Mixture(means, means + 1, chances.log()), 3, distance=0.15)
-    # .1 covers 0, .1 and .2: .45; then 9 with .3, then 5 with .25
-    assert kept.means[0, :, 0, 0].tolist() == pytest.approx([0.1, 9.0, 5.0])
-    assert kept.logits.softmax(-1)[0].tolist() == pytest.approx([0.45, 0.3, 0.25])
+    kept = thin(Mixture(means, means + 1, chances.log()), 4, distance=0.15)
+    # 9 with .3, 5 with .25, 0 with .2; .09 is near 0, .2 is not
+    assert kept.means[0, :, 0, 0].tolist() == pytest.approx([9.0, 5.0, 0.0, 0.2])
+    assert kept.logits.softmax(-1)[0].tolist() == pytest.approx([0.3, 0.25, 0.35, 0.1])
     assert_close(kept.spreads, kept.means + 1)
+    kept = thin(Mixture(means, None, chances.log()), 4, distance=0.3)
+    # when all are suppressed, the most probable is next
+    assert kept.means[0, :, 0, 0].tolist() == pytest.approx([9.0, 5.0, 0.0, 0.09])
     same = torch.zeros(1, 5, 1, 2)
     kept = thin(Mixture(same, same, chances.log()), 3, distance=0.15)
     assert kept.logits.softmax(-1).sum() == pytest.approx(1.0)
 
 
 def test_neighbors_by_distance_number_and_field_of_view():
-    positions = torch.tensor([[[0.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [0.0, 9.0]]])
-    headings = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, -1.0]]])
-    there = torch.tensor([[True, True, True, False]])
+    # of an agent at 0, whose heading is x
+    positions = torch.tensor([[[2.0, 0.0], [-1.0, 0.0], [0.0, 4.0], [0.0, 0.5]]])
+    heading, there = torch.tensor([[1.0, 0.0]]), torch.tensor([[True, True, True, False]])
 
-    def sees(**limits):
-        return neighbor_mask(positions, headings, there, **limits)[0].int().tolist()
+    def seen(heading=heading, **limits):
+        places, sees = nearest_neighbors(positions, heading, there, **limits)
+        return places[sees].tolist(), places.shape[1]
 
-    assert sees()[:3] == [[1, 1, 1, 0]] * 3
-    assert sees(distance=2.5)[:3] == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
-    assert sees(count=1)[:3] == [[1, 0, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
-    assert sees(field_of_view=180)[:3] == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 1, 1, 0]]
+    assert seen() == ([1, 0, 2], 4)
+    assert seen(distance=2.5) == ([1, 0], 4)
+    assert seen(count=1) == ([1], 1)
+    assert seen(count=2, field_of_view=190) == ([0, 2], 2)
+    assert seen(field_of_view=170) == ([0], 4)
+    assert seen(heading=0 * heading, field_of_view=170) == ([1, 0, 2], 4)
+
+
+def test_a_node_attends_to_itself_and_to_its_neighbors_nodes_and_edges():
+    model, inputs = scene_model("neighbors", num_neighbors=2, neighbor_distance=6.0), scenes()
+    states = []
+    for layer in model.graph_layers:
+        layer.register_forward_hook(lambda _, given, out: states.append((given[0], out)))
+    with torch.no_grad():
+        model(**without_future(inputs))
+    past, config = inputs["past_values"], model.config
+    rows = read_rows(config, past, all_agents=True)
+    for layer, (before, after) in zip(model.graph_layers, states, strict=True):
+        weights = layer.state_dict()
+        for row in range(8):
+            scene, agent = divmod(row, 4)
+            here, apart = before[row], {}
+            for other in set(range(4)) - {agent}:
+                apart[other] = (past[scene, other, -1] - past[scene, agent, -1]).norm().item()
+            near = [other for other in sorted(apart, key=apart.get)[:2] if apart[other] <= 6]
+            source = [here]
+            for other in near:
+                offset = past[scene, other, -1] - past[scene, agent, -1]
+                move = past[scene, other, -1] - past[scene, other, -2]
+                turned = torch.stack((offset / 3, move)) @ rows.axes.rotation[row]
+                edge = model.edges(turned.flatten())
+                source.append(before[4 * scene + other] + edge)
+            source = torch.cat([part.detach().view(1, -1) for part in source])
+            read = multi_head(here, source, source, part(weights, "self_attn"), heads=2)
+            found = layer_norm(here + read, part(weights, "self_attn_layer_norm"), 1e-6)
+            found = found + feed_forward(found, weights, "relu")
+            assert_close(after[row], layer_norm(found, part(weights, "final_layer_norm"), 1e-6))
+
+
+def test_a_picture_has_lanes_by_kind_and_others_where_they_are():
+    config = VanillaSceneConfig(**SIZES, neighbor_distance=4.0, num_lane_kinds=2)
+    # the agent walks along y and ends at (1, 1); its picture is 8 m wide, cells are 1 m
+    past = torch.stack((torch.ones(5), torch.arange(-3.0, 2.0)), dim=1)
+    other = past + torch.tensor([1.5, 2.2])  # 2.2 ahead, 1.5 to the right, at its last step
+    lane = torch.tensor([[1.0, 1.5], [1.0, 3.5]])  # ahead, .5 to 2.5 m
+    rows = read_rows(
+        config,
+        torch.stack((past, other))[None],
+        lane_values=lane[None, None],
+        lane_kinds=torch.tensor([[1]]),
+    )
+    picture = RasterEncoder(config).picture(rows)[0]  # of the first agent
+    assert picture.shape == (3, 8, 8)
+    assert not picture[0].any()
+    # rows are left of the heading, columns along it; the agent is between cells 3 and 4
+    assert picture[1].nonzero().tolist() == [[4, 4], [4, 6]]
+    assert picture[2].nonzero().tolist() == [[2, 2], [2, 3], [2, 4], [2, 5], [2, 6]]
 
 
 def test_an_agent_that_no_neighbor_sees_changes_nothing():
@@ -250,16 +314,130 @@ def test_an_agent_that_no_neighbor_sees_changes_nothing():
         assert is_seen or change == 0
 
 
-def test_the_gate_weights_channels_by_the_mean_of_real_tokens():
-    gate = ChannelGate(VanillaSceneConfig(**SIZES)).double()
-    states, is_real = grid(2, 7).states, torch.ones(2, 7, dtype=torch.bool)
-    is_real[0, 4:] = False
+def test_the_gate_weights_agents_by_the_mean_of_their_real_steps():
+    config = VanillaSceneConfig(**SIZES)  # 1 + 9 agents, 2 hidden numbers
+    gate, tokens = AgentGate(config).double(), grid(2, 3, 5)
     with torch.no_grad():
-        found = gate(states, is_real)
-        for row, count in ((0, 4), (1, 7)):
-            mean = states[row, :count].mean(0)
-            factor = torch.sigmoid(gate.excite(torch.relu(gate.squeeze(mean))))
-            assert_close(found[row], states[row] * factor, **EXACT)
+        found = gate(tokens.states, tokens.is_real)
+        for row in range(2):
+            for feature in range(8):
+                means = torch.zeros(10, dtype=torch.float64)
+                for agent in range(3):
+                    real = tokens.is_real[row, agent]
+                    means[agent] = tokens.states[row, agent, real, feature].mean()
+                factors = torch.sigmoid(gate.excite(torch.relu(gate.squeeze(means))))
+                expected = tokens.states[row, :, :, feature] * factors[:3, None]
+                assert_close(found[row, :, :, feature], expected, **EXACT)
+
+
+def test_each_mode_attends_with_a_query_of_its_own_to_keys_that_all_share():
+    model, inputs, given = scene_model("vectors"), scenes(), []
+    model.attention.register_forward_hook(lambda _, args, out: given.append((args, out)))
+    with torch.no_grad():
+        model(**without_future(inputs))
+    (_, source, mask), found = given[0]
+    layer, weights = model.attention.self_attn, model.state_dict()
+    for row in range(8):
+        real = source[row][mask[row, 0, 0]]
+        keys, values = real @ layer.k_proj.weight.T, real @ layer.v_proj.weight.T
+        for mode in range(6):
+            query = weights["modes.weight"][8 * mode : 8 * mode + 8] @ source[row, 0]
+            query = query + weights["modes.bias"][8 * mode : 8 * mode + 8]
+            scores = (layer.q_proj.weight @ query) @ keys.T / math.sqrt(8)
+            read = layer.out_proj.weight @ (scores.softmax(0) @ values)
+            state = layer_norm(
+                query[None] + read, part(weights, "attention.self_attn_layer_norm"), 1e-6
+            )
+            state = state + feed_forward(state, part(weights, "attention"), "relu")
+            state = layer_norm(state, part(weights, "attention.final_layer_norm"), 1e-6)
+            assert_close(found[row, mode], state[0], **EXACT)
+
+
+def test_learned_positions_are_added_to_a_projection_with_a_relu():
+    config = VanillaSceneConfig(**SIZES, learned_positions=3)
+    tokens = SceneTokens(config)
+    rows = read_rows(config, scenes()["past_values"].float())
+    found = tokens(rows)[0].states[:, 0]  # own steps
+    for step in range(5):
+        vector = tokens.own.projection(rows.own.features[:, 0, step]) + tokens.own.kinds.weight[0]
+        expected = vector.relu() + tokens.own.positions.weight[min(step, 2)]
+        assert_close(found[:, step], expected)
+
+
+# --- mmTransformer as in its authors' code -------------------------------------------------------
+
+
+def test_a_polyline_is_one_vector_whatever_its_padding():
+    config = VanillaSceneConfig(**{**SIZES, "d_model": 12})
+    encoder = PolylineEncoder(config).double()
+    pieces = torch.randn(2, 3, 5, 7, dtype=torch.float64)
+    is_real = torch.ones(2, 3, 5, dtype=torch.bool)
+    is_real[0, 1, 3:] = False
+    with torch.no_grad():
+        found = encoder(pieces, is_real)
+        for row in range(2):
+            for lane in range(3):
+                states = pieces[row, lane][is_real[row, lane]]
+                for layer in encoder.layers:
+                    states = layer(states)
+                    most = states.max(dim=0).values
+                    states = torch.stack([torch.cat((state, most)) for state in states])
+                assert_close(found[row, lane], states.max(dim=0).values, **EXACT)
+
+
+def test_proposals_meet_in_a_stage_of_all_agents_refined_proposals():
+    model, inputs = scene_model("proposals_paper"), scenes()
+    given = {}
+    for name in ("motion", "social", "track_head"):
+        module = getattr(model, name)
+        module.register_forward_hook(
+            lambda _, args, out, name=name: given.update({name: (args, out)})
+        )
+    with torch.no_grad():
+        model(**without_future(inputs))
+    rows = read_rows(model.config, **without_future(inputs))
+    motion, (head_inputs,) = given["motion"][1], given["track_head"][0]
+    for row in range(8):
+        places, social = [rows.own.features[row, 0, -1, :2]], []
+        seen = [0] + [1 + i for i in range(4) if i != row % 4]
+        places += [rows.others.features[row, i - 1, -1, :2] for i in seen[1:]]
+        for place, agent in zip(places, seen, strict=True):
+            place = model.position(place)
+            states = motion.unflatten(0, (8, 5))[row, agent]  # (K, D)
+            states = torch.stack([model.motion_fusion(torch.cat((place, s))) for s in states])
+            lanes, real = model.lanes.encoder([model._lanes(rows)]).flat()
+            for layer in model.lanes.layers:
+                states = layer(states[None], None, lanes[row : row + 1, real[row]])[0]
+            if agent == 0:
+                refined = states
+            social.append(model.social_fusion(torch.cat((place, model.distance(states.flatten())))))
+        states = torch.stack(social).detach()
+        for layer in model.social.layers:
+            states = encoder_layer(states, layer.state_dict(), model.config)
+        for mode in range(6):
+            expected = torch.cat((states[0], refined[mode]))
+            assert_close(head_inputs[row, mode], expected.detach(), **EXACT)
+
+
+def test_region_loss_by_hand():
+    # 4 proposals in 2 regions, one step; the truth at (1, 0) is in region 0
+    means = torch.tensor([[[[1.0, 0.5]], [[3.0, 0.0]], [[9.0, 9.0]], [[8.0, 8.0]]]]).double()
+    logits = torch.tensor([[0.1, 0.4, -0.2, 0.3]]).double()
+    truth = Truth(torch.tensor([[[1.0, 0.0]]]).double(), torch.tensor([[True]]))
+    of_region = torch.tensor([[True, True, False, False]])
+    unit = 2.0  # errors of 1 and 4 m: Huber's .5 and 3.5
+    p = [math.exp(v) for v in logits[0].tolist()]
+    p = [v / sum(p) for v in p]
+    wanted = [math.exp(-1), math.exp(-4)]
+    wanted = [v / sum(wanted) for v in wanted]
+    within = [p[0] / (p[0] + p[1]), p[1] / (p[0] + p[1])]
+    divergence = sum(w * math.log(w / q) for w, q in zip(wanted, within, strict=True))
+    expected = (0.5 + 3.5) / 2 + 0.3 * (divergence - math.log(p[0] + p[1]))
+    futures = Mixture(means, None, logits)
+    loss = region_loss(futures, truth, of_region, unit=unit, score_weight=0.3)
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+    best = closest_future_loss(futures, truth, score_weight=0.3, unit=unit)
+    assert best.item() == pytest.approx(0.5 - 0.3 * math.log(p[0]), abs=1e-6)
 
 
 def test_regions_are_clusters_and_only_proposals_of_the_truth_are_trained():
@@ -345,7 +523,7 @@ def test_inputs_that_do_not_fit_are_refused(inputs, message):
         ({"encoder": "half"}, "encoder='half': choose one of full, sequential"),
         ({"fusion": "hierarchical", "encoder_layers": 1}, "hierarchical fusion needs 2 or more"),
         ({"field_of_view": 0}, "field_of_view=0: give up to 360 degrees"),
-        ({"gate_reduction": 9}, "gate_reduction=9 leaves no channel"),
+        ({"raster_cells": 12}, "raster_cells=12: give a multiple of 8"),
         ({"num_latents": 0}, "num_latents=0: give a positive number"),
         ({"neighbor_distance": -1}, "neighbor_distance=-1: give 0 or more"),
         ({"observed_steps": 1}, "a velocity needs 2 or more"),

@@ -50,7 +50,6 @@ def inputs(**sizes):
 
 
 def assert_same(found, expected, is_agent):
-    # a program has a row for every agent, so those of padding have a forecast too
     for theirs, ours in zip(found, expected, strict=True):
         assert_close(theirs[is_agent], ours[is_agent], rtol=1e-4, atol=1e-4)
 

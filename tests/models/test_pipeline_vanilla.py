@@ -217,9 +217,8 @@ def test_a_model_in_training_mode_translates_without_dropout(trained, expected):
 # --- what is refused ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
+def test_what_is_not_text_is_refused_with_its_kind(translator):
+    cases = [
         (None, "not NoneType: None"),
         (7, "not int: 7"),
         (b"one", "not bytes|not int"),
@@ -227,12 +226,10 @@ def test_a_model_in_training_mode_translates_without_dropout(trained, expected):
         ([["one"], ["two"]], "not list"),
         ({"en": "one"}, "use KeyDataset"),
         ([{"role": "user", "content": "one"}], "not dict"),
-    ],
-    ids=str,
-)
-def test_what_is_not_text_is_refused_with_its_kind(translator, inputs, message):
-    with pytest.raises(ValueError, match=f"give text or a list of texts, (.*){message}"):
-        translator(inputs)
+    ]
+    for inputs, message in cases:
+        with pytest.raises(ValueError, match=f"give text or a list of texts, (.*){message}"):
+            translator(inputs)
 
 
 def test_a_stream_is_refused_where_it_stops_being_text(translator):
@@ -345,9 +342,8 @@ def test_a_folder_with_code_translates_without_the_package_and_so_does_its_copy(
 # --- where a sequence ends -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("row", "prompt_length", "end_ids", "length"),
-    [
+def test_a_sequence_ends_at_the_first_end_token_behind_the_prompt():
+    cases = [
         ([0, 5, 1, 0, 0], 1, 1, 3),
         ([1, 5, 6, 1, 0], 1, 1, 4),  # starts with the end token
         ([1, 1, 0, 0, 0], 1, 1, 2),  # an empty translation
@@ -356,14 +352,13 @@ def test_a_folder_with_code_translates_without_the_package_and_so_does_its_copy(
         ([0, 5, 6, 0, 0], 1, 1, 3),  # stopped by a limit before the end token
         ([0, 0, 0, 0, 0], 1, 1, 1),
         ([0, 5, 6, 7, 8], 1, None, 5),
-    ],
-)
-def test_a_sequence_ends_at_the_first_end_token_behind_the_prompt(
-    row, prompt_length, end_ids, length
-):
-    rows = torch.tensor([row, row])
-    found = lengths_until_end(rows, prompt_length=prompt_length, end_ids=end_ids, pad_token_id=0)
-    assert found.tolist() == [length, length]
+    ]
+    for row, prompt_length, end_ids, length in cases:
+        rows = torch.tensor([row, row])
+        found = lengths_until_end(
+            rows, prompt_length=prompt_length, end_ids=end_ids, pad_token_id=0
+        )
+        assert found.tolist() == [length, length]
 
 
 @pytest.fixture

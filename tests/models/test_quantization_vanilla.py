@@ -239,6 +239,33 @@ def test_a_quantized_model_is_saved_and_loaded_exactly(float_model, tmp_path):
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_int8_weights_that_say_so_load_as_float_ones_for_all_uses(float_model, dtype, tmp_path):
+    expected = copy.deepcopy(float_model)
+    with torch.no_grad():
+        for name, weight in expected.named_parameters():
+            if weight.dim() == 2 and "embed_positions" not in name:
+                levels, scale = quantized(weight)
+                weight.copy_(levels * scale)
+    quantize(float_model).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["dequantize"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    given = {} if dtype is None else {"dtype": dtype}
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path, **given)
+    expected.to(dtype or torch.float32)
+    assert (loaded.dtype, loaded.is_quantized) == (expected.dtype, False)
+    assert torch.equal(logits_of(loaded), logits_of(expected))
+    assert loaded.state_dict().keys() == expected.state_dict().keys()
+    ids = torch.tensor([[5, 9, 3, 1]])
+    loaded.train()(input_ids=ids, labels=ids).loss.backward()
+    assert all(weight.grad is not None for weight in loaded.parameters() if weight.requires_grad)
+    loaded.eval().save_pretrained(tmp_path / "float")
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "float")
+    assert torch.equal(logits_of(again), logits_of(loaded))
+    assert "quantization_config" not in (tmp_path / "float" / "config.json").read_text()
+
+
 def test_tied_weights_are_stored_once(tmp_path):
     model = quantize(VanillaForConditionalGeneration(VanillaConfig(**SMALL)))
     assert model.lm_head.weight is model.model.shared.weight

@@ -64,10 +64,14 @@ def test_changes_of_inputs_keep_the_arriving_car(monkeypatch):
 def test_the_benchmark_of_encoders_writes_table_numbers_and_figure(monkeypatch, tmp_path):
     benchmark = script("benchmarks/scene_encoders.py")
     monkeypatch.setattr(benchmark, "TOKENS", (16, 32))
+    monkeypatch.setattr(benchmark, "AGENTS", (3, 20))
     options = benchmark.EncoderOptions(output=str(tmp_path / "e.png"), rounds=1)
-    lines = benchmark.measure(options).splitlines()
-    assert lines[0].endswith("| 16 | 32 |")
-    assert len(lines) == 2 + len(benchmark.LINES)
+    encoders, crowds = benchmark.measure(options).split("\n\n")
+    assert encoders.splitlines()[0].endswith("| 16 | 32 tokens |")
+    assert len(encoders.splitlines()) == 2 + len(benchmark.LINES)
+    assert crowds.splitlines()[0].endswith("| 3 | 20 agents |")
+    assert len(crowds.splitlines()) == 2 + len(benchmark.NEIGHBORS)
     numbers = json.loads((tmp_path / "e.json").read_text())
-    assert all(value > 0 for values in numbers["milliseconds"].values() for value in values)
+    for key in ("milliseconds", "crowds"):
+        assert all(value > 0 for values in numbers[key].values() for value in values)
     assert (tmp_path / "e.png").stat().st_size > 1000

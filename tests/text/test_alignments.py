@@ -44,14 +44,14 @@ def test_the_parts_of_a_number_by_hand():
     assert pair.possible == sure | {(3, 3), (2, 3), (6, 7), (5, 7)}
 
 
-@pytest.mark.parametrize("number", [0, 7, 20, 31, 100, 201, 1000, 1001, 80_080, 999_999])
-def test_all_letters_of_a_number_lie_in_one_part(number):
-    pair = aligned_number(number)
-    assert {"source": pair.source, "target": pair.target} == number_words(number)
-    assert "".join(pair.target[a:b] for a, b in pair.target_spans) == pair.target
-    letters = "".join(pair.source[a:b] for a, b in pair.source_spans)
-    assert letters == pair.source.replace(" ", "").replace("-", "")
-    assert {j for _, j in pair.possible} == set(range(len(pair.target_spans)))
+def test_all_letters_of_a_number_lie_in_one_part():
+    for number in [0, 7, 20, 31, 100, 201, 1000, 1001, 80_080, 999_999]:
+        pair = aligned_number(number)
+        assert {"source": pair.source, "target": pair.target} == number_words(number)
+        assert "".join(pair.target[a:b] for a, b in pair.target_spans) == pair.target
+        letters = "".join(pair.source[a:b] for a, b in pair.source_spans)
+        assert letters == pair.source.replace(" ", "").replace("-", "")
+        assert {j for _, j in pair.possible} == set(range(len(pair.target_spans)))
 
 
 def test_the_splits_of_numbers_are_those_of_the_corpus():

@@ -13,8 +13,10 @@ import pytest
 from datasets import Dataset
 
 from hf_vanilla.commands import COMMANDS
+from hf_vanilla.data import corpus
 from hf_vanilla.options import UsageError
 from hf_vanilla.text import demo
+from hf_vanilla.training.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Dataset.from_dict({"source": ["forty-two", "six"], "target": ["zweiundvierzig", "sechs"]})
@@ -25,10 +27,12 @@ def test_options_change_the_recipe_of_the_demo():
     assert (recipe.train.max_steps, recipe.train.output_dir) == (7, "runs/demo")
     with pytest.raises(UsageError, match="did you mean --max_steps"):
         demo.read_demo(["--max_stepz", "7"])
+    with pytest.raises(UsageError, match="train --recipe numbers has all options"):
+        demo.read_demo(["--tokens_per_step", "7"])
 
 
-def test_the_recipe_of_the_demo_validates_every_50_steps():
-    assert demo.read_demo([]).train.eval_steps == 50
+def test_without_options_the_demo_is_its_recipe():
+    assert demo.read_demo([]) == read_recipe(["--recipe", "numbers"])
 
 
 def installed_by(extra, extras):
@@ -63,10 +67,14 @@ def test_make_demo_installs_the_libraries_of_the_demo_alone_and_shows_its_progre
 @pytest.mark.slow
 def test_the_demo_ends_with_scores_files_and_the_next_commands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = "--max_steps 2 --tokens_per_step 512 --warmup_steps 2 --model.d_model 16"
-    small += " --model.encoder_ffn_dim 16 --model.decoder_ffn_dim 16 --use_cpu True"
+    small = (
+        "--recipe numbers --max_steps 2 --tokens_per_step 512 --warmup_steps 2 --model.d_model 16"
+        " --model.encoder_ffn_dim 16 --model.decoder_ffn_dim 16 --use_cpu True --eval_sentences 0"
+    )
+    for name, count in (("DENSE", 100), ("SPARSE", 100), ("EVALUATION_PAIRS", 12)):
+        monkeypatch.setattr(corpus, name, count)  # tens of thousands take long
     monkeypatch.setattr(demo, "built_in_corpus", lambda: {"test": CORPUS})
-    text = demo.demo(demo.read_demo(small.split()))
+    text = demo.demo(read_recipe(small.split()))
     assert "  forty-two\n    -> " in text
     assert "All 2 unseen numbers:\nBLEU " in text
     sentence, app = text.split("\nNext:\n")[1].splitlines()

@@ -76,9 +76,8 @@ def test_a_stage_uses_its_corpora_alone():
     assert set.union(*used[20:]) == {1, 2}
 
 
-@pytest.mark.parametrize(
-    ("entry", "message"),
-    [
+def test_a_wrong_entry_is_named():
+    cases = [
         ({"weight": 0}, "weight=0 of a.en: give a positive number"),
         ({"weight": -1.5}, "weight=-1.5 of a.en: give a positive number"),
         ({"weight": float("nan")}, "weight=nan of a.en: give a finite number"),
@@ -91,11 +90,10 @@ def test_a_stage_uses_its_corpora_alone():
         ({"tag": ""}, "tag='' of a.en: give a word"),
         ({"wieght": 2}, "corpus 1: unknown key 'wieght'; did you mean 'weight'"),
         ({"target": None}, "corpus 1: target is missing"),
-    ],
-)
-def test_a_wrong_entry_is_named(entry, message):
-    with pytest.raises(ValueError, match=message):
-        read_mixture([{"source": "a.en", "target": "a.de", **entry}])
+    ]
+    for entry, message in cases:
+        with pytest.raises(ValueError, match=message):
+            read_mixture([{"source": "a.en", "target": "a.de", **entry}])
 
 
 def test_an_empty_mixture_is_refused():

@@ -112,14 +112,10 @@ def test_attend_computes_the_attentions_of_another_hypothesis(trained_run, train
     assert torch.equal(found.decoder, attentions(*trained, SENTENCE, translation=ids).decoder)
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [[], [-1], [10**9], ["1"], [True], [1] * 5000, "12", None, [[1]]],
-    ids=lambda v: str(v)[:9],
-)
-def test_ids_that_are_no_translation_are_refused(trained_run, ids):
-    with pytest.raises(ValueError, match="This translation is none of the model"):
-        PageService(max_tokens=40).attend(str(trained_run), SENTENCE, ids)
+def test_ids_that_are_no_translation_are_refused(trained_run):
+    for ids in [[], [-1], [10**9], ["1"], [True], [1] * 5000, "12", None, [[1]]]:
+        with pytest.raises(ValueError, match="This translation is none of the model"):
+            PageService(max_tokens=40).attend(str(trained_run), SENTENCE, ids)
 
 
 def test_a_search_that_takes_too_long_is_stopped_and_reported(trained_run):

@@ -31,9 +31,9 @@ SOURCES = [source for source, _ in PAIRS[:19]]
 
 
 @pytest.mark.slow
-def test_batch_mates_do_not_change_1000_translations_in_bfloat16():
+def test_batch_mates_do_not_change_200_translations_in_bfloat16():
     draw = random.Random(0)
-    sentences = [number_words(number)["source"] for number in draw.sample(range(10**6), 1000)]
+    sentences = [number_words(number)["source"] for number in draw.sample(range(10**6), 200)]
     few, many = (
         list(
             Translator(demo_model(), dtype="bfloat16", tokens_per_batch=tokens).translate(sentences)

@@ -92,9 +92,8 @@ def test_bad_fields_are_refused(arguments, message):
         parse_options(TranslateOptions, arguments)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "remedy"),
-    [
+def test_impossible_values_of_fields_are_refused_with_a_remedy():
+    cases = [
         ("do_sample", "yes", "give true or false"),
         ("do_sample", "1", "give true or false"),
         ("max_length", "-5", "give a whole number, from 1 to 100000"),
@@ -118,14 +117,13 @@ def test_bad_fields_are_refused(arguments, message):
         ("bad_words_ids", "[3]", "give a list of lists of token ids"),
         ("sequence_bias", "{3: 5}", "give lists of token ids with a bias"),
         ("watermarking_config", "foo", "known: bad_words_ids, begin_suppress_tokens"),
-    ],
-)
-def test_impossible_values_of_fields_are_refused_with_a_remedy(key, value, remedy):
-    arguments = [f"--generation.{key}", value, "--seed", "3"]
-    with pytest.raises(ValueError, match=f"^generation.*{key}.*{remedy}"):
-        parse_options(TranslateOptions, arguments)
-    with pytest.raises(ValueError, match=f"decoding.*{key}"):
-        read_recipe([f"--decoding.{key}", value])
+    ]
+    for key, value, remedy in cases:
+        arguments = [f"--generation.{key}", value, "--seed", "3"]
+        with pytest.raises(ValueError, match=f"^generation.*{key}.*{remedy}"):
+            parse_options(TranslateOptions, arguments)
+        with pytest.raises(ValueError, match=f"decoding.*{key}"):
+            read_recipe([f"--decoding.{key}", value])
 
 
 def test_every_field_of_the_table_is_one_of_transformers_or_of_the_paper():

@@ -11,9 +11,9 @@ from chromium import HOSTILE, PHONE, RECORD_SHIFTS, launched, needs_chromium, vi
 from num2words import num2words
 
 from hf_vanilla import demo_model, translate
-from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.loading import demo_model_facts, load_translator
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.static_page import EXAMPLES, PageOptions, check_engine, write_page
+from hf_vanilla.text.static_page import PageOptions, check_engine, write_page
 
 expect = pytest.importorskip("playwright.sync_api").expect
 expect.set_options(timeout=10_000)
@@ -129,7 +129,8 @@ def test_one_file_translates_from_disk_as_generate_does_and_asks_nobody(one_file
     assert page.tab.locator("h1").inner_text() == SPOILED
     model, tokenizer = load_translator(demo_model(), dtype="float32")
     draw = random.Random(5)
-    sentences = [EXAMPLES[0], *(num2words(draw.randrange(10**6)) for _ in range(12))]
+    first = demo_model_facts("numbers")["examples"][0]
+    sentences = [first, *(num2words(draw.randrange(10**6)) for _ in range(12))]
     script = """async (texts) => {
       const found = [];
       for (const text of texts) found.push(await hfVanilla.translate(text));
@@ -139,7 +140,7 @@ def test_one_file_translates_from_disk_as_generate_does_and_asks_nobody(one_file
         [best, *_] = best_translations(model, tokenizer, text, num_beams=4)
         assert answer["ids"] == best.ids
         assert answer["score"] == pytest.approx(best.score, abs=1e-4)
-    best = best_translations(model, tokenizer, EXAMPLES[0], num_beams=4)[0]
+    best = best_translations(model, tokenizer, sentences[0], num_beams=4)[0]
     assert page.tab.locator(".translation").inner_text() == best.text
     page.close()
 

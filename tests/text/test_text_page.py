@@ -20,10 +20,10 @@ from hf_vanilla.text.attentions import (
     attentions,
     word_starts,
 )
+from hf_vanilla.text.loading import demo_model_facts
 from hf_vanilla.text.n_best import best_translations
 from hf_vanilla.text.page import TextPage
 from hf_vanilla.text.page_answer import direction
-from hf_vanilla.text.static_page import EXAMPLES
 
 SENTENCE = "three one four"
 
@@ -202,8 +202,11 @@ def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, mo
     assert "number words" in none.load({"model": none.start()["models"][1]})["about"]
 
 
-def test_examples_are_those_of_the_packages_model(trained_run):
-    assert TextPage(demo_model()).start()["examples"] == list(EXAMPLES)
+def test_examples_are_those_of_the_packages_models(trained_run):
+    assert "forty-two" in TextPage(demo_model()).start()["examples"]
+    assert (
+        TextPage("help-en-de").start()["sentence"] == demo_model_facts("help-en-de")["examples"][0]
+    )
     own = TextPage(str(trained_run)).start()
     assert (own["examples"], own["isFixed"]) == ([], True)
     assert own["about"].startswith("Translates: en to de. ")

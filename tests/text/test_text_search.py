@@ -9,9 +9,8 @@ from hf_vanilla.text.page_search import (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "problem"),
-    [
+def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused():
+    cases = [
         ("temperature", "0", "The temperature is '0': give a number from 0.01 to 10"),
         ("temperature", "-1", "The temperature is '-1': give a number"),
         ("temperature", "nan", "The temperature is 'nan': give a number"),
@@ -23,12 +22,11 @@ from hf_vanilla.text.page_search import (
         ("seed", "-1", "The seed is '-1': give a whole number from 0 to 4294967295"),
         ("seed", "4294967296", "The seed is '4294967296'"),
         ("seed", "9" * 5000, "The seed is '9999"),
-    ],
-)
-def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused(name, text, problem):
-    with pytest.raises(ValueError, match=problem) as caught:
-        sampling_of({name: text})
-    assert len(str(caught.value)) < 120
+    ]
+    for name, text, problem in cases:
+        with pytest.raises(ValueError, match=problem) as caught:
+            sampling_of({name: text})
+        assert len(str(caught.value)) < 120
 
 
 def test_blank_settings_of_sampling_have_their_defaults():

@@ -303,9 +303,8 @@ def test_an_engine_without_attention_is_refused(translator):
         Translator(Other()).translate(["two"], constraints=[["a"]])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_options_that_do_not_go_together_are_refused():
+    cases = [
         ({"alignment_head": "1"}, "alignment_head='1' needs --alignments"),
         ({"alignments": True, "alignment_head": "a"}, "give LAYER or LAYER:HEAD"),
         ({"alignments": True, "n_best": 2}, "n_best or alignments, not both"),
@@ -316,11 +315,10 @@ def test_an_engine_without_attention_is_refused(translator):
             {"ensemble_average": "log_probabilities"},
             "ensemble_average='log_probabilities' needs several models: add --model",
         ),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        TranslateOptions(model="m", **changes)
+    ]
+    for changes, message in cases:
+        with pytest.raises(ValueError, match=message):
+            TranslateOptions(model="m", **changes)
 
 
 # --- everything off -----------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def tokens_of(family):
     return {"own": parts[:1], "others": parts[1 : 1 + AGENTS], "lanes": parts[1 + AGENTS :]}[family]
 
 
-@pytest.mark.parametrize("name", ["early full", "hierarchical full", "late interleaved", "gate"])
+@pytest.mark.parametrize("name", ["early full", "hierarchical full", "late interleaved"])
 def test_weights_are_those_of_the_last_decoder_layer(name):
     found, model = looked(name)
     seen = []
@@ -55,7 +55,7 @@ def test_weights_are_those_of_the_last_decoder_layer(name):
     assert_allclose(found.others.sum(1) + found.lanes.sum(1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["early interleaved", "hierarchical sequential", "neighbors"])
+@pytest.mark.parametrize("name", ["early interleaved", "hierarchical sequential", "gate"])
 def test_what_is_hidden_from_an_agent_has_no_weight_and_all_weights_sum_to_one(name):
     found, _ = looked(name, max_others=2, max_lanes=1)
     assert ((found.others > 1e-6).sum(1) == 3).all()  # itself and two others
@@ -73,5 +73,5 @@ def test_proposals_look_at_each_family_in_turn():
 
 
 def test_latent_queries_and_vectors_do_not_say_whom_an_agent_looks_at():
-    for name in ("early latent", "late latent", "vectors"):
+    for name in ("early latent", "late latent", "vectors", "neighbors", "proposals_paper"):
         assert not has_scene_attention(scene_model(name))

@@ -69,9 +69,8 @@ def test_the_options_are_those_of_the_list():
     assert [option.name for option in FIELDS] == OPTIONS
 
 
-@pytest.mark.parametrize("option", FIELDS, ids=lambda option: option.name)
-def test_every_option_says_what_it_is(option):
-    assert option.metadata["help"]
+def test_every_option_says_what_it_is():
+    assert all(declared.metadata["help"] for declared in FIELDS)
 
 
 def test_the_defaults_train_the_papers_way():
@@ -325,9 +324,8 @@ def test_an_option_without_its_value_is_named(option):
 # --- wrong values ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_a_value_of_the_wrong_kind_is_refused_by_name(write):
+    cases = [
         ("max_steps: many\n", "max_steps.*many"),
         ("max_steps: [3, 5]\n", "max_steps"),
         ("learning_rate: fast\n", "learning_rate.*fast"),
@@ -346,11 +344,10 @@ def test_an_option_without_its_value_is_named(option):
         ("seed: 3\nmax_steps: 5\nseed: 7\n", r"'seed' has two values \(the second in line 3\)"),
         ("model: {d_model: 8, d_model: 9}\n", "'d_model' has two values"),
         ("decoding: {length_penalty_form: wu}\n", "'wu': choose one of gnmt, power"),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_refused_by_name(write, text, message):
-    with pytest.raises(ValueError, match=message):
-        read_recipe(write(text))
+    ]
+    for text, message in cases:
+        with pytest.raises(ValueError, match=message):
+            read_recipe(write(text))
 
 
 @pytest.mark.parametrize("text", ["model: {d_model: wide}\n", "model: {d_model: 7}\n"])
@@ -392,16 +389,15 @@ COUNTS = """
 """
 
 
-@pytest.mark.parametrize("name", COUNTS.split())
-@pytest.mark.parametrize("value", [0, -3])
-def test_a_count_below_one_is_refused(name, value):
-    with pytest.raises(ValueError, match=f"{name}={value}: give a positive number"):
-        make(**{name: value})
+def test_a_count_below_one_is_refused():
+    for name in COUNTS.split():
+        for value in [0, -3]:
+            with pytest.raises(ValueError, match=f"{name}={value}: give a positive number"):
+                make(**{name: value})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_values_that_do_not_fit_are_refused_with_the_remedy():
+    cases = [
         ({"eval_sentences": -1}, "eval_sentences=-1: give 0 or more"),
         ({"tokens_per_batch": 255}, "255 is smaller than max_length=256: a batch must hold"),
         ({"save_total_limit": 3, "average_checkpoints": 5}, "3 is smaller than average_check"),
@@ -433,12 +429,10 @@ def test_a_count_below_one_is_refused(name, value):
             {"validation_source": "b", "validation_target": "c"},
             "validation files need train_source",
         ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
-)
-def test_values_that_do_not_fit_are_refused_with_the_remedy(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            make(**options)
 
 
 # --- there and back ----------------------------------------------------------------------------

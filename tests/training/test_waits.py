@@ -37,6 +37,7 @@ CEILINGS = {
     "VanillaForObjectDetection": (1, 1),
     "VanillaForSceneTrajectoryPrediction": (1, 0),
     "VanillaForProposalTrajectoryPrediction": (1, 0),
+    "VanillaForSocialProposalTrajectoryPrediction": (1, 0),
     "VanillaForNeighborTrajectoryPrediction": (1, 0),
     "VanillaForGatedTrajectoryPrediction": (1, 0),
     "VanillaForVectorTrajectoryPrediction": (1, 0),
@@ -134,7 +135,8 @@ def test_a_model_without_regions_or_codes_is_refused_there_too():
             refused.append(type(model).__name__)
     assert refused == [
         "VanillaForProposalTrajectoryPrediction",
-        "VanillaForQuantizedTrajectoryPrediction",
+        "VanillaForSocialProposalTrajectoryPrediction",
+        *["VanillaForQuantizedTrajectoryPrediction"] * 2,
     ]
 
 

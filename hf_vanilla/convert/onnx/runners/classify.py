@@ -46,7 +46,7 @@ if __name__ == "__main__":
     for path in sys.argv[1:]:
         try:
             probabilities = classifier.probabilities([Image.open(path)])[0]
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, Image.DecompressionBombError) as error:
             sys.exit(f"error: {path}: {error}")
         best = int(probabilities.argmax())
         write((path, classifier.labels[best], f"{probabilities[best]:.4f}"))

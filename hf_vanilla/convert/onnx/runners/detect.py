@@ -53,7 +53,7 @@ if __name__ == "__main__":
     for path in sys.argv[1:]:
         try:
             objects = detector.detect(Image.open(path))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, Image.DecompressionBombError) as error:
             sys.exit(f"error: {path}: {error}")
         for label, score, *box in objects:
             write((path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box)))

@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 from onnxruntime import InferenceSession
 
-NO_LANES = np.zeros((1, 2, 2)), np.zeros((1, 2), bool), np.zeros(1, np.int64)  # all is masked
-
 
 class Forecaster:
     """The model of a folder, which reads the last `observed_steps` steps of agents."""
@@ -24,12 +22,12 @@ class Forecaster:
         self.session = InferenceSession(Path(folder) / "model.onnx")
         self.names = [each.name for each in self.session.get_inputs()]
 
-    def predict(self, past: np.ndarray, is_observed: np.ndarray, lanes: tuple = NO_LANES) -> tuple:
-        """Futures `(A, M, P, 2)` of one scene, and probabilities `(A, M)`, falling.
+    def predict(self, past: np.ndarray, is_observed: np.ndarray, lanes: tuple = ()) -> tuple:
+        """Futures `(A, M, P, 2)`, probabilities `(A, M)`, falling; all agents are seen at the end.
 
-        From T steps: positions `(A, T, 2)` and bool `(A, T)`, each last step observed; models of
-        scenes also read L lanes: points `(L, S, 2)`, bool `(L, S)`, numbers of their kinds `(L,)`.
+        T steps: positions `(A, T, 2)`, bool `(A, T)`; L lanes: `(L, S, 2)`, bool, kinds `(L,)`.
         """
+        lanes = lanes or (np.zeros((1, 2, 2)), np.zeros((1, 2), bool), np.zeros(1, int))  # masked
         is_scene = "agent_mask" in self.names
         origin = past[:, -1:].mean(0, keepdims=True) if is_scene else past[:, -1:]
         relative = np.where(is_observed[..., None], past - origin, 0).astype(np.float32)
@@ -48,12 +46,14 @@ if __name__ == "__main__":
     try:
         forecaster, stride = Forecaster(), int(sys.argv[1] if sys.argv[1:] else 1)
         seen = {(r["agent"], int(r["frame"])): (float(r["x"]), float(r["y"])) for r in rows}
+        if stride < 1 or not np.isfinite([*seen.values()]).all():
+            raise ValueError("needed: 1 frame per step or more, and positions that are finite")
         frames = max(f for _, f in seen) + stride * np.arange(1 - forecaster.observed_steps, 1)
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         sys.exit(f"error: line {rows.line_num}: {type(error).__name__}: {error}")
     agents = [a for a in dict.fromkeys(agent for agent, _ in seen) if (a, frames[-1]) in seen]
-    mask = np.array([[(agent, frame) in seen for frame in frames] for agent in agents])
-    past = np.array([[seen.get((agent, frame), (0, 0)) for frame in frames] for agent in agents])
+    past = np.array([[seen.get((a, f), (np.nan, np.nan)) for f in frames] for a in agents])
+    mask = np.isfinite(past[..., 0])
     for agent, modes, shares in zip(agents, *forecaster.predict(past, mask), strict=True):
         for (mode, step), x in np.ndenumerate(modes[..., 0]):
             write((agent, mode, step + 1, x, modes[mode, step, 1], shares[mode]))

@@ -1,0 +1,141 @@
+"""Export a classifier, detector or forecaster to ONNX: one graph, its config, a program."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from hf_vanilla.data.image_models import check_channels
+from hf_vanilla.families import entry_of
+from hf_vanilla.images.classifier import load_classifier
+from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.tracks.forecaster import class_name, load_forecaster
+
+from .files import write_graph
+
+RUNNERS = Path(__file__).with_name("runners")
+ANY = torch.export.Dim.AUTO
+# what a graph cannot do, by the class that does it
+SAMPLES = "draws samples or searches"
+FAULTS = {
+    "VanillaForQuantizedTrajectoryPrediction": SAMPLES,
+    "VanillaForJointTrajectoryPrediction": SAMPLES,
+    "VanillaForDiverseTrajectoryPrediction": SAMPLES,
+    "VanillaForProposalTrajectoryPrediction": "gives other futures in ONNX Runtime",
+}
+Inputs = dict[str, tuple[Tensor, tuple[int, ...]]]  # name -> an example, and its axes of any size
+
+
+class Outputs(nn.Module):
+    """Some outputs of a model as a tuple, from inputs in the order of their names."""
+
+    def __init__(
+        self, model: PreTrainedModel, inputs: tuple[str, ...], outputs: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        self.model, self.inputs, self.outputs = model, inputs, outputs
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The outputs by name."""
+        found = self.model(**dict(zip(self.inputs, inputs, strict=True)))
+        return tuple(found[name] for name in self.outputs)
+
+
+def export_classifier(name: str, folder: Path, dtype: str) -> None:
+    """Write model.onnx, for images of the model's size, and classify.py.
+
+    Args:
+        name: folder or Hub id of our model.
+        folder: to fill.
+        dtype: of the weights.
+    """
+    classifier = load_classifier(name, device="cpu")
+    height, width = classifier.model.config.image_height_width
+    pixels = torch.randn(2, 3, height, width)
+    check_channels(classifier.model.config.num_channels)
+    inputs: Inputs = {"pixel_values": (pixels, (0,))}
+    _write(classifier.model, folder, inputs, ("logits",), dtype=dtype, program="classify.py")
+    classifier.processor.save_pretrained(folder)
+
+
+def export_detector(name: str, folder: Path, dtype: str) -> None:
+    """Write model.onnx, for images of any size with a mask of their padding, and detect.py.
+
+    Args:
+        name: folder or Hub id of our model.
+        folder: to fill.
+        dtype: of the weights.
+    """
+    detector = load_detector(name, device="cpu")
+    pixels = torch.randn(2, 3, 64, 80)
+    inputs: Inputs = {
+        "pixel_values": (pixels, (0, 2, 3)),
+        "pixel_mask": (torch.ones(2, 64, 80, dtype=torch.long), (0, 1, 2)),
+    }
+    check_channels(detector.model.config.num_channels)
+    outputs = "logits", "pred_boxes"
+    _write(detector.model, folder, inputs, outputs, dtype=dtype, program="detect.py")
+    detector.processor.save_pretrained(folder)
+
+
+def export_forecaster(name: str, folder: Path, dtype: str) -> None:
+    """Write model.onnx, for any number of agents and lanes, and forecast.py.
+
+    Args:
+        name: folder or Hub id of our model.
+        folder: to fill.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: a graph cannot do what the model does.
+    """
+    model = load_forecaster(name, device="cpu")
+    if (form := class_name(model.config)) in FAULTS:
+        raise ValueError(
+            f"{name} is a {form}, which {FAULTS[form]}: export a model of another form"
+        )
+    inputs, outputs = _forecaster_inputs(model.config), ("trajectories", "mode_logits")
+    _write(model, folder, inputs, outputs, dtype=dtype, program="forecast.py")
+
+
+def _write(
+    model: Any,
+    folder: Path,
+    inputs: Inputs,
+    outputs: tuple[str, ...],
+    *,
+    dtype: str,
+    program: str,
+) -> None:
+    """Write the graph and config of a model, and its program of `runners/`."""
+    write_graph(
+        Outputs(model.float(), tuple(inputs), outputs),
+        tuple(example for example, _ in inputs.values()),
+        folder / "model.onnx",
+        names=(list(inputs), outputs),
+        sizes=(tuple(dict.fromkeys(axes, ANY) for _, axes in inputs.values()),),
+        dtype=dtype,
+    )
+    model.config.save_pretrained(folder)
+    shutil.copy(RUNNERS / program, folder)
+
+
+def _forecaster_inputs(config: Any) -> Inputs:
+    reads, steps = entry_of(config).reads, config.observed_steps
+    if not reads:
+        past = torch.randn(3, steps, 2).cumsum(1)
+        is_observed = torch.ones(3, steps, dtype=torch.bool)
+        return {"past_values": (past, (0,)), "past_observed_mask": (is_observed, (0,))}
+    agents, lanes, points = 4, 5, 6
+    past = torch.randn(2, agents, steps, 2).cumsum(2)
+    return {
+        "past_values": (past, (0, 1)),
+        "past_observed_mask": (torch.ones(2, agents, steps, dtype=torch.bool), (0, 1)),
+        "agent_mask": (torch.ones(2, agents, dtype=torch.bool), (0, 1)),
+        "lane_values": (torch.randn(2, lanes, points, 2), (0, 1, 2)),
+        "lane_mask": (torch.ones(2, lanes, points, dtype=torch.bool), (0, 1, 2)),
+        "lane_kinds": (torch.zeros(2, lanes, dtype=torch.long), (0, 1)),
+    }
