@@ -214,7 +214,8 @@ async def throughput(
 ) -> dict[str, object]:
     """Print rates and latencies; returns the translations of one client."""
     await one_by_one(service, sentences[:8])
-    rates, expected = {}, {}
+    rates: dict[int, float] = {}
+    expected: dict[str, object] = {}
     for clients in (1, options.clients):
         started, used = time.monotonic(), service.cpu_seconds()
         found = await (
