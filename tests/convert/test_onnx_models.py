@@ -27,7 +27,12 @@ from hf_vanilla.tracks.forecaster import new_forecaster, predict
 for name in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(name)
 
-EXPORTED_FORMS = ["modes", "one", "density", *sorted(SCENE_FORMS.keys() - {"proposals"})]
+EXPORTED_FORMS = [
+    "modes",
+    "one",
+    "density",
+    *sorted(SCENE_FORMS.keys() - {"proposals", "proposals_paper", "gate"}),
+]
 
 
 def exported(folder, **options):

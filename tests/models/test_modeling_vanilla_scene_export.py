@@ -60,7 +60,7 @@ def assert_same(found, expected, is_agent):
         "neighbors",
         *(
             pytest.param(name, marks=pytest.mark.release)
-            for name in ("hierarchical interleaved", "late latent", "proposals", "gate", "vectors")
+            for name in ("hierarchical interleaved", "late latent", "proposals", "vectors")
         ),
     ],
 )

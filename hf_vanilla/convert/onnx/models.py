@@ -25,6 +25,10 @@ FAULTS = {
     "VanillaForJointTrajectoryPrediction": SAMPLES,
     "VanillaForDiverseTrajectoryPrediction": SAMPLES,
     "VanillaForProposalTrajectoryPrediction": "gives other futures in ONNX Runtime",
+    "VanillaForSocialProposalTrajectoryPrediction": "has the stages of form proposals, which gives "
+    "other futures in ONNX Runtime",
+    "VanillaForGatedTrajectoryPrediction": "has a gate that torch.export fixes to one number of "
+    "agents",
 }
 Inputs = dict[str, tuple[Tensor, tuple[int, ...]]]  # name -> an example, and its axes of any size
 
