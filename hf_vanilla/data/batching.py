@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # its import takes long, and a translator has no tables
     import pyarrow as pa
 
 IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
+EMPTY_ROW = -1  # number of a row that only fills a batch up to its shape
 
 
 def batch_bounds(longest: Sequence[int] | np.ndarray, tokens_per_batch: int) -> np.ndarray:
@@ -57,6 +58,30 @@ def batch_bounds(longest: Sequence[int] | np.ndarray, tokens_per_batch: int) -> 
     return np.asarray(bounds)
 
 
+def bucket_widths(longest: np.ndarray, buckets: int) -> tuple[int, ...]:
+    """Up to `buckets` widths, the smallest first, that pad sentences least.
+
+    Args:
+        longest: `(N,)` tokens of each sentence's longer side, at least one sentence.
+        buckets: how many widths; each sentence is padded to the next of them.
+    """
+    lengths, counts = np.unique(longest, return_counts=True)
+    below = counts.cumsum()  # sentences of up to that length
+    # padded tokens of all sentences up to each length, of which the last is a width
+    tokens, chosen = below * lengths, []
+    for _ in range(min(buckets, len(lengths)) - 1):
+        # rows: the width before; columns: the last one
+        with_one_more = tokens[:, None] + (below - below[:, None]) * lengths
+        with_one_more[np.tril_indices(len(lengths))] = np.iinfo(np.int64).max
+        with_one_more[0, 0] = tokens[0]
+        chosen.append(with_one_more.argmin(axis=0))
+        tokens = with_one_more.min(axis=0)
+    widths = [len(lengths) - 1]
+    for before in reversed(chosen):
+        widths.append(int(before[widths[-1]]))
+    return tuple(sorted({int(lengths[index]) for index in widths}))
+
+
 class TokenBatchSampler(Sampler[list[int]]):
     """Batches of sentences of similar length, limited by tokens instead of sentences (5.1).
 
@@ -75,6 +100,9 @@ class TokenBatchSampler(Sampler[list[int]]):
         seed: of the shuffle; 0 or more.
         multiple_of: halve large batches until their number is a multiple of this, for example of
             the processes that share them.
+        widths: to which both sides are padded, rising, up to the longest sentence at least; a
+            batch then has as many rows as the budget allows, with `EMPTY_ROW` at its end, so that
+            there are no more shapes than widths. Empty: each batch has a shape of its own.
 
     Raises:
         ValueError: there is no sentence, one alone exceeds the budget, or there are too few
@@ -93,6 +121,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         tokens_per_batch: int,
         seed: int = 0,
         multiple_of: int = 1,
+        widths: Sequence[int] = (),
     ) -> None:
         source, target = (np.asarray(n, dtype=np.int32) for n in (source_lengths, target_lengths))
         if not len(source):
@@ -100,10 +129,14 @@ class TokenBatchSampler(Sampler[list[int]]):
         # source lengths rise within one target length and fall within the next, so they are
         # similar where one target length ends and the next begins
         signed = np.where(target % 2, -source, source)
-        self._order = np.lexsort((signed, target)).astype(np.int32)
-        del signed
-        source, target = source[self._order], target[self._order]
-        bounds = batch_bounds(np.maximum(source, target), tokens_per_batch)
+        longest = np.maximum(source, target)
+        if widths:
+            longest = np.asarray(widths)[np.searchsorted(widths, longest)]
+        keys = (signed, target, longest) if widths else (signed, target)
+        self._order = np.lexsort(keys).astype(np.int32)
+        del signed, keys
+        source, target, longest = (n[self._order] for n in (source, target, longest))
+        bounds = batch_bounds(longest, tokens_per_batch)
         needed = -(-(len(bounds) - 1) // multiple_of) * multiple_of
         if bounds[-1] < needed:
             raise ValueError(
@@ -115,8 +148,17 @@ class TokenBatchSampler(Sampler[list[int]]):
             middle = (bounds[largest] + bounds[largest + 1]) // 2
             bounds = np.insert(bounds, largest + 1, middle)
         self._bounds = bounds
+        self._sizes: np.ndarray | None = None  # rows of each batch with its empty ones
+        padded_sides = [
+            (np.maximum.reduceat(n, bounds[:-1]) * np.diff(bounds)).sum() for n in (source, target)
+        ]
+        if widths:
+            width = np.maximum.reduceat(longest, bounds[:-1])
+            self._sizes = tokens_per_batch // width
+            padded_sides = [(self._sizes * width).sum()] * 2
         self.source_padding, self.target_padding = (
-            _padding_share(lengths, self._bounds) for lengths in (source, target)
+            1 - int(lengths.sum(dtype=np.int64)) / int(tokens)
+            for lengths, tokens in zip((source, target), padded_sides, strict=True)
         )
         is_new = (np.diff(source) != 0) | (np.diff(target) != 0)
         # group i of equal lengths on both sides is `_order[_groups[i] : _groups[i + 1]]`
@@ -158,7 +200,9 @@ class TokenBatchSampler(Sampler[list[int]]):
             self._shuffled = (epoch, rows, generator.permutation(len(self)))
         _, rows, batches = self._shuffled
         number = batches[index]
-        return rows[self._bounds[number] : self._bounds[number + 1]].tolist()
+        found = rows[self._bounds[number] : self._bounds[number + 1]].tolist()
+        size = len(found) if self._sizes is None else self._sizes[number]
+        return found + [EMPTY_ROW] * (size - len(found))
 
 
 class EpochBatches(Sequence[list[int]]):
@@ -183,12 +227,6 @@ class EpochBatches(Sequence[list[int]]):
         if isinstance(index, slice):
             return EpochBatches(self._sampler, self._epoch, self._indices[index])
         return self._sampler.batch(self._epoch, self._indices[index])
-
-
-def _padding_share(lengths: np.ndarray, bounds: np.ndarray) -> float:
-    """Share of padding, in [0, 1), when each batch is padded to its longest sentence."""
-    padded_tokens = (np.maximum.reduceat(lengths, bounds[:-1]) * np.diff(bounds)).sum()
-    return 1 - int(lengths.sum(dtype=np.int64)) / int(padded_tokens)
 
 
 class PairCollator:
@@ -225,6 +263,26 @@ class PairCollator:
             "attention_mask": torch.from_numpy(_is_real(lengths).astype(np.int64)),
             "labels": _padded_table(labels, label_lengths, IGNORED_LABEL),
         }
+
+
+def filled_up(
+    batch: dict[str, Tensor], rows: int, widths: Sequence[int], pad_token_id: int
+) -> dict[str, Tensor]:
+    """A batch of `PairCollator` with `rows` rows, both sides padded to the next of `widths`.
+
+    A new row has no label and one real token, so that it attends to something.
+    """
+    longest = max(batch["input_ids"].shape[1], batch["labels"].shape[1])
+    width = min(width for width in widths if width >= longest)
+    fillers = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}
+    filled = {
+        name: torch.nn.functional.pad(
+            ids, (0, width - ids.shape[1], 0, rows - len(ids)), value=fillers[name]
+        )
+        for name, ids in batch.items()
+    }
+    filled["attention_mask"][len(batch["labels"]) :, 0] = 1
+    return filled
 
 
 def padded(sequences: Sequence[Sequence[int]], value: int) -> Tensor:

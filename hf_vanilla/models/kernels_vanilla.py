@@ -104,15 +104,16 @@ def attention_in_products(
             attend: Callable = ALL_ATTENTION_FUNCTIONS["sdpa"]
             return attend(module, query, key, value, attention_mask, **kwargs)
         attention_mask = query.new_ones((query.shape[2], key.shape[2]), dtype=torch.bool).tril()
-    scores = (query * kwargs["scaling"] @ key.transpose(-2, -1)).float()  # (B, H, T, S)
+    scores = query * kwargs["scaling"] @ key.transpose(-2, -1)  # (B, H, T, S)
     if attention_mask is not None and attention_mask.dtype == torch.bool:
+        scores = scores.float()
         lowest = torch.finfo(scores.dtype).min
         weights = scores.masked_fill_(~attention_mask, lowest).softmax(dim=-1)
         weights = weights * attention_mask.any(dim=-1, keepdim=True)  # no allowed key: zeros
     else:
         if attention_mask is not None:
-            scores += attention_mask.float()
-        weights = scores.softmax(dim=-1)
+            scores = scores + attention_mask
+        weights = scores.softmax(dim=-1, dtype=torch.float32)
     return (weights.to(value.dtype) @ value).transpose(1, 2), None
 
 

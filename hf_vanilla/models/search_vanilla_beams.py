@@ -148,6 +148,9 @@ def finish(
     """
     # a candidate after the best n may not finish
     is_end = is_end & (torch.arange(is_end.shape[1], device=is_end.device) < config.num_beams)
+    # nothing changes in most steps, unless NaN is among the scores; a GPU would have to wait
+    if is_end.device.type == "cpu" and not (is_end | candidates.scores.isnan()).any():
+        return
     is_closed = ~state.may_improve
     if config.early_stopping is True:
         is_closed = is_closed | state.is_finished.all(dim=1, keepdim=True)

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
+from .positions_vanilla import SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
 AVERAGES = ("probabilities", "log_probabilities")
 # ids that all models must share
 SHARED_FIELDS = ("eos_token_id", "pad_token_id", "decoder_start_token_id")
-# steps for which the storage of the cache grows at once
+# steps for which the storage of the cache grows at once, and positions are computed
 STEPS_AT_ONCE = 32
 # the same where attention reads the whole storage; for longer hypotheses, both double
 PADDED_STEPS_AT_ONCE = 8
@@ -209,6 +210,7 @@ class SearchDecoder:
         self.buffer = buffer
         self.cache = BeamCache(beams)
         self.length = 0  # tokens of a hypothesis
+        self.positions: Tensor | None = None
         # (b, n, slots): 0 for a beam's own past, else -inf; None with one beam, which has no other
         self.mask: Tensor | None = None
         self.source_masks = [
@@ -241,7 +243,7 @@ class SearchDecoder:
     def read(self, input_ids: Tensor) -> Tensor:
         """Logits `(b * n, V)` after one more token of each beam, `(b, n)`."""
         vectors = self.decoder.embed_tokens(input_ids) * self.decoder.embed_scale
-        hidden_states = vectors + self.decoder.embed_positions(1, self.length, vectors)  # (b, n, D)
+        hidden_states = vectors + self._position(vectors)  # (b, n, D)
         mask = None
         if self.mask is not None:
             self.mask = torch.cat((self.mask, self.newest_mask), dim=2)
@@ -254,6 +256,15 @@ class SearchDecoder:
         if self.buffer is None:
             return self.lm_head(hidden_states)
         return self.buffer.linear(self.lm_head, hidden_states)
+
+    def _position(self, like: Tensor) -> Tensor:
+        """The position of the next token, `(D,)` or `(1, D)`; sinusoids of many steps at once."""
+        if not isinstance(self.decoder.embed_positions, SinusoidalPositions):
+            return self.decoder.embed_positions(1, self.length, like)
+        step = self.length % STEPS_AT_ONCE
+        if self.positions is None or not step:
+            self.positions = self.decoder.embed_positions(STEPS_AT_ONCE, self.length - step, like)
+        return self.positions[step]
 
     def reorder(self, parents: Tensor) -> None:
         """Beam i of each sentence continues beam `parents[:, i]`; `(b, n)` int64."""

@@ -33,7 +33,7 @@ class DecodingOptions(Options):
         "probabilities", f"mean of their {' or '.join(AVERAGES)}", choices=AVERAGES
     )
     engine: str = option(
-        "torch", "torch, or ctranslate2 for a folder of hf-vanilla export", choices=ENGINES
+        "torch", "torch; ctranslate2 or onnx for a folder of hf-vanilla export", choices=ENGINES
     )
     dtype: str | None = option(
         None,
@@ -53,6 +53,11 @@ class DecodingOptions(Options):
     keep_markup: bool = option(False, "carry over tags, URLs, {variables} and numbers")
     terminology: str | None = option(None, "file of terms that must appear: source, tab, target")
     tokens_per_batch: int = option(4096, "source tokens in a batch, padding included", at_least=1)
+    max_batch_memory: int | None = option(
+        None,
+        "MiB that a batch may take beside the weights, by an upper bound; larger ones are split",
+        at_least=1,
+    )
     accept_failures: bool = option(False, "exit status 0 even if lines cannot be translated")
 
     def __post_init__(self) -> None:
@@ -160,6 +165,7 @@ class DecodingOptions(Options):
             engine=self.engine,
             dtype=self.dtype,
             tokens_per_batch=self.tokens_per_batch,
+            max_batch_memory=self.max_batch_memory,
             processes=processes,
             **further,
             **self.generate_kwargs,

@@ -1,10 +1,11 @@
 """Engines translate a batch of token ids to texts: `generate()` of a model, or CTranslate2."""
 
 import copy
+import ctypes
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -19,9 +20,10 @@ from transformers import (
 )
 
 from hf_vanilla.loading import load_saved
+from hf_vanilla.models.generation_vanilla import has_source_limit, merged_settings
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.search_vanilla_constraints import Constraints, Phrase
-from hf_vanilla.models.search_vanilla_decoder import Ensemble
+from hf_vanilla.models.search_vanilla_decoder import STEPS_AT_ONCE, Ensemble
 from hf_vanilla.options import install_hint
 
 from .decoding import generated_texts, with_nan_check
@@ -30,7 +32,7 @@ from .loading import check_dtype, load_translator
 from .n_best import Hypothesis, n_best_of_rows
 from .terminology import Term
 
-ENGINES = ("torch", "ctranslate2")
+ENGINES = ("torch", "ctranslate2", "onnx")
 # fields of a generation config that CTranslate2 supports, or that do not concern the search
 CTRANSLATE2_DECODING = frozenset(
     {
@@ -52,6 +54,20 @@ CTRANSLATE2_DECODING = frozenset(
         "pad_token_id",
         "renormalize_logits",
         "transformers_version",
+    }
+)
+
+
+# fields that a call may change with ONNX Runtime; the others are in its graphs
+ONNX_DECODING = frozenset(
+    {
+        "early_stopping",
+        "length_penalty",
+        "length_penalty_form",
+        "max_length",
+        "max_new_tokens",
+        "max_tokens_beyond_source",
+        "num_beams",
     }
 )
 
@@ -138,6 +154,36 @@ class TorchEngine:
             # the generator of a CPU reads 32 bits of a seed
             torch.manual_seed(zlib.crc32(repr((self.seed, rows)).encode()))
             yield
+
+    def sentence_bytes(self, source: int) -> int:
+        """An upper bound of the memory that one sentence of a batch takes beside the weights.
+
+        It holds for our own search, as if no hypothesis ended before its limit.
+
+        Args:
+            source: tokens of the longest sentence of the batch.
+        """
+        settings, _ = merged_settings(self.model.generation_config, None, self.generate_kwargs)
+        beams = settings.num_beams or 1
+        limits = [settings.max_new_tokens, settings.max_length and settings.max_length - 1]
+        if has_source_limit(settings):
+            limits.append(source + settings.max_tokens_beyond_source)
+        defaults = GenerationConfig._get_default_generation_params()
+        steps = min((one for one in limits if one), default=defaults["max_length"])
+        # the cache grows in parts, and the old storage of a layer is copied to the new one
+        slots = beams * (steps + max(STEPS_AT_ONCE, steps // 4))
+        total = 8 * 2 * 8 * beams * steps  # int64 ids and parents: active, finished, candidates
+        models = self.generate_kwargs.get("ensemble")
+        for model in (self.model, *(models.models if models else ())):
+            config, heads = model.config, model.config.decoder_attention_heads
+            width = heads * sum(config.head_widths(heads))  # of keys and values
+            encoder = source * (6 * config.d_model + 2 * config.encoder_ffn_dim)
+            encoder += 2 * config.encoder_attention_heads * source**2
+            cache = (config.decoder_layers + 1) * (slots + source) * width
+            scores = 3 * heads * beams * max(slots, source)
+            logits = 3 * beams * config.target_vocab_size
+            total += (encoder + cache + scores) * model.dtype.itemsize + 4 * logits
+        return total
 
     def check_own_search(self, what: str) -> None:
         """Refuse settings with which `VanillaForConditionalGeneration` cannot search by itself.
@@ -315,6 +361,47 @@ def _changed(saved: GenerationConfig, decoding: dict[str, Any]) -> GenerationCon
     return changed
 
 
+class OnnxEngine:
+    """Translates by ONNX Runtime, with a folder that `hf-vanilla export --format onnx` wrote.
+
+    ONNX Runtime quantizes the activations of a whole batch by one scale. So sentences of an int8
+    folder are searched one by one: their results do not depend on each other.
+
+    Args:
+        folder: output of the export.
+        **decoding: changes to the generation config, of `ONNX_DECODING`.
+
+    Raises:
+        ImportError: `onnxruntime` is not installed.
+        ValueError: the folder is not such an export, or a field is not among these.
+    """
+
+    def __init__(self, folder: str | Path, **decoding: Any) -> None:
+        try:
+            from .onnx_search import Translator
+        except ImportError:
+            raise ImportError(f"this needs ONNX Runtime: {install_hint('onnx')}") from None
+        if not (Path(folder) / "decoder.onnx").is_file():
+            raise ValueError(
+                f"{folder} is not an export for ONNX Runtime (decoder.onnx and a tokenizer): "
+                "write one with hf-vanilla export --format onnx"
+            )
+        if unknown := sorted(decoding.keys() - ONNX_DECODING):
+            names = ", ".join(sorted(ONNX_DECODING))
+            raise ValueError(f"engine onnx does not change {', '.join(unknown)}; it has {names}")
+        self.tokenizer = load_saved(AutoTokenizer, folder)
+        self._searcher = Translator(folder, threads=torch.get_num_threads(), **decoding)
+        quantized = self._searcher.decoder.get_modelmeta().producer_name == "onnx.quantize"
+        self._rows_at_once = 1 if quantized else None
+
+    def translate_rows(self, rows: list[list[int]]) -> list[str]:
+        """One text per row of input ids."""
+        size = self._rows_at_once or len(rows)
+        batches = [rows[first : first + size] for first in range(0, len(rows), size)]
+        found = [lists[0].ids for batch in batches for lists in self._searcher.search(batch)]
+        return self.tokenizer.batch_decode(found, skip_special_tokens=True)
+
+
 # --- loading -------------------------------------------------------------------------------------
 
 
@@ -331,8 +418,8 @@ def load_engine(
     """Load the engine of a model folder or Hub id.
 
     Args:
-        name: folder or Hub id; for `"ctranslate2"` a folder of `hf-vanilla export`.
-        engine: `"torch"` or `"ctranslate2"`.
+        name: folder or Hub id; for `"ctranslate2"` and `"onnx"` a folder of `hf-vanilla export`.
+        engine: one of `ENGINES`.
         device: where to compute; None: a GPU if there is one.
         dtype: as for `Translator`.
         ensemble: further models, which decode together with the first one.
@@ -348,14 +435,10 @@ def load_engine(
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
     check_dtype(dtype)
-    if engine == "ctranslate2" and dtype is not None:
-        raise ValueError(
-            f"dtype={dtype!r} is for the engine torch: choose the numbers of CTranslate2 by "
-            "hf-vanilla export --dtype"
-        )
-    if engine == "ctranslate2" and ensemble:
-        raise ValueError("an ensemble needs the engine torch")
-    if engine == "ctranslate2":
+    if engine != "torch":
+        _check_exported(engine, dtype, ensemble)
+        if engine == "onnx":
+            return OnnxEngine(name, **generate_kwargs)
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name, dtype=dtype, device=device)
     target_vocab_size = getattr(model.config, "target_vocab_size", None)
@@ -366,9 +449,21 @@ def load_engine(
     others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
     for one in (model, *others):
         pack(one)
+    with suppress(OSError, AttributeError):  # of int8 weights, the float ones have left 40 MiB
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
     if others:
         generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
     return TorchEngine(model, tokenizer, **generate_kwargs)
+
+
+def _check_exported(engine: str, dtype: str | None, ensemble: Sequence[str]) -> None:
+    if dtype is not None:
+        raise ValueError(
+            f"dtype={dtype!r} is for the engine torch: an exported folder has the numbers of "
+            f"hf-vanilla export --dtype, which {engine} reads"
+        )
+    if ensemble:
+        raise ValueError("an ensemble needs the engine torch")
 
 
 def _further_model(

@@ -93,6 +93,11 @@ class TranslationDataOptions(Options):
     tokens_per_batch: int = option(
         3_125, "tokens per side, process and micro-batch, padding included", at_least=1
     )
+    length_buckets: int | None = option(
+        None,
+        "pad batches to so few shapes, such as 12, for compiled steps; default: any number",
+        at_least=2,
+    )
     rdrop_alpha: float = option(
         0.0,
         "R-Drop: weight of the divergence between two passes with different dropout, such as 5; 0: "
@@ -170,6 +175,12 @@ class TranslationDataOptions(Options):
             raise ValueError(
                 f"bpe_dropout={self.bpe_dropout:g} reads the text again in each epoch: give files "
                 "or a dataset, without prepared"
+            )
+
+        if self.length_buckets and (self.bpe_dropout or self.mixture is not None):
+            raise ValueError(
+                f"length_buckets={self.length_buckets} are of sentences that keep their lengths: "
+                "leave out bpe_dropout and mixture"
             )
 
     def check_with(self, train: TrainRecipe) -> None:

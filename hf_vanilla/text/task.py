@@ -18,7 +18,13 @@ from huggingface_hub import ModelCard
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
+from hf_vanilla.data.batching import (
+    EMPTY_ROW,
+    PairCollator,
+    TokenBatchSampler,
+    bucket_widths,
+    filled_up,
+)
 from hf_vanilla.data.bleu import check_bleu_tokenizer, score_translations
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS
 from hf_vanilla.families import Measure
@@ -61,7 +67,11 @@ def prepare(recipe: Recipe) -> "TranslationTask":
     rows = data.train.rows.with_format("arrow")
     collate = PairCollator(data.tokenizer.pad_token_id)
     dropout, noise = _subword_dropout(recipe, data), _source_noise(recipe, data)
-    return TranslationTask(recipe, data, rows, collate, dropout, noise, initial)
+    widths: tuple[int, ...] = ()
+    if recipe.data.length_buckets is not None:
+        longest = np.maximum(data.train.source_lengths, data.train.target_lengths)
+        widths = bucket_widths(longest, recipe.data.length_buckets)
+    return TranslationTask(recipe, data, rows, collate, dropout, noise, initial, widths)
 
 
 def _subword_dropout(recipe: Recipe, data: TextData) -> SubwordDropout | None:
@@ -115,6 +125,7 @@ class TranslationTask:
         dropout: encodes the training text anew for each batch; None without BPE-dropout.
         noise: changes the sources for each batch; None without noise.
         initial: the model from which the run starts; None where its weights are random.
+        widths: to which batches are padded; none without `length_buckets`.
     """
 
     recipe: Recipe
@@ -124,6 +135,7 @@ class TranslationTask:
     dropout: SubwordDropout | None = None
     noise: SourceNoise | None = None
     initial: InitialModel | None = None
+    widths: tuple[int, ...] = ()
     items: ClassVar[str] = "tokens"
     counted: ClassVar[tuple[str, ...]] = ("target_tokens",)
     measures: ClassVar[Mapping[str, Measure]] = MEASURES
@@ -197,7 +209,11 @@ class TranslationTask:
         if self.data.firsts is not None:
             return self._mixture_order(train, self.data.firsts, budget, per_step)
         sampler = TokenBatchSampler(
-            train.source_lengths, train.target_lengths, tokens_per_batch=budget, seed=seed
+            train.source_lengths,
+            train.target_lengths,
+            tokens_per_batch=budget,
+            seed=seed,
+            widths=self.widths,
         )
         logger.info("an epoch: %s", sampler.describe())
         if len(sampler) < per_step:
@@ -237,7 +253,10 @@ class TranslationTask:
             return self.collate(rows)  # they were encoded with dropout to know their lengths
         if self.data.train_text is not None:
             return self._fresh_batch(rows, generator)
-        return self.collate(self.rows[rows])
+        if not self.widths:
+            return self.collate(self.rows[rows])
+        batch = self.collate(self.rows[[row for row in rows if row != EMPTY_ROW]])
+        return filled_up(batch, len(rows), self.widths, self.collate.pad_token_id)
 
     def _fresh_batch(self, rows: list[int], generator: torch.Generator) -> Batch:
         """The rows with noise in their sources, and with other segmentations of their words."""

@@ -1,6 +1,7 @@
 """Translate sentences: with an engine, alignments, n-best lists, given phrases."""
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import count, islice, tee
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.models.search_vanilla_constraints import Constraints
+from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
 
 from .alignment_links import Links
 from .alignments import Aligner, AlignmentHead, saved_head
@@ -38,13 +40,15 @@ class Translator(SentenceDecoder):
     `doubt` finds are logged with the line number.
 
     Args:
-        model: folder or Hub id; for the engine `"ctranslate2"`, a folder that
+        model: folder or Hub id; for the engines `"ctranslate2"` and `"onnx"`, a folder that
             `hf-vanilla export` wrote. Or an engine.
-        engine: `"torch"` or `"ctranslate2"`.
+        engine: `"torch"`, `"ctranslate2"` or `"onnx"`.
         dtype: numbers of the engine `"torch"`: `"float32"`, `"bfloat16"` or `"int8"`; None: as the
             model was saved.
         tokens_per_batch: upper limit of sentences times longest source; a longer sentence is a
             batch of its own.
+        max_batch_memory: MiB that a batch may take beside the weights, by the upper bound
+            `TorchEngine.sentence_bytes`: larger batches are split. None: no limit.
         window: sentences sorted together.
         processes: Accelerate's state, to share every window among its processes. All of them must
             then translate the same sentences, and all receive all translations.
@@ -55,7 +59,8 @@ class Translator(SentenceDecoder):
         failed: line numbers of the sentences that the latest `translate` could not translate.
 
     Raises:
-        ValueError: the engine is unknown, or the folder has no model for it.
+        ValueError: the engine is unknown, the folder has no model for it, or memory is to be
+            limited and it is no model of this package.
         OSError: no model is found under this name.
 
     Examples:
@@ -68,13 +73,14 @@ class Translator(SentenceDecoder):
         3
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - how it loads, batches and shares the work
         self,
         model: "str | Path | Engine",
         *,
         engine: str = "torch",
         dtype: str | None = None,
         tokens_per_batch: int = TOKENS_PER_BATCH,
+        max_batch_memory: float | None = None,
         window: int = WINDOW_LINES,
         processes: PartialState | None = None,
         **generate_kwargs: Any,
@@ -90,6 +96,14 @@ class Translator(SentenceDecoder):
             raise ValueError(f"{names}: a Translator of an engine takes no options of the search")
         self.engine: Engine = model
         self._folder = folder
+        self.max_batch_memory = max_batch_memory
+        if max_batch_memory is not None and not (
+            isinstance(model, TorchEngine) and isinstance(model.model, VanillaTextPreTrainedModel)
+        ):
+            raise ValueError(
+                f"max_batch_memory={max_batch_memory} needs the engine torch and a model of "
+                "hf_vanilla: limit tokens_per_batch"
+            )
         super().__init__(
             model.tokenizer, tokens_per_batch=tokens_per_batch, window=window, processes=processes
         )
@@ -233,6 +247,26 @@ class Translator(SentenceDecoder):
             progress=progress,
             total=total,
         )
+
+    def _batches(self, rows: dict[int, list[int]]) -> list[list[int]]:
+        """As above, within `max_batch_memory`."""
+        batches = super()._batches(rows)
+        if self.max_batch_memory is None:
+            return batches
+        assert isinstance(self.engine, TorchEngine)
+        parts = []
+        for batch in batches:
+            longest = len(rows[batch[0]])
+            needed = self.engine.sentence_bytes(longest) / 2**20
+            size = int(self.max_batch_memory / needed)
+            if not size:
+                raise ValueError(
+                    f"max_batch_memory={self.max_batch_memory}: a sentence of {longest} tokens may "
+                    f"need {math.ceil(needed)} MiB: give {math.ceil(needed)} or more, or fewer "
+                    "num_beams"
+                )
+            parts += [batch[first : first + size] for first in range(0, len(batch), size)]
+        return parts
 
     def _texts_of_rows(self, rows: list[list[int]], phrases: list[Sequence[str]]) -> list[str]:
         if not any(phrases):

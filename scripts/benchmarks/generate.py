@@ -158,11 +158,10 @@ def load_ctranslate2(options: BenchmarkOptions, folder: Path, numbers: str) -> C
 
 
 def load_onnx(options: BenchmarkOptions, exported: Path) -> Callable[..., Any]:
-    """The search of an exported folder's translate.py on ids, as ids."""
-    spec: Any = importlib.util.spec_from_file_location("translate", exported / "translate.py")
-    program = sys.modules["translate"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
-    translator = program.Translator(exported, threads=options.threads)
+    """The search of an exported folder on ids, as ids; of int8 the whole batch at once."""
+    from hf_vanilla.text.onnx_search import Translator  # needs onnxruntime
+
+    translator = Translator(exported, threads=options.threads)
 
     def generate(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> list[list[int]]:
         pairs = zip(input_ids, attention_mask, strict=True)

@@ -139,9 +139,11 @@ async def together(service: Service, sentences: list[str], clients: int) -> dict
 
 def verdict(found: object, expected: object) -> str:
     """What an answer is."""
-    if found is None:
+    if found is None or expected is None:
         return "lost"
-    return "refused" if isinstance(found, int) else "right" if found == expected else "wrong"
+    if isinstance(found, int) or isinstance(expected, int):  # also if it was refused one by one
+        return "refused"
+    return "right" if found == expected else "wrong"
 
 
 def counted(counts: Counter[str]) -> str:
@@ -212,7 +214,8 @@ async def throughput(
 ) -> dict[str, object]:
     """Print rates and latencies; returns the translations of one client."""
     await one_by_one(service, sentences[:8])
-    rates, expected = {}, {}
+    rates: dict[int, float] = {}
+    expected: dict[str, object] = {}
     for clients in (1, options.clients):
         started, used = time.monotonic(), service.cpu_seconds()
         found = await (

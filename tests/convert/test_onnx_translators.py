@@ -1,6 +1,7 @@
 """Translators in ONNX Runtime: the exported folder's search is ours, without torch."""
 
 import copy
+import shutil
 import subprocess
 import sys
 
@@ -16,7 +17,9 @@ from hf_vanilla.convert.export import ExportOptions, export
 from hf_vanilla.convert.onnx import files
 from hf_vanilla.convert.onnx import transformers_js as js
 from hf_vanilla.convert.onnx.translators import RUNNER
+from hf_vanilla.text.engines import OnnxEngine, TorchEngine
 from hf_vanilla.text.n_best import n_best_of_rows
+from hf_vanilla.text.translator import Translator
 
 for name in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(name)
@@ -88,6 +91,31 @@ def test_hypotheses_are_those_of_generate_in_batches_and_alone(model, tokenizer,
                 scores = [one.score for one in ours]
                 assert [one.score for one in theirs] == pytest.approx(scores, abs=1e-4)
     assert len(first_ids) > 40  # they differ, and about half end by themselves
+
+
+def test_the_engine_onnx_translates_as_our_own(model, tokenizer, folder):
+    lines = [*SENTENCES, "", " ".join(SENTENCES)]
+    found = list(Translator(folder, engine="onnx", tokens_per_batch=90).translate(lines))
+    assert found == list(Translator(TorchEngine(model, tokenizer)).translate(lines))
+    shorter = list(Translator(folder, engine="onnx", max_new_tokens=2).translate(lines))
+    assert shorter == translate(model, tokenizer, lines, max_new_tokens=2)
+
+
+def test_sentences_of_an_int8_folder_do_not_depend_on_each_other(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "int8")
+    for name in ("encoder.onnx", "decoder.onnx"):
+        files._quantize(folder / name, tmp_path / "int8" / name, is_large=False)
+    engine, rows = OnnxEngine(tmp_path / "int8"), source_rows(9)
+    assert engine.translate_rows(rows) == [engine.translate_rows([row])[0] for row in rows]
+
+
+def test_what_the_engine_onnx_cannot_do_is_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"not an export for ONNX Runtime .*--format onnx"):
+        Translator(tmp_path, engine="onnx")
+    with pytest.raises(ValueError, match=r"does not change bad_words_ids, top_k; it has early"):
+        Translator(folder, engine="onnx", top_k=3, bad_words_ids=[[3]])
+    with pytest.raises(ValueError, match="dtype='int8' is for the engine torch"):
+        Translator(folder, engine="onnx", dtype="int8")
 
 
 def test_one_beam_is_greedy_search(model, folder):

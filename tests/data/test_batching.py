@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from hf_vanilla.data.batching import (
+    EMPTY_ROW,
     PairCollator,
     TokenBatchSampler,
     batch_bounds,
+    bucket_widths,
+    filled_up,
     padded,
 )
 from hf_vanilla.text.encoding import LengthLimits, encode_pairs
@@ -274,3 +278,48 @@ def test_a_dataloader_takes_sampler_rows_and_collator(encoded):
     faster = list(DataLoader(tables, sampler=sampler, batch_size=None, **options))
     assert [b["labels"].tolist() for b in faster] == [b["labels"].tolist() for b in batches]
     assert all(set(batch) == {"input_ids", "attention_mask", "labels"} for batch in batches)
+
+
+# --- few shapes ----------------------------------------------------------------------------------
+
+
+@EXAMPLES
+@given(longest=st.lists(st.integers(1, 9), min_size=1), buckets=st.integers(2, 5))
+def test_bucket_widths_pad_no_more_than_any_other_widths(longest, buckets):
+    def tokens(widths):
+        return sum(min(width for width in widths if width >= length) for length in longest)
+
+    lengths = sorted(set(longest))
+    others = combinations(lengths[:-1], min(buckets, len(lengths)) - 1)
+    least = min(tokens((*other, lengths[-1])) for other in others)
+    found = bucket_widths(np.array(longest), buckets)
+    assert len(found) <= buckets
+    assert tokens(found) == least
+
+
+def test_an_epoch_in_buckets_has_each_sentence_once_and_few_shapes():
+    source, target = natural_lengths(3000)
+    widths = bucket_widths(np.maximum(source, target), 12)
+    sampler = TokenBatchSampler(source, target, tokens_per_batch=700, widths=widths)
+    seen, shapes, positions = Counter(), set(), 0
+    for batch in sampler.batches(epoch=2):
+        rows = [row for row in batch if row != EMPTY_ROW]
+        pairs = [{"input_ids": [7] * source[row], "labels": [7] * target[row]} for row in rows]
+        filled = filled_up(PairCollator(0)(pairs), len(batch), widths, 0)
+        assert filled["input_ids"].shape == filled["labels"].shape
+        assert filled["input_ids"].numel() <= 700
+        assert (filled["labels"] >= 0).sum() == target[rows].sum()
+        seen.update(rows)
+        shapes.add(tuple(filled["labels"].shape))
+        positions += filled["labels"].numel()
+    assert seen == Counter(range(3000))
+    assert len(shapes) <= 12
+    assert sampler.target_padding == pytest.approx(1 - target.sum() / positions)
+
+
+def test_rows_that_fill_a_batch_up_have_no_label_and_one_real_token():
+    rows = [{"input_ids": [5, 1], "labels": [6, 2, 1]}]
+    filled = filled_up(PairCollator(0)(rows), 2, (3, 4), 0)
+    assert filled["input_ids"].tolist() == [[5, 1, 0], [0, 0, 0]]
+    assert filled["attention_mask"].tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert filled["labels"].tolist() == [[6, 2, 1], [-100, -100, -100]]

@@ -165,10 +165,10 @@ def test_an_option_below_1_is_refused(name, value):
 
 
 def test_an_unknown_engine_is_refused():
-    with pytest.raises(ValueError, match="engine='onnx': choose one of torch, ctranslate2"):
-        TranslateOptions(model="m", engine="onnx")
-    with pytest.raises(ValueError, match="engine='onnx': choose one of torch, ctranslate2"):
-        load_engine("m", "onnx")
+    with pytest.raises(ValueError, match="engine='marian': choose one of torch, ctranslate2, onnx"):
+        TranslateOptions(model="m", engine="marian")
+    with pytest.raises(ValueError, match="engine='marian': choose one of torch, ctranslate2, onnx"):
+        load_engine("m", "marian")
 
 
 # --- pipes, devices, closed streams ------------------------------------------------------------

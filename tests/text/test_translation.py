@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.text.task import TranslationTask, perplexity, training_flops
+from hf_vanilla.text.task import TranslationTask, perplexity, prepare, training_flops
 from hf_vanilla.training.task import Work
 
 # --- operations --------------------------------------------------------------------------------
@@ -40,6 +40,30 @@ def test_the_work_of_a_micro_batch_by_hand(tiny_config, tmp_path, changes, passe
     recipe = small_run.recipe(tmp_path, {}, **changes)
     task = TranslationTask(recipe=recipe, data=None, rows=None, collate=None)
     assert task.work(tiny_config, batch) == Work(7, 11, 16, flops)
+
+
+# --- few shapes ----------------------------------------------------------------------------------
+
+
+def test_batches_in_buckets_have_few_shapes_and_the_loss_of_their_pairs(corpus_files, tmp_path):
+    budget = {"tokens_per_step": 120, "tokens_per_batch": 60, "max_length": 60}
+    task = prepare(small_run.recipe(tmp_path, corpus_files, length_buckets=3, **budget))
+    order, model, shapes = task.order(2), task.model().eval(), set()
+    for number in range(len(order.sampler)):
+        rows = order[number]
+        batch = task.batch(rows, torch.Generator())
+        pairs = task.collate(task.rows[[row for row in rows if row >= 0]])
+        shapes.add(tuple(batch["input_ids"].shape))
+        assert batch["labels"].shape == batch["input_ids"].shape
+        torch.testing.assert_close(model(**batch).loss, model(**pairs).loss, rtol=1e-4, atol=1e-5)
+    assert len(shapes) <= 3 < len(order.sampler)
+
+
+def test_buckets_that_cannot_be_are_refused(corpus_files, tmp_path):
+    with pytest.raises(ValueError, match="length_buckets=1"):
+        small_run.recipe(tmp_path, corpus_files, length_buckets=1)
+    with pytest.raises(ValueError, match=r"length_buckets=2 .*leave out bpe_dropout"):
+        small_run.recipe(tmp_path, corpus_files, length_buckets=2, bpe_dropout=0.1)
 
 
 # --- perplexity ----------------------------------------------------------------------------------

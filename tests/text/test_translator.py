@@ -57,6 +57,46 @@ def test_batches_keep_tokens_per_batch_and_have_every_sentence_once(trained, mon
     assert [length for _, length in shapes] == sorted((s for _, s in shapes), reverse=True)
 
 
+def test_batches_keep_their_memory(trained, monkeypatch):
+    shapes, generate = [], trained[0].generate
+
+    def record(**inputs):
+        shapes.append(tuple(inputs["input_ids"].shape))
+        return generate(**inputs)
+
+    monkeypatch.setattr(trained[0], "generate", record)
+    engine = TorchEngine(*trained, num_beams=2)
+    longest = max(len(trained[1](sentence).input_ids) for sentence in SOURCES)
+    limit = 3.5 * engine.sentence_bytes(longest)
+    assert all(Translator(engine, max_batch_memory=limit / 2**20).translate(SOURCES))
+    assert sum(rows for rows, _ in shapes) == len(SOURCES)
+    assert shapes[0][0] == 3
+    assert all(rows * engine.sentence_bytes(length) <= limit for rows, length in shapes)
+
+
+def test_a_limit_of_memory_below_one_sentence_is_refused(trained):
+    engine = TorchEngine(*trained, num_beams=2)
+    message = r"^max_batch_memory=0.01: a sentence of \d+ tokens may need 1 MiB: give 1 or more"
+    with pytest.raises(ValueError, match=message):
+        list(Translator(engine, max_batch_memory=0.01).translate(SOURCES))
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_the_bound_of_memory_is_above_what_a_search_allocates(trained, beams):
+    model, tokenizer = trained
+    rows = [tokenizer(sentence).input_ids for sentence in SOURCES]
+    bound = TorchEngine(*trained, num_beams=beams).sentence_bytes(max(map(len, rows)))
+    batch = tokenizer(SOURCES, padding=True, return_tensors="pt")
+    with torch.profiler.profile(profile_memory=True) as profile, torch.inference_mode():
+        model.generate(**batch, num_beams=beams)
+    events = [event for event in profile.events() if event.name == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        now += event.cpu_memory_usage
+        most = max(most, now)
+    assert 0 < most < bound * len(rows)
+
+
 @pytest.mark.parametrize("blank", ["", " ", "\t", "\u3000"], ids=repr)
 def test_a_blank_sentence_translates_to_an_empty_one(trained, blank):
     alone = translate(*trained, SOURCES[:2])

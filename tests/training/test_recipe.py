@@ -34,8 +34,8 @@ TRANSLATION_NAMES = """
     train_source train_target prepared mixture validation_source validation_target
     source_language target_language tokenizer max_length
     max_length_ratio preprocessing_workers
-    tokens_per_step tokens_per_batch rdrop_alpha simcut_alpha bpe_dropout eval_sentences
-    bleu_tokenize
+    tokens_per_step tokens_per_batch length_buckets rdrop_alpha simcut_alpha bpe_dropout
+    eval_sentences bleu_tokenize
 """
 OPTIONS = [*NAMES.split(), *TRANSLATION_NAMES.split()]
 FIELDS = [*fields(TrainRecipe), *fields(TranslationDataOptions)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TokenizersBackend
 
+import hf_vanilla.text
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.attentions import start_token_id
 from hf_vanilla.text.loading import load_translator, require_float
@@ -15,7 +16,7 @@ from hf_vanilla.text.loading import load_translator, require_float
 from .files import write_graph
 from .graphs import PLAIN, DecoderGraph, EncoderGraph
 
-RUNNER = Path(__file__).with_name("runners") / "translate.py"
+RUNNER = Path(hf_vanilla.text.__file__).with_name("onnx_search.py")  # without ONNX Runtime
 ANY = torch.export.Dim.AUTO
 # fields of a generation config that translate.py reads, or that do not concern its search
 DECODING = frozenset(
@@ -64,7 +65,7 @@ def export_translator(name: str, folder: Path, dtype: str) -> None:
         decoding.max_length = min(decoding.max_length or longest, longest)
     decoding.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    shutil.copy(RUNNER, folder)
+    shutil.copy(RUNNER, folder / "translate.py")
 
 
 def load_for_export(name: str) -> tuple[VanillaForConditionalGeneration, PreTrainedTokenizerBase]:

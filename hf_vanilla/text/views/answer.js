@@ -241,8 +241,7 @@ export function insideOf(own, { text, ids, kind, layer, head, token }) {
     weights: [...weights, ...Array(keys.length - weights.length).fill(0)], // later tokens have 0
     head: ofHead(part.means[row]),
     attended: numbers(part.attended[row]),
-    normed: numbers(end.first[row]),
-    fed: numbers(end.fed[row]),
-    output: numbers(end.output[row]),
+    normed: numbers((kind === DECODER ? end.first : end.normed)[row]),
+    fed: numbers(end.fed[row]), output: numbers(end.output[row]),
   };
 }

@@ -67,16 +67,17 @@ export function bestPath(steps) {
   return [];
 }
 
-function sayStatus({ penalty: { form, alpha }, hypotheses }, node, length) {
+function sayStatus({ penalty: { form, alpha }, hypotheses, steps }, node, length) {
   if (node.status === "finished") {
     const rank = node.rank >= 0 ? `It is number ${node.rank + 1} of the result.` : "Better ones took its place.";
     const formula = form === "gnmt" ? `((5 + ${length}) / 6)^${alpha}` : `${length}^${alpha}`;
     return `It is finished: ${signed(node.logProb)} divided by the length penalty ${formula} = ${node.penalty.toFixed(2)} gives the score ${signed(node.score)}. ${rank}`;
   }
   const kept = `the ${hypotheses.length} best`;
+  const least = Math.min(...steps[length - 1].filter((one) => one.status !== "pruned").map((one) => one.logProb));
   return {
     kept: `It is kept, as one of ${kept}.`,
-    pruned: `It is dropped: it is not one of ${kept}.`,
+    pruned: `It is dropped: it is not one of ${kept}${node.logProb < least ? `; the last of them has ${signed(least)}` : ""}.`,
     stopped: "The search ends here: it can no longer beat the finished ones.",
   }[node.status];
 }
