@@ -265,7 +265,7 @@ def test_every_option_in_the_text_exists():
 
 
 def test_every_file_in_the_text_exists():
-    named = mentions(r"(?<![\w./-])(?:scripts|tests|docs|hf_vanilla)/[\w./]*\w")
+    named = mentions(r"(?<![\w./-])(?:scripts|tests|docs|hf_vanilla)/[\w./-]*\w")
     assert not {(page, name) for page, name in named if not (ROOT / name).exists()}
 
 
