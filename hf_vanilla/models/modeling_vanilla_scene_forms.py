@@ -235,8 +235,8 @@ class VanillaForVectorTrajectoryPrediction(VanillaScenePreTrainedModel):
     Linears, shared too, make the future of a mode from the agent's vector and what the mode read.
     The loss is Huber's of the closest future and the cross-entropy of its score.
 
-    The paper encodes tracks by an LSTM and lanes by a perceptron, where this class has encoder
-    layers over the steps and their mean.
+    Known is the abstract alone: the loss and how often a mode reads are ours. Vectors of tracks and
+    lanes are encoder layers over the steps and their mean, in place of an LSTM and a perceptron.
 
     Examples:
         >>> import torch
