@@ -52,9 +52,9 @@ EXAMPLES = {
         "one thousand nine",
     ],
     "help-en-de": [
-        "Release the mouse button to finish the line.",
-        "To hide a section, select the Hide check box in the Hide area.",
-        "Specifies the minimum height or the minimum width of a scrollbar.",
+        "Enter the name of the file that you want to open.",
+        "To hide a section, select the Hide check box.",
+        "Select the text that you want to copy.",
     ],
 }
 # of help-en-de, before the sections of training and of limits

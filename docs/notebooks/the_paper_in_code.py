@@ -111,7 +111,7 @@ attention_by_head(seen)
 # noun attend to the English one, wherever it stands?
 
 # %%
-sentence = "Release the mouse button to finish the line."
+sentence = "Enter the name of the file that you want to open."
 attention_by_head(attentions(*load_translator("help-en-de"), sentence))
 
 # %% [markdown]

@@ -42,7 +42,9 @@ def test_an_agent_at_half_the_rate_of_the_others_keeps_its_speed():
     every = torch.arange(5.0).view(1, 1, 5, 1) * torch.tensor([1.0, 0.5])  # (1, 1, T, 2)
     mask = torch.tensor([[[1, 0, 1, 0, 1]]])
     for model, inputs in every_forecaster():
-        if any(kind in type(model).__name__ for kind in ("Quantized", "Joint", "Diverse")):
+        if any(
+            kind in type(model).__name__ for kind in ("Quantized", "Joint", "Diverse", "Social")
+        ):
             continue  # without training these do not go on as before
         is_scene = inputs["past_values"].dim() == 4
         past, seen = (every, mask) if is_scene else (every[0], mask[0])
