@@ -91,7 +91,7 @@ class Rows:
 
     def of_others(self) -> tuple[Tensor, Tensor]:
         """Rows `(R, N)` of the others, and which are there now, where all agents have rows."""
-        rows = torch.arange(len(self.scene), device=self.scene.device)
+        rows = torch.arange(self.scene.shape[0], device=self.scene.device)
         row = rows.new_full(self.shape, -1).index_put((self.scene, self.agent), rows)
         row = row[self.scene.unsqueeze(1), self.others.numbers]
         return row.clamp(min=0), (row >= 0) & self.others.is_real[..., -1]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import embedding, linear
 from transformers import initialization as init
 
 from .configuration_vanilla_scene import VanillaSceneConfig
@@ -122,7 +122,7 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         mask = key_mask(torch.cat((is_node, sees), dim=1))
         edges = self.edges(edges.to(node.dtype))  # (R, k, D)
         for layer in self.graph_layers:
-            seen = node[neighbors, 0] + edges
+            seen = embedding(neighbors, node[:, 0]) + edges
             node = layer(node, torch.cat((node, seen), dim=1), mask)
         states, is_real = torch.cat((node, steps), dim=1), torch.cat((is_node, is_real), dim=1)
         for layer in self.encoder_layers:

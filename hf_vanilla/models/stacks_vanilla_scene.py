@@ -166,7 +166,7 @@ class RasterEncoder(nn.Module):
         other_cells = self._cells(others.features[..., :2], others.is_real, last)
         cells = torch.cat((lane_cells, other_cells), dim=1)
         size = self.channels * self.cells**2
-        picture = lanes.features.new_zeros(len(cells), size + 1).scatter(1, cells, 1.0)
+        picture = lanes.features.new_zeros(cells.shape[0], size + 1).scatter(1, cells, 1.0)
         return picture[:, :-1].view(-1, self.channels, self.cells, self.cells)
 
     def _cells(self, points: Tensor, is_real: Tensor, channel: Tensor) -> Tensor:
