@@ -106,8 +106,9 @@ def load_model(
             faults.append(f"{fault}: {', '.join(wrong[:SHOWN_NAMES])}{more}")
     if faults:
         raise ValueError(
-            f"{name} has other weights than its config.json says; {'; '.join(faults)}: "
-            "save or download it again"
+            f"{name} has other weights than its config.json says ({type(model).__name__}); "
+            f"{'; '.join(faults)}: save or download it again; if an older version of this class "
+            "saved it, train it again"
         )
     return model.eval()
 

@@ -127,6 +127,18 @@ def test_a_damaged_folder_is_refused_in_one_line_that_names_it(family, folders, 
         refusal(family, folder)
 
 
+def test_weights_of_an_older_class_are_refused_with_its_name(folders, tmp_path):
+    folder = Path(shutil.copytree(folders / "scene", tmp_path / "old"))
+    weights = load_file(folder / WEIGHTS)
+    old = {name.replace("gates.", "channel_gates."): weight for name, weight in weights.items()}
+    save_file(old, folder / WEIGHTS, {"format": "pt"})
+    text = refusal("scene", folder)
+    assert "VanillaForGatedTrajectoryPrediction" in text
+    assert "missing: gates.0" in text
+    assert "not in the model: channel_gates.0" in text
+    assert text.endswith("if an older version of this class saved it, train it again")
+
+
 # --- models of the package -----------------------------------------------------------------------
 
 
