@@ -31,7 +31,7 @@ EXPORTED_FORMS = [
     "modes",
     "one",
     "density",
-    *sorted(SCENE_FORMS.keys() - {"proposals", "proposals_paper", "neighbors", "gate"}),
+    *sorted(SCENE_FORMS.keys() - {"proposals", "proposals_paper", "gate"}),
 ]
 
 

@@ -27,7 +27,6 @@ FAULTS = {
     "VanillaForProposalTrajectoryPrediction": "gives other futures in ONNX Runtime",
     "VanillaForSocialProposalTrajectoryPrediction": "has the stages of form proposals, which gives "
     "other futures in ONNX Runtime",
-    "VanillaForNeighborTrajectoryPrediction": "gathers neighbors as ONNX Runtime cannot",
     "VanillaForGatedTrajectoryPrediction": "has a gate that torch.export fixes to one number of "
     "agents",
 }
