@@ -13,6 +13,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .inputs_vanilla_forecaster import (
@@ -54,7 +55,8 @@ class Seen:
 
     def nearest_first(self) -> "Seen":
         """The sequences in the order of their distance from the row's agent."""
-        return _selected(self, _distance(self).argsort(dim=1, stable=True))
+        count = self.is_real.shape[1]
+        return _selected(self, _distance(self).topk(count, dim=1, largest=False).indices)
 
 
 @dataclass(frozen=True)
@@ -163,16 +165,12 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
         heading_decay=config.heading_decay,
         scale=config.velocity_std,
     )
-    seen = [
+    numbers, is_other = _others(config, past, is_observed, scene, agent)
+    own, others = (
         _of_agents(config, axes, past[place], is_observed[place], place[1])
-        for place in (
-            (scene.unsqueeze(1), agent.unsqueeze(1)),
-            (scene.unsqueeze(1), _others(config, past, is_observed, scene, agent)),
-        )
-    ]
-    own, others = seen
-    is_other = others.is_real & (others.numbers != agent.unsqueeze(1)).unsqueeze(-1)
-    others = replace(others, is_real=is_other)
+        for place in ((scene.unsqueeze(1), agent.unsqueeze(1)), (scene.unsqueeze(1), numbers))
+    )
+    others = replace(others, is_real=others.is_real & is_other.unsqueeze(-1))
     points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
     lanes_seen = _nearest(pieces, config.max_lanes)
@@ -208,22 +206,26 @@ def _entered(axes: AgentAxes, points: Tensor) -> Tensor:
 
 def _others(
     config: VanillaSceneConfig, past: Tensor, is_observed: Tensor, scene: Tensor, agent: Tensor
-) -> Tensor:
-    """Numbers `(R, N)` of the agents that each row may see, itself among them if all may.
+) -> tuple[Tensor, Tensor]:
+    """Numbers `(R, N)` of the agents that each row may see, and which are others.
 
-    Only these are turned along its axes, so that the cost does not grow with the agents squared.
+    Only these are turned along its axes, so that the cost does not grow with the agents squared. An
+    exported program always reads `max_others`, so that it has one shape for any number of agents.
     """
     count, most = past.shape[1], config.max_others
-    if count <= most:
-        return torch.arange(count, device=past.device).expand(scene.shape[0], -1)
-    _report_cut("agents", count, most)
-    apart = torch.cdist(
-        past[:, :, -1], past.flatten(1, 2), compute_mode="donot_use_mm_for_euclid_dist"
-    )  # (B, A, A T)
-    apart = apart.masked_fill(~is_observed.flatten(1).unsqueeze(1), torch.inf)
+    if not torch.compiler.is_exporting():
+        if count <= most:
+            numbers = torch.arange(count, device=past.device).expand(scene.shape[0], -1)
+            return numbers, numbers != agent.unsqueeze(1)
+        _report_cut("agents", count, most)
+    apart = past[:, :, -1].unsqueeze(2) - past.flatten(1, 2).unsqueeze(1)  # (B, A, A T, 2)
+    apart = apart.square().sum(dim=-1).masked_fill(~is_observed.flatten(1).unsqueeze(1), torch.inf)
     apart = apart.unflatten(-1, (count, -1)).amin(dim=-1)[scene, agent]
     apart = apart.scatter(1, agent.unsqueeze(1), torch.inf)
-    return apart.topk(most, dim=1, largest=False).indices
+    if torch.compiler.is_exporting():
+        apart = pad(apart, (0, most), value=torch.inf)
+    nearest = apart.topk(most, dim=1, largest=False)
+    return nearest.indices.clamp(max=count - 1), nearest.values.isfinite()
 
 
 def _of_agents(
@@ -257,10 +259,17 @@ def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kind
 
 
 def _nearest(seen: Seen, most: int) -> Seen:
-    """The polylines nearest to the row's agent, at most so many."""
-    if seen.is_real.shape[1] <= most:
+    """The polylines nearest to the row's agent, at most so many.
+
+    An exported program always reads so many, so that it has one shape for any number.
+    """
+    if torch.compiler.is_exporting():
+        parts = (seen.features, seen.is_real, seen.kinds, seen.numbers)
+        seen = Seen(*(pad(part, (*(0, 0) * (part.dim() - 2), 0, most)) for part in parts))
+    elif seen.is_real.shape[1] <= most:
         return seen
-    _report_cut("polylines", seen.is_real.shape[1], most)
+    else:
+        _report_cut("polylines", seen.is_real.shape[1], most)
     return _selected(seen, _distance(seen).topk(most, dim=1, largest=False).indices)
 
 
