@@ -55,6 +55,7 @@ class SequenceTokens(nn.Module):
         self.kinds = nn.Embedding(num_kinds, config.d_model)
         self.scale = math.sqrt(config.d_model)
         self.dropout = VanillaDropout(config.dropout)
+        self.positions: nn.Embedding | None = None
         if config.learned_positions:
             self.positions = nn.Embedding(config.learned_positions, config.d_model)
 
@@ -63,7 +64,7 @@ class SequenceTokens(nn.Module):
         features = seen.features.to(self.projection.weight.dtype)
         vectors = self.projection(features) + self.kinds(seen.kinds).unsqueeze(2)
         steps = torch.arange(vectors.shape[2], device=vectors.device)
-        if hasattr(self, "positions"):
+        if self.positions is not None:
             last = self.positions.num_embeddings - 1
             vectors = vectors.relu() + self.positions(steps.clamp(max=last))
         else:
@@ -116,7 +117,9 @@ class CrossEncoderLayer(VanillaEncoderLayer):
         if num_heads is not None:
             self.self_attn = VanillaAttention(config, num_heads)
 
-    def forward(self, states: Tensor, source: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]  # it reads another sequence
+        self, states: Tensor, source: Tensor, attention_mask: Tensor
+    ) -> Tensor:
         """States `(R, K, D)` after those of `source` `(R, M, D)` that `(R, 1, 1, M)` lets pass."""
         attended, _ = self.self_attn(states, source, source, attention_mask)
         states = self.self_attn_layer_norm(states + self.dropout(attended))

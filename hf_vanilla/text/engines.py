@@ -1,4 +1,4 @@
-"""Engines translate a batch of token ids to texts: `generate()` of a model, or CTranslate2."""
+"""Engines translate a batch of token ids: `generate()` of a model, CTranslate2, ONNX Runtime."""
 
 import copy
 import ctypes

@@ -28,7 +28,7 @@ function logSoftmax(numbers) {
   return numbers.map((number) => number - total);
 }
 
-/** LayerNorm(x + Sublayer(x)) (3.1), `(L, D)`. Without a sublayer: some models have one more norm behind a stack. */
+/** LayerNorm(x + Sublayer(x)) (3.1), `(L, D)`. Without a sublayer: some models have one more norm after a stack. */
 function addAndNorm(x, sublayer, { weight, bias }, epsilon) {
   return x.map((row, at) => {
     const y = row.map((value, i) => value + (sublayer ? sublayer[at][i] : 0));

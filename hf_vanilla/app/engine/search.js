@@ -42,7 +42,7 @@ export function* search(read, settings) {
       Object.assign(one, { place, isEnd, penalty, score, from: active[one.parent].place });
     });
     steps.push(candidates);
-    const ended = candidates.slice(0, beams).filter((one) => one.isEnd); // not behind the best n
+    const ended = candidates.slice(0, beams).filter((one) => one.isEnd); // not after the best n
     finished = [...finished, ...ended].sort((a, b) => b.score - a.score).slice(0, beams); // equal ones stay in order
     active = candidates.filter((one) => !one.isEnd).slice(0, beams);
     yield { length, limit };
