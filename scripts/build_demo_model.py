@@ -5,8 +5,8 @@
         --data libreoffice_help
 
 The weights of `numbers` are rounded to bfloat16; without `--model` they are trained now. Those of
-`help-en-de` are int8, a file of 5.5 MB. Both load as float32. The scores on unseen data are those of
-the written files.
+`help-en-de` are int8, a file of 5.5 MB. Both load as float32. The scores on unseen data are those
+of the written files.
 """
 
 import hashlib
