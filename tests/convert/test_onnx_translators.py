@@ -150,7 +150,7 @@ def test_int8_products_quantize_each_row_by_its_own_maximum(tmp_path):
 
 
 def test_sentences_of_an_int8_folder_do_not_depend_on_each_other(int8_folder):
-    """Bit by bit; padding changes the last bit of a softmax, and so a level here and there."""
+    """Bit by bit where no padding changes how a softmax is summed."""
     translator = runner_of(int8_folder).Translator(int8_folder, threads=1)
     equal = [[*row, 1] for row in np.random.default_rng(2).integers(3, 283, (17, 6)).tolist()]
     alone = [translator.search([row])[0] for row in equal]
