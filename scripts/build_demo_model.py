@@ -5,8 +5,8 @@
         --data libreoffice_help
 
 The weights of `numbers` are rounded to bfloat16; without `--model` they are trained now. Those of
-`help-en-de` are int8, a file of 2 MB. Both load as float32. The scores on unseen data are those of
-the written files.
+`help-en-de` are int8, a file of 5.5 MB. Both load as float32. The scores on unseen data are those
+of the written files.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ RECIPES = {NUMBERS: "numbers", "help-en-de": "help_ende"}
 COPIED = ("README.md", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
 TRAINED_ON = {
     NUMBERS: "number words from 0 to 999,999",
-    "help-en-de": "the help of LibreOffice 7.4.7",
+    "help-en-de": "the help and the user interface of LibreOffice 7.4.7",
 }
 EXAMPLES = {
     NUMBERS: [
@@ -61,10 +61,11 @@ EXAMPLES = {
 DATA = """\
 ## Data and license
 
-Paragraphs of the help of LibreOffice 7.4.7 in English and German.
+Paragraphs of the help of LibreOffice 7.4.7, and texts of its user interface, in English and German.
 Copyright LibreOffice contributors, Mozilla Public License 2.0; the weights are under the same
-license. `scripts/libreoffice_help.py` writes the files. They are split by page of the help: 80
-pages for validation, 120 for the test; 120 others are in no file.
+license. `scripts/libreoffice_help.py --ui` writes the files. They are split by page of the help: 80
+pages for validation, 120 for the test; 120 others are in no file. Texts of the user interface are
+training data only.
 
 ## Scores on the test data
 

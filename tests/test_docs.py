@@ -44,7 +44,7 @@ CLONE = ("Makefile", "constraints.txt", "pyproject.toml", "scripts", "docs/figur
 CLONE += ("hf_vanilla/recipes",)
 # what a reader replaces, and numbers that take too long
 REPLACED = {"USER/NAME": "ada/name", "max_steps=1000": "max_steps=2"}
-OPTIONAL_LIBRARIES = ("bertviz", "onnx")  # without them, a block that needs them is only compiled
+OPTIONAL_LIBRARIES = ("onnx",)  # without it, a block that needs it is only compiled
 
 
 def sentence_pairs(count, seed):

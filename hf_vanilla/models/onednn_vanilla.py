@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 LARGEST = 127  # of an int8 number, in size
-# x + 128 of a signed byte flips its highest bit; oneDNN is fast for unsigned activations only
-HIGHEST_BIT, ZERO_POINT = -128, 128
+ZERO_POINT = 128  # oneDNN is fast for unsigned activations only: x + 128
+# added to a small x, this rounds x, half to even, since float32 has no fractions from 2**23 on, and
+# leaves x + 128 in the lowest byte; a tensor, because torch makes one of a Python number each time
+ROUNDING = torch.tensor(1.5 * 2**23 + ZERO_POINT, device="cpu")
 # sums of so many products of two numbers up to 127 are below 2**24: float32 holds them exactly
 EXACT_TERMS = 1024
 NO_POST_OP: tuple[str, list[Any], str] = ("none", [], "")
@@ -33,15 +35,22 @@ def float_product(states: Tensor, weight: Tensor, bias: Tensor | None = None) ->
 
 
 def byte_product(rows: Tensor, packed: Tensor, scale: Tensor, zero_points: Tensor) -> Tensor:
-    """Product `(..., O)` of int8 rows, which it overwrites, with packed weights, times `scale`."""
-    unsigned = rows.bitwise_xor_(HIGHEST_BIT).view(torch.uint8)
+    """Product `(..., O)` of rows, rounded to integers, with packed int8 weights, times `scale`.
+
+    Args:
+        rows: `(..., I)` float32 from -127 to 127, which it overwrites.
+        packed: of `packed_weight`.
+        scale: `(O,)`.
+        zero_points: `(O,)` int32 zeros.
+    """
+    unsigned = rows.add_(ROUNDING).view(torch.int32).byte()
     linear = torch.ops.onednn.qlinear_pointwise.default
     weight = (packed, scale, zero_points, None)
     return linear(unsigned, 1.0, ZERO_POINT, *weight, 1.0, 0, torch.float32, *NO_POST_OP)
 
 
 def exact_product(rows: Tensor, weight: Tensor) -> Tensor:
-    """Product of int8 `(..., I)` and `(O, I)`, exact in integers, then rounded to float32."""
+    """Product of `(..., I)` and `(O, I)`, integers from -127 to 127, exact until it is float32."""
     terms = zip(rows.split(EXACT_TERMS, dim=-1), weight.split(EXACT_TERMS, dim=-1), strict=True)
     parts = [left.float() @ right.float().t() for left, right in terms]
     if len(parts) == 1:
@@ -85,7 +94,7 @@ def _is_exact_for_bytes() -> bool:
     rows[0], weight[0], weight[1] = LARGEST, LARGEST, -LARGEST
     ones, zeros = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.int32)
     wanted, packed = exact_product(rows, weight), packed_weight(weight)
-    found = [byte_product(rows[:count].clone(), packed, ones, zeros) for count in (1, 5)]
+    found = [byte_product(rows[:count].float(), packed, ones, zeros) for count in (1, 5)]
     return all(torch.equal(each, wanted[: len(each)]) for each in found)
 
 

@@ -52,7 +52,7 @@ ROWS = (
     AutoRow(1_000, 1_000, 128, 2, 4, 256, 0.3, 600, 150, 5e-3, 2_048),
     AutoRow(3_000, 2_000, 128, 3, 4, 256, 0.3, 1_200, 300, 5e-3, 2_048),
     AutoRow(10_000, 4_000, 128, 4, 4, 512, 0.2, 2_000, 400, 5e-3, 4_096),
-    AutoRow(30_000, 6_000, 128, 4, 4, 256, 0.2, 4_000, 400, 5e-3, 4_096),
+    AutoRow(30_000, 6_000, 192, 4, 4, 768, 0.2, 5_700, 600, 3e-3, 4_096),
     AutoRow(100_000, 8_000, 256, 4, 4, 1_024, 0.2, 10_000, 1_000, 2e-3, 8_192),
     AutoRow(300_000, 16_000, 384, 6, 6, 1_536, 0.15, 25_000, 2_000, 1.1e-3, 16_384),
     AutoRow(1_000_000, 32_000, 512, 6, 8, 2_048, 0.1, 50_000, 4_000, 7e-4, 25_000),
@@ -106,6 +106,7 @@ def _options_of(row: AutoRow) -> dict[str, Any]:
         "tokens_per_step": row.tokens_per_step,
         "tokens_per_batch": min(row.tokens_per_step // 4, 4_096),  # of several lengths in a step
         "learning_rate": row.learning_rate,
+        "schedule": "cosine",
         "warmup_steps": row.warmup_steps,
         "adam": {"epsilon": 1e-8},
         "max_grad_norm": 25.0,

@@ -112,6 +112,26 @@ def test_a_row_does_not_depend_on_other_rows():
 
 
 @pytest.mark.usefixtures("processor")
+def test_a_row_is_bitwise_the_same_among_any_number_of_rows():
+    layer, states = quantized_linear(nn.Linear(37, 11)), torch.randn(257, 37)
+    alone = torch.cat([layer(row) for row in states.split(1)])
+    for count in range(1, 258):
+        assert torch.equal(layer(states[:count]), alone[:count])
+
+
+@pytest.mark.usefixtures("processor")
+@pytest.mark.parametrize("unit", [2.0**-100, 1.0, 2.0**100])
+def test_levels_are_rounded_half_to_even_and_fit_a_byte(unit):
+    layer = QuantizedLinear(6, 6, bias=False)  # its outputs are the levels times the scale
+    layer.weight.data, layer.weight_scale.data = torch.eye(6, dtype=torch.int8), torch.ones(6)
+    rows = torch.tensor([[127, -127, 0.5, 1.5, -2.5, 126.5], [-127, 63.49, 63.51, -0.5, 0, 3]])
+    wanted = torch.tensor([[127.0, -127, 0, 2, -2, 126], [-127, 63, 64, 0, 0, 3]])
+    assert torch.equal(layer(rows * unit), wanted * unit)
+    tiny = torch.tensor([[1e-45, -1e-45, 0, 0, 0, 0], [1e-39, -2e-39, 0, 0, 0, 0]])  # subnormal
+    assert torch.equal(layer(tiny), torch.zeros(2, 6))
+
+
+@pytest.mark.usefixtures("processor")
 def test_a_row_of_zeros_gives_the_bias_and_nan_stays_nan():
     layer = quantized_linear(nn.Linear(40, 24))
     assert torch.equal(layer(torch.zeros(2, 40))[1], layer.bias)

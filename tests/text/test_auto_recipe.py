@@ -27,9 +27,9 @@ def test_the_row_nearest_by_ratio_is_taken_and_told_and_options_override_it(tmp_
         assert recipe.train.max_steps == ROWS[row].max_steps
         assert f"{pairs:,} pairs, settings for {ROWS[row].pairs:,}" in caplog.text
         assert read_recipe(["--recipe", "auto", *files(tmp_path, pairs)]) == recipe
-    changed = ["--max_steps", "70", "--model.dropout", "0.4", "--adam.beta2", "0.9"]
+    changed = ["--max_steps", "170", "--model.dropout", "0.4", "--adam.beta2", "0.9"]
     recipe = read_recipe(["--recipe", "auto", *files(tmp_path, 1_000), *changed])
-    assert (recipe.train.max_steps, recipe.model["dropout"]) == (70, 0.4)
+    assert (recipe.train.max_steps, recipe.model["dropout"]) == (170, 0.4)
     assert (recipe.train.adam.beta2, recipe.train.adam.epsilon) == (0.9, 1e-8)
     for row in ROWS:  # each is a recipe that can be built
         assert row.d_model % row.heads == 0
