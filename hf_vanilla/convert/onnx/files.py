@@ -92,10 +92,9 @@ def _quantize(model: Any) -> None:
     step, zero_point = constant(np.float32(1 / 127)), constant(np.uint8(128))
     last_axis = constant(np.array([-1]))
     for node in list(model.graph):
-        weight, states = _weight(node), node.inputs[0] if node.inputs else None
-        if weight is None:
+        if (weight := _weight(node)) is None:
             continue
-        if states not in quantized:
+        if (states := node.inputs[0]) not in quantized:
             maximum = tape.op("ReduceMax", [tape.op("Abs", [states]), last_axis])  # (..., 1)
             # 0 / 0 of a row of zeros may become any level: it is multiplied by the maximum, 0
             shares = tape.op("Div", [states, maximum])
