@@ -28,6 +28,7 @@ from .kernels_vanilla import may_read
 logger = logging.getLogger(__name__)
 
 FEATURES = 4  # of a step or of a piece of a polyline: position and displacement
+SIZE_FEATURES = 3  # length, width, and whether they are known
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Seen:
 
     Attributes:
         features: `(R, N, L, 4)` position and displacement along the row's axes, 0 where there
-            is none.
+            is none; of agents also the features of their size, where the model reads them.
         is_real: `(R, N, L)` bool.
         kinds: `(R, N)` int64 number of the kind, 0 where there is one kind only.
         numbers: `(R, N)` int64 number of the agent or the polyline in its scene.
@@ -100,6 +101,23 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Looks:
+    """Checked kinds and sizes of agents.
+
+    Attributes:
+        kinds: `(B, A)` int64, 0 where unknown.
+        sizes: `(B, A, 2)` in units of the world, 0 where unknown; None: the model reads none.
+    """
+
+    kinds: Tensor
+    sizes: Tensor | None
+
+    def of(self, place: tuple[Tensor, Tensor]) -> "Looks":
+        """Those of some scenes and agents."""
+        return Looks(self.kinds[place], None if self.sizes is None else self.sizes[place])
+
+
+@dataclass(frozen=True)
 class Polylines:
     """Checked polylines of a batch of scenes.
 
@@ -123,6 +141,8 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     lane_values: Tensor | None = None,
     lane_mask: Tensor | None = None,
     lane_kinds: Tensor | None = None,
+    agent_kinds: Tensor | None = None,
+    agent_sizes: Tensor | None = None,
     focal_mask: Tensor | None = None,
     all_agents: bool = False,
 ) -> Rows:
@@ -137,15 +157,18 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
             None: there is no map.
         lane_mask: `(B, P, S)`, 1 = point; None: all are.
         lane_kinds: `(B, P)` numbers below `num_lane_kinds`; None: all 0.
+        agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
+        agent_sizes: `(B, A, 2)` length and width in units of the world, 0 where not known; None:
+            nowhere.
         focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
         all_agents: a row for each agent that is observed at the last step, forecast or not.
 
     Raises:
         ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
-            an agent to forecast is not observed at the last step, a polyline has one point, or a
-            map is far from all agents.
+            an agent to forecast is not observed at the last step, a polyline has one point, a map
+            is far from all agents, or the model does not read what is given.
     """
-    past, is_observed, is_focal, lanes = checked_scenes(
+    past, is_observed, is_focal, looks, lanes = checked_scenes(
         config,
         past_values,
         past_observed_mask=past_observed_mask,
@@ -153,6 +176,8 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
         lane_values=lane_values,
         lane_mask=lane_mask,
         lane_kinds=lane_kinds,
+        agent_kinds=agent_kinds,
+        agent_sizes=agent_sizes,
         focal_mask=focal_mask,
     )
     scene, agent = _rows(is_observed[..., -1] if all_agents else is_focal)
@@ -167,7 +192,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     )
     numbers, is_other = _others(config, past, is_observed, scene, agent)
     own, others = (
-        _of_agents(config, axes, past[place], is_observed[place], place[1])
+        _of_agents(config, axes, past[place], is_observed[place], looks.of(place), place[1])
         for place in ((scene.unsqueeze(1), agent.unsqueeze(1)), (scene.unsqueeze(1), numbers))
     )
     others = replace(others, is_real=others.is_real & is_other.unsqueeze(-1))
@@ -233,19 +258,24 @@ def _of_agents(
     axes: AgentAxes,
     positions: Tensor,
     is_observed: Tensor,
+    looks: Looks,
     numbers: Tensor,
 ) -> Seen:
     """Steps of agents: position and displacement to it; the first step has that of the second.
 
-    A displacement from or to nothing observed is 0.
+    A displacement from or to nothing observed is 0. Each step has the size, in units of positions.
     """
     entered = _entered(axes, positions)
     moves, _ = observed_velocities(entered, is_observed)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
+    if looks.sizes is not None:
+        sizes = looks.sizes / (axes.scale * reach(config))
+        sizes = torch.cat((sizes, sizes.gt(0).all(dim=-1, keepdim=True)), dim=-1)
+        sizes = sizes.unsqueeze(2).expand(*features.shape[:-1], -1)
+        features = torch.cat((features, sizes), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)
-    kinds = torch.zeros_like(is_observed[..., 0], dtype=torch.long)
-    return Seen(features, is_observed, kinds, numbers)
+    return Seen(features, is_observed, looks.kinds, numbers)
 
 
 def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:
@@ -297,23 +327,57 @@ def _report_cut(name: str, count: int, most: int) -> None:
 
 def checked_scenes(
     config: VanillaSceneConfig, past_values: Tensor, **inputs: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Polylines]:
+) -> tuple[Tensor, Tensor, Tensor, Looks, Polylines]:
     """Check a batch of scenes; arguments and errors are those of `read_rows`.
 
     Whoever trains on a GPU calls it with the batch on the CPU, see `may_read`.
 
     Returns:
         `(B, A, T, 2)` positions; `(B, A, T)` bool, which are observed; `(B, A)` bool, which agents
-        to forecast; the polylines.
+        to forecast; kinds and sizes of agents; the polylines.
     """
     masks = {name: inputs.get(name) for name in ("agent_mask", "focal_mask")}
     past, is_observed, _, is_focal = observed_agents(
         config, past_values, inputs.get("past_observed_mask"), **masks
     )
+    looks = _looks(config, past, inputs.get("agent_kinds"), inputs.get("agent_sizes"))
     of_lanes = (inputs.get(f"lane_{name}") for name in ("values", "mask", "kinds"))
     lanes = _polylines(config, past, *of_lanes)
     _check_map(config, past, is_observed, lanes)
-    return past, is_observed, is_focal, lanes
+    return past, is_observed, is_focal, looks, lanes
+
+
+def _looks(
+    config: VanillaSceneConfig, past: Tensor, kinds: Tensor | None, sizes: Tensor | None
+) -> Looks:
+    """Checked kinds and sizes; without any, all are unknown."""
+    shape, count = past.shape[:2], config.num_agent_kinds
+    for name, values, wanted, field, reads in (
+        ("agent_kinds", kinds, tuple(shape), "num_agent_kinds", count),
+        ("agent_sizes", sizes, (*shape, 2), "reads_sizes", config.reads_sizes),
+    ):
+        if values is not None and not reads:
+            raise ValueError(
+                f"{name} is given, but the model has {field}={reads}: leave it out, or train a "
+                "model that reads it"
+            )
+        if values is not None and tuple(values.shape) != wanted:
+            raise ValueError(f"{name} has shape {tuple(values.shape)}: give {wanted}")
+    if kinds is None:
+        kinds = torch.zeros(shape, dtype=torch.long, device=past.device)
+    elif may_read(past) and (kinds.min() < 0 or kinds.max() >= count):
+        raise ValueError(
+            f"agent_kinds has {int(kinds.min())} to {int(kinds.max())}: give numbers below "
+            f"num_agent_kinds={count}"
+        )
+    if not config.reads_sizes:
+        return Looks(kinds.long(), None)
+    sizes = past.new_zeros(*shape, 2) if sizes is None else sizes
+    if may_read(past) and not (sizes.isfinite() & (sizes >= 0)).all():
+        raise ValueError(
+            "agent_sizes has NaN, infinite or negative numbers: give 0 where a size is not known"
+        )
+    return Looks(kinds.long(), sizes.to(past.dtype))
 
 
 def _polylines(

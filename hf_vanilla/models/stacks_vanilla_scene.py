@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_scene import FEATURES, Rows, Seen, reach
+from .inputs_vanilla_scene import FEATURES, SIZE_FEATURES, Rows, Seen, reach
 from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import sinusoid
@@ -47,11 +47,14 @@ class SequenceTokens(nn.Module):
     Args:
         config: widths and dropout.
         num_kinds: kinds of sequences, such as lane and crossing.
+        features: numbers of a step.
     """
 
-    def __init__(self, config: VanillaSceneConfig, num_kinds: int = 1) -> None:
+    def __init__(
+        self, config: VanillaSceneConfig, num_kinds: int = 1, features: int = FEATURES
+    ) -> None:
         super().__init__()
-        self.projection = nn.Linear(FEATURES, config.d_model)
+        self.projection = nn.Linear(features, config.d_model)
         self.kinds = nn.Embedding(num_kinds, config.d_model)
         self.scale = math.sqrt(config.d_model)
         self.dropout = VanillaDropout(config.dropout)
@@ -78,8 +81,9 @@ class SceneTokens(nn.Module):
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__()
-        self.own = SequenceTokens(config)
-        self.others = SequenceTokens(config)
+        of_agents = max(1, config.num_agent_kinds), FEATURES + SIZE_FEATURES * config.reads_sizes
+        self.own = SequenceTokens(config, *of_agents)
+        self.others = SequenceTokens(config, *of_agents)
         self.lanes = SequenceTokens(config, config.num_lane_kinds)
 
     def forward(self, rows: Rows) -> list[Grid]:

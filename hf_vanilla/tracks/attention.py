@@ -4,7 +4,7 @@ Shapes: A agents of one scene, T observed steps, L polylines, R rows (one per ag
 M tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,7 @@ def attention_in_scene(
     past: np.ndarray,
     is_observed: np.ndarray,
     maps: Sequence[RoadMap | None] | None = None,
+    agents: Mapping[str, Tensor] | None = None,
 ) -> SceneAttention:
     """Attention weights of the agents of one scene, mean of the heads.
 
@@ -77,13 +78,16 @@ def attention_in_scene(
         past: `(A, T, 2)` float64, the agents of one scene; anything where not observed.
         is_observed: `(A, T)` bool; last steps are observed.
         maps: as of `predict`.
+        agents: likewise.
     """
     if entry_of(model.config).is_joint:
         return _of_joint(model, past, is_observed)
     rows: list[Rows] = []
     hook = model.tokens.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
     try:
-        outputs = relative_outputs(model, past, is_observed, None, maps, output_attentions=True)
+        outputs = relative_outputs(
+            model, past, is_observed, None, maps, agents=agents, output_attentions=True
+        )
     finally:
         hook.remove()
     weights = [layer.double().mean((1, 2)).cpu() for layer in outputs.cross_attentions]  # (R, M)

@@ -25,6 +25,9 @@ DELAY = 3  # steps after which a driver brakes as the car ahead
 BRAKING = 3.5  # metres per second squared
 NOISE = 0.03
 LANE_DISTANCES = (48.0, 28.0, EDGE)  # metres from the middle, of the points of a lane
+CAR_KINDS = ("vehicle", "bus", "unknown")
+KIND_ODDS = np.array((0.8, 0.1, 0.1))  # drawn apart from how a car drives
+KIND_SIZES = np.array(((4.5, 1.8), (12.0, 2.5), (0.0, 0.0)))  # metres
 CURVE = np.linspace(0, 1, 17)
 
 
@@ -35,6 +38,8 @@ class Junctions:
     Attributes:
         tracks: `(S, JUNCTION_CARS, L, 2)` metres; the arriving car first.
         maps: of each scene.
+        kinds: `(S, JUNCTION_CARS)` name of each car's kind.
+        sizes: `(S, JUNCTION_CARS, 2)` length and width, 0 where unknown.
         situation: `(S,)` `UNHINDERED`, `LEADER` or `YIELD`.
         brakes: `(S,)` bool, whether the arriving car has to stop.
         branch: `(S,)` index into `TURNS` of the arriving car.
@@ -44,6 +49,8 @@ class Junctions:
 
     tracks: np.ndarray
     maps: tuple[RoadMap, ...]
+    kinds: np.ndarray
+    sizes: np.ndarray
     situation: np.ndarray
     brakes: np.ndarray
     branch: np.ndarray
@@ -110,7 +117,16 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
     tracks = np.stack((first, second, third), axis=1)
     tracks = tracks + draw.normal(0, NOISE, tracks.shape)
     maps = tuple(_maps(layout))
-    return Junctions(tracks, maps, situation, brakes, branch, branches, odds)
+    return Junctions(tracks, maps, *_looks(scenes, seed), situation, brakes, branch, branches, odds)
+
+
+def _looks(scenes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Kinds and sizes; a generator of their own leaves the tracks as they are without them."""
+    draw = np.random.default_rng((3, seed))
+    shape = scenes, JUNCTION_CARS
+    number = (draw.random((*shape, 1)) > KIND_ODDS.cumsum()).sum(axis=-1).clip(max=2)
+    sizes = KIND_SIZES[number] * draw.uniform(0.9, 1.1, (*shape, 1))
+    return np.array(CAR_KINDS, object)[number], sizes
 
 
 def _turns(

@@ -17,6 +17,14 @@ LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
 SHORTEST_MOVE = 1e-3  # where nothing moves farther in a step, positions may be in degrees
 BLOCK_ROWS = 100_000  # at a time, where a copy of a whole table would be large
 COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size", "heading")
+AGENT_KINDS = ("unknown", "vehicle", "pedestrian", "cyclist", "motorcyclist", "bus", "other")
+# names of Argoverse 2 are those of `AGENT_KINDS`; of nuScenes in AgentFormer's form:
+OTHER_NAMES = {
+    **dict.fromkeys(("car", "truck", "van", "trailer", "construction_vehicle"), "vehicle"),
+    **dict.fromkeys(("emergency", "construction"), "vehicle"),
+    **{"person": "pedestrian", "bicycle": "cyclist", "motorcycle": "motorcyclist"},
+    **dict.fromkeys(("dontcare", "none", "nan", ""), "unknown"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +77,19 @@ class TrackTable:
         if self.maps is None:
             return [None] * len(rows)
         return [self.maps[scene] for scene in self.scene[rows]]
+
+    def kinds_of(self, rows: np.ndarray) -> np.ndarray:
+        """Index into `AGENT_KINDS` of each row, `(B,)` int64; a name not known there is "other"."""
+        if self.kind is None:
+            return np.zeros(len(rows), np.int64)
+        names = [str(name).lower() for name in self.kind[rows]]
+        names = [OTHER_NAMES.get(name, name) for name in names]
+        return np.array([AGENT_KINDS.index(n if n in AGENT_KINDS else "other") for n in names])
+
+    def sizes_of(self, rows: np.ndarray) -> np.ndarray:
+        """Length and width of each row, `(B, 2)` float32, 0 where a file has none or -1."""
+        size = np.zeros((len(rows), 2)) if self.size is None else self.size[rows]
+        return np.where(size > 0, size, 0).astype(np.float32)
 
     @property
     def steps(self) -> np.ndarray:

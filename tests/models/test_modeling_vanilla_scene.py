@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from reference import encoder_layer, feed_forward, layer_norm, multi_head, part
-from scene_models import CLASSES, SIZES, scene_model, scenes, without_future
+from scene_models import CLASSES, GRID, SIZES, scene_model, scenes, without_future
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
@@ -364,6 +364,83 @@ def test_learned_positions_are_added_to_a_projection_with_a_relu():
         assert_close(found[:, step], expected)
 
 
+READS_LOOKS = {"num_agent_kinds": 3, "reads_sizes": True}
+
+
+def looks(count=2, agents=4):
+    draw = torch.Generator().manual_seed(5)
+    sizes = 0.5 + torch.rand(count, agents, 2, generator=draw, dtype=torch.float64)
+    return {
+        "agent_kinds": torch.randint(1, 3, (count, agents), generator=draw),
+        "agent_sizes": sizes,
+    }
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_kinds_and_sizes_of_an_agent_and_of_others_change_a_forecast(name):
+    model, known = scene_model(name, **READS_LOOKS), looks()
+    inputs = {**scenes(), **known}
+    expected = tracks(model, inputs)
+    order = torch.tensor([2, 0, 3, 1])
+    turned = {
+        key: values if key.startswith("lane") else values[:, order]
+        for key, values in inputs.items()
+    }
+    assert_close(tracks(model, turned), expected[:, order], **EXACT)
+    unknown = tracks(model, scenes())
+    for key, values in known.items():
+        assert_close(tracks(model, {**scenes(), key: 0 * values}), unknown, **EXACT)
+        for agent in (0, 2):  # itself, another one
+            other = values.clone()
+            other[0, agent] = 0
+            found = (tracks(model, {**inputs, key: other}) - expected).abs().amax((2, 3, 4))
+            assert found[0, 0] > 1e-4
+            assert not found[1].any()
+
+
+def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
+    config = VanillaSceneConfig(**SIZES, **READS_LOOKS, velocity_std=0.5)
+    sizes = torch.tensor([[[3.0, 1.5], [0.0, 0.0], [6.0, 0.0]]])
+    past = scenes(count=1, agents=3)["past_values"].float()
+    rows = read_rows(config, past, agent_kinds=torch.tensor([[1, 0, 2]]), agent_sizes=sizes)
+    # positions are divided by .5 times 3 predicted steps
+    expected = torch.tensor([[2.0, 1.0, 1.0], [0.0, 0.0, 0.0], [4.0, 0.0, 0.0]])
+    assert_close(rows.own.features[:, 0, :, 4:], expected.unsqueeze(1).expand(-1, 5, -1))
+    assert_close(rows.others.features[0, :, 3, 4:], expected)
+    assert rows.own.kinds.tolist() == [[1], [0], [2]]
+    assert rows.others.kinds.tolist() == [[1, 0, 2]] * 3
+    found = SceneTokens(config)
+    wide = found.own.projection.weight.shape, found.others.kinds.weight.shape
+    assert wide == ((8, 7), (3, 8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "message"),
+    [
+        ({}, looks(), "agent_kinds is given, but the model has num_agent_kinds=0: leave it out"),
+        ({"num_agent_kinds": 3}, looks(), "agent_sizes is given, .* reads_sizes=False"),
+        (
+            {**READS_LOOKS, "num_agent_kinds": 2},
+            looks(),
+            "agent_kinds has 1 to 2: give numbers below",
+        ),
+        (READS_LOOKS, looks(agents=3), r"agent_kinds has shape \(2, 3\): give \(2, 4\)"),
+        (READS_LOOKS, {"agent_sizes": torch.zeros(2, 4)}, r"agent_sizes .* give \(2, 4, 2\)"),
+        (READS_LOOKS, {"agent_sizes": -looks()["agent_sizes"]}, "give 0 where a size is not"),
+        (READS_LOOKS, {"agent_sizes": looks()["agent_sizes"] * math.nan}, "agent_sizes has NaN"),
+    ],
+)
+def test_kinds_and_sizes_that_do_not_fit_are_refused(changes, given, message):
+    with pytest.raises(ValueError, match=message):
+        scene_model("early full", **changes)(**{**scenes(), **given})
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - set(GRID)))
+def test_other_forms_refuse_what_wayformer_alone_reads(name):
+    with pytest.raises(ValueError, match=r"reads_sizes=True: VanillaFor.* does not read that"):
+        scene_model(name, reads_sizes=True)
+
+
 # --- mmTransformer as in its authors' code -------------------------------------------------------
 
 
@@ -528,6 +605,7 @@ def test_inputs_that_do_not_fit_are_refused(inputs, message):
         ({"neighbor_distance": -1}, "neighbor_distance=-1: give 0 or more"),
         ({"observed_steps": 1}, "a velocity needs 2 or more"),
         ({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3}, "is odd"),
+        ({"num_agent_kinds": -1}, "num_agent_kinds=-1: give 0 or more"),
         ({"heading_decay": 2}, "heading_decay=2: give a factor"),
     ],
 )

@@ -83,6 +83,18 @@ def test_tables_keep_the_maps_of_their_scenes():
     assert not np.array_equal(first.positions, other.positions)
 
 
+def test_kinds_and_sizes_of_cars_say_nothing_about_how_they_drive(drawn):
+    shares = {kind: (drawn.kinds == kind).mean() for kind in ("vehicle", "bus", "unknown")}
+    assert list(shares.values()) == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
+    assert (drawn.sizes[drawn.kinds == "bus"][:, 0] > 10).all()
+    assert not drawn.sizes[drawn.kinds == "unknown"].any()
+    is_bus = drawn.kinds[:, 0] == "bus"
+    assert drawn.brakes[is_bus].mean() == pytest.approx(drawn.brakes.mean(), abs=0.06)
+    table = built_in_tracks("junctions", agents=12, seed=4)
+    assert table.size.shape == (240, 2)
+    assert table.kind.tolist() == np.repeat(junctions(scenes=4, seed=4).kinds, 20).tolist()
+
+
 def test_maps_of_different_size_stand_side_by_side():
     line = np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 2.0]])
     roads = [road_map([line, line[:2] + 9], [0, 2], source="a"), None]
