@@ -279,6 +279,8 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
         lane_kinds: Tensor | None = None,
         agent_kinds: Tensor | None = None,
         agent_sizes: Tensor | None = None,
+        light_values: Tensor | None = None,
+        light_states: Tensor | None = None,
         focal_mask: Tensor | None = None,
         num_items_in_batch: Tensor | float | None = None,
         return_loss: bool = True,
@@ -299,6 +301,8 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
             agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
             agent_sizes: `(B, A, 2)` length and width in units of the world, 0 where not known;
                 None: nowhere.
+            light_values: `(B, Q, 2)` places of traffic lights in the world; None: there are none.
+            light_states: `(B, Q, T)` numbers below `num_light_states`, 0 where not known.
             focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
             num_items_in_batch: known future steps of the optimizer step; None: of this call.
             return_loss: compute the loss where there are `future_values`.
@@ -318,6 +322,8 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
             lane_kinds=lane_kinds,
             agent_kinds=agent_kinds,
             agent_sizes=agent_sizes,
+            light_values=light_values,
+            light_states=light_states,
             focal_mask=focal_mask,
             all_agents=self.needs_all,
         )

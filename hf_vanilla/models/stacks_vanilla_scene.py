@@ -21,7 +21,7 @@ from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import sinusoid
 
 TIME, AGENTS = "time", "agents"
-FAMILIES = 3  # own steps, others, lanes
+FAMILIES = 3  # own steps, others, lanes; with traffic lights one more
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class SequenceTokens(nn.Module):
     def forward(self, seen: Seen) -> Grid:
         """Tokens of sequences."""
         features = seen.features.to(self.projection.weight.dtype)
-        vectors = self.projection(features) + self.kinds(seen.kinds).unsqueeze(2)
+        kinds = seen.kinds if seen.kinds.dim() == 3 else seen.kinds.unsqueeze(2)
+        vectors = self.projection(features) + self.kinds(kinds)
         steps = torch.arange(vectors.shape[2], device=vectors.device)
         if self.positions is not None:
             last = self.positions.num_embeddings - 1
@@ -77,7 +78,7 @@ class SequenceTokens(nn.Module):
 
 
 class SceneTokens(nn.Module):
-    """The three families: an agent's own steps, those of others, pieces of polylines."""
+    """The families: an agent's own steps, those of others, pieces of polylines, lights if any."""
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__()
@@ -85,10 +86,13 @@ class SceneTokens(nn.Module):
         self.own = SequenceTokens(config, *of_agents)
         self.others = SequenceTokens(config, *of_agents)
         self.lanes = SequenceTokens(config, config.num_lane_kinds)
+        if config.num_light_states:
+            self.lights = SequenceTokens(config, config.num_light_states)
 
     def forward(self, rows: Rows) -> list[Grid]:
-        """Tokens of own steps, others and lanes, in this order."""
-        return [self.own(rows.own), self.others(rows.others), self.lanes(rows.lanes)]
+        """Tokens of own steps, others, lanes and, where they are read, lights, in this order."""
+        grids = [self.own(rows.own), self.others(rows.others), self.lanes(rows.lanes)]
+        return grids if rows.lights is None else [*grids, self.lights(rows.lights)]
 
 
 def side_by_side(grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
@@ -323,7 +327,8 @@ class HierarchicalFusion(nn.Module):
 
 
 def _encoders(config: VanillaSceneConfig, layers: int) -> nn.ModuleList:
-    return nn.ModuleList(ENCODERS[config.encoder](config, layers) for _ in range(FAMILIES))
+    families = FAMILIES + bool(config.num_light_states)
+    return nn.ModuleList(ENCODERS[config.encoder](config, layers) for _ in range(families))
 
 
 # by `config.fusion`

@@ -69,7 +69,8 @@ def attention_in_scene(
 
     Of a joint forecaster, from the last observed step, in the last layer of the context encoder. Of
     a forecaster of agents and lanes, from its futures, in the last decoder layer, mean of all
-    futures; own steps, others and lanes sum to 1. Proposals are refined by three decoders in turn:
+    futures; own steps, others and lanes sum to 1, less
+    what traffic lights get. Proposals are refined by three decoders in turn:
     there own steps sum to 1, others sum to 1, and lanes do, each where there is one.
 
     Args:
@@ -117,7 +118,8 @@ def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor,
         and config.encoder in FACTORISED
         and config.fusion != "late"
     )
-    families = [seen.is_real.shape for seen in (rows.own, rows.others, rows.lanes)]
+    seen = (rows.own, rows.others, rows.lanes, rows.lights)
+    families = [each.is_real.shape for each in seen if each is not None]
     if isinstance(model, VanillaForProposalTrajectoryPrediction):
         last = config.decoder_layers
         own, lanes, others = (weights[stage * last - 1] for stage in (1, 2, 3))
@@ -129,7 +131,8 @@ def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor,
         parts = [part[..., : shape[2]] for part, shape in zip(parts, families, strict=True)]
     else:
         parts = list(weights[-1].split([shape[1] * shape[2] for shape in families], dim=1))
-    own, others, lanes = (part.reshape(shape) for part, shape in zip(parts, families, strict=True))
+    parts = [part.reshape(shape) for part, shape in zip(parts, families, strict=True)]
+    own, others, lanes = parts[:3]
     return own, others, lanes
 
 

@@ -144,7 +144,7 @@ def run_model(  # noqa: PLR0913 - all that any model reads
         "past_values": layout.pad(past + offset.unsqueeze(1)),
         "past_observed_mask": layout.pad(is_observed),
         "agent_mask": layout.pad(torch.ones(len(past), dtype=torch.bool)),
-        **{name: layout.pad(values) for name, values in (agents or {}).items()},
+        **more_inputs(agents or {}, layout, middles),
     }
     if "lanes" in reads:
         inputs |= map_inputs(maps, layout, middles)
@@ -178,12 +178,34 @@ def map_inputs(
 
 
 def agent_inputs(config: Any, table: TrackTable, rows: np.ndarray) -> dict[str, Tensor]:
-    """Kinds `(W,)` and sizes `(W, 2)` of the agents of some rows, those that a model reads."""
+    """What a model reads beside the tracks of some rows.
+
+    Kinds `(W,)` and sizes `(W, 2)` of agents; places `(W, Q, 2)` and states `(W, Q, T)` of the
+    lights of their scenes.
+    """
     inputs = {}
     if getattr(config, "num_agent_kinds", 0):
         inputs["agent_kinds"] = torch.from_numpy(table.kinds_of(rows))
     if getattr(config, "reads_sizes", False):
         inputs["agent_sizes"] = torch.from_numpy(table.sizes_of(rows))
+    if getattr(config, "num_light_states", 0):
+        lights = table.lights_of(rows, config.observed_steps)
+        inputs["light_values"], inputs["light_states"] = map(torch.from_numpy, lights)
+    return inputs
+
+
+def more_inputs(
+    agents: Mapping[str, Tensor], layout: SceneLayout, middles: np.ndarray
+) -> dict[str, Tensor]:
+    """What `agent_inputs` gives for rows as a model's inputs: by agent, and lights by scene."""
+    first = torch.from_numpy(np.unique(layout.scene, return_index=True)[1])
+    inputs = {
+        name: values[first] if name.startswith("light") else layout.pad(values)
+        for name, values in agents.items()
+    }
+    if "light_values" in inputs:
+        places = inputs["light_values"] - torch.from_numpy(middles).unsqueeze(1)
+        inputs["light_values"] = places.float()
     return inputs
 
 

@@ -88,7 +88,7 @@ class Drawn:
         future: `(F, 2)` true positions after it, as far as there are any.
         tracks: `(M, P, 2)` futures, the most probable first.
         probabilities: `(M,)`.
-        known: kind and size, as `agent_inputs` gives them.
+        known: what `agent_inputs` gives of it.
     """
 
     name: Any
@@ -201,7 +201,7 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
 
 
 def known_of(agents: list[Drawn]) -> dict[str, Tensor]:
-    """Kinds and sizes of agents, as `agent_inputs` gives them."""
+    """What `agent_inputs` gives of agents."""
     return {name: torch.stack([a.known[name] for a in agents]) for name in agents[0].known}
 
 

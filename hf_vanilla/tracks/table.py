@@ -91,6 +91,23 @@ class TrackTable:
         size = np.zeros((len(rows), 2)) if self.size is None else self.size[rows]
         return np.where(size > 0, size, 0).astype(np.float32)
 
+    def lights_of(self, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places `(B, Q, 2)` and states `(B, Q, T)` of lights, observed steps up to each row."""
+        maps = self.maps_of(rows)
+        most = max((len(road.light_points) for road in maps if road is not None), default=0)
+        points = np.zeros((len(rows), most, 2))
+        states = np.zeros((len(rows), most, observed), np.int64)
+        last = self.frame[rows] // self.frames_per_step[self.scene[rows]]
+        for row, road in enumerate(maps):
+            if road is None or not len(road.light_points):
+                continue
+            count, steps = road.light_states.shape
+            wanted = last[row] + np.arange(1 - observed, 1)
+            is_known = (wanted >= 0) & (wanted < steps)
+            points[row, :count] = road.light_points
+            states[row, :count, is_known] = road.light_states[:, wanted[is_known]].T
+        return points, states
+
     @property
     def steps(self) -> np.ndarray:
         """`(N - 1,)` steps from each row to the next one of the same agent; 0 at another agent."""
@@ -281,6 +298,7 @@ def resample(table: TrackTable, step_seconds: float) -> TrackTable:
     room = time.max() - time.min() + 2
     axis, wanted = time - time.min() + segment * room, frame - time.min() + of_point * room
     positions = np.stack([np.interp(wanted, axis, column) for column in table.positions.T], 1)
+    maps = table.maps and tuple(road and road.at_steps_of(ratio) for road in table.maps)
     before = np.clip(np.searchsorted(axis, wanted + 1e-6, side="right") - 1, 0, len(axis) - 1)
     return replace(
         table.rows(before),
@@ -288,6 +306,7 @@ def resample(table: TrackTable, step_seconds: float) -> TrackTable:
         positions=positions,
         frames_per_step=np.ones_like(table.frames_per_step),
         step_seconds=step_seconds,
+        maps=maps,
     )
 
 

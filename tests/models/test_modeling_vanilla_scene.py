@@ -398,6 +398,59 @@ def test_kinds_and_sizes_of_an_agent_and_of_others_change_a_forecast(name):
             assert not found[1].any()
 
 
+def lights(count=2, number=3):
+    draw = torch.Generator().manual_seed(6)
+    places = 3 * torch.randn(count, number, 2, generator=draw, dtype=torch.float64)
+    states = torch.randint(1, 4, (count, number, SIZES["observed_steps"]), generator=draw)
+    return {"light_values": places, "light_states": states}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_lights_change_a_forecast_and_those_not_known_change_nothing(name):
+    model, known = scene_model(name, num_light_states=4), lights()
+    inputs = {**scenes(), **known}
+    expected, without = tracks(model, inputs), tracks(model, scenes())
+    assert (expected - without).abs().amax((1, 2, 3, 4)).min() > 1e-4
+    none = {**scenes(), **lights(number=0)}
+    dark = {**inputs, "light_states": torch.zeros_like(known["light_states"])}
+    for given in (none, dark):
+        assert_close(tracks(model, given), without, **EXACT)
+    one_more = {key: padded(values, 1, 1) for key, values in known.items()}
+    one_more["light_states"][:, -1] = 0
+    order = torch.tensor([2, 3, 0, 1])
+    for given in (one_more, {key: values[:, order] for key, values in one_more.items()}):
+        assert_close(tracks(model, {**inputs, **given}), expected, **EXACT)
+    changed_state = known["light_states"].clone()
+    changed_state[0, 1, 2] = changed_state[0, 1, 2] % 3 + 1  # one state at one step
+    found = (tracks(model, {**inputs, "light_states": changed_state}) - expected).abs()
+    assert found[0].amax((1, 2, 3)).min() > 1e-6
+    assert not found[1].any()
+
+    turn = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=torch.float64)
+    moved = {key: part @ turn + 4 for key, part in inputs.items() if part.dtype == torch.float64}
+    moved = {key: part for key, part in moved.items() if key.endswith("_values")}
+    assert_close(tracks(model, {**inputs, **moved}), expected @ turn + 4, **EXACT)
+
+
+def test_a_light_has_its_place_and_a_state_at_each_step():
+    config = VanillaSceneConfig(**SIZES, num_light_states=4)
+    past = torch.tensor([[[[0.0, float(y)] for y in range(5)]]])  # heads along y, ends at (0, 4)
+    states = torch.tensor([[[0, 2, 2, 1, 3]]])
+    place = torch.tensor([[[-3.0, 10.0]]])
+    rows = read_rows(config, past, light_values=place, light_states=states)
+    assert rows.lights.is_real.tolist() == [[[False, True, True, True, True]]]
+    assert rows.lights.kinds.tolist() == states.tolist()
+    # 6 ahead and 3 to the left, of 3 predicted steps
+    expected = torch.tensor([[0.0] * 4] + [[2.0, 1.0, 0.0, 0.0]] * 4)
+    assert_close(rows.lights.features[0, 0], expected)
+    tokens = SceneTokens(config)
+    found = tokens(rows)[3].states[0, 0, 3]
+    vector = tokens.lights.projection(expected[3]) + tokens.lights.kinds.weight[1]
+    angles = torch.tensor([3.0, 0.3, 0.03, 0.003])  # of the sinusoid of width 8 at step 3
+    position = torch.stack((angles.sin(), angles.cos()), dim=1).flatten()
+    assert_close(found, vector * math.sqrt(8) + position)
+
+
 def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
     config = VanillaSceneConfig(**SIZES, **READS_LOOKS, velocity_std=0.5)
     sizes = torch.tensor([[[3.0, 1.5], [0.0, 0.0], [6.0, 0.0]]])
@@ -425,6 +478,19 @@ def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
             "agent_kinds has 1 to 2: give numbers below",
         ),
         (READS_LOOKS, looks(agents=3), r"agent_kinds has shape \(2, 3\): give \(2, 4\)"),
+        ({}, lights(), "light_values or light_states is given, but .* num_light_states=0"),
+        ({"num_light_states": 3}, lights(), "light_states has 1 to 3: give numbers below"),
+        ({"num_light_states": 4}, lights(count=1), r"\(1, 3, 2\) and \(1, 3, 5\): give \(2, li"),
+        (
+            {"num_light_states": 4},
+            {"light_values": lights()["light_values"]},
+            r"shapes \(2, 3, 2\) and None: give \(2, lights, 2\) and \(2, lights, 5\)",
+        ),
+        (
+            {"num_light_states": 4},
+            {**lights(), "light_values": lights()["light_values"] / 0},
+            "light_values has NaN or infinite places",
+        ),
         (READS_LOOKS, {"agent_sizes": torch.zeros(2, 4)}, r"agent_sizes .* give \(2, 4, 2\)"),
         (READS_LOOKS, {"agent_sizes": -looks()["agent_sizes"]}, "give 0 where a size is not"),
         (READS_LOOKS, {"agent_sizes": looks()["agent_sizes"] * math.nan}, "agent_sizes has NaN"),

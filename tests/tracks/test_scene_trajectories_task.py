@@ -179,8 +179,9 @@ def test_evaluation_and_forecasts_read_the_lanes(trained, tmp_path):
     assert np.abs(bare - tracks).max() > 1e-3
 
 
-def test_a_run_with_kinds_and_sizes_reads_them_wherever_it_forecasts(tmp_path):
+def test_a_run_with_kinds_sizes_and_lights_reads_them_wherever_it_forecasts(tmp_path):
     model = {"num_agent_kinds": 7, "reads_sizes": True, "num_seeds": 4, "learned_positions": 8}
+    model["num_light_states"] = 4
     folder = train(recipe(tmp_path / "run", model=model, max_steps=20, eval_steps=20))
     loaded = load_forecaster(str(folder), device="cpu")
     loaded.set_attn_implementation("eager")
@@ -192,10 +193,16 @@ def test_a_run_with_kinds_and_sizes_reads_them_wherever_it_forecasts(tmp_path):
         read_evaluation(["--model", str(folder), "--dataset", "junctions", "--device", "cpu"])
     )
     found = {}
-    for name, given in {"as read": table, "unknown": replace(table, kind=None, size=None)}.items():
+    dark = tuple(replace(road, light_states=0 * road.light_states) for road in table.maps)
+    tables = {"as read": table, "unknown": replace(table, kind=None, size=None)}
+    tables["dark"] = replace(table, maps=dark)
+    for name, given in tables.items():
         (futures,) = forecasts(loaded, given)
         found[name] = np.stack((futures["x"], futures["y"]), 1)
     assert np.abs(found["as read"] - found["unknown"]).max() > 1e-3
+    has_lights = [len(table.maps[row // 3].light_points) > 0 for row in range(90)]
+    lit = np.abs(found["as read"] - found["dark"]).reshape(90, -1).max(1)
+    assert ((lit > 1e-4) == has_lights).all()
     drawn = drawn_agents(loaded, table.rows(table.scene == 0), 19)
     assert np.abs(drawn[0].tracks.reshape(-1, 2) - found["as read"][:12]).max() < 1e-3
     weights = [
