@@ -364,9 +364,6 @@ def _changed(saved: GenerationConfig, decoding: dict[str, Any]) -> GenerationCon
 class OnnxEngine:
     """Translates by ONNX Runtime, with a folder that `hf-vanilla export --format onnx` wrote.
 
-    ONNX Runtime quantizes the activations of a whole batch by one scale. So sentences of an int8
-    folder are searched one by one: their results do not depend on each other.
-
     Args:
         folder: output of the export.
         **decoding: changes to the generation config, of `ONNX_DECODING`.
@@ -391,14 +388,10 @@ class OnnxEngine:
             raise ValueError(f"engine onnx does not change {', '.join(unknown)}; it has {names}")
         self.tokenizer = load_saved(AutoTokenizer, folder)
         self._searcher = Translator(folder, threads=torch.get_num_threads(), **decoding)
-        quantized = self._searcher.decoder.get_modelmeta().producer_name == "onnx.quantize"
-        self._rows_at_once = 1 if quantized else None
 
     def translate_rows(self, rows: list[list[int]]) -> list[str]:
         """One text per row of input ids."""
-        size = self._rows_at_once or len(rows)
-        batches = [rows[first : first + size] for first in range(0, len(rows), size)]
-        found = [lists[0].ids for batch in batches for lists in self._searcher.search(batch)]
+        found = [hypotheses[0].ids for hypotheses in self._searcher.search(rows)]
         return self.tokenizer.batch_decode(found, skip_special_tokens=True)
 
 

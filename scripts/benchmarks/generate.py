@@ -158,7 +158,7 @@ def load_ctranslate2(options: BenchmarkOptions, folder: Path, numbers: str) -> C
 
 
 def load_onnx(options: BenchmarkOptions, exported: Path) -> Callable[..., Any]:
-    """The search of an exported folder on ids, as ids; of int8 the whole batch at once."""
+    """The search of an exported folder on ids, as ids."""
     from hf_vanilla.text.onnx_search import Translator  # needs onnxruntime
 
     translator = Translator(exported, threads=options.threads)

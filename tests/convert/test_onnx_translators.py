@@ -21,8 +21,9 @@ from hf_vanilla.text.engines import OnnxEngine, TorchEngine
 from hf_vanilla.text.n_best import n_best_of_rows
 from hf_vanilla.text.translator import Translator
 
-for name in ("onnx", "onnxscript", "onnxruntime"):
-    pytest.importorskip(name)
+ir = pytest.importorskip("onnx_ir")
+onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
 
 BEAMS = 4
 
@@ -52,6 +53,18 @@ def folder(model, tokenizer, tmp_path_factory):
     model.save_pretrained(ours)
     tokenizer.save_pretrained(ours)
     return export(ExportOptions(model=str(ours), output=f"{ours}-onnx", format="onnx"))
+
+
+@pytest.fixture(scope="module")
+def int8_folder(folder, tmp_path_factory):
+    """The same folder, quantized as `--dtype int8` does."""
+    int8 = tmp_path_factory.mktemp("int8")
+    shutil.copytree(folder, int8, dirs_exist_ok=True)
+    for name in ("encoder.onnx", "decoder.onnx"):
+        graph = ir.load(folder / name)
+        files._quantize(graph)
+        ir.save(graph, int8 / name)
+    return int8
 
 
 def encoder_only(folder, tokenizer):
@@ -101,12 +114,61 @@ def test_the_engine_onnx_translates_as_our_own(model, tokenizer, folder):
     assert shorter == translate(model, tokenizer, lines, max_new_tokens=2)
 
 
-def test_sentences_of_an_int8_folder_do_not_depend_on_each_other(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "int8")
-    for name in ("encoder.onnx", "decoder.onnx"):
-        files._quantize(folder / name, tmp_path / "int8" / name, is_large=False)
-    engine, rows = OnnxEngine(tmp_path / "int8"), source_rows(9)
+def test_int8_products_quantize_each_row_by_its_own_maximum(tmp_path):
+    """Whole numbers that reach the highest level: the result is exact for rows of any size."""
+    generator = np.random.default_rng(1)
+    states, weight = generator.integers(-126, 127, (5, 7)), generator.integers(-63, 64, (3, 7))
+    states[:, 2], weight[:, 4] = 127, -64
+    sizes = np.array([[1e-6], [1], [-1e6], [0], [3e-2]])
+    channels, bias = np.array([[0.5], [2], [1e-3]]), np.array([1, 2, 3])
+    for kind, constant, added in (
+        ("Gemm", weight * channels, bias),  # as a linear layer is exported
+        ("MatMul", (weight * channels).T, 0),
+    ):
+        tape, rows = ir.tape.Tape(), ir.val("rows", ir.DataType.FLOAT, ["B", 7])
+        factor = tape.initializer(ir.tensor(np.float32(constant), name="weight"))
+        if kind == "Gemm":
+            addend = tape.initializer(ir.tensor(np.float32(bias), name="bias"))
+            product = tape.op(kind, [rows, factor, addend], {"transB": 1})
+        else:
+            product = tape.op(kind, [rows, factor])
+        product.name, product.type = "product", ir.TensorType(ir.DataType.FLOAT)
+        whole = ir.Graph(
+            [rows],
+            [product],
+            nodes=tape.nodes,
+            initializers=tape.initializers,
+            opset_imports={"": files.OPSET},
+        )
+        graph = ir.Model(whole, ir_version=10)
+        files._quantize(graph)
+        ir.save(graph, tmp_path / "product.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "product.onnx")
+        (found,) = session.run(None, {"rows": np.float32(states * sizes)})
+        exact = (states * sizes) @ (weight * channels).T
+        np.testing.assert_allclose(found, exact + added, rtol=1e-6)
+
+
+def test_sentences_of_an_int8_folder_do_not_depend_on_each_other(int8_folder):
+    """Bit by bit where no padding changes how a softmax is summed."""
+    translator = runner_of(int8_folder).Translator(int8_folder, threads=1)
+    equal = [[*row, 1] for row in np.random.default_rng(2).integers(3, 283, (17, 6)).tolist()]
+    alone = [translator.search([row])[0] for row in equal]
+    assert translator.search(equal) == alone
+    assert len({tuple(found[0].ids) for found in alone}) > 9
+    rows = source_rows(9)
+    engine = OnnxEngine(int8_folder)
     assert engine.translate_rows(rows) == [engine.translate_rows([row])[0] for row in rows]
+
+
+def test_an_int8_folder_is_close_to_float32(folder, int8_folder):
+    """In the scores of one token: those of longer ones are of other hypotheses."""
+    exact, close = (
+        runner_of(one).Translator(one, threads=1, max_new_tokens=1).search(source_rows(48))
+        for one in (folder, int8_folder)
+    )
+    for one, other in zip(exact, close, strict=True):
+        assert other[0].score == pytest.approx(one[0].score, abs=0.1)
 
 
 def test_what_the_engine_onnx_cannot_do_is_refused(folder, tmp_path):
@@ -228,14 +290,13 @@ def test_shapes_of_other_models_give_the_same_hypotheses(tokenizer, tmp_path, mo
 @pytest.mark.release
 def test_the_layout_of_transformers_js_decodes_greedily_as_we_do(tokenizer, tmp_path):
     """As transformers.js calls the graphs: an empty cache first, then what the last step gave."""
-    runtime = pytest.importorskip("onnxruntime")
     ours = lively_translator(decoder_attention_heads=3)
     ours.save_pretrained(tmp_path / "ours")
     tokenizer.save_pretrained(tmp_path / "ours")
     given = {"model": str(tmp_path / "ours"), "format": "onnx", "layout": "transformers.js"}
     folder = export(ExportOptions(output=str(tmp_path / "js"), **given))
-    encoder = runtime.InferenceSession(folder / "onnx" / "encoder_model.onnx")
-    decoder = runtime.InferenceSession(folder / "onnx" / "decoder_model_merged.onnx")
+    encoder = onnxruntime.InferenceSession(folder / "onnx" / "encoder_model.onnx")
+    decoder = onnxruntime.InferenceSession(folder / "onnx" / "decoder_model_merged.onnx")
     past_inputs = [i for i in decoder.get_inputs() if i.name.startswith("past_key_values")]
     assert {i.shape[0] for i in past_inputs} == {"batch_size"}
     for row in source_rows(6):
