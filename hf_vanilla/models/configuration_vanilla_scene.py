@@ -6,6 +6,8 @@ from huggingface_hub.dataclasses import strict
 from .configuration_vanilla_tracks import VanillaForecasterConfig
 
 FUSION_NAMES = ("late", "early", "hierarchical")
+# inputs that Wayformer alone reads
+MORE_INPUTS = ("num_agent_kinds", "reads_sizes", "num_light_states")
 ENCODER_NAMES = ("full", "sequential", "interleaved", "latent")
 
 
@@ -41,6 +43,11 @@ class VanillaSceneConfig(VanillaForecasterConfig):
         max_lanes (`int`, defaults to 64): polylines that an agent sees, the nearest.
         map_distance (`float`, defaults to 1000.0): a map of which no point is so close to an agent
             of its scene is refused, in units of the world.
+        num_agent_kinds (`int`, defaults to 0): kinds of agents that Wayformer tells apart, of which
+            0 is an unknown one; 0: it reads no kinds.
+        reads_sizes (`bool`, defaults to `False`): Wayformer reads length and width of agents.
+        num_light_states (`int`, defaults to 0): states of traffic lights that Wayformer reads, of
+            which 0 is an unknown one; 0: it reads no lights.
         num_lane_kinds (`int`, defaults to 3): kinds of polylines: lane, crossing, boundary.
         num_regions (`int`, defaults to 6): regions of end points, in the form with proposals;
             `num_seeds` is a multiple.
@@ -78,6 +85,9 @@ class VanillaSceneConfig(VanillaForecasterConfig):
     max_others: int = 32
     max_lanes: int = 64
     map_distance: float | int = 1000.0
+    num_agent_kinds: int = 0
+    reads_sizes: bool = False
+    num_light_states: int = 0
     num_lane_kinds: int = 3
     num_regions: int = 6
     neighbor_distance: float | int = 0.0
@@ -94,7 +104,7 @@ class VanillaSceneConfig(VanillaForecasterConfig):
             *("velocity_std", "map_distance", "thinning_distance"),
         )
         self.require_at_least_zero("score_loss_weight", "neighbor_distance", "num_neighbors")
-        self.require_at_least_zero("learned_positions")
+        self.require_at_least_zero("learned_positions", "num_agent_kinds", "num_light_states")
         if self.raster_cells % 8:
             raise ValueError(f"raster_cells={self.raster_cells}: give a multiple of 8")
         if not 0 < self.field_of_view <= 360:

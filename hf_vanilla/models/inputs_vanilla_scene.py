@@ -28,6 +28,7 @@ from .kernels_vanilla import may_read
 logger = logging.getLogger(__name__)
 
 FEATURES = 4  # of a step or of a piece of a polyline: position and displacement
+SIZE_FEATURES = 3  # length, width, and whether they are known
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,10 @@ class Seen:
 
     Attributes:
         features: `(R, N, L, 4)` position and displacement along the row's axes, 0 where there
-            is none.
+            is none; of agents also the features of their size, where the model reads them.
         is_real: `(R, N, L)` bool.
-        kinds: `(R, N)` int64 number of the kind, 0 where there is one kind only.
+        kinds: `(R, N)` int64 number of the kind, 0 where there is one kind only; of lights
+            `(R, N, L)`, the state at each step.
         numbers: `(R, N)` int64 number of the agent or the polyline in its scene.
     """
 
@@ -72,6 +74,7 @@ class Rows:
         own: the agent's own steps, `(R, 1, T, 4)`.
         others: steps of other agents, `(R, N, T, 4)`.
         lanes: pieces of polylines, `(R, P, S - 1, 4)`.
+        lights: steps of traffic lights, `(R, Q, T, 4)`; None: the model reads none.
         is_focal: `(R,)` bool, agents to forecast.
     """
 
@@ -83,6 +86,7 @@ class Rows:
     own: Seen
     others: Seen
     lanes: Seen
+    lights: Seen | None
     is_focal: Tensor
 
     def spread(self, values: Tensor) -> Tensor:
@@ -100,6 +104,23 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Looks:
+    """Checked kinds and sizes of agents.
+
+    Attributes:
+        kinds: `(B, A)` int64, 0 where unknown.
+        sizes: `(B, A, 2)` in units of the world, 0 where unknown; None: the model reads none.
+    """
+
+    kinds: Tensor
+    sizes: Tensor | None
+
+    def of(self, place: tuple[Tensor, Tensor]) -> "Looks":
+        """Those of some scenes and agents."""
+        return Looks(self.kinds[place], None if self.sizes is None else self.sizes[place])
+
+
+@dataclass(frozen=True)
 class Polylines:
     """Checked polylines of a batch of scenes.
 
@@ -114,6 +135,19 @@ class Polylines:
     kinds: Tensor
 
 
+@dataclass(frozen=True)
+class Lights:
+    """Checked traffic lights of a batch of scenes.
+
+    Attributes:
+        points: `(B, Q, 2)` in the world.
+        states: `(B, Q, T)` int64, 0 where unknown.
+    """
+
+    points: Tensor
+    states: Tensor
+
+
 def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     config: VanillaSceneConfig,
     past_values: Tensor,
@@ -123,6 +157,10 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     lane_values: Tensor | None = None,
     lane_mask: Tensor | None = None,
     lane_kinds: Tensor | None = None,
+    agent_kinds: Tensor | None = None,
+    agent_sizes: Tensor | None = None,
+    light_values: Tensor | None = None,
+    light_states: Tensor | None = None,
     focal_mask: Tensor | None = None,
     all_agents: bool = False,
 ) -> Rows:
@@ -137,15 +175,20 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
             None: there is no map.
         lane_mask: `(B, P, S)`, 1 = point; None: all are.
         lane_kinds: `(B, P)` numbers below `num_lane_kinds`; None: all 0.
+        agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
+        agent_sizes: `(B, A, 2)` length and width in units of the world, 0 where not known; None:
+            nowhere.
+        light_values: `(B, Q, 2)` places of traffic lights in the world; None: there are none.
+        light_states: `(B, Q, T)` numbers below `num_light_states`, 0 where not known.
         focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
         all_agents: a row for each agent that is observed at the last step, forecast or not.
 
     Raises:
         ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
-            an agent to forecast is not observed at the last step, a polyline has one point, or a
-            map is far from all agents.
+            an agent to forecast is not observed at the last step, a polyline has one point, a map
+            is far from all agents, or the model does not read what is given.
     """
-    past, is_observed, is_focal, lanes = checked_scenes(
+    past, is_observed, is_focal, looks, lanes, lights = checked_scenes(
         config,
         past_values,
         past_observed_mask=past_observed_mask,
@@ -153,6 +196,10 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
         lane_values=lane_values,
         lane_mask=lane_mask,
         lane_kinds=lane_kinds,
+        agent_kinds=agent_kinds,
+        agent_sizes=agent_sizes,
+        light_values=light_values,
+        light_states=light_states,
         focal_mask=focal_mask,
     )
     scene, agent = _rows(is_observed[..., -1] if all_agents else is_focal)
@@ -167,7 +214,7 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     )
     numbers, is_other = _others(config, past, is_observed, scene, agent)
     own, others = (
-        _of_agents(config, axes, past[place], is_observed[place], place[1])
+        _of_agents(config, axes, past[place], is_observed[place], looks.of(place), place[1])
         for place in ((scene.unsqueeze(1), agent.unsqueeze(1)), (scene.unsqueeze(1), numbers))
     )
     others = replace(others, is_real=others.is_real & is_other.unsqueeze(-1))
@@ -177,7 +224,10 @@ def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
     velocity = last_velocity(axes.enter(velocities), is_known)
     shape = (past.shape[0], past.shape[1])
     focal = is_focal[scene, agent]
-    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen, focal)
+    lights_seen = None
+    if lights is not None:
+        lights_seen = _of_lights(config, axes, lights.points[scene], lights.states[scene])
+    return Rows(scene, agent, shape, axes, velocity, own, others, lanes_seen, lights_seen, focal)
 
 
 def _rows(is_focal: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,19 +283,24 @@ def _of_agents(
     axes: AgentAxes,
     positions: Tensor,
     is_observed: Tensor,
+    looks: Looks,
     numbers: Tensor,
 ) -> Seen:
     """Steps of agents: position and displacement to it; the first step has that of the second.
 
-    A displacement from or to nothing observed is 0.
+    A displacement from or to nothing observed is 0. Each step has the size, in units of positions.
     """
     entered = _entered(axes, positions)
     moves, _ = observed_velocities(entered, is_observed)
     moves = torch.cat((moves[:, :, :1], moves), dim=2)
     features = torch.cat((entered / reach(config), moves), dim=-1)
+    if looks.sizes is not None:
+        sizes = looks.sizes / (axes.scale * reach(config))
+        sizes = torch.cat((sizes, sizes.gt(0).all(dim=-1, keepdim=True)), dim=-1)
+        sizes = sizes.unsqueeze(2).expand(*features.shape[:-1], -1)
+        features = torch.cat((features, sizes), dim=-1)
     features = torch.where(is_observed.unsqueeze(-1), features, 0)
-    kinds = torch.zeros_like(is_observed[..., 0], dtype=torch.long)
-    return Seen(features, is_observed, kinds, numbers)
+    return Seen(features, is_observed, looks.kinds, numbers)
 
 
 def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kinds: Tensor) -> Seen:
@@ -256,6 +311,15 @@ def _of_lanes(config: VanillaSceneConfig, points: Tensor, is_point: Tensor, kind
     features = torch.where(is_real.unsqueeze(-1), features, 0)
     numbers = torch.arange(kinds.shape[1], device=kinds.device).expand_as(kinds)
     return Seen(features, is_real, kinds, numbers)
+
+
+def _of_lights(config: VanillaSceneConfig, axes: AgentAxes, points: Tensor, states: Tensor) -> Seen:
+    """Steps of traffic lights, which stand where they are."""
+    entered = _entered(axes, points.unsqueeze(2)) / reach(config)
+    features = pad(entered, (0, FEATURES - 2)).expand(*states.shape, -1)
+    features = torch.where(states.unsqueeze(-1) > 0, features, 0)
+    numbers = torch.arange(states.shape[1], device=states.device).expand(states.shape[:2])
+    return Seen(features, states > 0, states, numbers)
 
 
 def _nearest(seen: Seen, most: int) -> Seen:
@@ -297,23 +361,92 @@ def _report_cut(name: str, count: int, most: int) -> None:
 
 def checked_scenes(
     config: VanillaSceneConfig, past_values: Tensor, **inputs: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Polylines]:
+) -> tuple[Tensor, Tensor, Tensor, Looks, Polylines, Lights | None]:
     """Check a batch of scenes; arguments and errors are those of `read_rows`.
 
     Whoever trains on a GPU calls it with the batch on the CPU, see `may_read`.
 
     Returns:
         `(B, A, T, 2)` positions; `(B, A, T)` bool, which are observed; `(B, A)` bool, which agents
-        to forecast; the polylines.
+        to forecast; kinds and sizes of agents; the polylines; the traffic lights, of a model that
+        reads them.
     """
     masks = {name: inputs.get(name) for name in ("agent_mask", "focal_mask")}
     past, is_observed, _, is_focal = observed_agents(
         config, past_values, inputs.get("past_observed_mask"), **masks
     )
+    looks = _looks(config, past, inputs.get("agent_kinds"), inputs.get("agent_sizes"))
     of_lanes = (inputs.get(f"lane_{name}") for name in ("values", "mask", "kinds"))
     lanes = _polylines(config, past, *of_lanes)
     _check_map(config, past, is_observed, lanes)
-    return past, is_observed, is_focal, lanes
+    lights = _lights(config, past, inputs.get("light_values"), inputs.get("light_states"))
+    return past, is_observed, is_focal, looks, lanes, lights
+
+
+def _looks(
+    config: VanillaSceneConfig, past: Tensor, kinds: Tensor | None, sizes: Tensor | None
+) -> Looks:
+    """Checked kinds and sizes; without any, all are unknown."""
+    shape, count = past.shape[:2], config.num_agent_kinds
+    for name, values, wanted, field, reads in (
+        ("agent_kinds", kinds, tuple(shape), "num_agent_kinds", count),
+        ("agent_sizes", sizes, (*shape, 2), "reads_sizes", config.reads_sizes),
+    ):
+        if values is not None and not reads:
+            raise ValueError(
+                f"{name} is given, but the model has {field}={reads}: leave it out, or train a "
+                "model that reads it"
+            )
+        if values is not None and tuple(values.shape) != wanted:
+            raise ValueError(f"{name} has shape {tuple(values.shape)}: give {wanted}")
+    if kinds is None:
+        kinds = torch.zeros(shape, dtype=torch.long, device=past.device)
+    elif may_read(past) and (kinds.min() < 0 or kinds.max() >= count):
+        raise ValueError(
+            f"agent_kinds has {int(kinds.min())} to {int(kinds.max())}: give numbers below "
+            f"num_agent_kinds={count}"
+        )
+    if not config.reads_sizes:
+        return Looks(kinds.long(), None)
+    sizes = past.new_zeros(*shape, 2) if sizes is None else sizes
+    if may_read(past) and not (sizes.isfinite() & (sizes >= 0)).all():
+        raise ValueError(
+            "agent_sizes has NaN, infinite or negative numbers: give 0 where a size is not known"
+        )
+    return Looks(kinds.long(), sizes.to(past.dtype))
+
+
+def _lights(
+    config: VanillaSceneConfig, past: Tensor, values: Tensor | None, states: Tensor | None
+) -> Lights | None:
+    """Checked lights; without any, one that is padding, so that no encoder has no token."""
+    scenes, count, steps = past.shape[0], config.num_light_states, past.shape[2]
+    if not count:
+        if values is not None or states is not None:
+            raise ValueError(
+                "light_values or light_states is given, but the model has num_light_states=0: "
+                "leave both out, or train a model that reads them"
+            )
+        return None
+    if (values is None and states is None) or (values is not None and values.shape[1:2] == (0,)):
+        return Lights(past.new_zeros(scenes, 1, 2), past.new_zeros(scenes, 1, steps).long())
+    shapes = [None if given is None else tuple(given.shape) for given in (values, states)]
+    lights = (shapes[0] or (0, 0))[1]
+    if shapes != [(scenes, lights, 2), (scenes, lights, steps)]:
+        raise ValueError(
+            f"light_values and light_states have shapes {shapes[0]} and {shapes[1]}: give "
+            f"({scenes}, lights, 2) and ({scenes}, lights, {steps})"
+        )
+    assert values is not None
+    assert states is not None
+    if may_read(past) and (states.min() < 0 or states.max() >= count):
+        raise ValueError(
+            f"light_states has {int(states.min())} to {int(states.max())}: give numbers below "
+            f"num_light_states={count}"
+        )
+    if may_read(past) and not values.isfinite().all():
+        raise ValueError("light_values has NaN or infinite places: leave such lights out")
+    return Lights(values.to(past.dtype), states.long())
 
 
 def _polylines(

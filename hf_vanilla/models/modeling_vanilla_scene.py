@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
-from .configuration_vanilla_scene import VanillaSceneConfig
+from .configuration_vanilla_scene import MORE_INPUTS, VanillaSceneConfig
 from .inputs_vanilla_forecaster import distances, known_future, known_positions, per_known_step
 from .inputs_vanilla_scene import Rows, read_rows
 from .kernels_vanilla import at_least_float32
@@ -219,9 +219,11 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
 
     Attributes:
         needs_all: `futures` gets a row for every agent, also for those not to forecast.
+        reads_more: the fields `MORE_INPUTS` of the config may be set.
     """
 
     needs_all: ClassVar[bool] = False
+    reads_more: ClassVar[bool] = False
     config_class = VanillaSceneConfig
     main_input_name = "past_values"
     # masks are ready 4-D ones
@@ -230,6 +232,15 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
     _can_record_outputs = {  # noqa: RUF012 - transformers' form
         "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
     }
+
+    def __init__(self, config: VanillaSceneConfig) -> None:
+        super().__init__(config)
+        for name in MORE_INPUTS:
+            if getattr(config, name) and not self.reads_more:
+                raise ValueError(
+                    f"{name}={getattr(config, name)}: {type(self).__name__} does not read that: "
+                    "leave it out, or take Wayformer (form fusion)"
+                )
 
     def futures(self, rows: Rows) -> Mixture:
         """`num_seeds` futures of each row, along its axes."""
@@ -266,6 +277,10 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
         lane_values: Tensor | None = None,
         lane_mask: Tensor | None = None,
         lane_kinds: Tensor | None = None,
+        agent_kinds: Tensor | None = None,
+        agent_sizes: Tensor | None = None,
+        light_values: Tensor | None = None,
+        light_states: Tensor | None = None,
         focal_mask: Tensor | None = None,
         num_items_in_batch: Tensor | float | None = None,
         return_loss: bool = True,
@@ -283,6 +298,11 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
                 None: there is no map.
             lane_mask: `(B, L, S)`, 1 = point; None: all are.
             lane_kinds: `(B, L)` numbers below `num_lane_kinds`; None: all 0.
+            agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
+            agent_sizes: `(B, A, 2)` length and width in units of the world, 0 where not known;
+                None: nowhere.
+            light_values: `(B, Q, 2)` places of traffic lights in the world; None: there are none.
+            light_states: `(B, Q, T)` numbers below `num_light_states`, 0 where not known.
             focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
             num_items_in_batch: known future steps of the optimizer step; None: of this call.
             return_loss: compute the loss where there are `future_values`.
@@ -300,6 +320,10 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
             lane_values=lane_values,
             lane_mask=lane_mask,
             lane_kinds=lane_kinds,
+            agent_kinds=agent_kinds,
+            agent_sizes=agent_sizes,
+            light_values=light_values,
+            light_states=light_states,
             focal_mask=focal_mask,
             all_agents=self.needs_all,
         )
@@ -337,6 +361,8 @@ class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
         >>> model(past_values=torch.randn(2, 3, 8, 2), lane_values=lanes).trajectories.shape
         torch.Size([2, 3, 6, 12, 2])
     """
+
+    reads_more = True
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__(config)

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_scene import FEATURES, Rows, Seen, reach
+from .inputs_vanilla_scene import FEATURES, SIZE_FEATURES, Rows, Seen, reach
 from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import sinusoid
 
 TIME, AGENTS = "time", "agents"
-FAMILIES = 3  # own steps, others, lanes
+FAMILIES = 3  # own steps, others, lanes; with traffic lights one more
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,14 @@ class SequenceTokens(nn.Module):
     Args:
         config: widths and dropout.
         num_kinds: kinds of sequences, such as lane and crossing.
+        features: numbers of a step.
     """
 
-    def __init__(self, config: VanillaSceneConfig, num_kinds: int = 1) -> None:
+    def __init__(
+        self, config: VanillaSceneConfig, num_kinds: int = 1, features: int = FEATURES
+    ) -> None:
         super().__init__()
-        self.projection = nn.Linear(FEATURES, config.d_model)
+        self.projection = nn.Linear(features, config.d_model)
         self.kinds = nn.Embedding(num_kinds, config.d_model)
         self.scale = math.sqrt(config.d_model)
         self.dropout = VanillaDropout(config.dropout)
@@ -62,7 +65,8 @@ class SequenceTokens(nn.Module):
     def forward(self, seen: Seen) -> Grid:
         """Tokens of sequences."""
         features = seen.features.to(self.projection.weight.dtype)
-        vectors = self.projection(features) + self.kinds(seen.kinds).unsqueeze(2)
+        kinds = seen.kinds if seen.kinds.dim() == 3 else seen.kinds.unsqueeze(2)
+        vectors = self.projection(features) + self.kinds(kinds)
         steps = torch.arange(vectors.shape[2], device=vectors.device)
         if self.positions is not None:
             last = self.positions.num_embeddings - 1
@@ -74,17 +78,21 @@ class SequenceTokens(nn.Module):
 
 
 class SceneTokens(nn.Module):
-    """The three families: an agent's own steps, those of others, pieces of polylines."""
+    """The families: an agent's own steps, those of others, pieces of polylines, lights if any."""
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__()
-        self.own = SequenceTokens(config)
-        self.others = SequenceTokens(config)
+        of_agents = max(1, config.num_agent_kinds), FEATURES + SIZE_FEATURES * config.reads_sizes
+        self.own = SequenceTokens(config, *of_agents)
+        self.others = SequenceTokens(config, *of_agents)
         self.lanes = SequenceTokens(config, config.num_lane_kinds)
+        if config.num_light_states:
+            self.lights = SequenceTokens(config, config.num_light_states)
 
     def forward(self, rows: Rows) -> list[Grid]:
-        """Tokens of own steps, others and lanes, in this order."""
-        return [self.own(rows.own), self.others(rows.others), self.lanes(rows.lanes)]
+        """Tokens of own steps, others, lanes and, where they are read, lights, in this order."""
+        grids = [self.own(rows.own), self.others(rows.others), self.lanes(rows.lanes)]
+        return grids if rows.lights is None else [*grids, self.lights(rows.lights)]
 
 
 def side_by_side(grids: Sequence[Grid]) -> tuple[Tensor, Tensor]:
@@ -319,7 +327,8 @@ class HierarchicalFusion(nn.Module):
 
 
 def _encoders(config: VanillaSceneConfig, layers: int) -> nn.ModuleList:
-    return nn.ModuleList(ENCODERS[config.encoder](config, layers) for _ in range(FAMILIES))
+    families = FAMILIES + bool(config.num_light_states)
+    return nn.ModuleList(ENCODERS[config.encoder](config, layers) for _ in range(families))
 
 
 # by `config.fusion`

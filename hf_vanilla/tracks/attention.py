@@ -4,7 +4,7 @@ Shapes: A agents of one scene, T observed steps, L polylines, R rows (one per ag
 M tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +63,14 @@ def attention_in_scene(
     past: np.ndarray,
     is_observed: np.ndarray,
     maps: Sequence[RoadMap | None] | None = None,
+    agents: Mapping[str, Tensor] | None = None,
 ) -> SceneAttention:
     """Attention weights of the agents of one scene, mean of the heads.
 
     Of a joint forecaster, from the last observed step, in the last layer of the context encoder. Of
     a forecaster of agents and lanes, from its futures, in the last decoder layer, mean of all
-    futures; own steps, others and lanes sum to 1. Proposals are refined by three decoders in turn:
+    futures; own steps, others and lanes sum to 1, less
+    what traffic lights get. Proposals are refined by three decoders in turn:
     there own steps sum to 1, others sum to 1, and lanes do, each where there is one.
 
     Args:
@@ -77,13 +79,16 @@ def attention_in_scene(
         past: `(A, T, 2)` float64, the agents of one scene; anything where not observed.
         is_observed: `(A, T)` bool; last steps are observed.
         maps: as of `predict`.
+        agents: likewise.
     """
     if entry_of(model.config).is_joint:
         return _of_joint(model, past, is_observed)
     rows: list[Rows] = []
     hook = model.tokens.register_forward_pre_hook(lambda _, given: rows.append(given[0]))
     try:
-        outputs = relative_outputs(model, past, is_observed, None, maps, output_attentions=True)
+        outputs = relative_outputs(
+            model, past, is_observed, None, maps, agents=agents, output_attentions=True
+        )
     finally:
         hook.remove()
     weights = [layer.double().mean((1, 2)).cpu() for layer in outputs.cross_attentions]  # (R, M)
@@ -113,7 +118,8 @@ def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor,
         and config.encoder in FACTORISED
         and config.fusion != "late"
     )
-    families = [seen.is_real.shape for seen in (rows.own, rows.others, rows.lanes)]
+    seen = (rows.own, rows.others, rows.lanes, rows.lights)
+    families = [each.is_real.shape for each in seen if each is not None]
     if isinstance(model, VanillaForProposalTrajectoryPrediction):
         last = config.decoder_layers
         own, lanes, others = (weights[stage * last - 1] for stage in (1, 2, 3))
@@ -125,7 +131,8 @@ def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor,
         parts = [part[..., : shape[2]] for part, shape in zip(parts, families, strict=True)]
     else:
         parts = list(weights[-1].split([shape[1] * shape[2] for shape in families], dim=1))
-    own, others, lanes = (part.reshape(shape) for part, shape in zip(parts, families, strict=True))
+    parts = [part.reshape(shape) for part, shape in zip(parts, families, strict=True)]
+    own, others, lanes = parts[:3]
     return own, others, lanes
 
 

@@ -4,11 +4,12 @@ Shapes: S scenes, L steps. Arms are numbered 0 to 3 against the clock; from arm 
 right is i + 1, straight on is i + 2, to the left i + 3.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .road_maps import LANE_KINDS, RoadMap
+from .road_maps import LANE_KINDS, LIGHT_STATES, RoadMap
 
 JUNCTION_CARS = 3  # of a scene: one that arrives, one that it has to mind, one that leaves
 JUNCTION_STEPS = 20
@@ -25,6 +26,9 @@ DELAY = 3  # steps after which a driver brakes as the car ahead
 BRAKING = 3.5  # metres per second squared
 NOISE = 0.03
 LANE_DISTANCES = (48.0, 28.0, EDGE)  # metres from the middle, of the points of a lane
+CAR_KINDS = ("vehicle", "bus", "unknown")
+KIND_ODDS = np.array((0.8, 0.1, 0.1))  # drawn apart from how a car drives
+KIND_SIZES = np.array(((4.5, 1.8), (12.0, 2.5), (0.0, 0.0)))  # metres
 CURVE = np.linspace(0, 1, 17)
 
 
@@ -35,6 +39,8 @@ class Junctions:
     Attributes:
         tracks: `(S, JUNCTION_CARS, L, 2)` metres; the arriving car first.
         maps: of each scene.
+        kinds: `(S, JUNCTION_CARS)` name of each car's kind.
+        sizes: `(S, JUNCTION_CARS, 2)` length and width, 0 where unknown.
         situation: `(S,)` `UNHINDERED`, `LEADER` or `YIELD`.
         brakes: `(S,)` bool, whether the arriving car has to stop.
         branch: `(S,)` index into `TURNS` of the arriving car.
@@ -44,6 +50,8 @@ class Junctions:
 
     tracks: np.ndarray
     maps: tuple[RoadMap, ...]
+    kinds: np.ndarray
+    sizes: np.ndarray
     situation: np.ndarray
     brakes: np.ndarray
     branch: np.ndarray
@@ -109,8 +117,46 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
     third = _out_of(layout, leaving, away, draw.uniform(5, 9, scenes))
     tracks = np.stack((first, second, third), axis=1)
     tracks = tracks + draw.normal(0, NOISE, tracks.shape)
-    maps = tuple(_maps(layout))
-    return Junctions(tracks, maps, situation, brakes, branch, branches, odds)
+    maps = tuple(_with_lights(_maps(layout), layout, arm, situation == YIELD, seed))
+    return Junctions(tracks, maps, *_looks(scenes, seed), situation, brakes, branch, branches, odds)
+
+
+def _with_lights(
+    maps: list[RoadMap], layout: Layout, arm: np.ndarray, has_to_stop: np.ndarray, seed: int
+) -> Iterator[RoadMap]:
+    """Every second junction has lights where its lanes come in; they change once.
+
+    Then they are red for the arriving car where it has to stop for one from the right, else green,
+    and the contrary on the arms across.
+    """
+    draw = np.random.default_rng((4, seed))  # apart, as in `_looks`
+    has_lights = draw.random(len(maps)) < 0.5
+    is_after = np.arange(JUNCTION_STEPS) >= draw.integers(0, 5, (len(maps), 1))
+    red, yellow, green = (LIGHT_STATES.index(name) for name in ("red", "yellow", "green"))
+    edge = np.zeros((len(maps), 1))
+    places = [_in_lane(layout, np.full(len(maps), number), edge) for number in range(4)]
+    points = np.concatenate(places, axis=1)  # (S, 4, 2)
+    for scene, road in enumerate(maps):
+        if not has_lights[scene]:
+            yield road
+            continue
+        arms = np.flatnonzero(np.arange(4) != layout.closed[scene])
+        stops = ((arms - arm[scene]) % 2 == 1) != has_to_stop[scene]
+        states = np.where(
+            stops[:, None],
+            np.where(is_after[scene], red, yellow),
+            np.where(is_after[scene], green, red),
+        )
+        yield replace(road, light_points=points[scene, arms], light_states=states)
+
+
+def _looks(scenes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Kinds and sizes; a generator of their own leaves the tracks as they are without them."""
+    draw = np.random.default_rng((3, seed))
+    shape = scenes, JUNCTION_CARS
+    number = (draw.random((*shape, 1)) > KIND_ODDS.cumsum()).sum(axis=-1).clip(max=2)
+    sizes = KIND_SIZES[number] * draw.uniform(0.9, 1.1, (*shape, 1))
+    return np.array(CAR_KINDS, object)[number], sizes
 
 
 def _turns(

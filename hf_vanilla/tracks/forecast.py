@@ -19,7 +19,7 @@ from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
 from .forecaster import check_rate, load_forecaster, predict
-from .layout import rollout_arguments
+from .layout import agent_inputs, rollout_arguments
 from .options import TrackFileOptions
 from .simple_models import SIMPLE_MODELS
 from .table import TrackTable
@@ -139,7 +139,8 @@ def forecasts(
             read = together[is_enough]
             groups, maps = groups_of_rows(table, read), table.maps_of(read)
             seen, known = past[is_enough], mask[is_enough]
-            forecast = predict(model, seen, known, groups, maps, **(arguments or {}))
+            agents = agent_inputs(model.config, table, read)
+            forecast = predict(model, seen, known, groups, maps, agents=agents, **(arguments or {}))
             shown = is_selected[is_enough]
             tracks, probabilities = (part[shown] for part in forecast)
             yield _table(table, selected[is_enough[: len(selected)]], tracks, probabilities)

@@ -201,7 +201,7 @@ def predict(
         groups: `(A,)` equal numbers for agents of one scene at one frame, which a joint forecaster
             forecasts together; None: all are in one scene.
         maps: map of each agent's scene, for a model that reads maps; None: there are none.
-        **kwargs: passed to the model, such as `samples_at_once` of a joint forecaster.
+        **kwargs: `agents`, as of `run_model`; others go to the model, such as `samples_at_once`.
 
     Returns:
         `(A, M, P, 2)` float64 and probabilities `(A, M)` float64.

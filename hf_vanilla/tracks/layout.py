@@ -4,7 +4,7 @@ Shapes: W windows or agents, S scenes, A agents of the largest scene, T observed
 P predicted steps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from hf_vanilla.families import entry_of
 
 from .road_maps import RoadMap, maps_side_by_side
+from .table import TrackTable
 from .windows import Windows
 
 
@@ -103,13 +104,14 @@ def rollout_arguments(model: Any, **values: int | None) -> dict[str, int]:
     return given
 
 
-def run_model(
+def run_model(  # noqa: PLR0913 - all that any model reads
     model: Any,
     past: Tensor,
     is_observed: Tensor,
     last: np.ndarray,
     groups: np.ndarray,
     maps: Sequence[RoadMap | None],
+    agents: Mapping[str, Tensor] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Outputs of a forecaster for agents in rows: the one place where a model is called.
@@ -124,6 +126,7 @@ def run_model(
         last: `(W, 2)` float64 last positions in the world.
         groups: `(W,)` equal numbers for agents of one scene.
         maps: map of each row, equal for rows of one scene, for a model that reads maps.
+        agents: what `agent_inputs` gives for the rows; None: nothing is known of them.
         **kwargs: passed to the model, such as `samples_at_once`.
 
     Returns:
@@ -141,6 +144,7 @@ def run_model(
         "past_values": layout.pad(past + offset.unsqueeze(1)),
         "past_observed_mask": layout.pad(is_observed),
         "agent_mask": layout.pad(torch.ones(len(past), dtype=torch.bool)),
+        **more_inputs(agents or {}, layout, middles),
     }
     if "lanes" in reads:
         inputs |= map_inputs(maps, layout, middles)
@@ -171,6 +175,38 @@ def map_inputs(
     arrays = maps_side_by_side([maps[row] for row in first], middles)
     names = ("lane_values", "lane_mask", "lane_kinds")
     return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+
+
+def agent_inputs(config: Any, table: TrackTable, rows: np.ndarray) -> dict[str, Tensor]:
+    """What a model reads beside the tracks of some rows.
+
+    Kinds `(W,)` and sizes `(W, 2)` of agents; places `(W, Q, 2)` and states `(W, Q, T)` of the
+    lights of their scenes.
+    """
+    inputs = {}
+    if getattr(config, "num_agent_kinds", 0):
+        inputs["agent_kinds"] = torch.from_numpy(table.kinds_of(rows))
+    if getattr(config, "reads_sizes", False):
+        inputs["agent_sizes"] = torch.from_numpy(table.sizes_of(rows))
+    if getattr(config, "num_light_states", 0):
+        lights = table.lights_of(rows, config.observed_steps)
+        inputs["light_values"], inputs["light_states"] = map(torch.from_numpy, lights)
+    return inputs
+
+
+def more_inputs(
+    agents: Mapping[str, Tensor], layout: SceneLayout, middles: np.ndarray
+) -> dict[str, Tensor]:
+    """What `agent_inputs` gives for rows as a model's inputs: by agent, and lights by scene."""
+    first = torch.from_numpy(np.unique(layout.scene, return_index=True)[1])
+    inputs = {
+        name: values[first] if name.startswith("light") else layout.pad(values)
+        for name, values in agents.items()
+    }
+    if "light_values" in inputs:
+        places = inputs["light_values"] - torch.from_numpy(middles).unsqueeze(1)
+        inputs["light_values"] = places.float()
+    return inputs
 
 
 def model_inputs(windows: Windows, rows: np.ndarray) -> dict[str, Tensor]:

@@ -4,12 +4,13 @@
 Shapes: T observed steps, M modes, P predicted steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hf_vanilla.app.page import Page, Served, named_model, page_of_component, whole_number
 from hf_vanilla.app.worker import Worker
@@ -24,7 +25,7 @@ from .attention import (
 from .built_in_tracks import BUILT_IN
 from .forecaster import Forecaster, attention_of_modes, check_rate, load_forecaster, predict
 from .options import TrackFileOptions
-from .plot import Drawn, drawn_agents
+from .plot import Drawn, drawn_agents, known_of
 from .road_maps import RoadMap
 from .simple_models import SIMPLE_MODELS, constant_velocity
 from .table import TrackTable
@@ -133,7 +134,7 @@ class TracksPage:
         """Agents as the script draws them, with constant velocity and the attention weights."""
         past = np.stack([agent.past for agent in agents])
         mask = np.isfinite(past).all(-1)
-        looks = self._looks(past, mask, road)
+        looks = self._looks(past, mask, road, known_of(agents))
         straight = constant_velocity(
             torch.from_numpy(np.nan_to_num(past)), torch.from_numpy(mask), agents[0].tracks.shape[1]
         ).numpy()
@@ -152,13 +153,19 @@ class TracksPage:
             for row, agent in enumerate(agents)
         ]
 
-    def _looks(self, past: np.ndarray, mask: np.ndarray, road: RoadMap | None) -> SceneAttention:
+    def _looks(
+        self,
+        past: np.ndarray,
+        mask: np.ndarray,
+        road: RoadMap | None,
+        known: Mapping[str, Tensor],
+    ) -> SceneAttention:
         """Weights of each agent; `own` is `(A, M, T)`, and M = 0 where the model records none."""
         count, steps = mask.shape
         modes = getattr(self.model.config, "num_modes", 0)
         none = np.zeros((count, 0))
         if has_scene_attention(self.model):
-            found = attention_in_scene(self.model, past, mask, [road] * count)
+            found = attention_in_scene(self.model, past, mask, [road] * count, known)
             own = np.repeat(found.own[:, None], modes, axis=1)  # the same for all futures
             return SceneAttention(own, found.others, found.lanes)
         looks = attention_of_modes(self.model, past, mask)

@@ -1,10 +1,13 @@
 """Figures of forecasts: past, truth, and futures by their probability."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from hf_vanilla.families import entry_of
 from hf_vanilla.files import whole_file
@@ -22,6 +25,7 @@ from hf_vanilla.plots.figures import (
 from .attention import attention_in_scene, has_scene_attention
 from .forecaster import check_rate, load_forecaster, predict
 from .formats import on_plane, read_homography
+from .layout import agent_inputs
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
 from .simple_models import SIMPLE_MODELS
@@ -84,6 +88,7 @@ class Drawn:
         future: `(F, 2)` true positions after it, as far as there are any.
         tracks: `(M, P, 2)` futures, the most probable first.
         probabilities: `(M,)`.
+        known: what `agent_inputs` gives of it.
     """
 
     name: Any
@@ -91,6 +96,7 @@ class Drawn:
     future: np.ndarray
     tracks: np.ndarray
     probabilities: np.ndarray
+    known: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def plot_tracks(options: PlotTracksOptions) -> Path:
@@ -157,7 +163,9 @@ def _attention_lines(
         )
     row = names.index(options.attention_of)
     past = np.stack([agent.past for agent in agents])
-    found = attention_in_scene(model, past, np.isfinite(past).all(-1), [road] * len(agents))
+    found = attention_in_scene(
+        model, past, np.isfinite(past).all(-1), [road] * len(agents), known_of(agents)
+    )
     lines = [
         (np.stack((past[row, -1], past[other, -1])), float(found.others[row, other]))
         for other in range(len(agents))
@@ -177,7 +185,8 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
     rows, past, mask = rows[is_enough], past[is_enough], mask[is_enough]
     if not len(rows):
         return []
-    tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows))
+    known = agent_inputs(config, table, rows)
+    tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
     found = []
     for number, row in enumerate(rows[:MOST_AGENTS]):
         per_step = table.frames_per_step[table.scene[row]]
@@ -186,8 +195,14 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
         future = table.positions[is_next & (table.frame <= last)]
         seen = np.where(mask[number][:, None], past[number], np.nan)
         name = table.agent_names[table.agent[row]]
-        found.append(Drawn(name, seen, future, tracks[number], probabilities[number]))
+        of_agent = {key: values[number] for key, values in known.items()}
+        found.append(Drawn(name, seen, future, tracks[number], probabilities[number], of_agent))
     return found
+
+
+def known_of(agents: list[Drawn]) -> dict[str, Tensor]:
+    """What `agent_inputs` gives of agents."""
+    return {name: torch.stack([a.known[name] for a in agents]) for name in agents[0].known}
 
 
 def save_tracks(

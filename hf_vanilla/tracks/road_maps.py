@@ -5,7 +5,7 @@ Shapes: P polylines of S points, B scenes.
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from .table import TrackTable
 
+LIGHT_STATES = ("unknown", "red", "yellow", "green")
 LANE_KINDS = ("lane", "crossing", "boundary")
 SCENARIO, ARCHIVE = "scenario_", "log_map_archive_"
 LANE_POINTS = 10  # of a lane, and of each piece of a boundary
@@ -28,14 +29,27 @@ class RoadMap:
         points: `(P, S, 2)` float64, 0 where there is none.
         is_point: `(P, S)` bool.
         kinds: `(P,)` int64 index into `LANE_KINDS`.
+        light_points: `(Q, 2)` float64 places of traffic lights.
+        light_states: `(Q, L)` int64 index into `LIGHT_STATES`, from the scene's frame 0 on, one per
+            step; unknown before and after.
     """
 
     points: np.ndarray
     is_point: np.ndarray
     kinds: np.ndarray
+    light_points: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
+    light_states: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), np.int64))
 
     def __len__(self) -> int:
         return len(self.points)
+
+    def at_steps_of(self, ratio: float) -> "RoadMap":
+        """The map for steps that are `ratio` as long; a light's state is the last one before."""
+        if not len(self.light_points):
+            return self
+        count = self.light_states.shape[1]
+        wanted = np.floor(np.round(np.arange(0, count, ratio), 6)).astype(np.int64)
+        return replace(self, light_states=self.light_states[:, wanted[wanted < count]])
 
     @property
     def lines(self) -> list[np.ndarray]:

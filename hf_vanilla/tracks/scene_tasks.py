@@ -31,7 +31,7 @@ from hf_vanilla.training.task import (
 
 from .data import prepare_tracks
 from .forecaster import load_forecaster
-from .layout import map_inputs, scene_batches
+from .layout import agent_inputs, map_inputs, more_inputs, scene_batches
 from .options import JOINT_MEASURES, SCENE_MEASURES
 from .scores import JointSums, TrackSums, add_scenes
 from .task import TrackTask
@@ -256,6 +256,10 @@ class SceneTrajectoryTask(SceneTask):
         """Scenes as the model's inputs, padded, each changed at random as a whole."""
         drawn = self.scenes.batch(scenes, generator)
         batch, table = drawn.inputs, self.tracks.train.table
+        agents = agent_inputs(self.config, table, drawn.last_rows)
+        batch |= more_inputs(agents, drawn.layout, drawn.middles)
+        if "light_values" in batch:
+            batch["light_values"] = batch["light_values"] @ drawn.change
         if table.maps is not None:
             batch |= map_inputs(table.maps_of(drawn.last_rows), drawn.layout, drawn.middles)
             batch["lane_values"] = batch["lane_values"] @ drawn.change.unsqueeze(1)

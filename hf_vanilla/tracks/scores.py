@@ -14,7 +14,7 @@ from torch import Tensor
 from hf_vanilla.models.inputs_vanilla_forecaster import distances
 from hf_vanilla.models.loss_vanilla_tracks import mixture_nats
 
-from .layout import model_inputs, run_model
+from .layout import agent_inputs, model_inputs, run_model
 from .windows import Windows
 
 MODE_COUNTS = (1, 5, 6, 10, 20)
@@ -301,6 +301,7 @@ def add_windows(
             last,
             windows[rows].groups,
             maps,
+            agent_inputs(model.config, windows.table, last_rows),
             **kwargs,
         )
     spreads = getattr(outputs, "spreads", None)

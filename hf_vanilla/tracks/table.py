@@ -17,6 +17,14 @@ LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
 SHORTEST_MOVE = 1e-3  # where nothing moves farther in a step, positions may be in degrees
 BLOCK_ROWS = 100_000  # at a time, where a copy of a whole table would be large
 COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size", "heading")
+AGENT_KINDS = ("unknown", "vehicle", "pedestrian", "cyclist", "motorcyclist", "bus", "other")
+# names of Argoverse 2 are those of `AGENT_KINDS`; of nuScenes in AgentFormer's form:
+OTHER_NAMES = {
+    **dict.fromkeys(("car", "truck", "van", "trailer", "construction_vehicle"), "vehicle"),
+    **dict.fromkeys(("emergency", "construction"), "vehicle"),
+    **{"person": "pedestrian", "bicycle": "cyclist", "motorcycle": "motorcyclist"},
+    **dict.fromkeys(("dontcare", "none", "nan", ""), "unknown"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +77,36 @@ class TrackTable:
         if self.maps is None:
             return [None] * len(rows)
         return [self.maps[scene] for scene in self.scene[rows]]
+
+    def kinds_of(self, rows: np.ndarray) -> np.ndarray:
+        """Index into `AGENT_KINDS` of each row, `(B,)` int64; a name not known there is "other"."""
+        if self.kind is None:
+            return np.zeros(len(rows), np.int64)
+        names = [str(name).lower() for name in self.kind[rows]]
+        names = [OTHER_NAMES.get(name, name) for name in names]
+        return np.array([AGENT_KINDS.index(n if n in AGENT_KINDS else "other") for n in names])
+
+    def sizes_of(self, rows: np.ndarray) -> np.ndarray:
+        """Length and width of each row, `(B, 2)` float32, 0 where a file has none or -1."""
+        size = np.zeros((len(rows), 2)) if self.size is None else self.size[rows]
+        return np.where(size > 0, size, 0).astype(np.float32)
+
+    def lights_of(self, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Places `(B, Q, 2)` and states `(B, Q, T)` of lights, observed steps up to each row."""
+        maps = self.maps_of(rows)
+        most = max((len(road.light_points) for road in maps if road is not None), default=0)
+        points = np.zeros((len(rows), most, 2))
+        states = np.zeros((len(rows), most, observed), np.int64)
+        last = self.frame[rows] // self.frames_per_step[self.scene[rows]]
+        for row, road in enumerate(maps):
+            if road is None or not len(road.light_points):
+                continue
+            count, steps = road.light_states.shape
+            wanted = last[row] + np.arange(1 - observed, 1)
+            is_known = (wanted >= 0) & (wanted < steps)
+            points[row, :count] = road.light_points
+            states[row, :count, is_known] = road.light_states[:, wanted[is_known]].T
+        return points, states
 
     @property
     def steps(self) -> np.ndarray:
@@ -260,6 +298,7 @@ def resample(table: TrackTable, step_seconds: float) -> TrackTable:
     room = time.max() - time.min() + 2
     axis, wanted = time - time.min() + segment * room, frame - time.min() + of_point * room
     positions = np.stack([np.interp(wanted, axis, column) for column in table.positions.T], 1)
+    maps = table.maps and tuple(road and road.at_steps_of(ratio) for road in table.maps)
     before = np.clip(np.searchsorted(axis, wanted + 1e-6, side="right") - 1, 0, len(axis) - 1)
     return replace(
         table.rows(before),
@@ -267,6 +306,7 @@ def resample(table: TrackTable, step_seconds: float) -> TrackTable:
         positions=positions,
         frames_per_step=np.ones_like(table.frames_per_step),
         step_seconds=step_seconds,
+        maps=maps,
     )
 
 

@@ -102,6 +102,10 @@ def test_what_draws_samples_is_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="VanillaForJointTrajectoryPrediction, which draws"):
         exported(tmp_path / "m")
+    wayformer = scene_model("early full", num_agent_kinds=7, reads_sizes=True)
+    wayformer.float().save_pretrained(tmp_path / "w")
+    with pytest.raises(ValueError, match="num_agent_kinds=7, whose inputs a graph does not take"):
+        exported(tmp_path / "w")
     forms = {name for entry in TASKS.values() for name in entry.forms.values()}
     assert set(FAULTS) < forms
 

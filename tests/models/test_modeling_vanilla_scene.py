@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from reference import encoder_layer, feed_forward, layer_norm, multi_head, part
-from scene_models import CLASSES, SIZES, scene_model, scenes, without_future
+from scene_models import CLASSES, GRID, SIZES, scene_model, scenes, without_future
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
@@ -364,6 +364,149 @@ def test_learned_positions_are_added_to_a_projection_with_a_relu():
         assert_close(found[:, step], expected)
 
 
+READS_LOOKS = {"num_agent_kinds": 3, "reads_sizes": True}
+
+
+def looks(count=2, agents=4):
+    draw = torch.Generator().manual_seed(5)
+    sizes = 0.5 + torch.rand(count, agents, 2, generator=draw, dtype=torch.float64)
+    return {
+        "agent_kinds": torch.randint(1, 3, (count, agents), generator=draw),
+        "agent_sizes": sizes,
+    }
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_kinds_and_sizes_of_an_agent_and_of_others_change_a_forecast(name):
+    model, known = scene_model(name, **READS_LOOKS), looks()
+    inputs = {**scenes(), **known}
+    expected = tracks(model, inputs)
+    order = torch.tensor([2, 0, 3, 1])
+    turned = {
+        key: values if key.startswith("lane") else values[:, order]
+        for key, values in inputs.items()
+    }
+    assert_close(tracks(model, turned), expected[:, order], **EXACT)
+    unknown = tracks(model, scenes())
+    for key, values in known.items():
+        assert_close(tracks(model, {**scenes(), key: 0 * values}), unknown, **EXACT)
+        for agent in (0, 2):  # itself, another one
+            other = values.clone()
+            other[0, agent] = 0
+            found = (tracks(model, {**inputs, key: other}) - expected).abs().amax((2, 3, 4))
+            assert found[0, 0] > 1e-4
+            assert not found[1].any()
+
+
+def lights(count=2, number=3):
+    draw = torch.Generator().manual_seed(6)
+    places = 3 * torch.randn(count, number, 2, generator=draw, dtype=torch.float64)
+    states = torch.randint(1, 4, (count, number, SIZES["observed_steps"]), generator=draw)
+    return {"light_values": places, "light_states": states}
+
+
+@pytest.mark.parametrize("name", GRID)
+def test_lights_change_a_forecast_and_those_not_known_change_nothing(name):
+    model, known = scene_model(name, num_light_states=4), lights()
+    inputs = {**scenes(), **known}
+    expected, without = tracks(model, inputs), tracks(model, scenes())
+    assert (expected - without).abs().amax((1, 2, 3, 4)).min() > 1e-4
+    none = {**scenes(), **lights(number=0)}
+    dark = {**inputs, "light_states": torch.zeros_like(known["light_states"])}
+    for given in (none, dark):
+        assert_close(tracks(model, given), without, **EXACT)
+    one_more = {key: padded(values, 1, 1) for key, values in known.items()}
+    one_more["light_states"][:, -1] = 0
+    order = torch.tensor([2, 3, 0, 1])
+    for given in (one_more, {key: values[:, order] for key, values in one_more.items()}):
+        assert_close(tracks(model, {**inputs, **given}), expected, **EXACT)
+    changed_state = known["light_states"].clone()
+    changed_state[0, 1, 2] = changed_state[0, 1, 2] % 3 + 1  # one state at one step
+    found = (tracks(model, {**inputs, "light_states": changed_state}) - expected).abs()
+    assert found[0].amax((1, 2, 3)).min() > 1e-6
+    assert not found[1].any()
+
+    turn = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=torch.float64)
+    moved = {key: part @ turn + 4 for key, part in inputs.items() if part.dtype == torch.float64}
+    moved = {key: part for key, part in moved.items() if key.endswith("_values")}
+    assert_close(tracks(model, {**inputs, **moved}), expected @ turn + 4, **EXACT)
+
+
+def test_a_light_has_its_place_and_a_state_at_each_step():
+    config = VanillaSceneConfig(**SIZES, num_light_states=4)
+    past = torch.tensor([[[[0.0, float(y)] for y in range(5)]]])  # heads along y, ends at (0, 4)
+    states = torch.tensor([[[0, 2, 2, 1, 3]]])
+    place = torch.tensor([[[-3.0, 10.0]]])
+    rows = read_rows(config, past, light_values=place, light_states=states)
+    assert rows.lights.is_real.tolist() == [[[False, True, True, True, True]]]
+    assert rows.lights.kinds.tolist() == states.tolist()
+    # 6 ahead and 3 to the left, of 3 predicted steps
+    expected = torch.tensor([[0.0] * 4] + [[2.0, 1.0, 0.0, 0.0]] * 4)
+    assert_close(rows.lights.features[0, 0], expected)
+    tokens = SceneTokens(config)
+    found = tokens(rows)[3].states[0, 0, 3]
+    vector = tokens.lights.projection(expected[3]) + tokens.lights.kinds.weight[1]
+    angles = torch.tensor([3.0, 0.3, 0.03, 0.003])  # of the sinusoid of width 8 at step 3
+    position = torch.stack((angles.sin(), angles.cos()), dim=1).flatten()
+    assert_close(found, vector * math.sqrt(8) + position)
+
+
+def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
+    config = VanillaSceneConfig(**SIZES, **READS_LOOKS, velocity_std=0.5)
+    sizes = torch.tensor([[[3.0, 1.5], [0.0, 0.0], [6.0, 0.0]]])
+    past = scenes(count=1, agents=3)["past_values"].float()
+    rows = read_rows(config, past, agent_kinds=torch.tensor([[1, 0, 2]]), agent_sizes=sizes)
+    # positions are divided by .5 times 3 predicted steps
+    expected = torch.tensor([[2.0, 1.0, 1.0], [0.0, 0.0, 0.0], [4.0, 0.0, 0.0]])
+    assert_close(rows.own.features[:, 0, :, 4:], expected.unsqueeze(1).expand(-1, 5, -1))
+    assert_close(rows.others.features[0, :, 3, 4:], expected)
+    assert rows.own.kinds.tolist() == [[1], [0], [2]]
+    assert rows.others.kinds.tolist() == [[1, 0, 2]] * 3
+    found = SceneTokens(config)
+    wide = found.own.projection.weight.shape, found.others.kinds.weight.shape
+    assert wide == ((8, 7), (3, 8))
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "message"),
+    [
+        ({}, looks(), "agent_kinds is given, but the model has num_agent_kinds=0: leave it out"),
+        ({"num_agent_kinds": 3}, looks(), "agent_sizes is given, .* reads_sizes=False"),
+        (
+            {**READS_LOOKS, "num_agent_kinds": 2},
+            looks(),
+            "agent_kinds has 1 to 2: give numbers below",
+        ),
+        (READS_LOOKS, looks(agents=3), r"agent_kinds has shape \(2, 3\): give \(2, 4\)"),
+        ({}, lights(), "light_values or light_states is given, but .* num_light_states=0"),
+        ({"num_light_states": 3}, lights(), "light_states has 1 to 3: give numbers below"),
+        ({"num_light_states": 4}, lights(count=1), r"\(1, 3, 2\) and \(1, 3, 5\): give \(2, li"),
+        (
+            {"num_light_states": 4},
+            {"light_values": lights()["light_values"]},
+            r"shapes \(2, 3, 2\) and None: give \(2, lights, 2\) and \(2, lights, 5\)",
+        ),
+        (
+            {"num_light_states": 4},
+            {**lights(), "light_values": lights()["light_values"] / 0},
+            "light_values has NaN or infinite places",
+        ),
+        (READS_LOOKS, {"agent_sizes": torch.zeros(2, 4)}, r"agent_sizes .* give \(2, 4, 2\)"),
+        (READS_LOOKS, {"agent_sizes": -looks()["agent_sizes"]}, "give 0 where a size is not"),
+        (READS_LOOKS, {"agent_sizes": looks()["agent_sizes"] * math.nan}, "agent_sizes has NaN"),
+    ],
+)
+def test_kinds_and_sizes_that_do_not_fit_are_refused(changes, given, message):
+    with pytest.raises(ValueError, match=message):
+        scene_model("early full", **changes)(**{**scenes(), **given})
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - set(GRID)))
+def test_other_forms_refuse_what_wayformer_alone_reads(name):
+    with pytest.raises(ValueError, match=r"reads_sizes=True: VanillaFor.* does not read that"):
+        scene_model(name, reads_sizes=True)
+
+
 # --- mmTransformer as in its authors' code -------------------------------------------------------
 
 
@@ -528,6 +671,7 @@ def test_inputs_that_do_not_fit_are_refused(inputs, message):
         ({"neighbor_distance": -1}, "neighbor_distance=-1: give 0 or more"),
         ({"observed_steps": 1}, "a velocity needs 2 or more"),
         ({"d_model": 9, "encoder_attention_heads": 3, "decoder_attention_heads": 3}, "is odd"),
+        ({"num_agent_kinds": -1}, "num_agent_kinds=-1: give 0 or more"),
         ({"heading_decay": 2}, "heading_decay=2: give a factor"),
     ],
 )

@@ -1,6 +1,7 @@
 """Agents and lanes by the engine: training, resumes, batches, evaluation, forecasts, figures."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.csv
@@ -13,11 +14,18 @@ from torch.testing import assert_close
 from transformers import AutoModelForTimeSeriesPrediction
 
 from hf_vanilla.tracks import options as track_options
+from hf_vanilla.tracks.attention import attention_in_scene
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
-from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
+from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file, forecasts
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.options import SceneDataOptions
-from hf_vanilla.tracks.plot import ATTENTION_WIDTH, PlotTracksOptions, plot_tracks
+from hf_vanilla.tracks.plot import (
+    ATTENTION_WIDTH,
+    PlotTracksOptions,
+    drawn_agents,
+    known_of,
+    plot_tracks,
+)
 from hf_vanilla.tracks.scene_tasks import prepare_scenes as prepare
 from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
@@ -169,6 +177,43 @@ def test_evaluation_and_forecasts_read_the_lanes(trained, tmp_path):
         assert [row["x"] for row in of_agent] == pytest.approx(tracks[agent, 0, :, 0], abs=1e-4)
     bare, _ = predict(model, past, mask)
     assert np.abs(bare - tracks).max() > 1e-3
+
+
+def test_a_run_with_kinds_sizes_and_lights_reads_them_wherever_it_forecasts(tmp_path):
+    model = {"num_agent_kinds": 7, "reads_sizes": True, "num_seeds": 4, "learned_positions": 8}
+    model["num_light_states"] = 4
+    folder = train(recipe(tmp_path / "run", model=model, max_steps=20, eval_steps=20))
+    loaded = load_forecaster(str(folder), device="cpu")
+    loaded.set_attn_implementation("eager")
+    kinds = loaded.tokens.own.kinds.weight
+    trained_kinds = (kinds - kinds[6]).abs().amax(1) > 1e-3  # no car is "other"
+    table = built_in_tracks("junctions", agents=90, seed=0)
+    assert trained_kinds[table.kinds_of(np.arange(len(table)))].all()
+    scores = evaluate(
+        read_evaluation(["--model", str(folder), "--dataset", "junctions", "--device", "cpu"])
+    )
+    found = {}
+    dark = tuple(replace(road, light_states=0 * road.light_states) for road in table.maps)
+    tables = {"as read": table, "unknown": replace(table, kind=None, size=None)}
+    tables["dark"] = replace(table, maps=dark)
+    for name, given in tables.items():
+        (futures,) = forecasts(loaded, given)
+        found[name] = np.stack((futures["x"], futures["y"]), 1)
+    assert np.abs(found["as read"] - found["unknown"]).max() > 1e-3
+    has_lights = [len(table.maps[row // 3].light_points) > 0 for row in range(90)]
+    lit = np.abs(found["as read"] - found["dark"]).reshape(90, -1).max(1)
+    assert ((lit > 1e-4) == has_lights).all()
+    drawn = drawn_agents(loaded, table.rows(table.scene == 0), 19)
+    assert np.abs(drawn[0].tracks.reshape(-1, 2) - found["as read"][:12]).max() < 1e-3
+    weights = [
+        attention_in_scene(loaded, past, np.ones((3, 8), bool), table.maps_of(rows), agents=known)
+        for past, rows, known in [
+            (np.stack([agent.past for agent in drawn]), np.arange(3), known)
+            for known in (known_of(drawn), None)
+        ]
+    ]
+    assert np.abs(weights[0].others - weights[1].others).max() > 1e-5
+    assert scores.values["minADE4"] == pytest.approx(logged(folder, "min_ade")[-1], rel=0.5)
 
 
 def test_the_figure_shows_lanes(trained, tmp_path, monkeypatch):

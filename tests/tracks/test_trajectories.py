@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pyarrow
@@ -11,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from hf_vanilla.tracks.built_in_tracks import FORK_ODDS, built_in_tracks, fork_branches
 from hf_vanilla.tracks.formats import Columns, TrackSource, read_homography, read_tracks
-from hf_vanilla.tracks.table import Rows, join_tables, resample, table_of_rows
+from hf_vanilla.tracks.table import AGENT_KINDS, Rows, join_tables, resample, table_of_rows
 from hf_vanilla.tracks.windows import cut_windows, pasts_of_rows
 
 
@@ -156,6 +157,23 @@ def test_the_17_columns_of_agentformer(tmp_path):
     scenes = read_tracks(write(tmp_path / "a.txt", wide), TrackSource(frame_seconds=0.4))
     assert scenes.kind.tolist() == ["Pedestrian"] * 2
     assert scenes.size.shape == (2, 2)
+    assert scenes.kinds_of(np.array([1])).tolist() == [AGENT_KINDS.index("pedestrian")]
+    assert scenes.sizes_of(np.array([1]))[0] == pytest.approx([0.8, 0.5])
+
+
+def test_names_of_kinds_and_sizes_that_a_file_does_not_know():
+    names = ["vehicle", "Car", "Bicycle", "riderless_bicycle", "static", "BUS", None, "unknown"]
+    wanted = ["vehicle", "vehicle", "cyclist", "other", "other", "bus", "unknown", "unknown"]
+    table = replace(
+        built_in_tracks("walkers", agents=1, seed=0),
+        kind=np.array(names, object),
+        size=np.array([[4.5, 1.8], [-1, -1], [np.nan, 2.0]]),
+    )
+    assert [AGENT_KINDS[kind] for kind in table.kinds_of(np.arange(8))] == wanted
+    assert np.allclose(table.sizes_of(np.arange(3)), [[4.5, 1.8], [0, 0], [0, 2]])
+    without = built_in_tracks("walkers", agents=1, seed=0)
+    assert not without.kinds_of(np.arange(3)).any()
+    assert not without.sizes_of(np.arange(3)).any()
 
 
 def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
