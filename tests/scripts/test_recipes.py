@@ -23,6 +23,7 @@ SMALL = {
     "model.vocab_size": 330,  # enough for whole words of both languages
     "max_length": 40,
     "max_steps": 2,
+    "warmup_steps": 1,
     "save_steps": 1,
     "eval_steps": 2,
     "eval_sentences": 3,
