@@ -6,8 +6,8 @@ from huggingface_hub.dataclasses import strict
 from .configuration_vanilla_tracks import VanillaForecasterConfig
 
 FUSION_NAMES = ("late", "early", "hierarchical")
-# inputs that Wayformer alone reads
-MORE_INPUTS = ("num_agent_kinds", "reads_sizes", "num_light_states")
+# fields whose inputs Wayformer alone reads
+OPTIONAL_INPUTS = ("num_agent_kinds", "reads_sizes", "num_light_states")
 ENCODER_NAMES = ("full", "sequential", "interleaved", "latent")
 
 

@@ -16,12 +16,12 @@ from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .attention_vanilla import VanillaAttention
-from .configuration_vanilla_scene import MORE_INPUTS, VanillaSceneConfig
+from .configuration_vanilla_scene import OPTIONAL_INPUTS, VanillaSceneConfig
 from .inputs_vanilla_forecaster import distances, known_future, known_positions, per_known_step
-from .inputs_vanilla_scene import Rows, read_rows
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers
 from .pretrained_vanilla import VanillaPreTrainedModel
+from .rows_vanilla_scene import Rows, read_rows
 from .stacks_vanilla_scene import FUSIONS, SceneTokens, read_by_seeds
 
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss
@@ -219,11 +219,11 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
 
     Attributes:
         needs_all: `futures` gets a row for every agent, also for those not to forecast.
-        reads_more: the fields `MORE_INPUTS` of the config may be set.
+        reads_optional_inputs: whether `OPTIONAL_INPUTS` of the config may be set.
     """
 
     needs_all: ClassVar[bool] = False
-    reads_more: ClassVar[bool] = False
+    reads_optional_inputs: ClassVar[bool] = False
     config_class = VanillaSceneConfig
     main_input_name = "past_values"
     # masks are ready 4-D ones
@@ -235,8 +235,8 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__(config)
-        for name in MORE_INPUTS:
-            if getattr(config, name) and not self.reads_more:
+        for name in OPTIONAL_INPUTS:
+            if getattr(config, name) and not self.reads_optional_inputs:
                 raise ValueError(
                     f"{name}={getattr(config, name)}: {type(self).__name__} does not read that: "
                     "leave it out, or take Wayformer (form fusion)"
@@ -301,7 +301,8 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
             agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
             agent_sizes: `(B, A, 2)` length and width in units of the world, 0 where not known;
                 None: nowhere.
-            light_values: `(B, Q, 2)` places of traffic lights in the world; None: there are none.
+            light_values: `(B, Q, 2)` positions of traffic lights in the world; None: there are
+                none.
             light_states: `(B, Q, T)` numbers below `num_light_states`, 0 where not known.
             focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
             num_items_in_batch: known future steps of the optimizer step; None: of this call.
@@ -362,7 +363,7 @@ class VanillaForSceneTrajectoryPrediction(VanillaScenePreTrainedModel):
         torch.Size([2, 3, 6, 12, 2])
     """
 
-    reads_more = True
+    reads_optional_inputs = True
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__(config)

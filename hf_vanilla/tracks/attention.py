@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.families import entry_of
-from hf_vanilla.models.inputs_vanilla_scene import Rows
 from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_scene_forms import VanillaForGatedTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     VanillaForProposalTrajectoryPrediction,
 )
+from hf_vanilla.models.rows_vanilla_scene import Rows
 
 from .forecaster import relative_outputs
 from .road_maps import RoadMap
@@ -69,9 +69,9 @@ def attention_in_scene(
 
     Of a joint forecaster, from the last observed step, in the last layer of the context encoder. Of
     a forecaster of agents and lanes, from its futures, in the last decoder layer, mean of all
-    futures; own steps, others and lanes sum to 1, less
-    what traffic lights get. Proposals are refined by three decoders in turn:
-    there own steps sum to 1, others sum to 1, and lanes do, each where there is one.
+    futures; own steps, others, lanes and traffic lights, which are not returned, sum to 1.
+    Proposals are refined by three decoders in turn: there own steps sum to 1, others sum to 1, and
+    lanes do, each where there is one.
 
     Args:
         model: a forecaster for which `has_scene_attention` holds, in evaluation mode, with eager
@@ -79,7 +79,7 @@ def attention_in_scene(
         past: `(A, T, 2)` float64, the agents of one scene; anything where not observed.
         is_observed: `(A, T)` bool; last steps are observed.
         maps: as of `predict`.
-        agents: likewise.
+        agents: as of `run_model`.
     """
     if entry_of(model.config).is_joint:
         return _of_joint(model, past, is_observed)
@@ -131,8 +131,9 @@ def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor,
         parts = [part[..., : shape[2]] for part, shape in zip(parts, families, strict=True)]
     else:
         parts = list(weights[-1].split([shape[1] * shape[2] for shape in families], dim=1))
-    parts = [part.reshape(shape) for part, shape in zip(parts, families, strict=True)]
-    own, others, lanes = parts[:3]
+    own, others, lanes, *_ = (
+        part.reshape(shape) for part, shape in zip(parts, families, strict=True)
+    )
     return own, others, lanes
 
 

@@ -27,7 +27,7 @@ BRAKING = 3.5  # metres per second squared
 NOISE = 0.03
 LANE_DISTANCES = (48.0, 28.0, EDGE)  # metres from the middle, of the points of a lane
 CAR_KINDS = ("vehicle", "bus", "unknown")
-KIND_ODDS = np.array((0.8, 0.1, 0.1))  # drawn apart from how a car drives
+KIND_ODDS = np.array((0.8, 0.1, 0.1))  # independent of how a car drives
 KIND_SIZES = np.array(((4.5, 1.8), (12.0, 2.5), (0.0, 0.0)))  # metres
 CURVE = np.linspace(0, 1, 17)
 
@@ -118,7 +118,9 @@ def junctions(*, scenes: int, seed: int) -> Junctions:
     tracks = np.stack((first, second, third), axis=1)
     tracks = tracks + draw.normal(0, NOISE, tracks.shape)
     maps = tuple(_with_lights(_maps(layout), layout, arm, situation == YIELD, seed))
-    return Junctions(tracks, maps, *_looks(scenes, seed), situation, brakes, branch, branches, odds)
+    return Junctions(
+        tracks, maps, *_kinds_and_sizes(scenes, seed), situation, brakes, branch, branches, odds
+    )
 
 
 def _with_lights(
@@ -127,9 +129,9 @@ def _with_lights(
     """Every second junction has lights where its lanes come in; they change once.
 
     Then they are red for the arriving car where it has to stop for one from the right, else green,
-    and the contrary on the arms across.
+    and the opposite on the crossing arms.
     """
-    draw = np.random.default_rng((4, seed))  # apart, as in `_looks`
+    draw = np.random.default_rng((4, seed))  # a generator of its own, as in `_kinds_and_sizes`
     has_lights = draw.random(len(maps)) < 0.5
     is_after = np.arange(JUNCTION_STEPS) >= draw.integers(0, 5, (len(maps), 1))
     red, yellow, green = (LIGHT_STATES.index(name) for name in ("red", "yellow", "green"))
@@ -150,7 +152,7 @@ def _with_lights(
         yield replace(road, light_points=points[scene, arms], light_states=states)
 
 
-def _looks(scenes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _kinds_and_sizes(scenes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Kinds and sizes; a generator of their own leaves the tracks as they are without them."""
     draw = np.random.default_rng((3, seed))
     shape = scenes, JUNCTION_CARS

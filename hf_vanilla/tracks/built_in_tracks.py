@@ -35,13 +35,13 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> TrackTable:
     if name not in BUILT_IN:
         raise ValueError(f"built-in tracks {name!r}: choose one of {', '.join(BUILT_IN)}")
     draw, maps = np.random.default_rng((BUILT_IN.index(name), seed)), None
-    looks: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     if name == "junctions":
         drawn = junctions(scenes=-(-agents // JUNCTION_CARS), seed=seed)
         tracks, maps = drawn.tracks.reshape(-1, *drawn.tracks.shape[2:])[:agents], drawn.maps
         count = tracks.shape[1]
-        looks["kind"] = np.repeat(drawn.kinds.reshape(-1)[:agents], count)
-        looks["size"] = np.repeat(drawn.sizes.reshape(-1, 2)[:agents], count, axis=0)
+        columns["kind"] = np.repeat(drawn.kinds.reshape(-1)[:agents], count)
+        columns["size"] = np.repeat(drawn.sizes.reshape(-1, 2)[:agents], count, axis=0)
     else:
         tracks = _walkers(draw, agents) if name == "walkers" else _forks(draw, agents)[0]
     steps = tracks.shape[1]
@@ -54,7 +54,7 @@ def built_in_tracks(name: str, *, agents: int, seed: int) -> TrackTable:
         positions=tracks.reshape(-1, 2),
         scene=np.repeat(scene, steps),
         step_seconds=STEP_SECONDS,
-        columns=looks,
+        columns=columns,
     )
     return replace(table_of_rows(rows, name=name), maps=maps)
 

@@ -144,7 +144,7 @@ def run_model(  # noqa: PLR0913 - all that any model reads
         "past_values": layout.pad(past + offset.unsqueeze(1)),
         "past_observed_mask": layout.pad(is_observed),
         "agent_mask": layout.pad(torch.ones(len(past), dtype=torch.bool)),
-        **more_inputs(agents or {}, layout, middles),
+        **optional_inputs(agents or {}, layout, middles),
     }
     if "lanes" in reads:
         inputs |= map_inputs(maps, layout, middles)
@@ -180,32 +180,31 @@ def map_inputs(
 def agent_inputs(config: Any, table: TrackTable, rows: np.ndarray) -> dict[str, Tensor]:
     """What a model reads beside the tracks of some rows.
 
-    Kinds `(W,)` and sizes `(W, 2)` of agents; places `(W, Q, 2)` and states `(W, Q, T)` of the
+    Kinds `(W,)` and sizes `(W, 2)` of agents; positions `(W, Q, 2)` and states `(W, Q, T)` of the
     lights of their scenes.
     """
-    inputs = {}
-    if getattr(config, "num_agent_kinds", 0):
+    inputs: dict[str, Tensor] = {}
+    if "lanes" not in entry_of(config).reads:
+        return inputs
+    if config.num_agent_kinds:
         inputs["agent_kinds"] = torch.from_numpy(table.kinds_of(rows))
-    if getattr(config, "reads_sizes", False):
+    if config.reads_sizes:
         inputs["agent_sizes"] = torch.from_numpy(table.sizes_of(rows))
-    if getattr(config, "num_light_states", 0):
+    if config.num_light_states:
         lights = table.lights_of(rows, config.observed_steps)
         inputs["light_values"], inputs["light_states"] = map(torch.from_numpy, lights)
     return inputs
 
 
-def more_inputs(
+def optional_inputs(
     agents: Mapping[str, Tensor], layout: SceneLayout, middles: np.ndarray
 ) -> dict[str, Tensor]:
-    """What `agent_inputs` gives for rows as a model's inputs: by agent, and lights by scene."""
-    first = torch.from_numpy(np.unique(layout.scene, return_index=True)[1])
-    inputs = {
-        name: values[first] if name.startswith("light") else layout.pad(values)
-        for name, values in agents.items()
-    }
-    if "light_values" in inputs:
-        places = inputs["light_values"] - torch.from_numpy(middles).unsqueeze(1)
-        inputs["light_values"] = places.float()
+    """What `agent_inputs` gives for rows, as inputs: kinds and sizes by agent, lights by scene."""
+    inputs = {name: layout.pad(agents[name]) for name in agents if name.startswith("agent_")}
+    if "light_values" in agents:
+        first = torch.from_numpy(np.unique(layout.scene, return_index=True)[1])
+        points = agents["light_values"][first] - torch.from_numpy(middles).unsqueeze(1)
+        inputs |= {"light_values": points.float(), "light_states": agents["light_states"][first]}
     return inputs
 
 

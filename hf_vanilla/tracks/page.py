@@ -134,7 +134,7 @@ class TracksPage:
         """Agents as the script draws them, with constant velocity and the attention weights."""
         past = np.stack([agent.past for agent in agents])
         mask = np.isfinite(past).all(-1)
-        looks = self._looks(past, mask, road, known_of(agents))
+        attention = self._attention(past, mask, road, known_of(agents))
         straight = constant_velocity(
             torch.from_numpy(np.nan_to_num(past)), torch.from_numpy(mask), agents[0].tracks.shape[1]
         ).numpy()
@@ -146,14 +146,14 @@ class TracksPage:
                 "tracks": _rounded(agent.tracks),
                 "probabilities": _rounded(agent.probabilities),
                 "straight": _rounded(straight[row]),
-                "looks": _rounded(looks.own[row][:, mask[row]]),
-                "others": _rounded(looks.others[row]),
-                "lanes": _rounded(looks.lanes[row]),
+                "looks": _rounded(attention.own[row][:, mask[row]]),
+                "others": _rounded(attention.others[row]),
+                "lanes": _rounded(attention.lanes[row]),
             }
             for row, agent in enumerate(agents)
         ]
 
-    def _looks(
+    def _attention(
         self,
         past: np.ndarray,
         mask: np.ndarray,

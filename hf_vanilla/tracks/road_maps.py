@@ -29,7 +29,7 @@ class RoadMap:
         points: `(P, S, 2)` float64, 0 where there is none.
         is_point: `(P, S)` bool.
         kinds: `(P,)` int64 index into `LANE_KINDS`.
-        light_points: `(Q, 2)` float64 places of traffic lights.
+        light_points: `(Q, 2)` float64 positions of traffic lights.
         light_states: `(Q, L)` int64 index into `LIGHT_STATES`, from the scene's frame 0 on, one per
             step; unknown before and after.
     """

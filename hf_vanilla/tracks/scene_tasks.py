@@ -31,7 +31,7 @@ from hf_vanilla.training.task import (
 
 from .data import prepare_tracks
 from .forecaster import load_forecaster
-from .layout import agent_inputs, map_inputs, more_inputs, scene_batches
+from .layout import agent_inputs, map_inputs, optional_inputs, scene_batches
 from .options import JOINT_MEASURES, SCENE_MEASURES
 from .scores import JointSums, TrackSums, add_scenes
 from .task import TrackTask
@@ -257,7 +257,7 @@ class SceneTrajectoryTask(SceneTask):
         drawn = self.scenes.batch(scenes, generator)
         batch, table = drawn.inputs, self.tracks.train.table
         agents = agent_inputs(self.config, table, drawn.last_rows)
-        batch |= more_inputs(agents, drawn.layout, drawn.middles)
+        batch |= optional_inputs(agents, drawn.layout, drawn.middles)
         if "light_values" in batch:
             batch["light_values"] = batch["light_values"] @ drawn.change
         if table.maps is not None:

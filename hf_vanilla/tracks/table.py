@@ -92,7 +92,7 @@ class TrackTable:
         return np.where(size > 0, size, 0).astype(np.float32)
 
     def lights_of(self, rows: np.ndarray, observed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Places `(B, Q, 2)` and states `(B, Q, T)` of lights, observed steps up to each row."""
+        """Positions `(B, Q, 2)` and states `(B, Q, T)` of lights, observed steps up to each row."""
         maps = self.maps_of(rows)
         most = max((len(road.light_points) for road in maps if road is not None), default=0)
         points = np.zeros((len(rows), most, 2))
@@ -298,7 +298,9 @@ def resample(table: TrackTable, step_seconds: float) -> TrackTable:
     room = time.max() - time.min() + 2
     axis, wanted = time - time.min() + segment * room, frame - time.min() + of_point * room
     positions = np.stack([np.interp(wanted, axis, column) for column in table.positions.T], 1)
-    maps = table.maps and tuple(road and road.at_steps_of(ratio) for road in table.maps)
+    maps = table.maps and tuple(
+        None if road is None else road.at_steps_of(ratio) for road in table.maps
+    )
     before = np.clip(np.searchsorted(axis, wanted + 1e-6, side="right") - 1, 0, len(axis) - 1)
     return replace(
         table.rows(before),

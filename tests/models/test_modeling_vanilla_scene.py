@@ -9,7 +9,6 @@ from scene_models import CLASSES, GRID, SIZES, scene_model, scenes, without_futu
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
-from hf_vanilla.models.inputs_vanilla_scene import read_rows
 from hf_vanilla.models.modeling_vanilla_scene import Mixture, Truth, closest_future_loss, thin
 from hf_vanilla.models.modeling_vanilla_scene_forms import AgentGate, nearest_neighbors
 from hf_vanilla.models.modeling_vanilla_scene_proposals import (
@@ -19,6 +18,7 @@ from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     proposals_of_regions,
     region_loss,
 )
+from hf_vanilla.models.rows_vanilla_scene import read_rows
 from hf_vanilla.models.stacks_vanilla_scene import (
     ENCODERS,
     Grid,
@@ -364,10 +364,10 @@ def test_learned_positions_are_added_to_a_projection_with_a_relu():
         assert_close(found[:, step], expected)
 
 
-READS_LOOKS = {"num_agent_kinds": 3, "reads_sizes": True}
+READS_BOTH = {"num_agent_kinds": 3, "reads_sizes": True}
 
 
-def looks(count=2, agents=4):
+def kinds_and_sizes(count=2, agents=4):
     draw = torch.Generator().manual_seed(5)
     sizes = 0.5 + torch.rand(count, agents, 2, generator=draw, dtype=torch.float64)
     return {
@@ -378,7 +378,7 @@ def looks(count=2, agents=4):
 
 @pytest.mark.parametrize("name", GRID)
 def test_kinds_and_sizes_of_an_agent_and_of_others_change_a_forecast(name):
-    model, known = scene_model(name, **READS_LOOKS), looks()
+    model, known = scene_model(name, **READS_BOTH), kinds_and_sizes()
     inputs = {**scenes(), **known}
     expected = tracks(model, inputs)
     order = torch.tensor([2, 0, 3, 1])
@@ -452,7 +452,7 @@ def test_a_light_has_its_place_and_a_state_at_each_step():
 
 
 def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
-    config = VanillaSceneConfig(**SIZES, **READS_LOOKS, velocity_std=0.5)
+    config = VanillaSceneConfig(**SIZES, **READS_BOTH, velocity_std=0.5)
     sizes = torch.tensor([[[3.0, 1.5], [0.0, 0.0], [6.0, 0.0]]])
     past = scenes(count=1, agents=3)["past_values"].float()
     rows = read_rows(config, past, agent_kinds=torch.tensor([[1, 0, 2]]), agent_sizes=sizes)
@@ -470,14 +470,18 @@ def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
 @pytest.mark.parametrize(
     ("changes", "given", "message"),
     [
-        ({}, looks(), "agent_kinds is given, but the model has num_agent_kinds=0: leave it out"),
-        ({"num_agent_kinds": 3}, looks(), "agent_sizes is given, .* reads_sizes=False"),
         (
-            {**READS_LOOKS, "num_agent_kinds": 2},
-            looks(),
+            {},
+            kinds_and_sizes(),
+            "agent_kinds is given, but the model has num_agent_kinds=0: leave it out",
+        ),
+        ({"num_agent_kinds": 3}, kinds_and_sizes(), "agent_sizes is given, .* reads_sizes=False"),
+        (
+            {**READS_BOTH, "num_agent_kinds": 2},
+            kinds_and_sizes(),
             "agent_kinds has 1 to 2: give numbers below",
         ),
-        (READS_LOOKS, looks(agents=3), r"agent_kinds has shape \(2, 3\): give \(2, 4\)"),
+        (READS_BOTH, kinds_and_sizes(agents=3), r"agent_kinds has shape \(2, 3\): give \(2, 4\)"),
         ({}, lights(), "light_values or light_states is given, but .* num_light_states=0"),
         ({"num_light_states": 3}, lights(), "light_states has 1 to 3: give numbers below"),
         ({"num_light_states": 4}, lights(count=1), r"\(1, 3, 2\) and \(1, 3, 5\): give \(2, li"),
@@ -491,9 +495,17 @@ def test_a_step_has_the_size_of_its_agent_in_units_of_positions():
             {**lights(), "light_values": lights()["light_values"] / 0},
             "light_values has NaN or infinite places",
         ),
-        (READS_LOOKS, {"agent_sizes": torch.zeros(2, 4)}, r"agent_sizes .* give \(2, 4, 2\)"),
-        (READS_LOOKS, {"agent_sizes": -looks()["agent_sizes"]}, "give 0 where a size is not"),
-        (READS_LOOKS, {"agent_sizes": looks()["agent_sizes"] * math.nan}, "agent_sizes has NaN"),
+        (READS_BOTH, {"agent_sizes": torch.zeros(2, 4)}, r"agent_sizes .* give \(2, 4, 2\)"),
+        (
+            READS_BOTH,
+            {"agent_sizes": -kinds_and_sizes()["agent_sizes"]},
+            "give 0 where a size is not",
+        ),
+        (
+            READS_BOTH,
+            {"agent_sizes": kinds_and_sizes()["agent_sizes"] * math.nan},
+            "agent_sizes has NaN",
+        ),
     ],
 )
 def test_kinds_and_sizes_that_do_not_fit_are_refused(changes, given, message):

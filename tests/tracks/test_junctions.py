@@ -1,5 +1,7 @@
 """Generated junctions: known odds, right of way, lanes; maps that travel with tables."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -142,6 +144,11 @@ def test_tables_give_the_lights_of_observed_steps_only():
     slower = resample(cars, 0.8)
     rows = np.flatnonzero(slower.scene == scene)
     assert np.array_equal(slower.lights_of(rows[[4]], 5)[1][0, :count], road.light_states[:, :10:2])
+    bare = replace(road, points=road.points[:0], is_point=road.is_point[:0], kinds=road.kinds[:0])
+    without_lanes = replace(cars, maps=(bare,) * len(cars.maps))
+    assert np.array_equal(
+        resample(without_lanes, 0.8).maps[0].light_states, road.light_states[:, ::2]
+    )
     walkers = built_in_tracks("walkers", agents=1, seed=0)
     assert walkers.lights_of(np.arange(3), 8)[0].shape == (3, 0, 2)
     later = join_tables([walkers, cars])

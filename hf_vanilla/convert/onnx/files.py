@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from hf_vanilla.models.quantization_vanilla import LEAST_SCALE
 from hf_vanilla.options import install_hint
 
 OPSET = 20
 DTYPES = ("float32", "int8")
 # a file of ONNX ends at 2 GiB: larger weights go to a file beside it
 LARGEST_FILE = 2**31 - 2**27
-# of int8 weights, in size; the scale of a channel of zeros
-LARGEST_WEIGHT, LEAST_SCALE = 64, np.float32(1e-30)
+LARGEST_WEIGHT = 64  # of an int8 weight, in size
 
 
 def require_onnx() -> None:

@@ -139,7 +139,7 @@ class DecoderGraph(nn.Module):
         if self.bias is not None and self.is_renormalized:
             logits = logits + self.bias
         log_probs = logits.log_softmax(-1)  # ReduceLogSumExp takes several times as long
-        if self.bias is not None:
+        if self.bias is not None and not self.is_renormalized:
             log_probs = log_probs + self.bias
         best, tokens = log_probs.topk(2 * input_ids.shape[1])
         own = cache.self_attention_cache.layers

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.image_models import check_channels
 from hf_vanilla.families import entry_of
 from hf_vanilla.images.classifier import load_classifier
-from hf_vanilla.models.configuration_vanilla_scene import MORE_INPUTS
+from hf_vanilla.models.configuration_vanilla_scene import OPTIONAL_INPUTS
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.tracks.forecaster import class_name, load_forecaster
 
@@ -99,7 +99,7 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
         raise ValueError(
             f"{name} is a {form}, which {FAULTS[form]}: export a model of another form"
         )
-    for field in MORE_INPUTS:
+    for field in OPTIONAL_INPUTS:
         if value := getattr(model.config, field, 0):
             raise ValueError(
                 f"{name} has {field}={value}, whose inputs a graph does not take: export a model "
