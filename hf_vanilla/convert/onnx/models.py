@@ -103,7 +103,7 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
         if value := getattr(model.config, field, 0):
             raise ValueError(
                 f"{name} has {field}={value}, whose inputs a graph does not take: export a model "
-                "trained without"
+                "trained without it"
             )
     inputs, outputs = _forecaster_inputs(model.config), ("trajectories", "mode_logits")
     _write(model, folder, inputs, outputs, dtype=dtype, program="forecast.py")
