@@ -260,6 +260,53 @@ def test_a_link_has_the_whole_state_and_what_is_damaged_in_it_is_said(visit, add
 
 @pytest.mark.slow
 @needs_chromium
+def test_a_sentence_typed_while_the_model_loads_is_translated(browser, one_file):
+    tab = browser.new_page()
+    hold = "globalThis.real = fetch; globalThis.fetch = (...all) => held.then(() => real(...all));"
+    tab.add_init_script(f"const held = new Promise((go) => (globalThis.go = go)); {hold}")
+    tab.goto(one_file.as_uri())
+    source = tab.get_by_label("Sentence", exact=True).first
+    source.fill("forty-two")
+    source.press("Enter")
+    tab.evaluate("go()")
+    expect(tab.locator(".translation")).to_have_text("zweiundvierzig")
+    assert source.input_value() == "forty-two"
+    tab.close()
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_what_a_view_says_is_that_of_the_choice(visit):
+    page = visit(**DESK)
+    tab = page.tab
+    status = tab.locator(".status")
+    hypotheses = tab.locator(".hypothesis option").all_inner_texts()
+    for index in (1, 0):
+        tab.locator(".hypothesis").select_option(index=index)
+        expect(status).to_contain_text(f"Score {hypotheses[index].split()[1]},")
+    page.show("layer")
+    assert tab.locator("fieldset.head").get_by_label("0", exact=True).is_checked()
+    assert tab.locator("fieldset.head").get_by_label("mean").is_disabled()
+    page.said("the step that writes")
+    expect(tab.locator(".panel")).to_contain_text("LayerNorm(y + feed-forward)")
+    keys = []
+    for key in (2, 1):
+        tab.locator(f"""[data-click='{{"key":{key}}}']""").click()
+        name = tab.locator(".panel svg").get_by_text("k, the key of").text_content()
+        keys.append(name.removeprefix("k, the key of "))
+        page.said(f"q · k of {keys[-1]}")
+    assert keys[0] != keys[1]
+    tab.get_by_label("decoder").check()
+    page.said("decoder self-attention")
+    expect(tab.locator(".panel")).not_to_contain_text("feed-forward")  # cross-attention is between
+    tab.get_by_label("encoder").check()
+    page.said("encoder self-attention: “")
+    page.show("map")
+    assert tab.locator("fieldset.head").get_by_label("mean").is_checked()
+
+
+@pytest.mark.slow
+@needs_chromium
 def test_two_sentences_and_two_models_are_compared(visit, trained):
     page = visit(**DESK)
     [expected] = translate(*trained, ["two five"])

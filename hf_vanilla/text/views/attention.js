@@ -53,9 +53,12 @@ export const byQuery = {
   frame: (index) => ({ query: index, key: null }),
 };
 
+/** Who attends: a token of the sentence, or the step of the decoder that writes a token. */
+export const attending = (kind, token) => `${kind === ENCODER ? "" : "the step that writes "}${quoted(token)}`;
+
 export function sayWeights(now) {
   const { state } = now, { queries, keys, rows } = shown(now), name = nameOfHead(now);
-  const start = `${name[0].toUpperCase()}${name.slice(1)}: ${quoted(queries[state.query])}`;
+  const start = `${name[0].toUpperCase()}${name.slice(1)}: ${attending(state.kind, queries[state.query])}`;
   if (state.key === null) return `${start} attends to ${heaviest(rows[state.query], keys)}.`;
   return `${start} gives ${quoted(keys[state.key])} ${percent(rows[state.query][state.key])} of its attention.`;
 }
@@ -183,7 +186,7 @@ export const words = {
     const { source, target, links, head: { layer, head, is_next: isNext } } = now.attention.words;
     const chosen = chosenWord(now), sources = links.filter(([, word]) => word === chosen).map(([own]) => quoted(source[own]));
     const of = head === null ? `the mean of ${now.attention.kinds[CROSS].shape[1]} heads` : `head ${head}`;
-    const step = isNext ? "when the word is read" : "when the word is written";
+    const step = isNext ? "in the step after it is written" : "in the step that writes it";
     return `${quoted(target[chosen])} is aligned with ${sources.join(", ")}: cross-attention of layer ${layer}, ${of}, ${step}.`;
   },
   move(key, now) {

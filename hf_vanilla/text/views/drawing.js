@@ -5,6 +5,7 @@
 //   move(key, now)         changes of the state by a key, or null
 //   step(by, now)          changes of the state by the buttons for back and next
 //   frames(now), frame(index, now)  how many steps Play has, and the changes of the state at each
+//   isOfOneHead            true: it shows the first head in place of the mean of all
 // Elements with `data-hover` or `data-click` hold changes of the state as JSON.
 
 export const SVG = "http://www.w3.org/2000/svg";

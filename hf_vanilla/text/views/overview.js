@@ -115,6 +115,7 @@ function drawBox(root, { x, y, wide, high, space, isNarrow }, { side, row, name,
 
 export const overview = {
   name: "Overview",
+  isOfOneHead: true,
   hint: "Figure 1 of the paper: up and down follow the vectors from box to box, left and right choose the token.",
   uses: ["layer", "head"],
   draw(root, room, now) {

@@ -1,7 +1,7 @@
 // The page: a sentence, its translation, and one of the views. Here are the state, the requests, and what a visitor does;
 // the views draw `now`, which has the state, the answer and the vectors, whoever computed them.
 import { readAddress, writeAddress } from "./address.js";
-import { CROSS, heads, KINDS, lines, map, MEAN, words } from "./attention.js";
+import { chosenHead, CROSS, heads, KINDS, lines, map, MEAN, words } from "./attention.js";
 import { compare } from "./compare.js";
 import { ask, isService, start } from "./connection.js";
 import { download } from "./download.js";
@@ -148,7 +148,11 @@ function chips(name, choices, uses) {
       input.addEventListener("change", () => set({ [name]: value, ...(name === "kind" ? { key: null } : {}) }));
     }
   }
-  group.querySelectorAll("input").forEach((input, index) => (input.checked = choices[index][0] === state[name]));
+  const { isOfOneHead } = VIEWS[state.view], chosen = name === "head" && isOfOneHead ? chosenHead(state) : state[name];
+  group.querySelectorAll("input").forEach((input, index) => {
+    input.checked = choices[index][0] === chosen;
+    input.disabled = Boolean(isOfOneHead) && choices[index][0] === MEAN;
+  });
 }
 
 const optionsOf = (selector, options, value) => {
@@ -218,6 +222,7 @@ async function asked(request) {
 }
 
 async function translate(changes = {}) {
+  if (!settings) return; // what is typed while the model loads is translated first
   stop();
   const text = at("#source").value, chosen = settingsAsked();
   const found = await asked(requestOf(text, chosen));
@@ -229,9 +234,10 @@ async function translate(changes = {}) {
   [answer, attentions] = [found, [found.attention]];
   const path = bestPath(found.steps), step = Math.max(path.length - 1, 0); // the cursor of the search is at the result
   Object.assign(state, { hypothesis: 0, query: 0, key: null, step, candidate: path[step] ?? 0, source: null });
-  at(".status").textContent = report(found);
   at(".sentence").textContent = found.sentence;
   await set(changes);
+  if (answer !== found) return;
+  at(".status").textContent = report();
   if (state.other === "asked") await compareWith();
 }
 
@@ -249,8 +255,9 @@ function named(about) {
 
 const UNSURE_BELOW = 0.6; // mean probability of a token
 
-/** Score and probability, and the signs that the model does not know such texts. */
-function report({ hypotheses: [{ score, logProb, ids }], doubt }) {
+/** Score and probability of the chosen translation, and the signs that the model does not know such texts. */
+function report() {
+  const { hypotheses, doubt } = answer, { score, logProb, ids } = hypotheses[state.hypothesis];
   const probability = Math.exp(logProb / ids.length);
   const unsure = probability < UNSURE_BELOW ? "the translation has a low probability: the model may not know such texts" : "";
   const [noted, start] = [doubt ?? unsure, `Score ${score.toFixed(2)}, mean probability of a token ${percent(probability)}.`];
@@ -264,7 +271,7 @@ async function compareWith() {
   if (!found) return;
   showProblem(found.error ?? "");
   second = found.error ? null : found;
-  at(".status").textContent = report(answer);
+  at(".status").textContent = report();
   set({});
 }
 
@@ -357,7 +364,10 @@ at(".models").addEventListener("submit", (event) => {
   load();
 });
 for (const name of ["hypothesis", "other"]) {
-  at(`.${name}`).addEventListener("change", ({ target: { value } }) => set({ [name]: value === "asked" ? value : Number(value) }));
+  at(`.${name}`).addEventListener("change", async ({ target: { value } }) => {
+    await set({ [name]: value === "asked" ? value : Number(value) });
+    if (answer) at(".status").textContent = report();
+  });
 }
 at(".comparison").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -460,7 +470,7 @@ ready
   .then(async (isLinked) => {
     if (isLinked || !settings.sentence) return;
     const problem = at(".problem").textContent; // of a link
-    at("#source").value = settings.sentence;
+    at("#source").value ||= settings.sentence;
     await translate({ layer: Infinity });
     if (problem) showProblem(problem);
     if (answer && !isStill()) startPlaying();

@@ -75,9 +75,11 @@ function sayStatus({ penalty: { form, alpha }, hypotheses, steps }, node, length
   }
   const kept = `the ${hypotheses.length} best`;
   const least = Math.min(...steps[length - 1].filter((one) => one.status !== "pruned").map((one) => one.logProb));
+  const worse = `it is not one of ${kept}${node.logProb < least ? `; the last of them has ${signed(least)}` : ""}`;
+  const isEnd = node.logProb > least; // only an end is dropped while a worse candidate goes on
   return {
     kept: `It is kept, as one of ${kept}.`,
-    pruned: `It is dropped: it is not one of ${kept}${node.logProb < least ? `; the last of them has ${signed(least)}` : ""}.`,
+    pruned: `It is dropped: ${isEnd ? `an end counts only among ${kept} candidates of its step` : worse}.`,
     stopped: "The search ends here: it can no longer beat the finished ones.",
   }[node.status];
 }
@@ -93,8 +95,9 @@ function drawNode(root, node, x, y, { wide, high }, isChosen) {
   const ink = isPruned ? paint.faint : paint.ink, middle = (high - 5) / 2, isOneLine = high < 34;
   const token = fitted((MARKS[node.status] ?? "") + node.token, wide - 8, LEAST);
   write(root, x + 5, y + (isOneLine ? middle : middle - 8), token, { weight: 700, fill: ink, size: LEAST });
-  const value = node.status === "finished" ? node.score : node.logProb;
-  if (!isOneLine) write(root, x + 5, y + middle + 8, fitted(signed(value, wide < 60 ? 1 : 2), wide - 6, LEAST), { size: LEAST, fill: ink });
+  const value = signed(node.logProb, wide < 60 ? 1 : 2), score = `${value}, score ${signed(node.score)}`;
+  const text = node.status === "finished" && fitted(score, wide - 6, LEAST) === score ? score : fitted(value, wide - 6, LEAST);
+  if (!isOneLine) write(root, x + 5, y + middle + 8, text, { size: LEAST, fill: ink });
 }
 
 export const search = {
