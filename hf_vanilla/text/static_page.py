@@ -98,9 +98,11 @@ def write_page(options: PageOptions) -> Path:
 
     Raises:
         ValueError: the model is not an encoder-decoder of this package, or has a setting that the
-            engine does not compute.
+            engine does not compute; or a folder would be named as a file.
         OSError: the model is not found, or the output exists.
     """
+    if options.output.endswith(".html") and not options.single_file:
+        raise ValueError(f"output={options.output!r}: one HTML file needs --single_file True")
     models = [options.model or demo_model(), *options.compared]
     with ExitStack() as stack:
         if options.single_file:

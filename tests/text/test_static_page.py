@@ -396,7 +396,9 @@ def test_page_refuses_by_name_what_the_engine_does_not_compute(tmp_path):
     names = "do_sample=True, repetition_penalty=1.5, activation_function='gelu', which M needs"
     with pytest.raises(ValueError, match=names):
         check_engine("M", model, tokenizer)
-    (tmp_path / "there.html").touch()
+    (tmp_path / "there").touch()
     for options in ({"single_file": True}, {}):
         with pytest.raises(FileExistsError, match="exists"):
-            write_page(PageOptions(output=str(tmp_path / "there.html"), **options))
+            write_page(PageOptions(output=str(tmp_path / "there"), **options))
+    with pytest.raises(ValueError, match=r"page.html': one HTML file needs --single_file True"):
+        write_page(PageOptions(output=str(tmp_path / "page.html")))
