@@ -51,9 +51,7 @@ function cancel(name) {
 const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 
 // bytes in base64
-function numbers(text) {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-}
+const numbers = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 
 // --- pictures -----------------------------------------------------------------------------------
 

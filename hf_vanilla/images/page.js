@@ -110,9 +110,7 @@ pad.addEventListener("pointerup", () => {
   last = null;
   ask(pad.toDataURL("image/png"), true);
 });
-pad.addEventListener("pointercancel", () => {
-  last = null;
-});
+pad.addEventListener("pointercancel", () => (last = null));
 
 part("clear").addEventListener("click", () => {
   clear();

@@ -9,9 +9,7 @@ let chosen = null; // { object } or { place }, an index; null: nothing
 
 // --- weights ------------------------------------------------------------------------------------
 
-function direction() {
-  return element.querySelector("[name=direction]:checked").value;
-}
+const direction = () => element.querySelector("[name=direction]:checked").value;
 
 // one weight for each position, from 0 to 1
 function chosenWeights() {

@@ -17,9 +17,7 @@ let path = null; // points of the path that is being drawn
 const onScreen = ([x, y]) => [x - view.left, view.top - y];
 const asText = (points) => points.map((point) => onScreen(point).map((n) => n.toFixed(3)).join(",")).join(" ");
 
-function line(points, kind, parent = plane) {
-  return shape("polyline", { points: asText(points), class: kind }, parent);
-}
+const line = (points, kind, parent = plane) => shape("polyline", { points: asText(points), class: kind }, parent);
 
 function setView(left, top, width) {
   view = { left, top, width };
@@ -236,9 +234,7 @@ part("frame").addEventListener("change", showFrame);
 part("back").addEventListener("click", () => step(-1));
 part("next").addEventListener("click", () => step(1));
 for (const name of ["truth", "straight"]) {
-  part(`show-${name}`).addEventListener("change", (event) => {
-    plane.classList.toggle(`with-${name}`, event.target.checked);
-  });
+  part(`show-${name}`).addEventListener("change", ({ target }) => plane.classList.toggle(`with-${name}`, target.checked));
 }
 
 call("start", {}).then((found) => {
@@ -249,8 +245,6 @@ call("start", {}).then((found) => {
     `: ${found.observed} observed steps (${seconds(found.observed)}), ` +
       `${found.predicted} predicted (${seconds(found.predicted)}), positions in ${found.unit}.`,
   );
-  found.scenes.forEach((scene, index) => {
-    part("source").add(new Option(`scene ${scene.name}`, index));
-  });
+  found.scenes.forEach((scene, index) => part("source").add(new Option(`scene ${scene.name}`, index)));
   chooseSource();
 });

@@ -1,6 +1,6 @@
 // Views of attention weights: a map, lines, words, and all heads.
 import {
-  box, clamp, colours, fitted, heaviest, LEAST, made, moved, percent, place, quoted, range, shape, textWidth, write,
+  box, clamp, colours, fitted, heaviest, LEAST, made, moveAlong, moved, percent, place, quoted, range, shape, textWidth, write,
 } from "./drawing.js";
 
 export const CROSS = "cross-attention", ENCODER = "encoder self-attention", DECODER = "decoder self-attention";
@@ -27,9 +27,8 @@ export function headOf(attention, { kind, layer, head }) {
 
 const shown = ({ attention, state }) => headOf(attention, state);
 
-function nameOfHead({ attention, state: { kind, layer, head } }) {
-  return `${kind}, layer ${layer}, ${head === MEAN ? `mean of ${attention.kinds[kind].shape[1]} heads` : `head ${head}`}`;
-}
+const nameOfHead = ({ attention, state: { kind, layer, head } }) =>
+  `${kind}, layer ${layer}, ${head === MEAN ? `mean of ${attention.kinds[kind].shape[1]} heads` : `head ${head}`}`;
 
 /** `move` of a view whose rows are queries and whose columns, if any, are keys. */
 export function moveInGrid(pressed, now, hasKeys) {
@@ -141,9 +140,7 @@ function drawLines(root, room, { queries, keys, rows, chosen, captions, selects 
       shape("path", { ...line, "stroke-opacity": opacity.toFixed(3), "pointer-events": "none" }, root);
     }),
   );
-  keys.forEach((token, k) => {
-    write(root, side, at(k), fitted(token, side), { anchor: "end", weight: rows[chosen][k] > 0.2 ? 700 : 400 });
-  });
+  keys.forEach((token, k) => write(root, side, at(k), fitted(token, side), { anchor: "end", weight: rows[chosen][k] > 0.2 ? 700 : 400 }));
   queries.forEach((token, q) => {
     if (q > played) return;
     const isChosen = q === chosen, [x, y] = [width - side - 6, at(q) - high / 2];
@@ -189,10 +186,7 @@ export const words = {
     const step = isNext ? "in the step after it is written" : "in the step that writes it";
     return `${quoted(target[chosen])} is aligned with ${sources.join(", ")}: cross-attention of layer ${layer}, ${of}, ${step}.`;
   },
-  move(key, now) {
-    const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[key];
-    return by ? this.step(by, now) : null;
-  },
+  move: moveAlong,
   step: (by, now) => startOf(now, chosenWord(now) + by),
   frames: ({ attention }) => attention.words.target.length,
   frame: (index, now) => startOf(now, index),

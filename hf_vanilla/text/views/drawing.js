@@ -35,6 +35,12 @@ export const change = (changes) => JSON.stringify(changes);
 /** The index `by` steps further; from none (null), the first or the last. */
 export const moved = (index, by, count) => clamp(0, (index ?? (by > 0 ? -1 : count)) + by, count - 1);
 
+/** `move` of a view that is one list. */
+export function moveAlong(key, now) {
+  const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[key];
+  return by ? this.step(by, now) : null;
+}
+
 export function made(name, text, parent, attributes = {}) {
   const child = document.createElement(name);
   child.textContent = text;

@@ -40,8 +40,7 @@ export function headSteps(vectors, keys, best, input) {
 const inputOf = ({ kind, layer }) =>
   kind === CROSS ? "output of the self-attention (3.1)" : layer ? "output of the layer before (3.1)" : "√d_model · embedding + position (3.4, 3.5)";
 
-// after the decoder's self-attention comes its cross-attention
-const hasFeedForward = ({ state }) => state.kind !== DECODER;
+const hasFeedForward = ({ state }) => state.kind !== DECODER; // after the decoder's self-attention comes its cross-attention
 
 const rowsOf = (now, vectors) => {
   const { keys } = now.attention.kinds[now.state.kind];
@@ -55,10 +54,7 @@ const rowsOf = (now, vectors) => {
   ];
 };
 
-/**
- * Rows of name, formula, bars and numbers in a field, one above the other where it is narrow; returns their height.
- * A row may have names of its numbers, and the changes of the state by choosing one of them.
- */
+/** Rows of name, formula, bars and numbers, or names to choose by, in a field, one above the other where it is narrow; returns their height. */
 export function drawSteps(root, rows, room, played = Infinity) {
   const paint = colours(), isNarrow = room.width < 640, left = isNarrow ? 0 : 310, wide = room.width - left;
   const high = isNarrow ? clamp(64, room.height / rows.length, 120) : clamp(42, room.height / rows.length, 64);
@@ -70,8 +66,7 @@ export function drawSteps(root, rows, room, played = Infinity) {
     write(root, 2, y + 10, fitted(name, label), { weight: 700 });
     write(root, 2, y + 27, fitted(formula, label, LEAST), small);
     bars(root, values, left, top, Math.min(wide, names ? Infinity : values.length * 6), tall, names);
-    const each = wide / values.length;
-    if (selects) values.forEach((_, at) => place(root, left + at * each, top, each, tall + 20, selects(at)));
+    if (selects) values.forEach((_, at) => place(root, left + (at * wide) / values.length, top, wide / values.length, tall + 20, selects(at)));
     if (names) return;
     write(root, left, top + tall + 10, someNumbers(values, wide - 90), small);
     write(root, room.width, top + tall + 10, `${values.length} numbers`, { ...small, anchor: "end" });

@@ -148,10 +148,9 @@ function chips(name, choices, uses) {
       input.addEventListener("change", () => set({ [name]: value, ...(name === "kind" ? { key: null } : {}) }));
     }
   }
-  const { isOfOneHead } = VIEWS[state.view], chosen = name === "head" && isOfOneHead ? chosenHead(state) : state[name];
+  const { isOfOneHead = false } = VIEWS[state.view], chosen = name === "head" && isOfOneHead ? chosenHead(state) : state[name];
   group.querySelectorAll("input").forEach((input, index) => {
-    input.checked = choices[index][0] === chosen;
-    input.disabled = Boolean(isOfOneHead) && choices[index][0] === MEAN;
+    Object.assign(input, { checked: choices[index][0] === chosen, disabled: isOfOneHead && choices[index][0] === MEAN });
   });
 }
 
@@ -183,9 +182,7 @@ function showTranslation() {
 
 // --- requests -------------------------------------------------------------------------------------
 
-function showProblem(text) {
-  at(".problem").textContent = text;
-}
+const showProblem = (text) => (at(".problem").textContent = text);
 
 async function fetchAttention(hypothesis) {
   const asked = answer, { ids } = answer.hypotheses[hypothesis];
@@ -236,8 +233,7 @@ async function translate(changes = {}) {
   Object.assign(state, { hypothesis: 0, query: 0, key: null, step, candidate: path[step] ?? 0, source: null });
   at(".sentence").textContent = found.sentence;
   await set(changes);
-  if (answer !== found) return;
-  at(".status").textContent = report();
+  showReport();
   if (state.other === "asked") await compareWith();
 }
 
@@ -256,12 +252,13 @@ function named(about) {
 const UNSURE_BELOW = 0.6; // mean probability of a token
 
 /** Score and probability of the chosen translation, and the signs that the model does not know such texts. */
-function report() {
+function showReport() {
+  if (!answer) return;
   const { hypotheses, doubt } = answer, { score, logProb, ids } = hypotheses[state.hypothesis];
   const probability = Math.exp(logProb / ids.length);
   const unsure = probability < UNSURE_BELOW ? "the translation has a low probability: the model may not know such texts" : "";
   const [noted, start] = [doubt ?? unsure, `Score ${score.toFixed(2)}, mean probability of a token ${percent(probability)}.`];
-  return noted ? `Note: ${noted}. ${start}` : start;
+  at(".status").textContent = noted ? `Note: ${noted}. ${start}` : start;
 }
 
 /** Translate the sentence or by the model to compare with. */
@@ -271,7 +268,7 @@ async function compareWith() {
   if (!found) return;
   showProblem(found.error ?? "");
   second = found.error ? null : found;
-  at(".status").textContent = report();
+  showReport();
   set({});
 }
 
@@ -364,10 +361,7 @@ at(".models").addEventListener("submit", (event) => {
   load();
 });
 for (const name of ["hypothesis", "other"]) {
-  at(`.${name}`).addEventListener("change", async ({ target: { value } }) => {
-    await set({ [name]: value === "asked" ? value : Number(value) });
-    if (answer) at(".status").textContent = report();
-  });
+  at(`.${name}`).addEventListener("change", ({ target: { value } }) => set({ [name]: value === "asked" ? value : Number(value) }).then(showReport));
 }
 at(".comparison").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -413,12 +407,8 @@ at(".play").addEventListener("click", () => {
   } else if (answer) startPlaying();
 });
 at(".present").addEventListener("click", () => present(!state.present));
-document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && state.present) present(false);
-});
-document.addEventListener("fullscreenchange", () => {
-  if (!document.fullscreenElement && state.present) present(false);
-});
+document.addEventListener("keydown", (event) => event.key === "Escape" && state.present && present(false));
+document.addEventListener("fullscreenchange", () => !document.fullscreenElement && state.present && present(false));
 for (const button of document.querySelectorAll(".save")) {
   button.addEventListener("click", () => answer && download(button.dataset.kind, state.view, answer));
 }

@@ -1,5 +1,5 @@
 // Views of the search: the probability of each token, and the beam search as a tree.
-import { box, clamp, colours, fitted, LEAST, moved, note, percent, place, quoted, range, shape, signed, write } from "./drawing.js";
+import { box, clamp, colours, fitted, LEAST, moveAlong, moved, note, percent, place, quoted, range, shape, signed, write } from "./drawing.js";
 
 export const tokens = {
   name: "Tokens",
@@ -37,10 +37,7 @@ export const tokens = {
     const names = others.slice(0, 3).map((other) => `${quoted(other.token)} ${percent(other.probability, 2)}`);
     return `${quoted(token)} had a probability of ${percent(probability, 1)} and was ${order}; the others: ${names.join(", ")}.`;
   },
-  move(key, now) {
-    const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[key];
-    return by ? this.step(by, now) : null;
-  },
+  move: moveAlong,
   step: (by, { attention, state }) => ({ query: moved(state.query, by, attention.steps.length), key: null }),
   frames: ({ attention }) => attention.steps.length,
   frame: (index) => ({ query: index, key: null }),
@@ -75,11 +72,11 @@ function sayStatus({ penalty: { form, alpha }, hypotheses, steps }, node, length
   }
   const kept = `the ${hypotheses.length} best`;
   const least = Math.min(...steps[length - 1].filter((one) => one.status !== "pruned").map((one) => one.logProb));
-  const worse = `it is not one of ${kept}${node.logProb < least ? `; the last of them has ${signed(least)}` : ""}`;
-  const isEnd = node.logProb > least; // only an end is dropped while a worse candidate goes on
+  // only an end is dropped while a worse candidate goes on
+  const why = node.logProb > least ? `an end counts only among ${kept} candidates of its step` : `it is not one of ${kept}; the last of them has ${signed(least)}`;
   return {
     kept: `It is kept, as one of ${kept}.`,
-    pruned: `It is dropped: ${isEnd ? `an end counts only among ${kept} candidates of its step` : worse}.`,
+    pruned: `It is dropped: ${why}.`,
     stopped: "The search ends here: it can no longer beat the finished ones.",
   }[node.status];
 }
