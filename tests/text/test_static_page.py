@@ -262,8 +262,10 @@ def test_a_link_has_the_whole_state_and_what_is_damaged_in_it_is_said(visit, add
 @needs_chromium
 def test_a_sentence_typed_while_the_model_loads_is_translated(browser, one_file):
     tab = browser.new_page()
-    hold = "globalThis.real = fetch; globalThis.fetch = (...all) => held.then(() => real(...all));"
-    tab.add_init_script(f"const held = new Promise((go) => (globalThis.go = go)); {hold}")
+    tab.add_init_script("""const held = new Promise((go) => (globalThis.go = go));
+      const post = Worker.prototype.postMessage;
+      Worker.prototype.postMessage = function (...all) { held.then(() => post.apply(this, all)); };
+    """)
     tab.goto(one_file.as_uri())
     source = tab.get_by_label("Sentence", exact=True).first
     source.fill("forty-two")
