@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +26,6 @@ from num2words import num2words
 
 from hf_vanilla.commands import run
 
-WARM_UP = 4  # requests of as many texts as one may have, so that batches are the largest
-MOST_TEXTS = 256
 BROKEN = (
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n\r\n{{{{{",
     b"POST /translate HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999\r\n\r\n",
@@ -242,20 +240,33 @@ async def throughput(
 async def endurance(
     service: Service, expected: dict[str, object], options: ServeBenchmarkOptions
 ) -> None:
-    """Print what a crowd gets, and the growth of memory after the largest batches."""
-    longest = sorted(expected, key=len)[-MOST_TEXTS:]
-    async with Client(service.port) as client:
-        for _ in range(WARM_UP):
-            await client.translate(longest)
-    before, started, used = service.mebibytes(), time.monotonic(), service.cpu_seconds()
+    """Print what a crowd gets, and the growth of memory meanwhile, after a quarter of it before.
+
+    Memory goes up and down by a tenth from batch to batch, so growth compares the medians of the
+    first and of the last quarter of the time.
+    """
+    before = replace(options, seconds=options.seconds / 4, requests=options.requests // 4)
+    await crowd(service, expected, before)
+    memory: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            memory.append(service.mebibytes())
+            await asyncio.sleep(0.25)
+
+    watching = asyncio.create_task(watch())
+    started, used = time.monotonic(), service.cpu_seconds()
     counts = await crowd(service, expected, options)
     seconds, cpu = time.monotonic() - started, service.cpu_seconds() - used
+    watching.cancel()
     name = (
         f"{options.crowd} clients, beside slow and broken ones, {seconds:.0f} s, {cpu:.0f} of CPU"
     )
     show(name, counted(counts))
-    growth = 100 * (service.mebibytes() / before - 1)
-    show("growth of memory", f"{growth:.1f} % of {before:.0f} MiB")
+    quarter = len(memory) // 4
+    first, last = np.median(memory[:quarter]), np.median(memory[-quarter:])
+    range_ = f"{min(memory):.0f} to {max(memory):.0f} MiB"
+    show("growth of memory", f"{100 * (last / first - 1):.1f} % of {first:.0f} MiB ({range_})")
 
 
 async def ends(
