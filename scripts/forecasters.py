@@ -1,8 +1,10 @@
-"""Train and score every class of forecasters on ETH/UCY and on junctions; prints one table.
+"""Train and score every class of forecasters on ETH/UCY and on junctions; prints three tables.
 
     python scripts/forecasters.py --folder FOLDER_OF_ETH_UCY [--page docs/forecasters.md]
 
-A row that has its file of scores is not made again, and a model that is in its folder is not
+The five rows of a table with the smallest best-of-K errors get more seeds, and those of ETH/UCY are
+trained once more without the two files that no test scene contains, on which the third table scores
+them. A row that has its file of scores is not made again, and a model that is in its folder is not
 trained again, so the command continues after a stop. Each training is a process of its own with one
 thread.
 """
@@ -27,7 +29,7 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.file_values import read_yaml
 from hf_vanilla.files import write_text
 from hf_vanilla.options import Options, option
-from hf_vanilla.tracks.eth_ucy import TEST_FILES
+from hf_vanilla.tracks.eth_ucy import FIRST_VALIDATION_FRAME, TEST_FILES
 from hf_vanilla.tracks.evaluation import (
     EvaluateTracksOptions,
     score_windows,
@@ -46,6 +48,9 @@ SAME_AS_INTERLEAVED = "hierarchical, sequential"  # one layer for each part
 SAMPLES = 20
 TIMED_AGENTS, BATCH = 1000, 256
 DATA = {"eth_ucy": "ETH/UCY", "junctions": "junctions"}
+OUTSIDE = ("crowds_zara03", "uni_examples")  # no test scene contains them
+SINGLE = ("constant velocity", "TF, one track")  # rows of OUTSIDE beside the best ones
+BEST = 5
 OF_TRACKS = {
     "constant velocity": None,
     "TF, one track": "--form one --speed_change 0.1 --model.heading_decay 0",
@@ -85,6 +90,7 @@ COLUMNS = {
     "minutes": "training, CPU min",
     "cpu": "CPU s per 1,000",
     "ADE1": "top-scored ADE/FDE",
+    "single_ADE": "single track",
     "ADE6": "best of 6",
     "ADE20": "best of 20",
     "miss_rate": "missed",
@@ -100,29 +106,55 @@ class TableOptions(Options):
     folder: str = option(text="folder of the eight text files of ETH and UCY")
     test_scene: str = option("zara1", "scene of it to score", choices=tuple(TEST_FILES))
     output: str = option("runs/forecasters", "folder of the models and scores")
+    seeds: int = option(3, "trainings of the five best rows of a table", at_least=1)
     train: bool = option(default=True, text="train the models that are missing; else leave out")
     page: str | None = option(None, "Markdown file between whose two marks the tables are put")
 
 
 def table(options: TableOptions) -> str:
-    """Both tables as Markdown."""
+    """The tables as Markdown."""
     parts = []
+    outside: dict[str, list[dict[str, Any]]] = {}
     for data, title in DATA.items():
-        rows = {name: row(name, data, options) for name in arguments_of_models(data, options)}
-        found = {name: scores for name, scores in rows.items() if scores is not None}
+        names = arguments_of_models(data, options)
+        rows = {name: rows_of(name, data, options) for name in names}
+        best = best_rows(rows)
+        for name in best:
+            rows[name] = rows_of(name, data, options, options.seeds)
         about = f", test scene {options.test_scene}" if data == "eth_ucy" else ""
-        parts += [f"{title}{about}:", markdown(found)]
+        parts += [f"{title}{about}:", markdown(rows, COLUMNS)]
+        if data == "eth_ucy":
+            asked = [name for name in names if name in (*SINGLE, *best)]
+            outside = {name: rows_of(name, "outside", options) for name in asked}
+    columns = {
+        f"{file} {key}": f"{file}, {title}"
+        for file in OUTSIDE
+        for key, title in (("single_ADE", "single track"), ("ADE20", "best of 20"))
+    }
+    parts += [f"{' and '.join(OUTSIDE)}, trained without them:", markdown(outside, columns)]
     text = "\n\n".join(parts)
     if options.page is not None:
         put_into_page(Path(options.page), text)
     return text
 
 
+def best_rows(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """The rows with the smallest ADE, best of the most futures that all of them have."""
+    of_6 = {
+        name: made[0]["minADE6"] for name, made in rows.items() if made and "minADE6" in made[0]
+    }
+    of_20 = {name: rows[name][0].get("minADE20") for name in of_6}
+    values = of_6 if None in of_20.values() else of_20
+    return sorted(values, key=values.__getitem__)[:BEST]
+
+
 def arguments_of_models(data: str, options: TableOptions) -> dict[str, list[str] | None]:
     """Arguments of `hf-vanilla train` by row; None: a model without weights."""
     common = ON_JUNCTIONS
-    if data == "eth_ucy":
+    if data != "junctions":
         tracks = f" --dataset {options.folder} --test_scene {options.test_scene}"
+        if data == "outside":
+            tracks = f" --dataset {_others_folder(options)} --test_scene none"
         common = {k: v.format(scene=options.test_scene) + tracks for k, v in ON_ETH_UCY.items()}
     found: dict[str, list[str] | None] = {}
     for name, own in OF_TRACKS.items():
@@ -134,19 +166,37 @@ def arguments_of_models(data: str, options: TableOptions) -> dict[str, list[str]
     for name, section in read_yaml(Path(SWEEP))["runs"].items():
         if name != SAME_AS_INTERLEAVED:
             own = [f"--{key}={value}" for key, value in section.items()]
-            more = OWN_ON_ETH_UCY.get(name, "") if data == "eth_ucy" else ""
+            more = "" if data == "junctions" else OWN_ON_ETH_UCY.get(name, "")
             found[name] = [*common["scenes"].split(), *own, *more.split()]
     return found
 
 
-def model_folder(name: str, data: str, options: TableOptions) -> Path:
+def _others_folder(options: TableOptions) -> Path:
+    """A folder of the files that are neither of the test scene nor of `OUTSIDE`."""
+    folder = Path(options.output) / "others"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FIRST_VALIDATION_FRAME:
+        link = folder / f"{name}.txt"
+        if name not in (*OUTSIDE, *TEST_FILES[options.test_scene]) and not link.exists():
+            link.symlink_to((Path(options.folder) / link.name).resolve())
+    return folder
+
+
+def model_folder(name: str, data: str, options: TableOptions, seed: int = 0) -> Path:
     """The folder of a model."""
-    return Path(options.output) / data / name.replace(", ", "_").replace(" ", "_")
+    last = name.replace(", ", "_").replace(" ", "_") + (f"_{seed}" if seed else "")
+    return Path(options.output) / data / last
 
 
-def row(name: str, data: str, options: TableOptions) -> dict[str, Any] | None:
+def rows_of(name: str, data: str, options: TableOptions, seeds: int = 1) -> list[dict[str, Any]]:
+    """The scores of a row for each seed; empty: not trained, and not to be."""
+    rows = [row(name, data, options, seed) for seed in range(seeds)]
+    return [scores for scores in rows if scores is not None]
+
+
+def row(name: str, data: str, options: TableOptions, seed: int = 0) -> dict[str, Any] | None:
     """Scores of one model, from their file or made now; None: not trained, and not to be."""
-    folder = model_folder(name, data, options)
+    folder = model_folder(name, data, options, seed)
     scores = folder.with_suffix(".json")
     if scores.is_file():
         return json.loads(scores.read_text(encoding="utf-8"))
@@ -157,14 +207,17 @@ def row(name: str, data: str, options: TableOptions) -> dict[str, Any] | None:
         if not (folder / "model.safetensors").is_file():
             if not options.train:
                 return None
-            train(arguments, folder)
+            first, second = STAGES
+            if name == second:
+                row(first, data, options)
+            train([*arguments, "--seed", str(seed)], folder)
         found = measured(str(folder), data, options)
     minutes = minutes_file(folder)
     if minutes.is_file():
         found["minutes"] = json.loads(minutes.read_text(encoding="utf-8"))
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_text(scores, json.dumps(found, indent=2))
-    logger.info("%s, %s: %s", DATA[data], name, markdown({name: found}).splitlines()[-1])
+    logger.info("%s, %s, seed %d: %s", data, name, seed, json.dumps(found))
     return found
 
 
@@ -200,23 +253,37 @@ def _children_seconds() -> float:
 
 def measured(model_name: str, data: str, options: TableOptions) -> dict[str, Any]:
     """Scores of a model, its size, and the CPU seconds it takes to forecast 1,000 agents."""
-    windows, protocol, asked = _test_windows(data, options.folder, options.test_scene)
     model = load_forecaster(model_name, device="cpu")
     if entry_of(model.config).is_joint:
         model.config.num_modes = SAMPLES  # a first stage was trained with fewer, to save time
-    values = score_windows(model, windows, protocol, asked).values
+    if data == "outside":
+        return {
+            f"{file} {key}": value
+            for file in OUTSIDE
+            for key, value in _scores(model, f"{options.folder}/{file}.txt", None)[0].items()
+        }
+    tracks = (options.folder, options.test_scene) if data == "eth_ucy" else (data, None)
+    values, windows = _scores(model, *tracks)
     size = sum(weight.numel() for weight in model.parameters())
     return {**values, "parameters": size, "cpu": cpu_seconds(model, windows)}
 
 
+def _scores(model: Any, dataset: str, scene: str | None) -> tuple[dict[str, float], Windows]:
+    windows, protocol, asked = _test_windows(dataset, scene)
+    return score_windows(model, windows, protocol, asked).values, windows
+
+
 @cache
 def _test_windows(
-    data: str, folder: str, scene: str
+    dataset: str, scene: str | None
 ) -> tuple[Windows, Protocol, EvaluateTracksOptions]:
     """The windows to score, the same for all models: 8 observed and 12 predicted steps."""
-    tracks = {"dataset": folder, "test_scene": scene} if data == "eth_ucy" else {"dataset": data}
     asked = EvaluateTracksOptions(
-        model="constant_velocity", batch_size=BATCH, device="cpu", **tracks
+        model="constant_velocity",
+        dataset=dataset,
+        test_scene=scene,
+        batch_size=BATCH,
+        device="cpu",
     )
     scenes, name = scored_table(asked)
     config = load_forecaster(asked.model, device="cpu").config
@@ -246,31 +313,40 @@ def cpu_seconds(model: Any, windows: Windows) -> float:
 # --- the table -----------------------------------------------------------------------------------
 
 
-def markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Rows as a table; a score that a model does not have is a dash."""
-    lines = [f"| model | {' | '.join(COLUMNS.values())} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    for name, scores in rows.items():
-        cells = [_cell(key, scores) for key in COLUMNS]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+def markdown(rows: Mapping[str, Sequence[Mapping[str, Any]]], columns: Mapping[str, str]) -> str:
+    """Rows as a table: means, of errors also the standard deviation; what is missing is a dash.
+
+    Args:
+        rows: the scores of each seed by row; one without any is left out.
+        columns: titles by the name of a score; of errors, that of the ADE.
+    """
+    lines = [f"| model | {' | '.join(columns.values())} |", "|---" * (len(columns) + 1) + "|"]
+    for name, seeds in rows.items():
+        if seeds:
+            lines.append(f"| {name} | {' | '.join(_cell(key, seeds) for key in columns)} |")
     return "\n".join(lines)
 
 
-def _cell(key: str, scores: Mapping[str, Any]) -> str:
-    if key.startswith(("ADE", "JADE")):
-        first = _joint_name(scores) if key == "JADE" else f"min{key}"
-        second = first.replace("ADE", "FDE") if first else ""
-        both = [scores.get(first), scores.get(second)]
-        return "-" if None in both else "/".join(f"{value:.3f}" for value in both)
-    value = scores.get(key)
-    if value is None or (key == "joint_collision_share" and not _joint_name(scores)):
+def _cell(key: str, seeds: Sequence[Mapping[str, Any]]) -> str:
+    file, _, key = key.rpartition(" ")
+    joint = next((name for name in seeds[0] if name.startswith("minJADE")), "")
+    if "ADE" in key:
+        first = {"JADE": joint, "single_ADE": "single_ADE"}.get(key, f"min{key}")
+        if first == "single_ADE" and f"{file} single_ADE".strip() not in seeds[0]:
+            first = "minADE1"  # the only one
+        names = [f"{file} {name}".strip() for name in (first, first.replace("ADE", "FDE"))]
+        if names[0] not in seeds[0]:
+            return "-"
+        values = np.array([[scores[name] for name in names] for scores in seeds])
+        mean, deviation = values.mean(0), values.std(0, ddof=1 if len(seeds) > 1 else 0)
+        text = "/".join(f"{value:.3f}" for value in mean)
+        return text + (f" ± {'/'.join(f'{v:.3f}' for v in deviation)}" if len(seeds) > 1 else "")
+    if key not in seeds[0] or (key == "joint_collision_share" and not joint):
         return "-"
+    value = np.mean([scores[key] for scores in seeds if key in scores])
     if key in ("miss_rate", "joint_collision_share"):
         return f"{100 * value:.2f} %"
-    return f"{value:,}" if key == "parameters" else f"{value:.2f}"
-
-
-def _joint_name(scores: Mapping[str, Any]) -> str:
-    return next((name for name in scores if name.startswith("minJADE")), "")
+    return f"{value:,.0f}" if key == "parameters" else f"{value:.2f}"
 
 
 def put_into_page(page: Path, text: str) -> None:

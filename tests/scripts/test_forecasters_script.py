@@ -22,7 +22,7 @@ def options(table, folder, **changes):
 
 def test_every_class_has_a_row_that_can_be_trained(table, tmp_path):
     asked = options(table, tmp_path, test_scene="hotel")
-    for data in table.DATA:
+    for data in (*table.DATA, "outside"):
         rows = table.arguments_of_models(data, asked)
         recipes = [read_recipe([*row, "--output_dir", "x"]) for row in rows.values() if row]
         for recipe in recipes:
@@ -46,7 +46,35 @@ def test_a_row_is_made_once_and_one_that_is_not_trained_is_left_out(table, tmp_p
     assert found["minFDE1"] > found["minADE1"] > 1
     monkeypatch.setattr(table, "measured", lambda *_: 1 / 0)
     assert table.row("constant velocity", "junctions", asked) == found
-    assert table.row("K modes", "junctions", asked) is None
+    assert table.rows_of("K modes", "junctions", asked, 3) == []
+
+
+def test_the_third_table_trains_without_its_own_scenes_and_the_test_scene(table, tmp_path):
+    asked = options(table, tmp_path)
+    arguments = table.arguments_of_models("outside", asked)["early, full"]
+    folder = arguments[arguments.index("--dataset") + 1]
+    assert sorted(file.stem for file in (tmp_path / "others").iterdir()) == [
+        "biwi_eth",
+        "biwi_hotel",
+        "crowds_zara02",
+        "students001",
+        "students003",
+    ]
+    assert folder == str(tmp_path / "others")
+
+
+def test_the_best_rows_are_those_of_the_most_futures_that_all_have(table):
+    both = {f"row {n}": [{"minADE6": 9 - n, "minADE20": n}] for n in range(7)}
+    rows = {"one track": [{"minADE1": 0.1}], "missing": [], **both}
+    assert table.best_rows(rows) == [f"row {n}" for n in range(5)]
+    rows["without 20"] = [{"minADE6": 4.5}]
+    assert table.best_rows(rows) == ["row 6", "row 5", "without 20", "row 4", "row 3"]
+
+
+def test_several_seeds_are_a_mean_with_its_deviation(table):
+    seeds = [{"minADE1": 1.0, "minFDE1": 3.0}, {"minADE1": 2.0, "minFDE1": 3.0}]
+    text = table.markdown({"row": seeds}, {"ADE1": "top-scored", "single_ADE": "single"})
+    assert text.splitlines()[-1] == "| row |" + " 1.500/3.000 ± 0.707/0.000 |" * 2
 
 
 def test_a_page_gets_the_tables_between_its_marks(table, tmp_path, monkeypatch):
@@ -56,10 +84,17 @@ def test_a_page_gets_the_tables_between_its_marks(table, tmp_path, monkeypatch):
     scores = {"minADE1": 1.5, "minFDE1": 2.25, "parameters": 1234, "cpu": 0.125}
     scores |= {"miss_rate": 0.5, "minJADE6": 3.0, "minJFDE6": 4.0, "joint_collision_share": 0.01}
     monkeypatch.setattr(table, "row", lambda name, *_: scores if name == "K modes" else None)
+    scores |= {"minADE6": 0.5, "minFDE6": 1.0}
+    scores |= {"crowds_zara03 minADE1": 0.25, "crowds_zara03 minFDE1": 0.75}
     table.table(options(table, tmp_path, page=str(page)))
     text = page.read_text(encoding="utf-8")
-    row = "| K modes | 1,234 | - | 0.12 | 1.500/2.250 | - | - | 50.00 % | 3.000/4.000 | 1.00 % |"
+    three = " ± 0.000/0.000"
+    row = (
+        f"| K modes | 1,234 | - | 0.12 | 1.500/2.250{three} | 1.500/2.250{three} | "
+        f"0.500/1.000{three} | - | 50.00 % | 3.000/4.000{three} | 1.00 % |"
+    )
     assert text.count(row) == 2
+    assert "| K modes | 0.250/0.750 | - | - | - |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
