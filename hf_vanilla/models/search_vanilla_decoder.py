@@ -65,10 +65,9 @@ class GrowingLayer(DynamicLayer):
         return -(-slots // part) * part
 
     def _with_room(self, stored: Tensor | None, like: Tensor, slots: int) -> Tensor:
-        """Storage `(B, H, room, K)` for so many slots: the present one, or a copy with more."""
-        if stored is None:
-            stored = like[:, :, :0]
-        elif stored.shape[2] >= slots:
+        """Storage `(b, H, room, K)` for so many slots: the present one, or a copy with more."""
+        stored = like[:, :, :0] if stored is None else stored[: len(like)]
+        if stored.shape[2] >= slots:
             return stored
         new = stored.new_zeros if self.is_padded else stored.new_empty  # a spare NaN would spread
         grown = new((*stored.shape[:2], self._room(slots), stored.shape[3]))
@@ -79,19 +78,18 @@ class GrowingLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Append the slots `(B, H, new, K)`; return keys and values of all slots so far."""
-        rows, begin, end = len(key_states), self.slots, self.slots + key_states.shape[2]
+        begin, end = self.slots, self.slots + key_states.shape[2]
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             is_copied = key_states.dtype == torch.bfloat16 and key_states.device.type == "cpu"
             self.is_padded = is_copied and self.beams > 1  # one beam has no mask
         self.stored_keys = self._with_room(self.stored_keys, key_states, end)
         self.stored_values = self._with_room(self.stored_values, value_states, end)
-        stored_keys, stored_values = self.stored_keys[:rows], self.stored_values[:rows]
-        stored_keys[:, :, begin:end] = key_states
-        stored_values[:, :, begin:end] = value_states
+        self.stored_keys[:, :, begin:end] = key_states
+        self.stored_values[:, :, begin:end] = value_states
         self.slots = end
         shown = self.width(end) if begin else end  # the prompt has no mask
-        self.keys, self.values = stored_keys[:, :, :shown], stored_values[:, :, :shown]
+        self.keys, self.values = self.stored_keys[:, :, :shown], self.stored_values[:, :, :shown]
         return self.keys, self.values
 
 

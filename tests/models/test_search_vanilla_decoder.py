@@ -131,6 +131,19 @@ def test_a_cache_without_its_dropped_sentences_goes_on_growing():
     assert_close(keys, torch.cat((own[0][[0, 4, 2]], new[0]), dim=2), **EXACT)
 
 
+def test_storage_that_grows_leaves_dropped_sentences_out():
+    cache = BeamCache(3)
+    cache.self_attention_cache.update(*slots(3, 8), 0)
+    cache.cross_attention_cache.update(*slots(5, 8), 0)
+    cache.select(torch.tensor([0, 7]))
+    for _ in range(40):
+        cache.self_attention_cache.update(*slots(3, 2), 0)
+    (layer,) = cache.self_attention_cache.layers
+    for stored in (layer.stored_keys, layer.stored_values):
+        assert stored.untyped_storage().nbytes() == stored.nbytes
+        assert len(stored) == 2
+
+
 def test_the_cache_per_beam_holds_the_slots_of_each_beams_own_past():
     cache, (keys, values) = BeamCache(3), slots(4, 1)
     cache.self_attention_cache.update(keys, values, 0)
