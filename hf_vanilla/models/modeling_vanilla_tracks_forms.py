@@ -23,7 +23,6 @@ from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import k_means, nearest, per_known_step, rollout_steps
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers
-from .loss_vanilla_tracks import closest_mode_loss, mixture_nats
 from .modeling_vanilla_tracks import (
     EncodedPast,
     TrueFuture,
@@ -31,7 +30,9 @@ from .modeling_vanilla_tracks import (
     VanillaTracksPreTrainedModel,
     VanillaTrajectoryOutput,
     VelocityEmbedding,
+    closest_mode_loss,
     decode,
+    mixture_nats,
     read_future,
 )
 

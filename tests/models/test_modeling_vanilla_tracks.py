@@ -8,10 +8,11 @@ from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.inputs_vanilla_forecaster import agent_axes, observed_velocities
-from hf_vanilla.models.loss_vanilla_tracks import closest_mode_loss, mean_distance
 from hf_vanilla.models.modeling_vanilla_tracks import (
     TrueFuture,
     VanillaForTrajectoryPrediction,
+    closest_mode_loss,
+    mean_distance,
 )
 from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
 
