@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from .generation_vanilla import filling_ids
-from .search_vanilla_beams import LOWEST, BeamState, Candidates, can_improve, finish, of_beams
+from .search_vanilla import LOWEST, BeamState, Candidates, can_improve, finish, of_beams
 
 IMPOSSIBLE = LOWEST / 2  # scores below belong to no hypothesis
 START = -1  # in place of a token id: the start of a translation
@@ -130,20 +130,12 @@ def transitions(ids: Sequence[int]) -> list[list[int]]:
         `[seen][i]`: the first tokens of the phrase that end a text, where `seen` of them ended it
         before and token `ids[i]` follows.
     """
-    table = []
-    for seen in range(len(ids)):
-        row = []
-        for token in ids:
-            text = [*ids[:seen], token]
-            row.append(
-                next(
-                    length
-                    for length in range(seen + 1, -1, -1)
-                    if list(ids[:length]) == text[len(text) - length :]
-                )
-            )
-        table.append(row)
-    return table
+
+    def seen_after(seen: int, token: int) -> int:
+        text, lengths = [*ids[:seen], token], range(seen + 1, -1, -1)
+        return next(n for n in lengths if list(ids[:n]) == text[len(text) - n :])
+
+    return [[seen_after(seen, token) for token in ids] for seen in range(len(ids))]
 
 
 class ConstrainedSearch:
@@ -248,7 +240,7 @@ class ConstrainedSearch:
     def advance(
         self, state: BeamState, candidates: Candidates, is_end: Tensor, config: GenerationConfig
     ) -> Tensor:
-        """As `search_vanilla_beams.advance`; the first n in their order become active.
+        """As `search_vanilla.advance`; the first n in their order become active.
 
         Args:
             state: changed in place.
