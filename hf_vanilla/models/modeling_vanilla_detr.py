@@ -499,9 +499,8 @@ class FixedBatchNorm(nn.Module):
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        for name, value in (("weight", 1.0), ("bias", 0.0)):
-            self.register_buffer(name, torch.full((channels,), value))
-        for name, value in (("running_mean", 0.0), ("running_var", 1.0)):
+        constants = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
+        for name, value in constants.items():
             self.register_buffer(name, torch.full((channels,), value))
 
     def forward(self, pixels: Tensor) -> Tensor:

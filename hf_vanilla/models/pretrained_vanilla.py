@@ -115,6 +115,19 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
 
+    def require_at_least_zero(self, *names: str) -> None:
+        """Refuse a negative value.
+
+        Args:
+            *names: of fields.
+
+        Raises:
+            ValueError: one is negative; the message names it.
+        """
+        for name in names:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
+
     def require_choice(self, name: str, choices: Iterable[Any]) -> None:
         """Refuse an unknown name, so that it never becomes a default.
 
