@@ -122,11 +122,8 @@ def _agent_attributes(
             raise ValueError(f"{name} has shape {tuple(values.shape)}: give {wanted}")
     if kinds is None:
         kinds = torch.zeros(shape, dtype=torch.long, device=past.device)
-    elif may_read(past) and (kinds.min() < 0 or kinds.max() >= count):
-        raise ValueError(
-            f"agent_kinds has {int(kinds.min())} to {int(kinds.max())}: give numbers below "
-            f"num_agent_kinds={count}"
-        )
+    else:
+        _check_below(config, "num_agent_kinds", "agent_kinds", kinds)
     if not config.reads_sizes:
         return AgentAttributes(kinds.long(), None)
     sizes = past.new_zeros(*shape, 2) if sizes is None else sizes
@@ -141,8 +138,8 @@ def _lights(
     config: VanillaSceneConfig, past: Tensor, values: Tensor | None, states: Tensor | None
 ) -> Lights | None:
     """Checked lights; without any, one that is padding, so that no encoder has no token."""
-    scenes, count, steps = past.shape[0], config.num_light_states, past.shape[2]
-    if not count:
+    scenes, steps = past.shape[0], past.shape[2]
+    if not config.num_light_states:
         if values is not None or states is not None:
             raise ValueError(
                 "light_values or light_states is given, but the model has num_light_states=0: "
@@ -159,11 +156,7 @@ def _lights(
             f"light_values and light_states have shapes {shapes[0]} and {shapes[1]}: give "
             f"({scenes}, lights, 2) and ({scenes}, lights, {steps})"
         )
-    if may_read(past) and (states.min() < 0 or states.max() >= count):
-        raise ValueError(
-            f"light_states has {int(states.min())} to {int(states.max())}: give numbers below "
-            f"num_light_states={count}"
-        )
+    _check_below(config, "num_light_states", "light_states", states)
     if may_read(past) and not values.isfinite().all():
         raise ValueError("light_values has NaN or infinite places: leave such lights out")
     return Lights(values.to(past.dtype), states.long())
@@ -211,10 +204,16 @@ def _check_polylines(
             f"polyline {lane} of scene {scene} has one point, and a direction needs two: leave "
             "it out"
         )
-    if kinds.min() < 0 or kinds.max() >= config.num_lane_kinds:
+    _check_below(config, "num_lane_kinds", "lane_kinds", kinds)
+
+
+def _check_below(config: VanillaSceneConfig, field: str, name: str, numbers: Tensor) -> None:
+    """Numbers of kinds or states are below the field of the config that says how many there are."""
+    count = getattr(config, field)
+    if may_read(numbers) and (numbers.min() < 0 or numbers.max() >= count):
         raise ValueError(
-            f"lane_kinds has {int(kinds.min())} to {int(kinds.max())}: give numbers below "
-            f"num_lane_kinds={config.num_lane_kinds}"
+            f"{name} has {int(numbers.min())} to {int(numbers.max())}: give numbers below "
+            f"{field}={count}"
         )
 
 
@@ -433,7 +432,7 @@ def _others(
         if count <= most:
             numbers = torch.arange(count, device=past.device).expand(scene.shape[0], -1)
             return numbers, numbers != agent.unsqueeze(1)
-        _report_cut("agents", count, most)
+        _report_cut("agents", count, f"max_others={most}")
     apart = past[:, :, -1].unsqueeze(2) - past.flatten(1, 2).unsqueeze(1)  # (B, A, A T, 2)
     apart = apart.square().sum(dim=-1).masked_fill(~is_observed.flatten(1).unsqueeze(1), torch.inf)
     apart = apart.unflatten(-1, (count, -1)).amin(dim=-1)[scene, agent]
@@ -499,7 +498,7 @@ def _nearest(seen: Seen, most: int) -> Seen:
     elif seen.is_real.shape[1] <= most:
         return seen
     else:
-        _report_cut("polylines", seen.is_real.shape[1], most)
+        _report_cut("polylines", seen.is_real.shape[1], f"max_lanes={most}")
     return _selected(seen, _distance(seen).topk(most, dim=1, largest=False).indices)
 
 
@@ -517,6 +516,5 @@ def _selected(seen: Seen, index: Tensor) -> Seen:
 
 
 @cache
-def _report_cut(name: str, count: int, most: int) -> None:
-    option = "max_others" if name == "agents" else "max_lanes"
-    logger.warning("a scene has %d %s; an agent sees the nearest %s=%d", count, name, option, most)
+def _report_cut(name: str, count: int, limit: str) -> None:
+    logger.warning("a scene has %d %s; an agent sees the nearest %s", count, name, limit)

@@ -62,34 +62,25 @@ class Truth:
     is_known: Tensor
 
 
-def numbers_per_future(config: VanillaSceneConfig) -> int:
-    """How many numbers describe a future: two means and two spreads per step, and a logit."""
-    return 4 * config.predicted_steps + 1
-
-
 class MixtureHead(nn.Module):
     """One Linear for all futures, which differ by their seeds."""
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__()
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.projection = nn.Linear(config.d_model, numbers_per_future(config))
+        # two means and two spreads per step, and a logit
+        self.projection = nn.Linear(config.d_model, 4 * config.predicted_steps + 1)
 
     def forward(self, states: Tensor, velocity: Tensor) -> Mixture:
-        """The futures of states `(R, K, D)`; `velocity` `(R, 2)` is the last one."""
-        return mixture(self.projection(self.layer_norm(states)), velocity)
+        """The futures of states `(R, K, D)`.
 
-
-def mixture(numbers: Tensor, velocity: Tensor) -> Mixture:
-    """Futures from the numbers `(R, K, 4 P + 1)` of a head.
-
-    A mean starts at the last velocity `(R, 2)`; the numbers say what changes about it.
-    """
-    numbers = at_least_float32(numbers)
-    changes, raw, logits = numbers.split((*(numbers.shape[-1] // 2,) * 2, 1), dim=-1)
-    moves = changes.unflatten(-1, (-1, 2)) + velocity[:, None, None]
-    spreads = SMALLEST_SPREAD + softplus(raw.float()).unflatten(-1, (-1, 2))
-    return Mixture(moves.cumsum(dim=2), spreads, logits.squeeze(-1))
+        A mean starts at the last velocity `(R, 2)`; the numbers say what changes about it.
+        """
+        numbers = at_least_float32(self.projection(self.layer_norm(states)))  # (R, K, 4 P + 1)
+        changes, raw, logits = numbers.split((*(numbers.shape[-1] // 2,) * 2, 1), dim=-1)
+        moves = changes.unflatten(-1, (-1, 2)) + velocity[:, None, None]
+        spreads = SMALLEST_SPREAD + softplus(raw.float()).unflatten(-1, (-1, 2))
+        return Mixture(moves.cumsum(dim=2), spreads, logits.squeeze(-1))
 
 
 def read_truth(

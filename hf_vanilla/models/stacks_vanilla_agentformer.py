@@ -358,10 +358,10 @@ class StepEmbedding(nn.Module):
         self.time_projection = nn.Linear(2 * config.d_model, config.d_model)
         self.dropout = VanillaDropout(config.dropout)
 
-    def forward(self, inputs: Tensor, first: int = 0) -> Tensor:
-        """Tokens `(B, L A, D)` of inputs `(B, L, A, width)`, whose steps count from `first`."""
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Tokens `(B, L A, D)` of inputs `(B, L, A, width)`."""
         vectors = self.projection(inputs.to(self.projection.weight.dtype))  # (B, L, A, D)
-        steps = torch.arange(first, first + inputs.shape[1], device=inputs.device)
+        steps = torch.arange(inputs.shape[1], device=inputs.device)
         code = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
         code = code.view(1, len(steps), 1, -1).expand_as(vectors)
         return self.dropout(self.time_projection(torch.cat((vectors, code), dim=-1))).flatten(1, 2)
@@ -519,7 +519,8 @@ class FutureDecoder(nn.Module):
         source_mask = self._source_mask(past, samples * steps)
         start = self._last(past, samples)
         before = torch.cat((start, futures[:, :, :-1]), dim=2)  # (B, N, P, A, 2)
-        hidden_states = self._tokens(before, latents, 0)
+        of_steps = latents.unsqueeze(2).expand(-1, -1, steps, -1, -1)
+        hidden_states = self.embedding(torch.cat((before, of_steps), dim=-1).flatten(0, 1))
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
         return start + self._changes(hidden_states, futures.shape)
@@ -556,11 +557,6 @@ class FutureDecoder(nn.Module):
     def _last(self, past: Observed, samples: int) -> Tensor:
         """Last observed positions `(B, N, 1, A, 2)`."""
         return past.positions[:, None, None, :, -1].expand(-1, samples, -1, -1, -1)
-
-    def _tokens(self, before: Tensor, latents: Tensor, first: int) -> Tensor:
-        """Tokens `(B N, L A, D)` of the positions `(B, N, L, A, 2)` before each step."""
-        latents = latents.unsqueeze(2).expand(-1, -1, before.shape[2], -1, -1)
-        return self.embedding(torch.cat((before, latents), dim=-1).flatten(0, 1), first)
 
     def _changes(self, hidden_states: Tensor, shape: torch.Size) -> Tensor:
         """Displacements from the last observed position, `(B, N, L, A, 2)`."""
