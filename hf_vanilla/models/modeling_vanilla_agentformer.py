@@ -59,10 +59,6 @@ class JointErrors:
         apart = (futures - truth).square().sum(dim=-1)
         return (apart * self.is_known.transpose(1, 2).unsqueeze(1)).sum(dim=2)
 
-    def reconstruction(self, futures: Tensor) -> Tensor:
-        """Squared error of the only sample of `(B, 1, P, A, 2)`."""
-        return self.squared_errors(futures).sum() / self.divisor
-
     def closest(self, futures: Tensor) -> Tensor:
         """Squared error of each agent's closest sample of `(B, N, P, A, 2)`."""
         return self.squared_errors(futures).amin(dim=1).sum() / self.divisor
@@ -256,7 +252,7 @@ class VanillaForJointTrajectoryPrediction(VanillaAgentFormerPreTrainedModel):
             decoded = self._needed_futures(past, context, both, decoded, truth)
         rebuilt, futures = decoded[:, :1], decoded[:, 1:]
         config = self.config
-        reconstruction, closest = truth.reconstruction(rebuilt), truth.closest(futures)
+        reconstruction, closest = truth.closest(rebuilt), truth.closest(futures)
         divergence = truth.divergence(posterior.divergence(prior), config.divergence_floor)
         loss = (
             config.reconstruction_weight * reconstruction

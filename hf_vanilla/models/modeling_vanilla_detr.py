@@ -19,17 +19,12 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention_vanilla import VanillaAttention, padding_mask
+from .attention_vanilla import padding_mask
 from .configuration_vanilla_detr import VanillaDetrConfig
 from .kernels_vanilla import may_read
-from .layers_vanilla import (
-    VanillaDecoderLayer,
-    VanillaEncoderLayer,
-    decoder_layers,
-    encoder_layers,
-)
+from .layers_vanilla import DECODER_RECORDS, ENCODER_RECORDS, decoder_layers, encoder_layers
 from .loss_vanilla_detr import (
     DetectionLoss,
     DetectionWeights,
@@ -155,10 +150,7 @@ class VanillaDetrPreTrainedModel(VanillaPreTrainedModel):
 class VanillaDetrEncoder(VanillaDetrPreTrainedModel):
     """Encoder layers over the feature map; positions go to queries and keys of every layer."""
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "hidden_states": VanillaEncoderLayer,
-        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
-    }
+    _can_record_outputs = ENCODER_RECORDS
 
     def __init__(self, config: VanillaDetrConfig) -> None:
         super().__init__(config)
@@ -192,11 +184,7 @@ class VanillaDetrEncoder(VanillaDetrPreTrainedModel):
 class VanillaDetrDecoder(VanillaDetrPreTrainedModel):
     """Decoder layers that turn all queries into objects at once; one norm serves every output."""
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "hidden_states": VanillaDecoderLayer,
-        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
-        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
-    }
+    _can_record_outputs = DECODER_RECORDS
 
     def __init__(self, config: VanillaDetrConfig) -> None:
         super().__init__(config)

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, smooth_l1_loss, softplus
 from transformers.utils import ModelOutput
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import OPTIONAL_INPUTS, VanillaSceneConfig
 from .inputs_vanilla_forecaster import distances, known_future, known_positions, per_known_step
 from .inputs_vanilla_scene import Rows, read_rows
 from .kernels_vanilla import at_least_float32
-from .layers_vanilla import decoder_layers
+from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .stacks_vanilla_scene import FUSIONS, SceneTokens, read_by_seeds
 
@@ -220,9 +219,7 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
     # masks are ready 4-D ones
     _supports_flash_attn = False
     _supports_flex_attn = False
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
-    }
+    _can_record_outputs = CROSS_ATTENTIONS
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__(config)

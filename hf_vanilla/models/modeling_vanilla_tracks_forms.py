@@ -16,13 +16,11 @@ from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
-from transformers.utils.output_capturing import OutputRecorder
 
-from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import k_means, nearest, per_known_step, rollout_steps
 from .kernels_vanilla import at_least_float32
-from .layers_vanilla import decoder_layers
+from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .modeling_vanilla_tracks import (
     EncodedPast,
     TrueFuture,
@@ -57,9 +55,7 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         (torch.Size([3, 5, 12, 2]), torch.Size([3, 5]))
     """
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
-    }
+    _can_record_outputs = CROSS_ATTENTIONS
 
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)

@@ -15,12 +15,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClass
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_vit import PROBLEM_TYPES, VanillaVitConfig
 from .kernels_vanilla import VanillaDropout
-from .layers_vanilla import VanillaEncoderLayer
+from .layers_vanilla import ENCODER_RECORDS, VanillaEncoderLayer
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -189,10 +188,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         torch.Size([1, 17, 16])
     """
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "hidden_states": VanillaPreNormEncoderLayer,
-        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
-    }
+    _can_record_outputs = ENCODER_RECORDS
 
     def __init__(self, config: VanillaVitConfig) -> None:
         super().__init__(config)

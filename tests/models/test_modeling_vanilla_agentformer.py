@@ -307,7 +307,7 @@ def test_the_losses_by_hand():
     futures = torch.tensor([[[[[0.0, 0.0], [0.0, 0.0]]], [[[3.0, 0.0], [0.0, 2.0]]]]])
     assert truth.closest(futures) == 0.5  # (1 + 0) / 2
     assert truth.closest_together(futures) == 2.0  # 4 / 2, sample 1
-    assert truth.reconstruction(futures[:, :1]) == 2.5  # (1 + 4) / 2
+    assert truth.closest(futures[:, :1]) == 2.5  # (1 + 4) / 2
     assert truth.divergence(torch.tensor([[1.0, 2.0]]), floor=2.0) == 2.0
     assert truth.divergence(torch.tensor([[3.0, 4.0]]), floor=2.0) == 3.5
     wanted = (math.exp(-9 / 5) + math.exp(-4 / 5)) / 2
