@@ -10,6 +10,7 @@ N other agents, Q lights.
 import logging
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,29 +79,62 @@ class Lights:
     states: Tensor
 
 
-def checked_scenes(
-    config: VanillaSceneConfig, past_values: Tensor, **inputs: Tensor | None
+def checked_scenes(  # noqa: PLR0913 - the inputs of every model of this family
+    config: VanillaSceneConfig,
+    past_values: Tensor,
+    past_observed_mask: Tensor | None = None,
+    agent_mask: Tensor | None = None,
+    *,
+    lane_values: Tensor | None = None,
+    lane_mask: Tensor | None = None,
+    lane_kinds: Tensor | None = None,
+    agent_kinds: Tensor | None = None,
+    agent_sizes: Tensor | None = None,
+    light_values: Tensor | None = None,
+    light_states: Tensor | None = None,
+    focal_mask: Tensor | None = None,
+    future_values: Tensor | None = None,
+    future_observed_mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, AgentAttributes, Polylines, Lights | None]:
-    """Check a batch of scenes; arguments and errors are those of `read_rows`.
+    """Check a batch of scenes.
 
     Whoever trains on a GPU calls it with the batch on the CPU, see `may_read`.
+
+    Args:
+        config: steps, and what the model reads.
+        past_values: `(B, A, T, 2)` positions in the world; anything where not observed.
+        past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
+        agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
+        lane_values: `(B, P, S, 2)` points of polylines in the world, in the order of driving;
+            None: there is no map.
+        lane_mask: `(B, P, S)`, 1 = point; None: all are.
+        lane_kinds: `(B, P)` numbers below `num_lane_kinds`; None: all 0.
+        agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
+        agent_sizes: `(B, A, 2)` length and width in units of the world, 0 where not known; None:
+            nowhere.
+        light_values: `(B, Q, 2)` positions of traffic lights in the world; None: there are none.
+        light_states: `(B, Q, T)` numbers below `num_light_states`, 0 where not known.
+        focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
+        future_values: not read, so that a whole batch can be given.
+        future_observed_mask: not read.
 
     Returns:
         `(B, A, T, 2)` positions; `(B, A, T)` bool, which are observed; `(B, A)` bool, which agents
         to forecast; kinds and sizes of agents; the polylines; the traffic lights, of a model that
         reads them.
+
+    Raises:
+        ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
+            an agent to forecast is not observed at the last step, a polyline has one point, a map
+            is far from all agents, or the model does not read what is given.
     """
-    masks = {name: inputs.get(name) for name in ("agent_mask", "focal_mask")}
     past, is_observed, _, is_focal = observed_agents(
-        config, past_values, inputs.get("past_observed_mask"), **masks
+        config, past_values, past_observed_mask, agent_mask=agent_mask, focal_mask=focal_mask
     )
-    attributes = _agent_attributes(
-        config, past, inputs.get("agent_kinds"), inputs.get("agent_sizes")
-    )
-    of_lanes = (inputs.get(f"lane_{name}") for name in ("values", "mask", "kinds"))
-    lanes = _polylines(config, past, *of_lanes)
+    attributes = _agent_attributes(config, past, agent_kinds, agent_sizes)
+    lanes = _polylines(config, past, lane_values, lane_mask, lane_kinds)
     _check_map(config, past, is_observed, lanes)
-    lights = _lights(config, past, inputs.get("light_values"), inputs.get("light_states"))
+    lights = _lights(config, past, light_values, light_states)
     return past, is_observed, is_focal, attributes, lanes, lights
 
 
@@ -313,59 +347,22 @@ class Rows:
         return row.clamp(min=0), (row >= 0) & self.others.is_real[..., -1]
 
 
-def read_rows(  # noqa: PLR0913 - the inputs of every model of this family
+def read_rows(
     config: VanillaSceneConfig,
-    past_values: Tensor,
-    past_observed_mask: Tensor | None = None,
-    agent_mask: Tensor | None = None,
-    *,
-    lane_values: Tensor | None = None,
-    lane_mask: Tensor | None = None,
-    lane_kinds: Tensor | None = None,
-    agent_kinds: Tensor | None = None,
-    agent_sizes: Tensor | None = None,
-    light_values: Tensor | None = None,
-    light_states: Tensor | None = None,
-    focal_mask: Tensor | None = None,
+    *observed: Any,
     all_agents: bool = False,
+    **inputs: Any,
 ) -> Rows:
     """Check a batch of scenes and turn it along each agent's axes.
 
     Args:
         config: steps, scales, how many others and lanes an agent sees.
-        past_values: `(B, A, T, 2)` positions in the world; anything where not observed.
-        past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
-        agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
-        lane_values: `(B, P, S, 2)` points of polylines in the world, in the order of driving;
-            None: there is no map.
-        lane_mask: `(B, P, S)`, 1 = point; None: all are.
-        lane_kinds: `(B, P)` numbers below `num_lane_kinds`; None: all 0.
-        agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
-        agent_sizes: `(B, A, 2)` length and width in units of the world, 0 where not known; None:
-            nowhere.
-        light_values: `(B, Q, 2)` positions of traffic lights in the world; None: there are none.
-        light_states: `(B, Q, T)` numbers below `num_light_states`, 0 where not known.
-        focal_mask: `(B, A)`, 1 = forecast this agent; None: forecast all.
+        *observed: the first inputs of `checked_scenes`, whose errors are those here.
         all_agents: a row for each agent that is observed at the last step, forecast or not.
-
-    Raises:
-        ValueError: a shape does not fit, a value is not finite, a scene has no agent to forecast,
-            an agent to forecast is not observed at the last step, a polyline has one point, a map
-            is far from all agents, or the model does not read what is given.
+        **inputs: its others.
     """
     past, is_observed, is_focal, attributes, lanes, lights = checked_scenes(
-        config,
-        past_values,
-        past_observed_mask=past_observed_mask,
-        agent_mask=agent_mask,
-        lane_values=lane_values,
-        lane_mask=lane_mask,
-        lane_kinds=lane_kinds,
-        agent_kinds=agent_kinds,
-        agent_sizes=agent_sizes,
-        light_values=light_values,
-        light_states=light_states,
-        focal_mask=focal_mask,
+        config, *observed, **inputs
     )
     scene, agent = _rows(is_observed[..., -1] if all_agents else is_focal)
     velocities, is_known = observed_velocities(past[scene, agent], is_observed[scene, agent])
