@@ -365,11 +365,9 @@ def read_rows(
         config, *observed, **inputs
     )
     scene, agent = _rows(is_observed[..., -1] if all_agents else is_focal)
-    velocities, is_known = observed_velocities(past[scene, agent], is_observed[scene, agent])
-    axes = agent_axes(
+    axes, velocities, is_known = agent_axes(
         past[scene, agent],
-        velocities,
-        is_known,
+        is_observed[scene, agent],
         follows_heading=True,
         heading_decay=config.heading_decay,
         scale=config.velocity_std,
@@ -383,7 +381,7 @@ def read_rows(
     points = _entered(axes, lanes.points[scene])
     pieces = _of_lanes(config, points, lanes.is_point[scene], lanes.kinds[scene])
     lanes_seen = _nearest(pieces, config.max_lanes)
-    velocity = last_velocity(axes.enter(velocities), is_known)
+    velocity = last_velocity(velocities, is_known)
     shape = (past.shape[0], past.shape[1])
     focal = is_focal[scene, agent]
     lights_seen = None

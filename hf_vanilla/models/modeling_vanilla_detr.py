@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from transformers import AutoBackbone
-from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import ModelOutput, TransformersKwargs, can_return_tuple
@@ -129,22 +128,13 @@ class VanillaDetrPreTrainedModel(VanillaPreTrainedModel):
     config_class = VanillaDetrConfig
     main_input_name = "pixel_values"
     input_modalities = ("image",)
+    embedding_std = 1.0
 
     def freeze(self) -> None:
         """Do not train stem and first stage of a pretrained backbone."""
         for module in self.modules():
             if isinstance(module, VanillaDetrBackbone):
                 module.freeze()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, nn.Embedding):
-            init.normal_(module.weight)
-        elif isinstance(module, nn.Conv2d):  # those of the backbone have been drawn by the backbone
-            init.xavier_uniform_(module.weight)
-            init.zeros_(module.bias)
-        else:
-            super()._init_weights(module)
 
 
 class VanillaDetrEncoder(VanillaDetrPreTrainedModel):

@@ -25,7 +25,6 @@ from .inputs_vanilla_forecaster import (
     known_positions,
     known_steps,
     last_velocity,
-    observed_velocities,
     per_known_step,
     rollout_steps,
 )
@@ -205,17 +204,13 @@ class VanillaTracksEncoder(VanillaTracksPreTrainedModel):
         """
         config = self.config
         past, is_observed = read_past(config, past_values, past_observed_mask)
-        past = at_least_float32(past)
-        velocities, is_known = observed_velocities(past, is_observed)
-        axes = agent_axes(
-            past,
-            velocities,
-            is_known,
+        return agent_axes(
+            at_least_float32(past),
+            is_observed,
             follows_heading=config.follows_heading and not config.follows_paper,
             heading_decay=config.heading_decay,
             scale=1.0 if config.follows_paper else config.velocity_std,
         )
-        return axes, axes.enter(velocities), is_known
 
     def forward(
         self,

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, GenerationMixin
-from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
@@ -55,6 +54,7 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         (torch.Size([3, 5, 12, 2]), torch.Size([3, 5]))
     """
 
+    embedding_std = 1.0  # queries N(0, 1), so that modes differ from the start
     _can_record_outputs = CROSS_ATTENTIONS
 
     def __init__(self, config: VanillaTracksConfig) -> None:
@@ -66,14 +66,6 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         self.track_head = nn.Linear(config.d_model, 2 * config.predicted_steps)
         self.score_head = nn.Linear(config.d_model, 1)
         self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Queries N(0, 1), so that modes differ from the start; the rest as in every family."""
-        if isinstance(module, nn.Embedding):
-            init.normal_(module.weight)
-        else:
-            super()._init_weights(module)
 
     def futures(
         self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any

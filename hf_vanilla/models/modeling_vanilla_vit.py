@@ -155,14 +155,15 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Glorot for Linear, fan-in for patches, zeros for the class token, sines for positions."""
+        if isinstance(module, nn.Conv2d):
+            init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
+            init.zeros_(module.bias)
+            return
         super()._init_weights(module)
         is_head = module is getattr(self, "classifier", None)
         # whether the weights below the head came from a checkpoint
         if is_head and getattr(self.base_model.layer_norm.weight, "_is_hf_initialized", False):
             init.zeros_(module.weight)  # a new head on trained weights starts without opinion
-        elif isinstance(module, nn.Conv2d):
-            init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
-            init.zeros_(module.bias)
         elif isinstance(module, VanillaVitEmbedding):
             init.zeros_(module.class_token)
             if self.config.position_start == "normal":
