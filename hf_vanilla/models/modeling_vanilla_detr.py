@@ -411,19 +411,14 @@ class VanillaForObjectDetection(VanillaDetrPreTrainedModel):
                 num_images=images,
             )
             logits, found = every[-1], every_box[-1]
+        states = dict(outputs)
+        del states["intermediate_hidden_states"]
         return VanillaDetectionOutput(
             loss=None if loss is None else loss.total,
             loss_dict=None if loss is None else named_parts(loss),
             logits=logits,
             pred_boxes=found,
-            last_hidden_state=outputs.last_hidden_state,
-            feature_size=outputs.feature_size,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
+            **states,
         )
 
     def _heads(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:

@@ -75,6 +75,12 @@ class Observed:
         velocities = (future - before) * (is_known & was_known).unsqueeze(-1)
         return torch.cat((future, velocities), dim=-1).transpose(1, 2)
 
+    def source_mask(self, queries: int) -> Tensor | None:
+        """Who may attend to which observed steps, for so many query steps; None: all to all."""
+        if self.is_complete:
+            return None
+        return scene_mask(self, queries, self.positions.shape[2], self.observed_keys())
+
     def observed_keys(self) -> Tensor:
         """`(B, T A)` bool: which observed steps are keys; those of padding only for itself."""
         is_key = self.is_observed | ~self.is_agent.unsqueeze(-1)
@@ -422,9 +428,7 @@ class ContextEncoder(nn.Module):
     def forward(self, past: Observed) -> tuple[Tensor, Tensor]:
         """`(B, T A, D)`, and the mean over each agent's observed steps, `(B, A, D)`."""
         steps, agents = past.positions.shape[2], past.positions.shape[1]
-        mask = None
-        if not past.is_complete:
-            mask = scene_mask(past, steps, steps, past.observed_keys())
+        mask = past.source_mask(steps)
         hidden_states = self.embedding(past.step_inputs())
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, num_agents=agents)
@@ -516,7 +520,7 @@ class FutureDecoder(nn.Module):
         mask = causal_steps(scene_mask(past, steps, steps), steps)
         if mask.shape[0] > 1:  # one scene broadcasts over its samples
             mask = mask.repeat_interleave(samples, dim=0)
-        source_mask = self._source_mask(past, samples * steps)
+        source_mask = past.source_mask(samples * steps)
         start = self._last(past, samples)
         before = torch.cat((start, futures[:, :, :-1]), dim=2)  # (B, N, P, A, 2)
         of_steps = latents.unsqueeze(2).expand(-1, -1, steps, -1, -1)
@@ -531,7 +535,7 @@ class FutureDecoder(nn.Module):
         samples, agents = latents.shape[1:3]
         own = Cache(layers=[RolloutLayer(steps * agents) for _ in self.layers])
         cache = EncoderDecoderCache(own, DynamicCache())
-        source_mask = self._source_mask(past, samples)
+        source_mask = past.source_mask(samples)
         start = self._last(past, samples)
         found = [start]
         weight, constant, code = self.embedding.rollout_parts(latents.flatten(0, 1), steps)
@@ -548,11 +552,6 @@ class FutureDecoder(nn.Module):
                 )
             found.append(start + self._changes(hidden_states, start.shape))
         return torch.cat(found[1:], dim=2)
-
-    def _source_mask(self, past: Observed, queries: int) -> Tensor | None:
-        if past.is_complete:
-            return None
-        return scene_mask(past, queries, past.positions.shape[2], past.observed_keys())
 
     def _last(self, past: Observed, samples: int) -> Tensor:
         """Last observed positions `(B, N, 1, A, 2)`."""
