@@ -230,9 +230,7 @@ class ConstrainedSearch:
         selected = in_turn(missing, scores, is_lost)[:, :count]  # (b, c)
         scores = scores.masked_fill(is_lost, 2 * LOWEST).gather(1, selected)
         parents, tokens = parents.gather(1, selected), tokens.gather(1, selected)
-        self.seen_by_candidates = seen.gather(
-            1, selected.unsqueeze(-1).expand(-1, -1, seen.shape[2])
-        )
+        self.seen_by_candidates = torch.take_along_dim(seen, selected.unsqueeze(-1), dim=1)
         sequences = of_beams(state.active, parents)
         sequences[:, :, :, state.length] = torch.stack((tokens, parents), dim=2)
         return Candidates(scores=scores, parents=parents, sequences=sequences)
@@ -258,9 +256,7 @@ class ConstrainedSearch:
         state.active_scores, by_score = scores.sort(dim=1, descending=True, stable=True)
         best = best.gather(1, by_score)
         state.active = of_beams(candidates.sequences, best)
-        self.seen = self.seen_by_candidates.gather(
-            1, best.unsqueeze(-1).expand(-1, -1, self.seen.shape[2])
-        )
+        self.seen = torch.take_along_dim(self.seen_by_candidates, best.unsqueeze(-1), dim=1)
         state.length += 1
         has_active = (state.active_scores > IMPOSSIBLE).any(dim=1, keepdim=True)
         state.may_improve = state.may_improve & has_active & can_improve(state, config)
@@ -323,8 +319,8 @@ class ConstrainedSearch:
 
     def _seen_after(self, parents: Tensor, tokens: Tensor) -> Tensor:
         """How much of each form is seen, `(b, m, F)`, where beams `parents` take `tokens`."""
-        forms, width = self.ids.shape[1:]
-        seen = self.seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, forms))
+        width = self.ids.shape[2]
+        seen = torch.take_along_dim(self.seen, parents.unsqueeze(-1), dim=1)
         is_token = tokens[:, :, None, None] == self.ids.unsqueeze(1)  # (b, m, F, W)
         row = seen.clamp(max=width - 1)[:, :, :, None, None].expand(-1, -1, -1, 1, width)
         table = self.next.unsqueeze(1).expand(-1, seen.shape[1], -1, -1, -1)
