@@ -152,8 +152,7 @@ class VanillaConfig(VanillaTwoSidedConfig):
         optional = ("decoder_vocab_size", "head_dim", "v_head_dim")
         given = [name for name in optional if vars(self)[name] is not None]
         self.require_positive("vocab_size", "max_position_embeddings", *given)
-        if self.position_offset < 0:
-            raise ValueError(f"position_offset={self.position_offset}: give 0 or more")
+        self.require_at_least_zero("position_offset")
 
     def validate_head_split(self) -> None:
         """Heads divide d_model wherever their width is not given."""

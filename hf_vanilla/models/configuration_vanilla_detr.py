@@ -103,8 +103,6 @@ class VanillaDetrConfig(VanillaTwoSidedConfig):
         """Costs and weights are not negative, and one cost is positive."""
         costs = ("class_cost", "bbox_cost", "giou_cost")
         weights = ("bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient")
-        for name in (*costs, *weights):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
+        self.require_at_least_zero(*costs, *weights)
         if not any(getattr(self, name) for name in costs):
             raise ValueError("class_cost, bbox_cost and giou_cost are all 0: nothing to match by")

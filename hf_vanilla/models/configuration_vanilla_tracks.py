@@ -68,19 +68,6 @@ class VanillaForecasterConfig(VanillaTwoSidedConfig):
         if not 0 <= decay <= 1:
             raise ValueError(f"heading_decay={decay}: give a factor from 0 to 1")
 
-    def require_at_least_zero(self, *names: str) -> None:
-        """Refuse a negative value.
-
-        Args:
-            *names: of fields.
-
-        Raises:
-            ValueError: one is negative; the message names it.
-        """
-        for name in names:
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
-
 
 @strict
 class VanillaTracksConfig(VanillaForecasterConfig):

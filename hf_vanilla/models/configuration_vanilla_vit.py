@@ -49,9 +49,7 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
 
     model_type = "vanilla_vit"
     attribute_map = {  # noqa: RUF012 - transformers' form
-        "hidden_size": "d_model",
-        "num_attention_heads": "encoder_attention_heads",
-        "num_hidden_layers": "encoder_layers",
+        **VanillaPreTrainedConfig.attribute_map,
         "intermediate_size": "encoder_ffn_dim",
     }
     base_model_tp_plan = LAYER_TP_PLAN
@@ -83,11 +81,8 @@ class VanillaVitConfig(VanillaPreTrainedConfig):
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of patches."""
-        (height, width), (patch_height, patch_width) = (
-            self.image_height_width,
-            self.patch_height_width,
-        )
-        return height // patch_height, width // patch_width
+        (height, width), (rows, columns) = self.image_height_width, self.patch_height_width
+        return height // rows, width // columns
 
     def validate_sizes(self) -> None:
         """Sizes and counts are positive."""

@@ -238,17 +238,24 @@ def prompt_length(settings: GenerationConfig, decoder_input_ids: Tensor | None) 
     return decoder_input_ids.shape[1] + bool((decoder_input_ids[:, 0] != starts).all())
 
 
-def source_limits(new_tokens: Tensor, prompt: int, *ends: int | None) -> Tensor:
-    """Most tokens a hypothesis of each sentence may have (6.1), prompt included, `(B,)` int64.
+def sentence_limits(
+    config: PreTrainedConfig, settings: GenerationConfig, arguments: dict[str, Any]
+) -> Tensor | None:
+    """Most tokens of each sentence (6.1), the prompt included, `(B,)` int64.
+
+    At least one token is generated in any case. None: transformers' limits.
 
     Args:
-        new_tokens: `(B,)` int64, source length plus `max_tokens_beyond_source`.
-        prompt: tokens of the decoder's prompt.
-        *ends: limits of every hypothesis, prompt included; None: no such limit. At least one
-            token is generated in any case.
+        config: of the model; learned positions end.
+        settings: of the call.
+        arguments: of the call, without settings.
     """
-    new_tokens = new_tokens.clamp(min=1)
-    for end in ends:
+    if not has_source_limit(settings):
+        return None
+    prompt = prompt_length(settings, arguments.get("decoder_input_ids"))
+    new_tokens = (source_lengths(arguments) + settings.max_tokens_beyond_source).clamp(min=1)
+    is_learned = config.position_embedding_type == "learned"
+    for end in (settings.max_length, config.max_position_embeddings if is_learned else None):
         new_tokens = new_tokens if end is None else new_tokens.clamp(max=max(end - prompt, 1))
     return new_tokens + prompt
 

@@ -248,14 +248,13 @@ def last_velocity(velocities: Tensor, is_known: Tensor) -> Tensor:
 
 def agent_axes(
     past_values: Tensor,
-    velocities: Tensor,
-    is_known: Tensor,
+    is_observed: Tensor,
     *,
     follows_heading: bool,
     heading_decay: float,
     scale: float,
-) -> AgentAxes:
-    """The axes of each agent from its observed steps.
+) -> tuple[AgentAxes, Tensor, Tensor]:
+    """The axes of each agent from its observed steps, and `observed_velocities` along them.
 
     The heading is that of a weighted mean of displacements: the last one that is not zero weighs 1,
     the one before it `heading_decay`, and so on. One displacement of a slow agent is mostly noise.
@@ -263,12 +262,12 @@ def agent_axes(
 
     Args:
         past_values: `(B, T, 2)`; the last step is observed.
-        velocities: `(B, T - 1, 2)` of `observed_velocities`.
-        is_known: `(B, T - 1)` of `observed_velocities`.
+        is_observed: `(B, T)` bool.
         follows_heading: turn the heading along x.
         heading_decay: factor from 0 to 1 on the weight per step.
         scale: units of the world per unit of the agent's coordinates.
     """
+    velocities, is_known = observed_velocities(past_values, is_observed)
     origin = past_values[:, -1]
     cosine, sine = torch.ones_like(origin[:, 0]), torch.zeros_like(origin[:, 0])
     if follows_heading:
@@ -283,7 +282,8 @@ def agent_axes(
         cosine = torch.where(has_moved, heading[:, 0] / safe, cosine)
         sine = torch.where(has_moved, heading[:, 1] / safe, sine)
     rows = torch.stack((cosine, -sine, sine, cosine), dim=-1)
-    return AgentAxes(origin, rows.view(-1, 2, 2), scale)
+    axes = AgentAxes(origin, rows.view(-1, 2, 2), scale)
+    return axes, axes.enter(velocities), is_known
 
 
 # --- distances and clusters ----------------------------------------------------------------------

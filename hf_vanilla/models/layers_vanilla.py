@@ -5,10 +5,13 @@ A layer reads `LayerSizes` from its config and knows no vocabulary, image or lab
 family can use it. Shapes: B batch, S source, T target, D `d_model`.
 """
 
+from typing import Any
+
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.output_capturing import OutputRecorder
 
 from .attention_vanilla import VanillaAttention
 from .kernels_vanilla import VanillaDropout
@@ -153,3 +156,12 @@ def decoder_layers(config: LayerSizes, **options: bool) -> nn.ModuleList:
     """The decoder's N layers (3.1), numbered for the cache; `options` are those of a layer."""
     numbers = range(config.decoder_layers)
     return nn.ModuleList(VanillaDecoderLayer(config, number, **options) for number in numbers)
+
+
+# what transformers can record of the layers of a model, for its `_can_record_outputs`
+CROSS_ATTENTIONS: dict[str, Any] = {
+    "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn")
+}
+SELF_ATTENTIONS = {"attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn")}
+ENCODER_RECORDS = {"hidden_states": VanillaEncoderLayer, **SELF_ATTENTIONS}
+DECODER_RECORDS = {"hidden_states": VanillaDecoderLayer, **SELF_ATTENTIONS, **CROSS_ATTENTIONS}

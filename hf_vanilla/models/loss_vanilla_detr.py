@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from transformers.utils import is_scipy_available
 
 from .kernels_vanilla import may_read
@@ -298,15 +299,13 @@ def padded_targets(targets: Sequence[Mapping[str, Tensor]]) -> Targets:
                 f"image {index} of the batch has {len(target['class_labels'])} class_labels and "
                 f"{len(target['boxes'])} boxes: give one of each per object"
             )
-    most = max((len(target["class_labels"]) for target in targets), default=0)
-    device = targets[0]["boxes"].device if targets else None
-    labels = torch.full((len(targets), most), NO_LABEL, device=device)
-    boxes = torch.zeros((len(targets), most, 4), device=device)
-    for index, target in enumerate(targets):
-        count = len(target["class_labels"])
-        labels[index, :count] = target["class_labels"]
-        boxes[index, :count] = target["boxes"].view(-1, 4).to(boxes.dtype)
-    return Targets(labels, boxes)
+    if not targets:
+        return Targets(torch.full((0, 0), NO_LABEL), torch.zeros(0, 0, 4))
+    device = targets[0]["boxes"].device
+    boxes = [target["boxes"].to(device).view(-1, 4).float() for target in targets]
+    labels = [target["class_labels"].to(device).long() for target in targets]
+    padded = pad_sequence(labels, batch_first=True, padding_value=NO_LABEL)
+    return Targets(padded, pad_sequence(boxes, batch_first=True))
 
 
 def _check_targets(logits: Tensor, targets: Targets) -> None:

@@ -24,13 +24,10 @@ from .generation_vanilla import (
     check_call,
     forget_defaults,
     gathers_for_generate,
-    has_source_limit,
     merged_settings,
     paper_decoding,
     penalty_form,
-    prompt_length,
-    source_lengths,
-    source_limits,
+    sentence_limits,
     with_settings,
 )
 from .loss_vanilla import training_loss
@@ -315,10 +312,12 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         if inputs is not None:
             arguments["input_ids"] = inputs
         check_call(settings, arguments)
-        mask = self._source_mask(arguments)
+        has_states = arguments.get("encoder_outputs") is not None
+        source = None if has_states else arguments.get("input_ids")
+        mask = real_tokens(self.config, source, arguments.get("attention_mask"))
         arguments["attention_mask"] = kwargs["attention_mask"] = mask
         changes: dict[str, Any] = {}
-        limits = self._sentence_limits(settings, arguments)
+        limits = sentence_limits(self.config, settings, arguments)
         if limits is not None:
             changes["max_length"] = int(limits.max())
             stopping_criteria = [*(stopping_criteria or []), SourceLengthCriteria(limits)]
@@ -351,30 +350,3 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
         and has ensembles and constraints. Code beside weights runs transformers' search.
         """
         return None
-
-    def _source_mask(self, arguments: dict[str, Any]) -> Tensor | None:
-        """The mask given, or else which source ids are no padding; None with neither."""
-        input_ids = arguments.get("input_ids")
-        if arguments.get("encoder_outputs") is not None:
-            input_ids = None
-        return real_tokens(self.config, input_ids, arguments.get("attention_mask"))
-
-    def _sentence_limits(
-        self, settings: GenerationConfig, arguments: dict[str, Any]
-    ) -> Tensor | None:
-        """Most tokens of each sentence, the prompt included, `(B,)`; None: transformers' limits.
-
-        Args:
-            settings: of the call.
-            arguments: of the call, without settings.
-        """
-        if not has_source_limit(settings):
-            return None
-        is_learned = self.config.position_embedding_type == "learned"
-        prompt = prompt_length(settings, arguments.get("decoder_input_ids"))
-        return source_limits(
-            source_lengths(arguments) + settings.max_tokens_beyond_source,
-            prompt,
-            settings.max_length,
-            self.config.max_position_embeddings if is_learned else None,
-        )

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, smooth_l1_loss, softplus
 from transformers.utils import ModelOutput
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import OPTIONAL_INPUTS, VanillaSceneConfig
 from .inputs_vanilla_forecaster import distances, known_future, known_positions, per_known_step
+from .inputs_vanilla_scene import Rows, read_rows
 from .kernels_vanilla import at_least_float32
-from .layers_vanilla import decoder_layers
+from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .pretrained_vanilla import VanillaPreTrainedModel
-from .rows_vanilla_scene import Rows, read_rows
 from .stacks_vanilla_scene import FUSIONS, SceneTokens, read_by_seeds
 
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss
@@ -62,34 +61,25 @@ class Truth:
     is_known: Tensor
 
 
-def numbers_per_future(config: VanillaSceneConfig) -> int:
-    """How many numbers describe a future: two means and two spreads per step, and a logit."""
-    return 4 * config.predicted_steps + 1
-
-
 class MixtureHead(nn.Module):
     """One Linear for all futures, which differ by their seeds."""
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__()
         self.layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.projection = nn.Linear(config.d_model, numbers_per_future(config))
+        # two means and two spreads per step, and a logit
+        self.projection = nn.Linear(config.d_model, 4 * config.predicted_steps + 1)
 
     def forward(self, states: Tensor, velocity: Tensor) -> Mixture:
-        """The futures of states `(R, K, D)`; `velocity` `(R, 2)` is the last one."""
-        return mixture(self.projection(self.layer_norm(states)), velocity)
+        """The futures of states `(R, K, D)`.
 
-
-def mixture(numbers: Tensor, velocity: Tensor) -> Mixture:
-    """Futures from the numbers `(R, K, 4 P + 1)` of a head.
-
-    A mean starts at the last velocity `(R, 2)`; the numbers say what changes about it.
-    """
-    numbers = at_least_float32(numbers)
-    changes, raw, logits = numbers.split((*(numbers.shape[-1] // 2,) * 2, 1), dim=-1)
-    moves = changes.unflatten(-1, (-1, 2)) + velocity[:, None, None]
-    spreads = SMALLEST_SPREAD + softplus(raw.float()).unflatten(-1, (-1, 2))
-    return Mixture(moves.cumsum(dim=2), spreads, logits.squeeze(-1))
+        A mean starts at the last velocity `(R, 2)`; the numbers say what changes about it.
+        """
+        numbers = at_least_float32(self.projection(self.layer_norm(states)))  # (R, K, 4 P + 1)
+        changes, raw, logits = numbers.split((*(numbers.shape[-1] // 2,) * 2, 1), dim=-1)
+        moves = changes.unflatten(-1, (-1, 2)) + velocity[:, None, None]
+        spreads = SMALLEST_SPREAD + softplus(raw.float()).unflatten(-1, (-1, 2))
+        return Mixture(moves.cumsum(dim=2), spreads, logits.squeeze(-1))
 
 
 def read_truth(
@@ -229,9 +219,7 @@ class VanillaScenePreTrainedModel(VanillaPreTrainedModel):
     # masks are ready 4-D ones
     _supports_flash_attn = False
     _supports_flex_attn = False
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
-    }
+    _can_record_outputs = CROSS_ATTENTIONS
 
     def __init__(self, config: VanillaSceneConfig) -> None:
         super().__init__(config)

@@ -9,13 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
-from transformers import initialization as init
 
 from .configuration_vanilla_scene import VanillaSceneConfig
+from .inputs_vanilla_scene import FEATURES, Rows, reach
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers, encoder_layers
 from .modeling_vanilla_scene import Mixture, MixtureHead, VanillaScenePreTrainedModel, seeds
-from .rows_vanilla_scene import FEATURES, Rows, reach
 from .stacks_vanilla_scene import (
     AGENTS,
     TIME,
@@ -104,13 +103,6 @@ class VanillaForNeighborTrajectoryPrediction(VanillaScenePreTrainedModel):
         self.layers = decoder_layers(config, is_causal=False)
         self.head = MixtureHead(config)
         self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, nn.Conv2d):
-            init.xavier_uniform_(module.weight)
-            init.zeros_(module.bias)
 
     def futures(self, rows: Rows) -> Mixture:
         """Futures read by seeds from the agent's node and its steps."""

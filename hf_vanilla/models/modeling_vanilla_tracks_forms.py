@@ -12,18 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, GenerationMixin
-from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
-from transformers.utils.output_capturing import OutputRecorder
 
-from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_tracks import VanillaTracksConfig
 from .inputs_vanilla_forecaster import k_means, nearest, per_known_step, rollout_steps
 from .kernels_vanilla import at_least_float32
-from .layers_vanilla import decoder_layers
-from .loss_vanilla_tracks import closest_mode_loss, mixture_nats
+from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .modeling_vanilla_tracks import (
     EncodedPast,
     TrueFuture,
@@ -31,7 +27,9 @@ from .modeling_vanilla_tracks import (
     VanillaTracksPreTrainedModel,
     VanillaTrajectoryOutput,
     VelocityEmbedding,
+    closest_mode_loss,
     decode,
+    mixture_nats,
     read_future,
 )
 
@@ -56,9 +54,8 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         (torch.Size([3, 5, 12, 2]), torch.Size([3, 5]))
     """
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
-    }
+    embedding_std = 1.0  # queries N(0, 1), so that modes differ from the start
+    _can_record_outputs = CROSS_ATTENTIONS
 
     def __init__(self, config: VanillaTracksConfig) -> None:
         super().__init__(config)
@@ -69,14 +66,6 @@ class VanillaForMultimodalTrajectoryPrediction(VanillaTracksPreTrainedModel):
         self.track_head = nn.Linear(config.d_model, 2 * config.predicted_steps)
         self.score_head = nn.Linear(config.d_model, 1)
         self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """Queries N(0, 1), so that modes differ from the start; the rest as in every family."""
-        if isinstance(module, nn.Embedding):
-            init.normal_(module.weight)
-        else:
-            super()._init_weights(module)
 
     def futures(
         self, past: EncodedPast, truth: TrueFuture | None, **kwargs: Any

@@ -11,36 +11,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
-from transformers.activations import ACT2FN
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling, ImageClassifierOutput
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_vit import PROBLEM_TYPES, VanillaVitConfig
 from .kernels_vanilla import VanillaDropout
+from .layers_vanilla import ENCODER_RECORDS, VanillaEncoderLayer
 from .positions_vanilla import sinusoid_2d
 from .pretrained_vanilla import VanillaPreTrainedModel
 
 
-class VanillaPreNormEncoderLayer(GradientCheckpointingLayer):
-    """Self-attention, then feed-forward, each on the normed input: `x + Sublayer(LayerNorm(x))`."""
+class VanillaPreNormEncoderLayer(VanillaEncoderLayer):
+    """Self-attention, then feed-forward, each on the normed input: `x + Sublayer(LayerNorm(x))`.
 
-    def __init__(self, config: VanillaVitConfig) -> None:
-        super().__init__()
-        self.self_attn = VanillaAttention(config, config.encoder_attention_heads)
-        self.self_attn_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.fc1 = nn.Linear(config.d_model, config.encoder_ffn_dim)
-        self.fc2 = nn.Linear(config.encoder_ffn_dim, config.d_model)
-        self.final_layer_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
-        self.activation_fn = ACT2FN[config.activation_function]
-        self.activation_dropout = VanillaDropout(config.activation_dropout)
-        self.dropout = VanillaDropout(config.dropout)
+    It has the parts of the 2017 layer, in another order.
+    """
 
-    def forward(
+    def forward(  # type: ignore[override]  # no mask, no positions
         self, hidden_states: Tensor, num_queries: int | None = None, **kwargs: object
     ) -> Tensor:
         """One layer.
@@ -165,12 +155,15 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Glorot for Linear, fan-in for patches, zeros for the class token, sines for positions."""
-        super()._init_weights(module)
-        if module is getattr(self, "classifier", None) and self._has_loaded_body():
-            init.zeros_(module.weight)  # a new head on trained weights starts without opinion
-        elif isinstance(module, nn.Conv2d):
+        if isinstance(module, nn.Conv2d):
             init.trunc_normal_(module.weight, std=module.weight[0].numel() ** -0.5)
             init.zeros_(module.bias)
+            return
+        super()._init_weights(module)
+        is_head = module is getattr(self, "classifier", None)
+        # whether the weights below the head came from a checkpoint
+        if is_head and getattr(self.base_model.layer_norm.weight, "_is_hf_initialized", False):
+            init.zeros_(module.weight)  # a new head on trained weights starts without opinion
         elif isinstance(module, VanillaVitEmbedding):
             init.zeros_(module.class_token)
             if self.config.position_start == "normal":
@@ -181,10 +174,6 @@ class VanillaVitPreTrainedModel(VanillaPreTrainedModel):
                 table = sinusoid_2d(is_real, self.config.d_model)
                 table = torch.cat((torch.zeros_like(table[:, :1]), table), dim=1)
                 init.copy_(module.positions, table.to(module.positions))
-
-    def _has_loaded_body(self) -> bool:
-        """Whether the weights below the head came from a checkpoint."""
-        return getattr(self.base_model.layer_norm.weight, "_is_hf_initialized", False)
 
 
 class VanillaVitModel(VanillaVitPreTrainedModel):
@@ -200,10 +189,7 @@ class VanillaVitModel(VanillaVitPreTrainedModel):
         torch.Size([1, 17, 16])
     """
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "hidden_states": VanillaPreNormEncoderLayer,
-        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
-    }
+    _can_record_outputs = ENCODER_RECORDS
 
     def __init__(self, config: VanillaVitConfig) -> None:
         super().__init__(config)
@@ -394,19 +380,15 @@ def classification_loss(
     Raises:
         ValueError: labels do not fit the logits.
     """
-    problem_type = problem_type or _problem_type(logits, labels)
+    if problem_type is None:
+        problem_type = MULTI if labels.is_floating_point() else SINGLE
+        problem_type = REGRESSION if logits.shape[1] == 1 else problem_type
     total, count = _total(problem_type, logits.float(), labels, smoothing)
     if num_items_in_batch is None:
         return total / count
     if isinstance(num_items_in_batch, Tensor):
         num_items_in_batch = num_items_in_batch.to(total.device)
     return total / num_items_in_batch
-
-
-def _problem_type(logits: Tensor, labels: Tensor) -> str:
-    if logits.shape[1] == 1:
-        return REGRESSION
-    return MULTI if labels.is_floating_point() else SINGLE
 
 
 def _total(

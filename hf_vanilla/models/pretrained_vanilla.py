@@ -3,7 +3,7 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -115,6 +115,19 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: give a positive number")
 
+    def require_at_least_zero(self, *names: str) -> None:
+        """Refuse a negative value.
+
+        Args:
+            *names: of fields.
+
+        Raises:
+            ValueError: one is negative; the message names it.
+        """
+        for name in names:
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: give 0 or more")
+
     def require_choice(self, name: str, choices: Iterable[Any]) -> None:
         """Refuse an unknown name, so that it never becomes a default.
 
@@ -210,6 +223,9 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
     The config needs `d_model`; its `base_model_tp_plan` may name modules that a model lacks.
 
+    Attributes:
+        embedding_std: deviation of the initial embeddings; None: 1/sqrt(d_model).
+
     Examples:
         >>> from hf_vanilla import VanillaConfig, VanillaEncoderModel, VanillaPreTrainedModel
         >>> model = VanillaEncoderModel(VanillaConfig(vocab_size=20, d_model=16, encoder_layers=1))
@@ -217,6 +233,7 @@ class VanillaPreTrainedModel(PreTrainedModel):
         True
     """
 
+    embedding_std: ClassVar[float | None] = None
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     gradient_checkpointing = False  # a switch of transformers, of the model and of each layer
@@ -257,12 +274,12 @@ class VanillaPreTrainedModel(PreTrainedModel):
 
         A Linear may have another gain, `init_gain`; it or an embedding may be N(0, `init_std`^2).
         """
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear | nn.Conv2d):
             init.xavier_uniform_(module.weight, gain=getattr(module, "init_gain", 1.0))
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            init.normal_(module.weight, std=self.embedding_std or self.config.d_model**-0.5)
             is_loaded = getattr(module.weight, "_is_hf_initialized", False)
             if module.padding_idx is not None and not is_loaded:
                 init.zeros_(module.weight[module.padding_idx])

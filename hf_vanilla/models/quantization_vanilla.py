@@ -260,8 +260,7 @@ def replace_layers(model: PreTrainedModel, *, has_values: bool) -> None:
             continue
         if has_values:
             _copy_values(module, new)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, new.train(module.training))
+        model.set_submodule(name, new.train(module.training))
     for module in model.modules():
         keys = getattr(module, "_tied_weights_keys", None)
         if isinstance(module, PreTrainedModel) and keys:
@@ -287,8 +286,7 @@ def restore_layers(model: PreTrainedModel, layers: Mapping[str, Any]) -> None:
         layer.weight = nn.Parameter(own.weight * own.weight_scale.unsqueeze(1))
         if getattr(own, "bias", None) is not None:
             layer.bias = nn.Parameter(own.bias.detach())
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, layer.train(own.training))
+        model.set_submodule(name, layer.train(own.training))
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and getattr(module, "_tied_weights_keys", None):
             keys = module._tied_weights_keys.items()

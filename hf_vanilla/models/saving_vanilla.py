@@ -35,6 +35,11 @@ class Family:
     pipelines: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
+def _image_processor(name: str) -> tuple[str, str, Any]:
+    """The row of an image processor that computes with Pillow."""
+    return "AutoImageProcessor", "image_processor_classes", {"pil": name}
+
+
 FAMILIES = {
     "vanilla": Family(
         config="configuration_vanilla.VanillaConfig",
@@ -48,11 +53,7 @@ FAMILIES = {
             ),
         },
         processors=(
-            (
-                "AutoTokenizer",
-                "tokenizer_class",
-                "tokenization_vanilla.VanillaFairseqTokenizer",
-            ),
+            ("AutoTokenizer", "tokenizer_class", "tokenization_vanilla.VanillaFairseqTokenizer"),
             ("AutoTokenizer", "fast_tokenizer_class", "tokenization_vanilla.VanillaTokenizer"),
         ),
         with_code={"tokenization_vanilla.VanillaFairseqTokenizer": "AutoTokenizer"},
@@ -79,13 +80,7 @@ FAMILIES = {
             "AutoModel": "modeling_vanilla_detr.VanillaDetrModel",
             "AutoModelForObjectDetection": "modeling_vanilla_detr.VanillaForObjectDetection",
         },
-        processors=(
-            (
-                "AutoImageProcessor",
-                "image_processor_classes",
-                {"pil": "transformers.DetrImageProcessorPil"},
-            ),
-        ),
+        processors=(_image_processor("transformers.DetrImageProcessorPil"),),
     ),
     "vanilla_scene": Family(
         config="configuration_vanilla_scene.VanillaSceneConfig",
@@ -117,13 +112,7 @@ FAMILIES = {
             "AutoModel": "modeling_vanilla_vit.VanillaVitModel",
             "AutoModelForImageClassification": "modeling_vanilla_vit.VanillaForImageClassification",
         },
-        processors=(
-            (
-                "AutoImageProcessor",
-                "image_processor_classes",
-                {"pil": "transformers.ViTImageProcessorPil"},
-            ),
-        ),
+        processors=(_image_processor("transformers.ViTImageProcessorPil"),),
     ),
 }
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from .generation_vanilla import filling_ids
-from .search_vanilla_beams import LOWEST, BeamState, Candidates, can_improve, finish, of_beams
+from .search_vanilla import LOWEST, BeamState, Candidates, can_improve, finish, of_beams
 
 IMPOSSIBLE = LOWEST / 2  # scores below belong to no hypothesis
 START = -1  # in place of a token id: the start of a translation
@@ -130,20 +130,12 @@ def transitions(ids: Sequence[int]) -> list[list[int]]:
         `[seen][i]`: the first tokens of the phrase that end a text, where `seen` of them ended it
         before and token `ids[i]` follows.
     """
-    table = []
-    for seen in range(len(ids)):
-        row = []
-        for token in ids:
-            text = [*ids[:seen], token]
-            row.append(
-                next(
-                    length
-                    for length in range(seen + 1, -1, -1)
-                    if list(ids[:length]) == text[len(text) - length :]
-                )
-            )
-        table.append(row)
-    return table
+
+    def seen_after(seen: int, token: int) -> int:
+        text, lengths = [*ids[:seen], token], range(seen + 1, -1, -1)
+        return next(n for n in lengths if list(ids[:n]) == text[len(text) - n :])
+
+    return [[seen_after(seen, token) for token in ids] for seen in range(len(ids))]
 
 
 class ConstrainedSearch:
@@ -238,9 +230,7 @@ class ConstrainedSearch:
         selected = in_turn(missing, scores, is_lost)[:, :count]  # (b, c)
         scores = scores.masked_fill(is_lost, 2 * LOWEST).gather(1, selected)
         parents, tokens = parents.gather(1, selected), tokens.gather(1, selected)
-        self.seen_by_candidates = seen.gather(
-            1, selected.unsqueeze(-1).expand(-1, -1, seen.shape[2])
-        )
+        self.seen_by_candidates = torch.take_along_dim(seen, selected.unsqueeze(-1), dim=1)
         sequences = of_beams(state.active, parents)
         sequences[:, :, :, state.length] = torch.stack((tokens, parents), dim=2)
         return Candidates(scores=scores, parents=parents, sequences=sequences)
@@ -248,7 +238,7 @@ class ConstrainedSearch:
     def advance(
         self, state: BeamState, candidates: Candidates, is_end: Tensor, config: GenerationConfig
     ) -> Tensor:
-        """As `search_vanilla_beams.advance`; the first n in their order become active.
+        """As `search_vanilla.advance`; the first n in their order become active.
 
         Args:
             state: changed in place.
@@ -266,9 +256,7 @@ class ConstrainedSearch:
         state.active_scores, by_score = scores.sort(dim=1, descending=True, stable=True)
         best = best.gather(1, by_score)
         state.active = of_beams(candidates.sequences, best)
-        self.seen = self.seen_by_candidates.gather(
-            1, best.unsqueeze(-1).expand(-1, -1, self.seen.shape[2])
-        )
+        self.seen = torch.take_along_dim(self.seen_by_candidates, best.unsqueeze(-1), dim=1)
         state.length += 1
         has_active = (state.active_scores > IMPOSSIBLE).any(dim=1, keepdim=True)
         state.may_improve = state.may_improve & has_active & can_improve(state, config)
@@ -331,8 +319,8 @@ class ConstrainedSearch:
 
     def _seen_after(self, parents: Tensor, tokens: Tensor) -> Tensor:
         """How much of each form is seen, `(b, m, F)`, where beams `parents` take `tokens`."""
-        forms, width = self.ids.shape[1:]
-        seen = self.seen.gather(1, parents.unsqueeze(-1).expand(-1, -1, forms))
+        width = self.ids.shape[2]
+        seen = torch.take_along_dim(self.seen, parents.unsqueeze(-1), dim=1)
         is_token = tokens[:, :, None, None] == self.ids.unsqueeze(1)  # (b, m, F, W)
         row = seen.clamp(max=width - 1)[:, :, :, None, None].expand(-1, -1, -1, 1, width)
         table = self.next.unsqueeze(1).expand(-1, seen.shape[1], -1, -1, -1)

@@ -10,7 +10,7 @@ V vocabulary. A slot is one entry of the self-attention cache: a token of the pr
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -348,38 +348,29 @@ class Ensemble:
                 raise ValueError("a model of the ensemble is in training mode: call eval()")
 
     @torch.no_grad()
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> "EncodedEnsemble":
-        """Read the source `(B, S)` with every model."""
-        states = [
+    def encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None
+    ) -> "Callable[[SearchDecoder], EnsembleDecoder]":
+        """Read the source `(B, S)` with every model.
+
+        Returns:
+            From the decoder of the calling model to that of all models.
+        """
+        encoded = [
             model.base_model.encoder(
                 input_ids=input_ids, attention_mask=attention_mask
             ).last_hidden_state
             for model in self.models
         ]
-        return EncodedEnsemble(self, states, attention_mask)
 
+        def decoder(first: SearchDecoder) -> "EnsembleDecoder":
+            others = [
+                SearchDecoder(model, states, attention_mask, beams=first.beams)
+                for model, states in zip(self.models, encoded, strict=True)
+            ]
+            return EnsembleDecoder([first, *others], self.average)
 
-@dataclass(frozen=True)
-class EncodedEnsemble:
-    """The models with their encoder outputs.
-
-    Attributes:
-        ensemble: the models.
-        states: `(B, S, D)` of each model.
-        attention_mask: `(B, S)`; None: all tokens are real.
-    """
-
-    ensemble: Ensemble
-    states: Sequence[Tensor]
-    attention_mask: Tensor | None
-
-    def decoder(self, first: SearchDecoder) -> "EnsembleDecoder":
-        """The decoder of all models, that of the calling model first."""
-        others = [
-            SearchDecoder(model, states, self.attention_mask, beams=first.beams)
-            for model, states in zip(self.ensemble.models, self.states, strict=True)
-        ]
-        return EnsembleDecoder([first, *others], self.ensemble.average)
+        return decoder
 
 
 class EnsembleDecoder:

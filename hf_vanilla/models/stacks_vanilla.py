@@ -18,17 +18,12 @@ from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPa
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+from transformers.utils.output_capturing import capture_outputs
 
-from .attention_vanilla import VanillaAttention, padding_mask
+from .attention_vanilla import padding_mask
 from .configuration_vanilla import VanillaConfig
 from .kernels_vanilla import VanillaDropout, in_autocast_bfloat16
-from .layers_vanilla import (
-    VanillaDecoderLayer,
-    VanillaEncoderLayer,
-    decoder_layers,
-    encoder_layers,
-)
+from .layers_vanilla import DECODER_RECORDS, ENCODER_RECORDS, decoder_layers, encoder_layers
 from .positions_vanilla import LearnedPositions, SinusoidalPositions
 from .pretrained_vanilla import VanillaPreTrainedModel
 
@@ -185,10 +180,7 @@ class VanillaStack(VanillaTextPreTrainedModel):
 class VanillaEncoder(VanillaStack):
     """N layers of self-attention and feed-forward (3.1)."""
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "hidden_states": VanillaEncoderLayer,
-        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
-    }
+    _can_record_outputs = ENCODER_RECORDS
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config, config.vocab_size)
@@ -223,11 +215,7 @@ class VanillaEncoder(VanillaStack):
 class VanillaDecoder(VanillaStack):
     """N layers of masked self-attention, attention to the source and feed-forward (3.1)."""
 
-    _can_record_outputs = {  # noqa: RUF012 - transformers' form
-        "hidden_states": VanillaDecoderLayer,
-        "attentions": OutputRecorder(VanillaAttention, index=1, layer_name="self_attn"),
-        "cross_attentions": OutputRecorder(VanillaAttention, index=1, layer_name="encoder_attn"),
-    }
+    _can_record_outputs = DECODER_RECORDS
 
     def __init__(self, config: VanillaConfig, *, has_source: bool | None = None) -> None:
         super().__init__(config, config.target_vocab_size)

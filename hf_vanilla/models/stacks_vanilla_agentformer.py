@@ -1,8 +1,10 @@
 # Copyright 2026 The hf_vanilla authors. SPDX-License-Identifier: Apache-2.0
-"""The three stacks of AgentFormer (3.2): context encoder, future encoder, future decoder.
+"""A scene as AgentFormer sees it, agent-aware attention (2103.14023, 3.1) and the stacks (3.2).
 
-Shapes: B scenes, A agents, T observed steps, P predicted steps, N samples, L any number of steps,
-D `d_model`, Z `latent_dim`.
+The stacks are context encoder, future encoder and future decoder. Positions are in time-major
+order: position `t * A + a` is step t of agent a. Shapes: B scenes, A agents, T observed steps,
+P predicted steps, N samples, L any number of steps, S key steps, D `d_model`, Z `latent_dim`,
+H heads, K head width.
 """
 
 from dataclasses import dataclass
@@ -10,16 +12,316 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
-from .attention_vanilla_agentformer import AgentDecoderLayer, AgentEncoderLayer, RolloutLayer
+from .attention_vanilla import VanillaAttention, split_heads
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from .inputs_vanilla_agentformer import Observed, causal_steps, scene_mask
-from .kernels_vanilla import VanillaDropout, at_least_float32
+from .inputs_vanilla_forecaster import observed_agents, observed_velocities
+from .kernels_vanilla import VanillaDropout, at_least_float32, may_read
+from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import sinusoid
+from .pretrained_vanilla import LayerSizes
 
 HEAD_STD = 0.01  # of the initial values of output and latent heads, as in the authors' code
 SMALLEST_SPREAD = 1e-8  # added to the prior's standard deviation, as in the authors' code
+
+# --- a scene of agents: only observed steps enter, so the future never changes an input ----------
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The observed part of a batch of scenes, in units inside the model.
+
+    Attributes:
+        positions: `(B, A, T, 2)` relative to the origin; 0 where not observed.
+        is_observed: `(B, A, T)` bool.
+        is_agent: `(B, A)` bool, False = padding.
+        origin: `(B, 1, 1, 2)`.
+        may_attend: `(B, A, A)` bool, whether agent i may see agent j; each sees itself.
+    """
+
+    positions: Tensor
+    is_observed: Tensor
+    is_agent: Tensor
+    origin: Tensor
+    may_attend: Tensor
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every agent sees every step of every agent, so that no mask is needed."""
+        if not may_read(self.is_observed):
+            return False
+        return bool(self.is_observed.all() & self.may_attend.all())
+
+    def step_inputs(self) -> Tensor:
+        """Position and velocity of each observed step, `(B, T, A, 4)`.
+
+        The first step has the velocity of the second, as in the authors' code. A velocity from or
+        to nothing observed is 0.
+        """
+        velocities, _ = observed_velocities(self.positions, self.is_observed)
+        velocities = torch.cat((velocities[:, :, :1], velocities), dim=2)
+        return torch.cat((self.positions, velocities), dim=-1).transpose(1, 2)
+
+    def future_inputs(self, future: Tensor, is_known: Tensor) -> Tensor:
+        """Position and velocity of each future step, `(B, P, A, 4)`, 0 where not known.
+
+        Args:
+            future: `(B, A, P, 2)` positions relative to the origin; 0 where not known.
+            is_known: `(B, A, P)` bool.
+        """
+        before = torch.cat((self.positions[:, :, -1:], future[:, :, :-1]), dim=2)
+        was_known = torch.cat((self.is_agent.unsqueeze(-1), is_known[..., :-1]), dim=2)
+        velocities = (future - before) * (is_known & was_known).unsqueeze(-1)
+        return torch.cat((future, velocities), dim=-1).transpose(1, 2)
+
+    def source_mask(self, queries: int) -> Tensor | None:
+        """Who may attend to which observed steps, for so many query steps; None: all to all."""
+        if self.is_complete:
+            return None
+        return scene_mask(self, queries, self.positions.shape[2], self.observed_keys())
+
+    def observed_keys(self) -> Tensor:
+        """`(B, T A)` bool: which observed steps are keys; those of padding only for itself."""
+        is_key = self.is_observed | ~self.is_agent.unsqueeze(-1)
+        return is_key.transpose(1, 2).flatten(1)
+
+
+def scene_mask(past: Observed, queries: int, keys: int, is_key: Tensor | None = None) -> Tensor:
+    """`(B, 1, L A, S A)` bool: who may attend to whom at every pair of steps.
+
+    Args:
+        past: the agents.
+        queries: steps L.
+        keys: steps S.
+        is_key: `(B, S A)` bool, False = hidden from all; None: none is.
+    """
+    mask = past.may_attend.repeat(1, queries, keys)  # time-major: agents are the inner axis
+    mask = mask if is_key is None else mask & is_key.unsqueeze(1)
+    return mask.unsqueeze(1)
+
+
+def causal_steps(mask: Tensor, steps: int) -> Tensor:
+    """A mask `(B, 1, P A, P A)` without later steps; all agents of one step see each other."""
+    number = torch.arange(steps, device=mask.device).repeat_interleave(mask.shape[-1] // steps)
+    return mask & (number.unsqueeze(1) >= number)
+
+
+def read_observed(
+    config: VanillaAgentFormerConfig,
+    past_values: Tensor,
+    past_observed_mask: Tensor | None,
+    agent_mask: Tensor | None,
+) -> Observed:
+    """Check and centre the observed part of a batch.
+
+    Args:
+        config: steps, scale, origin and connections.
+        past_values: `(B, A, T, 2)` positions in the world; anything where not observed.
+        past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
+        agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
+
+    Raises:
+        ValueError: a shape does not fit, a value is not finite, a scene has no agent, or an agent's
+            last step is not observed.
+    """
+    past, is_observed, is_agent, _ = observed_agents(
+        config, past_values, past_observed_mask, agent_mask=agent_mask
+    )
+    past = past / config.position_scale
+    counted = is_observed if config.origin_is_past_mean else is_observed[..., -1:]
+    total = (past[:, :, -counted.shape[-1] :] * counted.unsqueeze(-1)).sum(dim=(1, 2))
+    origin = (total / counted.sum(dim=(1, 2)).unsqueeze(-1)).view(-1, 1, 1, 2)
+    may_attend = is_agent.unsqueeze(1).expand(-1, is_agent.shape[1], -1)
+    if config.connection_distance:
+        last = past[:, :, -1] * config.position_scale
+        apart = (last.unsqueeze(2) - last.unsqueeze(1)).norm(dim=-1)  # (B, A, A)
+        may_attend = may_attend & (apart <= config.connection_distance)
+    itself = torch.eye(is_agent.shape[1], dtype=torch.bool, device=past.device)
+    past = torch.where(is_observed.unsqueeze(-1), past - origin, 0)
+    return Observed(past, is_observed, is_agent, origin, may_attend | itself)
+
+
+# --- agent-aware attention and its layers --------------------------------------------------------
+
+
+class AgentAwareAttention(VanillaAttention):
+    """Attention with two pairs of query and key projections and one softmax.
+
+    Scores between two steps of the same agent come from `own_q_proj` and `own_k_proj`, those
+    between different agents from `q_proj` and `k_proj`. So agents differ without being numbered,
+    and their order has no influence.
+
+    Args:
+        config: as of `VanillaAttention`; the attention implementation is not read.
+        num_heads: h.
+        layer_idx: index of the layer in the cache; needed only with a cache.
+    """
+
+    def __init__(self, config: LayerSizes, num_heads: int, *, layer_idx: int | None = None) -> None:
+        super().__init__(config, num_heads, layer_idx=layer_idx)
+        width, bias = num_heads * self.head_dim, config.attention_bias
+        self.own_q_proj = nn.Linear(config.d_model, width, bias=bias)
+        self.own_k_proj = nn.Linear(config.d_model, width, bias=bias)
+        for projection in (self.own_q_proj, self.own_k_proj):
+            # the authors initialize both as one d x 2d matrix
+            projection.init_gain = (2 / 3) ** 0.5
+
+    def forward(  # type: ignore[override]  # the number of agents is needed
+        self,
+        query_input: Tensor,
+        key_input: Tensor,
+        value_input: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        *,
+        num_agents: int,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from every step of every agent to the steps it may see.
+
+        Several samples of one scene may share its keys: then there are N B queries for B keys, and
+        the samples count as further query steps.
+
+        Args:
+            query_input: `(B, T A, D)`, or `(B N, T A, D)`.
+            key_input: `(B, S A, D)`.
+            value_input: `(B, S A, D)`.
+            attention_mask: bool `(B or 1, 1, N T A, S A)`, True = may attend; every query may see
+                at least one key. None: all.
+            past_key_values: as of `VanillaAttention`; common and own keys of each head follow each
+                other in one entry of 2 H heads.
+            num_agents: A.
+            **kwargs: ignored.
+
+        Returns:
+            The shape of `query_input`, and the weights `(B, H, N T A, S A)`.
+
+        Raises:
+            ValueError: `num_agents` does not divide the positions.
+        """
+        common_key, own_key, value = self._cached_keys_and_values(
+            key_input, value_input, past_key_values
+        )
+        for name, length in {"queries": query_input.shape[1], "keys": value.shape[2]}.items():
+            if num_agents < 1 or length % num_agents:
+                raise ValueError(
+                    f"num_agents={num_agents} does not divide the {length} {name}: pass every "
+                    "agent at every step"
+                )
+        queries = query_input.reshape(value.shape[0], -1, query_input.shape[-1])  # (B, N T A, D)
+        # scaled before the product: fewer numbers than scores
+        query = split_heads(self.q_proj(queries) * self.scaling, self.head_dim)
+        own_query = split_heads(self.own_q_proj(queries) * self.scaling, self.head_dim)
+        scores = query @ common_key.transpose(-2, -1)  # (B, H, N T A, S A)
+        scores = at_least_float32(with_own_scores(scores, own_query, own_key, num_agents))
+        if attention_mask is not None:
+            scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(dim=-1).to(query.dtype)
+        rate = self.config.attention_dropout if self.training else 0.0
+        if rate:
+            weights = nn.functional.dropout(weights, p=rate)
+        attended = (weights @ value).transpose(1, 2).flatten(2)  # (B, N T A, D)
+        return self.out_proj(attended).view(query_input.shape), weights
+
+    def _cached_keys_and_values(
+        self, key_input: Tensor, value_input: Tensor, past_key_values: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Common keys, own keys and values, each `(B, H, S A, K)`."""
+        is_known = isinstance(
+            past_key_values, EncoderDecoderCache
+        ) and past_key_values.is_updated.get(self.layer_idx)
+        projected: list[Tensor] = []
+        if not is_known:
+            both = (self.k_proj(key_input), self.own_k_proj(key_input))
+            keys = torch.cat([part.unflatten(-1, (-1, self.head_dim)) for part in both], dim=-1)
+            projected = [keys.flatten(-2), self.v_proj(value_input)]  # (B, S A, 2 D)
+        keys, value = self._keys_and_values(key_input, value_input, past_key_values, projected)
+        # (B, 2 H, S A, K); every other head, because torch multiplies these views without a copy
+        return keys[:, ::2], keys[:, 1::2], value
+
+
+def with_own_scores(scores: Tensor, query: Tensor, key: Tensor, num_agents: int) -> Tensor:
+    """Replace, in place, the scores between two steps of the same agent.
+
+    Args:
+        scores: `(B, H, T A, S A)`.
+        query: `(B, H, T A, K)` own queries, scaled.
+        key: `(B, H, S A, K)` own keys.
+        num_agents: A.
+
+    Returns:
+        `scores`; while a model is exported, other memory.
+    """
+    if torch.compiler.is_exporting():  # ONNX has no writing to a diagonal
+        itself = torch.eye(num_agents, dtype=torch.bool, device=key.device)
+        steps = [part.shape[2] // num_agents for part in (query, key)]
+        is_own = itself.repeat(*steps)  # (T A, S A)
+        return torch.where(is_own, query @ key.transpose(-2, -1), scores)
+    by_agent = (-1, num_agents)
+    query = query.unflatten(2, by_agent).transpose(2, 3)  # (B, H, A, T, K)
+    key = key.unflatten(2, by_agent).transpose(2, 3)  # (B, H, A, S, K)
+    if query.shape[3] == 1:  # a step of a rollout: its many keys need not be turned around
+        own = (key @ query.transpose(-2, -1)).transpose(-2, -1)  # (B, H, A, T, S)
+    else:
+        own = query @ key.transpose(-2, -1)
+    blocks = scores.unflatten(3, by_agent).unflatten(2, by_agent)  # (B, H, T, A, S, A)
+    blocks.diagonal(dim1=3, dim2=5).copy_(own.permute(0, 1, 3, 4, 2))
+    return scores
+
+
+class RolloutLayer(DynamicLayer):
+    """A layer of a cache whose final length is known: new positions are written in place.
+
+    Args:
+        length: positions of the whole rollout.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+        self.number = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys `(B, 2 H, A, K)` and values `(B, H, A, K)`; views of all so far."""
+        if not self.number:
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.keys, self.values = (
+                new.new_empty(*new.shape[:2], self.length, new.shape[-1])
+                for new in (key_states, value_states)
+            )
+            self.is_initialized = True
+        first, self.number = self.number, self.number + key_states.shape[-2]
+        self.keys[:, :, first : self.number] = key_states
+        self.values[:, :, first : self.number] = value_states
+        return self.keys[:, :, : self.number], self.values[:, :, : self.number]
+
+    def get_seq_length(self) -> int:
+        """Positions so far."""
+        return self.number
+
+
+class AgentEncoderLayer(VanillaEncoderLayer):
+    """An encoder layer with agent-aware self-attention; call it with `num_agents`."""
+
+    def __init__(self, config: LayerSizes) -> None:
+        super().__init__(config)
+        self.self_attn = AgentAwareAttention(config, config.encoder_attention_heads)
+
+
+class AgentDecoderLayer(VanillaDecoderLayer):
+    """A decoder layer with two agent-aware attentions; call it with `num_agents`."""
+
+    def __init__(self, config: LayerSizes, layer_idx: int) -> None:
+        super().__init__(config, layer_idx, is_causal=False)
+        heads = config.decoder_attention_heads
+        self.self_attn = AgentAwareAttention(config, heads, layer_idx=layer_idx)
+        self.encoder_attn = AgentAwareAttention(config, heads, layer_idx=layer_idx)
+
+
+# --- the stacks ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -62,10 +364,10 @@ class StepEmbedding(nn.Module):
         self.time_projection = nn.Linear(2 * config.d_model, config.d_model)
         self.dropout = VanillaDropout(config.dropout)
 
-    def forward(self, inputs: Tensor, first: int = 0) -> Tensor:
-        """Tokens `(B, L A, D)` of inputs `(B, L, A, width)`, whose steps count from `first`."""
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Tokens `(B, L A, D)` of inputs `(B, L, A, width)`."""
         vectors = self.projection(inputs.to(self.projection.weight.dtype))  # (B, L, A, D)
-        steps = torch.arange(first, first + inputs.shape[1], device=inputs.device)
+        steps = torch.arange(inputs.shape[1], device=inputs.device)
         code = sinusoid(steps, vectors.shape[-1]).to(vectors.dtype)
         code = code.view(1, len(steps), 1, -1).expand_as(vectors)
         return self.dropout(self.time_projection(torch.cat((vectors, code), dim=-1))).flatten(1, 2)
@@ -126,9 +428,7 @@ class ContextEncoder(nn.Module):
     def forward(self, past: Observed) -> tuple[Tensor, Tensor]:
         """`(B, T A, D)`, and the mean over each agent's observed steps, `(B, A, D)`."""
         steps, agents = past.positions.shape[2], past.positions.shape[1]
-        mask = None
-        if not past.is_complete:
-            mask = scene_mask(past, steps, steps, past.observed_keys())
+        mask = past.source_mask(steps)
         hidden_states = self.embedding(past.step_inputs())
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, num_agents=agents)
@@ -220,10 +520,11 @@ class FutureDecoder(nn.Module):
         mask = causal_steps(scene_mask(past, steps, steps), steps)
         if mask.shape[0] > 1:  # one scene broadcasts over its samples
             mask = mask.repeat_interleave(samples, dim=0)
-        source_mask = self._source_mask(past, samples * steps)
+        source_mask = past.source_mask(samples * steps)
         start = self._last(past, samples)
         before = torch.cat((start, futures[:, :, :-1]), dim=2)  # (B, N, P, A, 2)
-        hidden_states = self._tokens(before, latents, 0)
+        of_steps = latents.unsqueeze(2).expand(-1, -1, steps, -1, -1)
+        hidden_states = self.embedding(torch.cat((before, of_steps), dim=-1).flatten(0, 1))
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)
         return start + self._changes(hidden_states, futures.shape)
@@ -234,7 +535,7 @@ class FutureDecoder(nn.Module):
         samples, agents = latents.shape[1:3]
         own = Cache(layers=[RolloutLayer(steps * agents) for _ in self.layers])
         cache = EncoderDecoderCache(own, DynamicCache())
-        source_mask = self._source_mask(past, samples)
+        source_mask = past.source_mask(samples)
         start = self._last(past, samples)
         found = [start]
         weight, constant, code = self.embedding.rollout_parts(latents.flatten(0, 1), steps)
@@ -252,19 +553,9 @@ class FutureDecoder(nn.Module):
             found.append(start + self._changes(hidden_states, start.shape))
         return torch.cat(found[1:], dim=2)
 
-    def _source_mask(self, past: Observed, queries: int) -> Tensor | None:
-        if past.is_complete:
-            return None
-        return scene_mask(past, queries, past.positions.shape[2], past.observed_keys())
-
     def _last(self, past: Observed, samples: int) -> Tensor:
         """Last observed positions `(B, N, 1, A, 2)`."""
         return past.positions[:, None, None, :, -1].expand(-1, samples, -1, -1, -1)
-
-    def _tokens(self, before: Tensor, latents: Tensor, first: int) -> Tensor:
-        """Tokens `(B N, L A, D)` of the positions `(B, N, L, A, 2)` before each step."""
-        latents = latents.unsqueeze(2).expand(-1, -1, before.shape[2], -1, -1)
-        return self.embedding(torch.cat((before, latents), dim=-1).flatten(0, 1), first)
 
     def _changes(self, hidden_states: Tensor, shape: torch.Size) -> Tensor:
         """Displacements from the last observed position, `(B, N, L, A, 2)`."""

@@ -4,6 +4,7 @@
 import importlib
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -76,11 +77,8 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     @cached_property
     def _source_ids(self) -> list[int]:
-        """Source id of each backend piece; text that looks like a special token is unknown."""
-        ids = [self.unk_token_id] * self._tokenizer.get_vocab_size()
-        for known in set(range(self.vocab_size)) - set(self.all_special_ids):
-            ids[known] = known
-        return ids
+        """Source id of each backend piece."""
+        return self._ids_of(range(self.vocab_size))
 
     @cached_property
     def _pieces_of_target(self) -> list[int]:
@@ -92,11 +90,15 @@ class VanillaFairseqTokenizer(TokenizersBackend):
 
     @cached_property
     def _target_ids(self) -> list[int]:
-        """Target id of each backend piece; text that looks like a special token is unknown."""
-        ids = [self.unk_token_id] * self._tokenizer.get_vocab_size()
-        for target_id, piece in enumerate(self._pieces_of_target):
-            if target_id not in self.all_special_ids:
-                ids[piece] = target_id
+        """Target id of each backend piece."""
+        return self._ids_of(self._pieces_of_target)
+
+    def _ids_of(self, pieces: Sequence[int]) -> list[int]:
+        """Number among `pieces` of each; text that looks like a special token is unknown."""
+        ids, special = [self.unk_token_id] * self._tokenizer.get_vocab_size(), self.all_special_ids
+        for number, piece in enumerate(pieces):
+            if number not in special:
+                ids[piece] = number
         return ids
 
     def _switch_to_input_mode(self) -> None:

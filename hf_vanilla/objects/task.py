@@ -18,10 +18,9 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.data.image_models import check_processor, label_fields, load_image_processor
 from hf_vanilla.families import Measure
-from hf_vanilla.models.backbone_vanilla_detr import load_backbone
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
-from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection, load_backbone
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 

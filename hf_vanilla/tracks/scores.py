@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.models.inputs_vanilla_forecaster import distances
-from hf_vanilla.models.loss_vanilla_tracks import mixture_nats
+from hf_vanilla.models.modeling_vanilla_tracks import mixture_nats
 
 from .layout import agent_inputs, model_inputs, run_model
 from .windows import Windows

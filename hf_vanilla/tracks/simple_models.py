@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.inputs_vanilla_forecaster import observed_velocities
-from hf_vanilla.models.loss_vanilla_tracks import mean_distance
 from hf_vanilla.models.modeling_vanilla_tracks import (
     VanillaTrajectoryOutput,
+    mean_distance,
     read_future,
     read_past,
 )

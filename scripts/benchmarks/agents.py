@@ -26,8 +26,8 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla import VanillaAgentFormerConfig
 from hf_vanilla.commands import run
 from hf_vanilla.convert.agentformer import AgentFormerOptions, convert_agentformer
-from hf_vanilla.models.attention_vanilla_agentformer import AgentEncoderLayer
 from hf_vanilla.models.layers_vanilla import VanillaEncoderLayer
+from hf_vanilla.models.stacks_vanilla_agentformer import AgentEncoderLayer
 from hf_vanilla.options import Options, option
 
 AGENTS = (5, 5, 5, 6, 6)  # of the scenes of a round; the training task sorts scenes by size

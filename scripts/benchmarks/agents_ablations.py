@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 from hf_vanilla.commands import run
-from hf_vanilla.models import attention_vanilla_agentformer as attention_vanilla_agentformer
+from hf_vanilla.models import stacks_vanilla_agentformer
 from hf_vanilla.models.stacks_vanilla_agentformer import FutureDecoder
 from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.eth_ucy import TEST_FILES
@@ -48,7 +48,7 @@ def replaced(row: str) -> Iterator[None]:
     if row == "without agent-aware weights":
         # scores between steps of one agent stay those of the common pair
         with mock.patch.object(
-            attention_vanilla_agentformer, "with_own_scores", lambda scores, *_: scores
+            stacks_vanilla_agentformer, "with_own_scores", lambda scores, *_: scores
         ):
             yield
     elif row == "without latent":

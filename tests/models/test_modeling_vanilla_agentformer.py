@@ -7,14 +7,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.testing import assert_close
 
-from hf_vanilla.models.attention_vanilla_agentformer import AgentAwareAttention
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.inputs_vanilla_agentformer import JointErrors
 from hf_vanilla.models.modeling_vanilla_agentformer import (
+    JointErrors,
     VanillaForDiverseTrajectoryPrediction,
     VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.models.positions_vanilla import sinusoid
+from hf_vanilla.models.stacks_vanilla_agentformer import AgentAwareAttention
 
 SIZES = {
     "observed_steps": 5,
@@ -307,7 +307,7 @@ def test_the_losses_by_hand():
     futures = torch.tensor([[[[[0.0, 0.0], [0.0, 0.0]]], [[[3.0, 0.0], [0.0, 2.0]]]]])
     assert truth.closest(futures) == 0.5  # (1 + 0) / 2
     assert truth.closest_together(futures) == 2.0  # 4 / 2, sample 1
-    assert truth.reconstruction(futures[:, :1]) == 2.5  # (1 + 4) / 2
+    assert truth.closest(futures[:, :1]) == 2.5  # (1 + 4) / 2
     assert truth.divergence(torch.tensor([[1.0, 2.0]]), floor=2.0) == 2.0
     assert truth.divergence(torch.tensor([[3.0, 4.0]]), floor=2.0) == 3.5
     wanted = (math.exp(-9 / 5) + math.exp(-4 / 5)) / 2

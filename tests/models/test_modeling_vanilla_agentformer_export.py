@@ -6,8 +6,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
-from hf_vanilla.models.inputs_vanilla_agentformer import read_observed
 from hf_vanilla.models.modeling_vanilla_agentformer import VanillaForJointTrajectoryPrediction
+from hf_vanilla.models.stacks_vanilla_agentformer import read_observed
 
 SIZES = {"observed_steps": 5, "d_model": 24, "latent_dim": 6, "encoder_ffn_dim": 29}
 HEADS = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}

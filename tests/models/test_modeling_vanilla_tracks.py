@@ -7,11 +7,12 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.inputs_vanilla_forecaster import agent_axes, observed_velocities
-from hf_vanilla.models.loss_vanilla_tracks import closest_mode_loss, mean_distance
+from hf_vanilla.models.inputs_vanilla_forecaster import agent_axes
 from hf_vanilla.models.modeling_vanilla_tracks import (
     TrueFuture,
     VanillaForTrajectoryPrediction,
+    closest_mode_loss,
+    mean_distance,
 )
 from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
 
@@ -59,25 +60,22 @@ AHEAD = {"follows_heading": True, "heading_decay": 0.5}
 def test_the_heading_is_a_mean_in_which_later_displacements_weigh_more():
     # 2 along x, then 3 along y, then none: (0.5 * 2, 1 * 3), and the last one says nothing
     past = torch.tensor([[[0.0, 0.0], [2.0, 0.0], [2.0, 3.0], [2.0, 3.0]]])
-    velocities, known = observed_velocities(past, torch.ones(1, 4, dtype=torch.bool))
-    axes = agent_axes(past, velocities, known, **AHEAD, scale=1.0)
+    axes, _, _ = agent_axes(past, torch.ones(1, 4, dtype=torch.bool), **AHEAD, scale=1.0)
     turned = torch.tensor([[[1.0, 3.0]]]) @ axes.rotation
     assert_close(turned, torch.tensor([[[10.0**0.5, 0.0]]]))
 
 
 def test_axes_by_hand():
     past = torch.tensor([[[0.0, 0.0], [0.0, 1.0], [0.0, 3.0]]])  # along y, 1 then 2 a step
-    velocities, known = observed_velocities(past, torch.ones(1, 3, dtype=torch.bool))
-    axes = agent_axes(past, velocities, known, **AHEAD, scale=2.0)
-    assert_close(axes.enter(velocities), torch.tensor([[[0.5, 0.0], [1.0, 0.0]]]))
+    axes, entered, _ = agent_axes(past, torch.ones(1, 3, dtype=torch.bool), **AHEAD, scale=2.0)
+    assert_close(entered, torch.tensor([[[0.5, 0.0], [1.0, 0.0]]]))
     ahead = torch.tensor([[[1.0, 0.0], [0.0, 0.5]]])  # 2 ahead, then 1 to the left
     assert_close(axes.positions(ahead), torch.tensor([[[0.0, 5.0], [-1.0, 5.0]]]))
 
 
 def test_an_agent_that_stands_keeps_the_axes_of_the_world():
     past = torch.ones(1, 3, 2)
-    velocities, known = observed_velocities(past, torch.ones(1, 3, dtype=torch.bool))
-    axes = agent_axes(past, velocities, known, **AHEAD, scale=1.0)
+    axes, _, _ = agent_axes(past, torch.ones(1, 3, dtype=torch.bool), **AHEAD, scale=1.0)
     assert_close(axes.rotation[0], torch.eye(2))
 
 

@@ -6,7 +6,7 @@ from torch.distributions import Categorical, Independent, MixtureSameFamily, Nor
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-from hf_vanilla.models.loss_vanilla_tracks import mixture_nats
+from hf_vanilla.models.modeling_vanilla_tracks import mixture_nats
 from hf_vanilla.models.modeling_vanilla_tracks_forms import (
     VanillaForMultimodalTrajectoryPrediction,
     VanillaForTrajectoryDensityPrediction,
