@@ -163,8 +163,8 @@ COMMANDS = {
     ),
     "average": Command(
         "average the last or best checkpoints of a run",
-        "hf_vanilla.training.averaging:average_run",
-        ("hf_vanilla.training.averaging:AverageOptions",),
+        "hf_vanilla.training.checkpointing:average_run",
+        ("hf_vanilla.training.checkpointing:AverageOptions",),
     ),
 }
 

@@ -34,8 +34,7 @@ from hf_vanilla.text.alignments import error_rates, save_head
 from hf_vanilla.text.loading import FACTS, load_translator
 from hf_vanilla.text.markup import Node, parts, take_out
 from hf_vanilla.text.translator import translate
-from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.recipe_files import shipped_recipes
+from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
 
 NUMBERS = "numbers"

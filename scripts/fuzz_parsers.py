@@ -44,7 +44,7 @@ from hf_vanilla.text.token_shards import read_prepared
 from hf_vanilla.tracks.forecaster import load_forecaster
 from hf_vanilla.tracks.formats import TrackSource, read_tracks
 from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.sweep_file import read_sweep
+from hf_vanilla.training.sweep import read_sweep
 
 REFUSALS = (ValueError, OSError, ImportError, StrictDataclassError)
 ODD_BYTES = b'{}[]",:-&*09x\xff\0\n'

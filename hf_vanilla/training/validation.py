@@ -12,9 +12,9 @@ from hf_vanilla.families import validation_measures
 from hf_vanilla.files import read_json_lines, write_files
 from hf_vanilla.plots.curves import floor_of_run, save_curves
 
-from .averaging import average_checkpoints
 from .checkpointing import (
     all_checkpoints,
+    average_checkpoints,
     best_checkpoints,
     checkpoint_state,
     load_weights,

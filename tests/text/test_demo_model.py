@@ -16,8 +16,7 @@ from hf_vanilla.text.alignments import error_rates, saved_head
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.text.loading import demo_model, demo_model_facts, load_translator
 from hf_vanilla.text.translator import translate
-from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.recipe_files import shipped_recipes
+from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
 
 
