@@ -83,8 +83,8 @@ COMMANDS = {
     ),
     "evaluate": Command(
         "score a model: BLEU and chrF, image accuracy, AP, tracks",
-        "hf_vanilla.training.evaluate:evaluate",
-        ("hf_vanilla.training.evaluate:read_evaluation",),
+        "hf_vanilla.training.validation:evaluate",
+        ("hf_vanilla.training.validation:read_evaluation",),
     ),
     "score": Command(
         "log-probabilities of given translations",

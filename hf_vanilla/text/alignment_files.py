@@ -9,8 +9,17 @@ from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.files import check_output_file
 from hf_vanilla.options import Options, option
 
-from .alignment_links import AlignedPair, alignment_line, word_spans
-from .alignments import Aligner, AlignmentHead, default_head, error_rates, save_head, saved_head
+from .alignments import (
+    AlignedPair,
+    Aligner,
+    AlignmentHead,
+    alignment_line,
+    default_head,
+    error_rates,
+    save_head,
+    saved_head,
+    word_spans,
+)
 from .file_translation import STANDARD_STREAM, open_output
 from .loading import load_translator
 

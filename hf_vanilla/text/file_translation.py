@@ -18,8 +18,7 @@ from hf_vanilla.data.lines import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
-from .alignment_links import alignment_line
-from .alignments import read_head
+from .alignments import alignment_line, read_head
 from .decoding import first_numbers
 from .decoding_options import DecodingOptions
 from .loading import NOTE, demo_model

@@ -12,14 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
 
 from .alignments import AlignedWords
-from .attentions import CROSS, DECODER, ENCODER, KINDS, Attentions, readable_tokens, word_starts
-from .layer_steps import LayerSteps
-from .page_service import Result
+from .attentions import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    KINDS,
+    Attentions,
+    LayerSteps,
+    readable_tokens,
+    word_starts,
+)
+from .n_best import Candidate, Hypothesis
 
 ALTERNATIVES = 5  # tokens listed beside each one that was chosen
 DIGITS = 4
@@ -34,6 +42,29 @@ PATTERNS = {
     CROSS: ("diagonal", "end token"),
 }
 _OFFSETS = {"previous token": -1, "token before the last": -1, "next token": 1}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The translations of one sentence.
+
+    Attributes:
+        model: folder or Hub id.
+        sentence: what the visitor wrote.
+        hypotheses: n-best list, best first.
+        steps: the candidates of each step of the search; none with sampling.
+        settings: of decoding.
+        attentions: weights of the sentence and the best hypothesis.
+        has_layers: whether `inside` knows the model's layers.
+    """
+
+    model: str
+    sentence: str
+    hypotheses: list[Hypothesis]
+    steps: list[list[Candidate]]
+    settings: GenerationConfig
+    attentions: Attentions
+    has_layers: bool
 
 
 def answer_of_result(

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from hf_vanilla.models.generation_vanilla import filling_ids
 
 from .engines import TorchEngine
-from .n_best import Hypothesis, best_translations
-from .search_record import Candidate, SearchRecord
+from .n_best import Candidate, Hypothesis, SearchRecord, best_translations
 
 MAX_NEW_TOKENS = 512  # of a translation whose length visitors limit
 # name: what messages call it, type of number, smallest, largest; a smaller temperature could

@@ -14,8 +14,7 @@ from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
 
-from .alignment_links import Links
-from .alignments import Aligner, AlignmentHead, saved_head
+from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .decoding import (
     TOKENS_PER_BATCH,
     WINDOW_LINES,

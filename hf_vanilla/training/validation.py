@@ -2,14 +2,18 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_vanilla.families import validation_measures
+from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry, validation_measures
 from hf_vanilla.files import read_json_lines, write_files
+from hf_vanilla.loading import task_or_default
+from hf_vanilla.options import parse_options, pop_option
 from hf_vanilla.plots.curves import floor_of_run, save_curves
 
 from .checkpointing import (
@@ -187,3 +191,28 @@ def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
             "%s of the finished model is 0: train longer, or lower learning_rate if the loss rose",
             measures[main[0]].label,
         )
+
+
+# --- the command evaluate -------------------------------------------------------------------------
+
+
+EPILOG = "These are the options for a translation model; --model M --help shows those for M."
+
+
+def read_evaluation(arguments: Sequence[str]) -> tuple[str, Any]:
+    """The import string of what scores the model of a command line, and its options.
+
+    Raises:
+        UsageError: an option is unknown or missing.
+    """
+    task = task_or_default(pop_option(list(arguments), "--model"))
+    entry, epilog = task_entry(task), EPILOG if task == DEFAULT_TASK else None
+    return entry.evaluate, parse_options(
+        load_part(entry.evaluate_options), arguments, epilog=epilog
+    )
+
+
+def evaluate(evaluation: tuple[str, Any]) -> Any:
+    """Score a model on its task, as `read_evaluation` read."""
+    action, options = evaluation
+    return load_part(action)(options)

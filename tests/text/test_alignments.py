@@ -10,20 +10,18 @@ import torch
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
 from hf_vanilla.text.alignment_files import AlignOptions, align_files, aligned_number
-from hf_vanilla.text.alignment_links import (
-    AlignedPair,
-    part_weights,
-    pharaoh,
-    token_shares,
-    word_spans,
-)
 from hf_vanilla.text.alignments import (
+    AlignedPair,
     Aligner,
     AlignmentHead,
     aligned_words,
     error_rate,
     error_rates,
+    part_weights,
+    pharaoh,
     saved_head,
+    token_shares,
+    word_spans,
 )
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.loading import load_translator
