@@ -14,7 +14,6 @@ from .alignments import (
     Aligner,
     AlignmentHead,
     alignment_line,
-    default_head,
     error_rates,
     save_head,
     saved_head,
@@ -79,7 +78,7 @@ def align_files(options: AlignOptions) -> Path | str | None:
         check_output_file(options.output, overwrite=options.overwrite)
     pairs = ((row["source"], row["target"]) for row in read_pairs(options.source, options.target))
     model, tokenizer = load_translator(options.model)
-    head = saved_head(options.model) or default_head(model.config.decoder_layers)
+    head = saved_head(options.model)
     if options.layer is not None:
         head = AlignmentHead(layer=options.layer, head=options.head)
     aligner = Aligner(model, tokenizer, head)

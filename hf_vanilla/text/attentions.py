@@ -8,16 +8,16 @@ Shapes: S source, T target, H heads, V vocabulary, D `d_model`, K key width, W v
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from tokenizers import decoders
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from hf_vanilla.data.batching import padded, padded_with_mask
 from hf_vanilla.models.attention_vanilla import VanillaAttention, split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
@@ -163,7 +163,11 @@ def model_inputs(
     if translation is None:
         written = model.generate(**inputs)[0].tolist()
     else:
-        written = [start_token_id(model), *_target_ids(tokenizer, translation)]
+        if not (translation.strip() if isinstance(translation, str) else len(translation)):
+            raise ValueError("the translation is blank: give some text or ids")
+        if isinstance(translation, str):
+            translation = tokenizer(text_target=translation).input_ids
+        written = [start_token_id(model), *translation]
     read = torch.tensor([written[:-1]], device=model.device)
     return {**inputs, "decoder_input_ids": read}, written
 
@@ -174,18 +178,31 @@ def start_token_id(model: PreTrainedModel) -> int:
     return model.config.decoder_start_token_id if start is None else start
 
 
-def _target_ids(
-    tokenizer: PreTrainedTokenizerBase, translation: str | Sequence[int]
-) -> Sequence[int]:
-    if isinstance(translation, str):
-        is_blank = not translation.strip()
-        ids = tokenizer(text_target=translation).input_ids
-    else:
-        ids = list(translation)
-        is_blank = not ids
-    if is_blank:
-        raise ValueError("the translation is blank: give some text or ids")
-    return ids
+def forced_outputs(
+    model: PreTrainedModel,
+    sources: Sequence[Sequence[int]],
+    read: Sequence[Sequence[int]],
+    **options: Any,
+) -> Any:
+    """What a model returns whose decoder reads given tokens.
+
+    Args:
+        model: an encoder-decoder.
+        sources: B rows of input ids.
+        read: what the decoder reads after the start token; T - 1 tokens in the longest row.
+        **options: further arguments of the forward pass.
+    """
+    pad, start, device = model.config.pad_token_id, start_token_id(model), model.device
+    input_ids, attention_mask = padded_with_mask(sources, pad)  # (B, S)
+    decoder_input_ids = padded([[start, *row] for row in read], pad)  # (B, T)
+    return model(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
+        decoder_input_ids=decoder_input_ids.to(device),
+        use_cache=False,
+        **options,
+    )
 
 
 def eager_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -225,6 +242,8 @@ def readable_tokens(
 ) -> list[str]:
     """Each token as text, with visible spaces; bytes of a split character in hexadecimal.
 
+    Invisible characters are shown by their code points.
+
     Args:
         tokenizer: with one vocabulary, or one per side.
         ids: token ids of one side.
@@ -242,7 +261,8 @@ def readable_tokens(
         text = _text_of_bytes(token) if is_bytes else token.replace("▁", " ")
         if word_end:  # mark a token inside a word as fairseq's dictionaries do
             text = text.removesuffix(word_end) if text.endswith(word_end) else f"{text}@@"
-        texts.append(_visible(text))
+        text = text.replace(" ", SPACE).replace("\n", LINE_END)
+        texts.append("".join(c if c.isprintable() else f"⟨U+{ord(c):04X}⟩" for c in text))
     return texts
 
 
@@ -264,12 +284,6 @@ def _text_of_bytes(token: str) -> str:
         return token
     text = bytes(alphabet[c] for c in token).decode("utf-8", "surrogateescape")
     return text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
-
-
-def _visible(text: str) -> str:
-    """Replace spaces and line ends by symbols, other invisible characters by their code points."""
-    text = text.replace(" ", SPACE).replace("\n", LINE_END)
-    return "".join(c if c.isprintable() else f"⟨U+{ord(c):04X}⟩" for c in text)
 
 
 # --- the vectors of one token (3.1 to 3.3) --------------------------------------------------------
@@ -311,24 +325,6 @@ class LayerSteps:
 def has_layer_steps(model: PreTrainedModel) -> bool:
     """Whether a model has the layers of this package, whose parts are known here."""
     return isinstance(model, VanillaForConditionalGeneration)
-
-
-def check_place(shape: tuple[int, ...], *, layer: int, head: int, token: int) -> None:
-    """Refuse a layer, head or query token that does not exist.
-
-    Args:
-        shape: layers, heads and queries.
-        layer: from 0.
-        head: from 0.
-        token: from 0.
-
-    Raises:
-        ValueError: it does not exist.
-    """
-    places = {"layer": layer, "head": head, "token": token}
-    for (name, value), count in zip(places.items(), shape, strict=True):
-        if not 0 <= value < count:
-            raise ValueError(f"{name}={value}: the model has {name}s 0 to {count - 1} here")
 
 
 @torch.inference_mode()
@@ -373,14 +369,19 @@ def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
     if kind != ENCODER:
         heads = model.config.decoder_attention_heads
     shape = (len(layers), heads, inputs[side].shape[1])
-    check_place(shape, layer=layer, head=head, token=token)
+    places = {"layer": layer, "head": head, "token": token}
+    for (name, value), count in zip(places.items(), shape, strict=True):
+        if not 0 <= value < count:
+            raise ValueError(f"{name}={value}: the model has {name}s 0 to {count - 1} here")
     own = layers[layer]
     attention = own.encoder_attn if kind == CROSS else own.self_attn
     norm = own.encoder_attn_layer_norm if kind == CROSS else own.self_attn_layer_norm
     seen: dict[str, Any] = {}
     modules = {"attention": attention, "norm": norm, "fc2": own.fc2, "own": own}
     for name, module in {**modules, "table": stack.embed_tokens, "first": layers[0]}.items():
-        module.register_forward_hook(partial(_note, seen, name), with_kwargs=True)
+        module.register_forward_hook(
+            lambda _, args, output, name=name: seen.update({name: (args, output)})
+        )
     eager(**inputs, output_attentions=True, use_cache=False)
     embedded = seen["table"][1][0, token].float() * stack.embed_scale
     position = seen["first"][0][0][0, token].float() - embedded
@@ -388,30 +389,19 @@ def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
     return LayerSteps(embedded=embedded, position=position, **vectors)
 
 
-def _note(
-    seen: dict[str, Any],
-    name: str,
-    _module: nn.Module,
-    args: tuple[Any, ...],
-    _kwargs: dict[str, Any],
-    output: Any,
-) -> None:
-    seen[name] = (args, output)
-
-
 def _vectors(
     attention: VanillaAttention, seen: dict[str, Any], *, head: int, token: int
 ) -> dict[str, Tensor]:
     """Vectors of the sublayers, from inputs and outputs of the modules for a batch of one."""
     (query_input, key_input, value_input, *_), (attended, weights) = seen["attention"]
-    query, key = (
-        split_heads(projection(states), attention.head_dim)[0, head].float()
-        for projection, states in (
-            (attention.q_proj, query_input),
-            (attention.k_proj, key_input),
+    query, key, value = (
+        split_heads(projection(states), width)[0, head].float()
+        for projection, states, width in (
+            (attention.q_proj, query_input, attention.head_dim),
+            (attention.k_proj, key_input, attention.head_dim),
+            (attention.v_proj, value_input, attention.v_head_dim),
         )
     )
-    value = split_heads(attention.v_proj(value_input), attention.v_head_dim)[0, head].float()
     of_token = weights[0, head, token].float()  # (S,)
     rows = {
         "x": query_input,

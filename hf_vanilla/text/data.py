@@ -23,17 +23,17 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 
-from .encoding import EncodedPairs, LengthLimits, encode_pairs
-from .loading import load_translator
-from .mixture import (
-    add_tags,
-    check_tags,
-    first_rows,
-    mixture_pairs,
-    tagged_pairs,
+from .encoding import (
+    EncodedPairs,
+    LengthLimits,
+    encode_pairs,
+    read_shards,
+    shards_tokenizer,
+    tokenizer_fingerprint,
 )
+from .loading import load_translator
+from .mixture import add_tags, check_tags, first_rows, mixture_pairs, tagged_pairs
 from .options import TranslationDataOptions, changed_decoding
-from .token_shards import read_shards, shards_tokenizer, tokenizer_fingerprint
 from .tokenizer_training import train_tokenizer
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})

@@ -6,21 +6,20 @@ Shapes: B batch, S source, T target, V vocabulary; n beams, c candidates of a st
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import batch_bounds, padded, padded_with_mask
+from hf_vanilla.data.batching import padded
 from hf_vanilla.models.generation_vanilla import merged_settings, penalty_of
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.search_vanilla import NAN_CAUSE
 from hf_vanilla.models.search_vanilla_constraints import IMPOSSIBLE
 
-from .attentions import start_token_id
+from .attentions import forced_outputs
+from .decoding import batches_of_similar_length, generated
 
 KEPT, FINISHED, PRUNED, STOPPED = "kept", "finished", "pruned", "stopped"
 GREEDY_CANDIDATES = 5  # of a step of greedy search, which itself follows one
@@ -137,7 +136,6 @@ class SearchRecord:
         return [candidates[0], *((*before, token) for token in others)][:GREEDY_CANDIDATES]
 
 
-@torch.inference_mode()
 def best_translations(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -162,10 +160,10 @@ def best_translations(
     """
     if record is not None:
         generate_kwargs |= record.hooks
-    inputs = tokenizer(sentence, return_tensors="pt", verbose=False).to(model.device)
-    found = model.generate(
-        input_ids=inputs.input_ids,
-        attention_mask=inputs.attention_mask,
+    found = generated(
+        model,
+        tokenizer,
+        [tokenizer(sentence, verbose=False).input_ids],
         do_sample=False,
         num_beams=num_beams,
         num_return_sequences=num_beams,
@@ -182,12 +180,10 @@ def best_translations(
         scores = [total / penalty_of(len(rows[0]), settings)]
     else:
         scores = found.sequences_scores.tolist()
-    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    hypotheses = [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
+    hypotheses = _hypotheses(tokenizer, rows, scores)
     return [one for one in hypotheses if one.score > IMPOSSIBLE]
 
 
-@torch.inference_mode()
 def n_best_of_rows(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -208,16 +204,10 @@ def n_best_of_rows(
             fewer where the settings leave no more.
         **generate_kwargs: changes to the model's generation config.
     """
-    input_ids, attention_mask = padded_with_mask(rows, tokenizer.pad_token_id)
     returned = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True}
-    found = model.generate(
-        input_ids=input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
-        **{**generate_kwargs, **returned},
-    )
+    found = generated(model, tokenizer, rows, **{**generate_kwargs, **returned})
     settings = _settings(model, generate_kwargs)
     ids = _rows_until_end(found.sequences, settings)
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     scores = found.get("sequences_scores")
     if scores is None:
         pairs = [(rows[i // n], row) for i, row in enumerate(ids)]
@@ -227,10 +217,17 @@ def n_best_of_rows(
         ]
     else:
         values = scores.tolist()
-    hypotheses = [Hypothesis(*one) for one in zip(texts, ids, values, strict=True)]
+    hypotheses = _hypotheses(tokenizer, ids, values)
     lists = [hypotheses[i : i + n] for i in range(0, len(hypotheses), n)]
     lists = [[found for found in one if found.score > IMPOSSIBLE] for one in lists]
     return [sorted(one, key=lambda found: -found.score) for one in lists]
+
+
+def _hypotheses(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], scores: list[float]
+) -> list[Hypothesis]:
+    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
 
 
 def _settings(model: PreTrainedModel, changes: dict[str, Any]) -> GenerationConfig:
@@ -271,34 +268,15 @@ def log_probs_of_pairs(
     Raises:
         ValueError: a log-probability is NaN.
     """
-    longest = [max(len(source), len(target)) for source, target in pairs]
-    order = sorted(range(len(pairs)), key=lambda i: -longest[i])
-    lengths = np.minimum([longest[i] for i in order], tokens_per_batch)
+    lengths = {i: max(map(len, pair)) for i, pair in enumerate(pairs)}
     found: list[list[float]] = [[] for _ in pairs]
-    for begin, end in pairwise(batch_bounds(lengths, tokens_per_batch).tolist()):
-        batch = order[begin:end]
-        log_probs = _batch_log_probs(model, [pairs[i] for i in batch]).tolist()
-        for i, row in zip(batch, log_probs, strict=True):
+    for batch in batches_of_similar_length(lengths, tokens_per_batch):
+        sources, targets = zip(*(pairs[i] for i in batch), strict=True)
+        logits = forced_outputs(model, sources, [row[:-1] for row in targets]).logits  # (B, T, V)
+        ids = padded(targets, model.config.pad_token_id).to(logits.device).unsqueeze(-1)
+        log_probs = logits.float().log_softmax(dim=-1).gather(-1, ids).squeeze(-1)  # (B, T)
+        for i, row in zip(batch, log_probs.tolist(), strict=True):
             found[i] = row[: len(pairs[i][1])]
             if any(map(math.isnan, found[i])):
                 raise ValueError(f"log-probabilities are NaN: {NAN_CAUSE}")
     return found
-
-
-def _batch_log_probs(
-    model: PreTrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> torch.Tensor:
-    """`(B, T)`; entries after a pair's target are meaningless."""
-    pad, device = model.config.pad_token_id, model.device
-    input_ids, attention_mask = padded_with_mask([source for source, _ in pairs], pad)  # (B, S)
-    targets = padded([target for _, target in pairs], pad).to(device)  # (B, T)
-    start = targets.new_full((len(pairs), 1), start_token_id(model))
-    logits = model(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
-        decoder_input_ids=torch.cat([start, targets[:, :-1]], dim=1),
-        use_cache=False,
-    ).logits  # (B, T, V)
-    log_probs = logits.float().log_softmax(dim=-1)
-    return log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -23,7 +23,7 @@ from .attentions import Attentions, LayerSteps, attentions, has_layer_steps, lay
 from .decoding import doubt, fragment_ids
 from .loading import demo_model_facts, load_translator
 from .page_answer import Result, answer_of_attention, answer_of_layer, answer_of_result
-from .page_search import MAX_NEW_TOKENS, Search, lengths_of, sampling_of
+from .page_search import MAX_NEW_TOKENS, Lengths, Sampling, Search, filled_in
 from .static_page import knowledge, page_files
 
 MAX_BEAMS = 10
@@ -339,8 +339,8 @@ class TextPage:
         sampling = request.get("sampling")
         search = Search(
             beams,
-            sampling=None if sampling is None else sampling_of(sampling),
-            lengths=lengths_of(request.get("lengths", {})),
+            sampling=None if sampling is None else filled_in(Sampling, sampling),
+            lengths=filled_in(Lengths, request.get("lengths", {})),
         )
         result = self.service.translate(name, str(request["text"]), search)
         words = self.service.align(name, result.sentence, result.attentions)

@@ -143,7 +143,7 @@ def answer_of_attention(
             "keys": keys,
             "words": [word_starts(queries), word_starts(keys)],
             "shape": list(weights.shape),
-            "weights": bytes_of(weights),
+            "weights": base64.b64encode((weights * 255).round().byte().numpy().tobytes()).decode(),
             "patterns": [
                 [{**vars(p), "share": _number(p.share), "entropy": _number(p.entropy)} for p in row]
                 for row in head_patterns(weights, kind)
@@ -196,11 +196,6 @@ def answer_of_layer(steps: LayerSteps) -> dict[str, Any]:
     }
 
 
-def bytes_of(weights: Tensor) -> str:
-    """Weights `(layers, H, Q, K)` in 255ths, in base64."""
-    return base64.b64encode((weights * 255).round().byte().numpy().tobytes()).decode()
-
-
 def direction(tokens: list[str]) -> str:
     """`"rtl"` if the first letter with a direction is written from right to left."""
     for character in "".join(tokens):
@@ -244,24 +239,18 @@ def head_patterns(weights: Tensor, kind: str) -> list[list[HeadPattern]]:
 
 def _pattern(weights: Tensor, kind: str) -> HeadPattern:
     """The pattern of one head, `(Q, K)`."""
-    if kind == DECODER and len(weights) > 1:
-        weights = weights[1:]  # at its first step, a decoder has only the start token to attend to
-        first = 1
-    else:
-        first = 0
+    # at its first step, a decoder has only the start token to attend to
+    first = int(kind == DECODER and len(weights) > 1)
+    weights = weights[first:]
     shares = {name: _share(weights, name, first) for name in PATTERNS[kind]}
-    entropy = torch.special.entr(weights).sum(-1) / math.log(2)  # (Q,)
+    entropy = float((torch.special.entr(weights).sum(-1) / math.log(2)).mean())
     name = max(shares, key=lambda name: shares[name])
     share = shares[name]
     if share < NAMED_FROM:
-        name = _without_pattern(float(entropy.mean()), weights.shape[1])
-    return HeadPattern(name, share, float(entropy.mean()))
-
-
-def _without_pattern(entropy: float, keys: int) -> str:
-    if entropy < FOCUSED_BELOW:
-        return FOCUSED
-    return SPREAD if entropy > SPREAD_FROM * math.log2(max(keys, 2)) else MIXED
+        most = math.log2(max(weights.shape[1], 2))
+        name = SPREAD if entropy > SPREAD_FROM * most else MIXED
+        name = FOCUSED if entropy < FOCUSED_BELOW else name
+    return HeadPattern(name, share, entropy)
 
 
 def _share(weights: Tensor, name: str, first: int) -> float:

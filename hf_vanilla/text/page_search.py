@@ -140,28 +140,14 @@ class Search:
         return engine.n_best_rows(rows, self.num_beams)[0]
 
 
-def sampling_of(texts: Mapping[str, Any]) -> Sampling:
-    """What a visitor wrote into the fields of sampling; a blank one has its default.
-
-    Raises:
-        ValueError: a text is no number, or one out of range.
-    """
-    return Sampling(**_numbers(texts, Sampling))
-
-
-def lengths_of(texts: Mapping[str, Any]) -> Lengths:
-    """What a visitor wrote into the fields of the lengths; a blank one is no limit.
+def filled_in(kind: type, texts: Mapping[str, Any]) -> Any:
+    """What a visitor wrote into the fields of `Sampling` or `Lengths`; a blank one is not given.
 
     Raises:
         ValueError: a text is no number or one out of range, or the minimum is above the maximum.
     """
-    return Lengths(**_numbers(texts, Lengths))
-
-
-def _numbers(texts: Mapping[str, Any], of: type) -> dict[str, Any]:
-    """The numbers of the fields of a dataclass, without those that are blank."""
-    filled = {one.name: str(texts.get(one.name, "")).strip() for one in fields(of)}
-    return {name: _number(text, *FIELDS[name]) for name, text in filled.items() if text}
+    filled = {one.name: str(texts.get(one.name, "")).strip() for one in fields(kind)}
+    return kind(**{name: _number(text, *FIELDS[name]) for name, text in filled.items() if text})
 
 
 def _number(text: str, called: str, number: type, least: float, most: float) -> Any:

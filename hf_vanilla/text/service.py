@@ -9,7 +9,7 @@ import asyncio
 import copy
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -117,7 +117,7 @@ class BatchSearch:
         changes = {"num_beams": self.n} if self.n > beams else {}
         engine = TorchEngine(model, tokenizer, **changes)
         lists = engine.n_best_rows([sentence.ids for sentence in sentences], self.n)
-        lists = self._with_markup(sentences, lists)
+        self._put_markup(sentences, lists)
         links: Sequence[Links | None] = [None] * len(sentences)
         if self.has_links:
             pairs = [(one.text, found[0].text) for one, found in zip(sentences, lists, strict=True)]
@@ -128,32 +128,21 @@ class BatchSearch:
             for one, found, of_one in zip(sentences, lists, links, strict=True)
         ]
 
-    def _with_markup(
-        self, sentences: list[Prepared], lists: list[list[Hypothesis]]
-    ) -> list[list[Hypothesis]]:
-        """The hypotheses with the tags of their sentences."""
-        pairs = [
-            (sentence.markup, hypothesis)
-            for sentence, hypotheses in zip(sentences, lists, strict=True)
-            if sentence.markup is not None
-            for hypothesis in hypotheses
+    def _put_markup(self, sentences: list[Prepared], lists: list[list[Hypothesis]]) -> None:
+        """Put the tags of the sentences into their hypotheses."""
+        marked = [
+            (one.markup, found)
+            for one, found in zip(sentences, lists, strict=True)
+            if one.markup is not None
         ]
-        if not pairs:
-            return lists
-        texts = iter(
-            with_markup(
-                self.service.aligner(self.name),
-                [markup for markup, _ in pairs],
-                [hypothesis.text for _, hypothesis in pairs],
-                [[]] * len(pairs),
-            )
-        )
-        return [
-            hypotheses
-            if sentence.markup is None
-            else [Hypothesis(next(texts), one.ids, one.score) for one in hypotheses]
-            for sentence, hypotheses in zip(sentences, lists, strict=True)
-        ]
+        if not marked:
+            return
+        markups = [markup for markup, found in marked for _ in found]
+        texts = [hypothesis.text for _, found in marked for hypothesis in found]
+        aligner = self.service.aligner(self.name)
+        tagged = iter(with_markup(aligner, markups, texts, [[]] * len(texts)))
+        for _, found in marked:
+            found[:] = [replace(hypothesis, text=next(tagged)) for hypothesis in found]
 
 
 class Model:

@@ -190,19 +190,16 @@ class TextTranslator:
             if line in failed and markup.plain and not translations[number]:
                 texts[number] = ""
             elif lost:
-                self._record_lost(line, lost)
                 texts[number] = ""
+                self._without_terms.append(line)
+                processes = self.translator.processes
+                if processes is None or processes.is_main_process:
+                    message = "line %d becomes empty: its translation lacks the terms %s"
+                    logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(lost))))
         return texts
 
     def _terms(self, plain: str) -> list[Term]:
         return [] if self._terminology is None else self._terminology.find(plain)
-
-    def _record_lost(self, line: int, phrases: Sequence[str]) -> None:
-        self._without_terms.append(line)
-        processes = self.translator.processes
-        if processes is None or processes.is_main_process:
-            message = "line %d becomes empty: its translation lacks the terms %s"
-            logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(phrases))))
 
     def _plain(self, sentences: Iterable[Sentence], progress: bool) -> Iterator[str]:
         if self._terminology is not None:

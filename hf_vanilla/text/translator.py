@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice, tee
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from .decoding import (
     SentenceDecoder,
     check_tokens_per_batch,
 )
-from .engines import Engine, TorchEngine, load_engine
+from .engines import Engine, TorchEngine, check_beams, check_n_best, load_engine
+from .generation_fields import check_own_search
 from .n_best import Hypothesis
 from .terminology import phrase_of, sentences_with_phrases
 
@@ -132,7 +134,7 @@ class Translator(SentenceDecoder):
         check_sentences(sentences)
         if constraints is not None:
             self.check_constraints()
-        total = len(sentences) if isinstance(sentences, Sized) else None
+        total = length_hint(sentences) or None
         if constraints is None:
             texts: Iterable[Sentence] = map(Sentence, sentences, count(first_line))
         else:
@@ -175,7 +177,7 @@ class Translator(SentenceDecoder):
         """
         check_sentences(sentences)
         aligner = self.aligner(head)
-        total = len(sentences) if isinstance(sentences, Sized) else None
+        total = length_hint(sentences) or None
         read, kept = tee(sentences)
         texts = self.translate_all(
             map(Sentence, read, count(first_line)), progress=progress, total=total
@@ -219,8 +221,9 @@ class Translator(SentenceDecoder):
         """
         if not isinstance(self.engine, TorchEngine):
             raise ValueError("constraints and terminology need --engine torch")
-        self.engine.check_own_search("constraints and terminology need beam search")
-        self.engine.check_beams("constraints and terminology", 2)
+        what = "constraints and terminology"
+        check_own_search(f"{what} need beam search", *self.engine.search)
+        check_beams(what, 2, *self.engine.search)
 
     def n_best(
         self, sentences: Iterable[str], n: int, *, progress: bool = False, first_line: int = 1
@@ -236,15 +239,14 @@ class Translator(SentenceDecoder):
         engine = self.engine
         if not isinstance(engine, TorchEngine):
             raise ValueError(f"n_best={n} needs --engine torch")
-        engine.check_n_best(n)
+        check_n_best(n, *engine.search)
         self.failed = []
-        total = len(sentences) if isinstance(sentences, Sized) else None
         return self.results(
             map(Sentence, sentences, count(first_line)),
             lambda rows, _: engine.n_best_rows(rows, n),
             blank=[],
             progress=progress,
-            total=total,
+            total=length_hint(sentences) or None,
         )
 
     def _batches(self, rows: dict[int, list[int]]) -> list[list[int]]:

@@ -35,11 +35,6 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 OLD_OPTIMIZER_FILE = "optimizer.bin"  # by accelerate, in checkpoints of earlier versions
 
 
-def checkpoint_folder(output_dir: Path, step: int) -> Path:
-    """The folder of the checkpoint after `step` optimizer steps."""
-    return output_dir / f"checkpoint-{step}"
-
-
 def all_checkpoints(output_dir: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
     found = [
@@ -123,7 +118,7 @@ def save_checkpoint(
     Raises:
         OSError: the disk is full, or refuses otherwise; older checkpoints are unchanged.
     """
-    final = checkpoint_folder(output_dir, state["step"])
+    final = output_dir / f"checkpoint-{state['step']}"
     unfinished = final.with_name(final.name + PARTIAL)
     accelerator = parts.accelerator
     weights = whole_weights(parts.model)

@@ -316,25 +316,19 @@ def _table(
             cells.append(spread(values, measures[measure].precision) if values else "")
         if tested:
             cells.append(spread([one.bleu() for one in tested[name]], 2))
-            cells += _difference_cells(tested, name, baseline, options)
+            if name == baseline:
+                cells += ["", ""]
+            else:
+                one = paired_bootstrap(tested[name], tested[baseline], samples=options.samples)
+                interval = f"({one.low:+.2f} to {one.high:+.2f})"
+                cells += [f"{one.value:+.2f} {interval}", f"{one.p_value:.3f}"]
         if sweep.published:
-            value, difference = (
-                sweep.published.get(name),
-                sweep.published_difference(name, baseline),
-            )
+            value = sweep.published.get(name)
+            difference = sweep.published_difference(name, baseline)
             cells.append("" if value is None else f"{value:g}")
             cells.append("" if difference is None else f"{difference:+.2f}")
         lines.append(cells)
     return Table(head, lines, _notes(sweep, baseline, tested, options))
-
-
-def _difference_cells(
-    tested: dict[str, list[SentenceCounts]], name: str, baseline: str, options: CompareOptions
-) -> list[str]:
-    if name == baseline:
-        return ["", ""]
-    one = paired_bootstrap(tested[name], tested[baseline], samples=options.samples)
-    return [f"{one.value:+.2f} ({one.low:+.2f} to {one.high:+.2f})", f"{one.p_value:.3f}"]
 
 
 def _notes(

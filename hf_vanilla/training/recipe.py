@@ -410,7 +410,9 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     are_merged = [*SECTIONS, *noted(TrainRecipe, "is_section")]
     given = merged(_checked(options, names, classes), {**given, **sections}, are_merged)
     if is_auto:
-        file = _auto_values(entry, task, given)
+        if not entry.auto:
+            raise ValueError(f"recipe auto is of task {DEFAULT_TASK}, not of {task}: name a recipe")
+        file = load_part(entry.auto)(given)
     values = _checked(file, names, classes)
     # data chosen beside a file replaces all options of the file that describe data
     if noted(classes[1], "chooses_data") & given.keys():
@@ -420,17 +422,6 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     values = merged(values, given, are_merged)
     train, data = (made_options(kind, values) for kind in classes)
     return Recipe(train=train, data=data, task=task, **{n: values[n] for n in SECTIONS})
-
-
-def _auto_values(entry: TaskEntry, task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the recipe `auto` for the data that are given.
-
-    Raises:
-        ValueError: the task has no such recipe, or no data are given.
-    """
-    if not entry.auto:
-        raise ValueError(f"recipe auto is of task {DEFAULT_TASK}, not of {task}: name a recipe")
-    return load_part(entry.auto)(given)
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,11 +104,6 @@ class SweepRun:
         """Where the command that trains it reads its recipe."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
-    @property
-    def command(self) -> list[str]:
-        """The command that trains it."""
-        return [sys.executable, "-m", "hf_vanilla", "train", "--recipe", str(self.recipe_file)]
-
     def record(self) -> dict[str, Any] | None:
         """What was noted at its end; None as long as it is not finished.
 
@@ -428,11 +423,12 @@ def _train_and_test(run: SweepRun, sweep: Sweep, children: Children) -> bool:
     started = time.monotonic()
     logger.info("%s, seed %d: started; log in %s", run.name, run.seed, run.log)
     record = run.record()
-    commands = [run.command] if record is None else []
+    program = [sys.executable, "-m", "hf_vanilla"]
+    commands = [[*program, "train", "--recipe", str(run.recipe_file)]] if record is None else []
     if sweep.test is not None:
         model = ["--model", str(run.folder), "--overwrite", "True"]
         files = ["--input", sweep.test.source, "--output", str(run.folder / TEST_FILE)]
-        commands.append([sys.executable, "-m", "hf_vanilla", "translate", *model, *files])
+        commands.append([*program, "translate", *model, *files])
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     write_text(run.recipe_file, run.recipe().to_yaml())
     with run.log.open("ab") as log:
