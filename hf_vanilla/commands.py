@@ -88,13 +88,13 @@ COMMANDS = {
     ),
     "score": Command(
         "log-probabilities of given translations",
-        "hf_vanilla.text.scoring:score_files",
-        "hf_vanilla.text.scoring:ScoreOptions",
+        "hf_vanilla.text.pair_files:score_files",
+        "hf_vanilla.text.pair_files:ScoreOptions",
     ),
     "align": Command(
         "word alignments of given translations, by attention",
-        "hf_vanilla.text.alignment_files:align_files",
-        "hf_vanilla.text.alignment_files:AlignOptions",
+        "hf_vanilla.text.pair_files:align_files",
+        "hf_vanilla.text.pair_files:AlignOptions",
     ),
     "convert": Command(
         "convert models of OPUS-MT, fairseq, torch.nn, ViT, ...",

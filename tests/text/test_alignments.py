@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
-from hf_vanilla.text.alignment_files import AlignOptions, align_files, aligned_number
 from hf_vanilla.text.alignments import (
     AlignedPair,
     Aligner,
@@ -25,6 +24,7 @@ from hf_vanilla.text.alignments import (
 )
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.pair_files import AlignOptions, align_files, aligned_number
 from hf_vanilla.text.translator import Translator
 
 # --- numbers ------------------------------------------------------------------------------------

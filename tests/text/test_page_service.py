@@ -5,12 +5,10 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_vanilla.text import page as service_module
-from hf_vanilla.text import page_search as text_search
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.page import MAX_MESSAGE, PageService, one_line
-from hf_vanilla.text.page_search import Lengths, Sampling, Search
+from hf_vanilla.text.page import MAX_MESSAGE, Lengths, PageService, Sampling, Search, one_line
 from hf_vanilla.text.translator import Translator
 
 SENTENCE = "three one four"
@@ -197,7 +195,7 @@ def test_an_error_of_a_model_is_reported_in_one_line(ask, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out\nof memory")
 
-    monkeypatch.setattr(text_search, "best_translations", fail)
+    monkeypatch.setattr(service_module, "best_translations", fail)
     with pytest.raises(ValueError, match=r"failed at this text: out of memory$"):
         ask(SENTENCE)
 

@@ -9,8 +9,7 @@ import torch
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.text import page
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.page import PageService
-from hf_vanilla.text.page_search import Search
+from hf_vanilla.text.page import PageService, Search
 from hf_vanilla.text.translator import translate
 
 SENTENCE = "three one four"
