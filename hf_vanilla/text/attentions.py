@@ -362,13 +362,10 @@ def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
         raise ValueError(f"kind={kind!r}: choose one of {', '.join(KINDS)}")
     inputs, _ = model_inputs(model, tokenizer, sentence, translation)
     eager: Any = eager_copy(model)
-    stack = eager.model.encoder if kind == ENCODER else eager.model.decoder
-    layers = stack.layers
-    side = "input_ids" if kind == ENCODER else "decoder_input_ids"
-    heads = model.config.encoder_attention_heads
-    if kind != ENCODER:
-        heads = model.config.decoder_attention_heads
-    shape = (len(layers), heads, inputs[side].shape[1])
+    side, ids = ("encoder", "input_ids") if kind == ENCODER else ("decoder", "decoder_input_ids")
+    stack = getattr(eager.model, side)
+    layers, heads = stack.layers, getattr(model.config, f"{side}_attention_heads")
+    shape = (len(layers), heads, inputs[ids].shape[1])
     places = {"layer": layer, "head": head, "token": token}
     for (name, value), count in zip(places.items(), shape, strict=True):
         if not 0 <= value < count:

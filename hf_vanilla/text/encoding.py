@@ -436,13 +436,12 @@ def _write_shard(
 
 
 def _read_shard(path: Path, count: int) -> Dataset:
+    reason = ""
     try:
         rows = Dataset.from_file(str(path))
         found = len(rows)
     except (pa.ArrowInvalid, OSError) as error:
         found, reason = None, f" ({error})"
-    else:
-        reason = ""
     if found != count:
         raise ValueError(
             f"{path} is damaged: it has {found or 'no'} readable pairs of {count}{reason}. Remove "

@@ -27,31 +27,6 @@ from .n_best import Hypothesis, n_best_of_rows
 from .terminology import Term
 
 ENGINES = ("torch", "ctranslate2", "onnx")
-# fields of a generation config that CTranslate2 supports, or that do not concern the search
-CTRANSLATE2_DECODING = frozenset(
-    {
-        "bad_words_ids",
-        "bos_token_id",
-        "decoder_start_token_id",
-        "early_stopping",
-        "eos_token_id",
-        "length_penalty",
-        "length_penalty_form",
-        "max_length",
-        "max_new_tokens",
-        "max_tokens_beyond_source",
-        "min_length",
-        "min_new_tokens",
-        "no_repeat_ngram_size",
-        "num_beams",
-        "num_return_sequences",
-        "pad_token_id",
-        "renormalize_logits",
-        "transformers_version",
-    }
-)
-
-
 # fields that a call may change with ONNX Runtime; the others are in its graphs
 ONNX_DECODING = frozenset(
     {
@@ -64,6 +39,20 @@ ONNX_DECODING = frozenset(
         "num_beams",
     }
 )
+# fields of a generation config that CTranslate2 supports, or that do not concern the search
+CTRANSLATE2_DECODING = ONNX_DECODING | {
+    "bad_words_ids",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_return_sequences",
+    "pad_token_id",
+    "renormalize_logits",
+    "transformers_version",
+}
 
 
 class Engine(Protocol):

@@ -1,4 +1,4 @@
-"""Several corpora in one run: weights, stages, and a tag in front of the source of each.
+"""Several corpora in one run: weights, stages, and a tag and noise in the sources of each.
 
 Shapes: C corpora, N sentence pairs.
 """

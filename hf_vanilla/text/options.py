@@ -141,8 +141,7 @@ class TranslationDataOptions(PairOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_prepared()
-        self._check_mixture()
+        self._check_sources()
         self._check_data()
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
@@ -150,15 +149,13 @@ class TranslationDataOptions(PairOptions):
                 f"{self.max_length}: a batch must hold one sentence"
             )
 
-    def _check_prepared(self) -> None:
+    def _check_sources(self) -> None:
         for name in ("dataset", "train_source", "tokenizer"):
             if self.prepared is not None and (value := getattr(self, name)):
                 raise ValueError(
                     f"prepared={self.prepared!r} and {name}={value!r}: the prepared folder has "
                     f"pairs and tokenizer; leave {name} out"
                 )
-
-    def _check_mixture(self) -> None:
         _ = self.corpora  # checks its entries
         for name in ("dataset", "train_source", "prepared"):
             if self.mixture is not None and (value := getattr(self, name)):

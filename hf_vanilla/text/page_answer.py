@@ -188,12 +188,7 @@ def _probabilities(
 
 def answer_of_layer(steps: LayerSteps) -> dict[str, Any]:
     """The vectors of one token in one head, rounded."""
-    return {
-        name: [[_number(x) for x in row] for row in value.tolist()]
-        if value.dim() == 2
-        else [_number(x) for x in value.tolist()]
-        for name, value in vars(steps).items()
-    }
+    return {name: _number(value.tolist()) for name, value in vars(steps).items()}
 
 
 def direction(tokens: list[str]) -> str:
@@ -205,8 +200,10 @@ def direction(tokens: list[str]) -> str:
     return "ltr"
 
 
-def _number(value: float) -> float | None:
-    """Rounded; None where it is no number, which JSON does not know."""
+def _number(value: Any) -> Any:
+    """A number, or those of a list, rounded; None where it is none, which JSON does not know."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
     return round(value, DIGITS) if math.isfinite(value) else None
 
 

@@ -1,7 +1,7 @@
 """The lines of two files: score given translations, align their words, choose what aligns best.
 
 `hf-vanilla score` decodes the translations by force, to filter and to rerank. `hf-vanilla align`
-measures all layers and heads on pairs whose alignments are known.
+can also measure all layers and heads on pairs whose alignments are known.
 """
 
 import json

@@ -132,12 +132,11 @@ class Translator(SentenceDecoder):
                 fails at every sentence.
         """
         check_sentences(sentences)
-        if constraints is not None:
-            self.check_constraints()
         total = length_hint(sentences) or None
         if constraints is None:
             texts: Iterable[Sentence] = map(Sentence, sentences, count(first_line))
         else:
+            self.check_constraints()
             pairs = enumerate(sentences_with_phrases(sentences, constraints), start=first_line)
             texts = (Sentence(text, line, phrases) for line, (text, phrases) in pairs)
         return self.translate_all(texts, progress=progress, total=total)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: safetensors and JSON, written to a temporary folder and renamed."""
+"""Checkpoints of a run: safetensors and JSON, written aside and renamed; their mean (6.1)."""
 
 import json
 import logging

@@ -232,10 +232,6 @@ class MetricsLog:
         if self.accelerator.is_main_process:
             tqdm.write(f"{name}: {line}", file=sys.stderr)
 
-    def close(self) -> None:
-        """End the bar."""
-        self.bar.close()
-
 
 def bar_text(entry: Mapping[str, float], items: str, derived: Collection[str] = ()) -> str:
     """The numbers of a log line that are shown after the progress bar.

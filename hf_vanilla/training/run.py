@@ -123,7 +123,7 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[li
     try:
         yield received
     except KeyboardInterrupt:
-        log.close()
+        log.bar.close()
         if run.is_main:
             folders = all_checkpoints(run.output_dir)
             what = (
@@ -136,7 +136,7 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[li
             logger.info("stopped after step %d: the same command %s", progress.step, what)
         raise
     finally:
-        log.close()
+        log.bar.close()
         if is_main_thread:
             signal.signal(signal.SIGTERM, before)
 

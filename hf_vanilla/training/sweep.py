@@ -1,4 +1,4 @@
-"""Train the runs of a list, each with several seeds: `hf-vanilla sweep FILE`."""
+"""Train the runs of a file, each with several seeds: `hf-vanilla sweep FILE`."""
 
 import hashlib
 import json
@@ -355,12 +355,10 @@ def environments(workers: int, threads: str, gpus: Sequence[str]) -> list[dict[s
         threads: of each run.
         gpus: names for `CUDA_VISIBLE_DEVICES`.
     """
-    shared = [{"OMP_NUM_THREADS": threads} for _ in range(workers)]
-    if not gpus:
-        return shared
     return [
-        {**variables, "CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
-        for number, variables in enumerate(shared)
+        {"OMP_NUM_THREADS": threads}
+        | ({"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {})
+        for number in range(workers)
     ]
 
 

@@ -1,4 +1,7 @@
-"""Validate a run, and write its finished model: the best of several by validation (6.1)."""
+"""Validate a run, and write its finished model: the best of several by validation (6.1).
+
+The command `evaluate` scores any model; the model decides which task's options are read.
+"""
 
 import logging
 import math
@@ -53,7 +56,7 @@ def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str,
 
 def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
     """Note whether a validation is the best so far; tell when the patience is used up."""
-    best_by = run.best_by
+    best_by = run.task.measures[run.recipe.best_by]
     if value is None:
         return
     if progress.best is None or best_by.rank(value) < best_by.rank(progress.best):
