@@ -196,13 +196,13 @@ def help_parser(name: str, chosen: str) -> ArgumentParser:
     commands, families, options = (
         importlib.import_module(f"hf_vanilla.{n}") for n in ("commands", "families", "options")
     )
-    readers = [families.load_part(reader) for reader in commands.COMMANDS[name].options]
+    read = families.load_part(commands.COMMANDS[name].options)
     arguments = [*chosen.split(), "--help"]
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            if isinstance(readers[0], type):
-                options.parse_options(readers, arguments)
-            readers[0](arguments)
+            if isinstance(read, type):
+                options.parse_options(read, arguments)
+            read(arguments)
     except options.HelpShown as shown:
         return shown.parser
     raise ValueError(f"{name} {chosen} has no help")

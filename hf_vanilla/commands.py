@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,140 +32,139 @@ class Command:
     Attributes:
         help: what it does, in one line.
         action: `module:function` that does it.
-        options: `module:name` of its option dataclasses, or of one function that parses the
-            arguments.
+        options: `module:name` of its option dataclass, or of a function that parses the arguments.
     """
 
     help: str
     action: str
-    options: tuple[str, ...]
+    options: str
 
 
 COMMANDS = {
     "demo": Command(
         "train a small model in minutes, translate, score and draw",
         "hf_vanilla.text.demo:demo",
-        ("hf_vanilla.text.demo:read_demo",),
+        "hf_vanilla.text.demo:read_demo",
     ),
     "train": Command(
         "train a model by a recipe, resume or fine-tune one",
         "hf_vanilla.training.run:train",
-        ("hf_vanilla.training.recipe:read_training",),
+        "hf_vanilla.training.recipe:read_training",
     ),
     "translate": Command(
         "translate a file or stdin, one sentence per line",
         "hf_vanilla.text.file_translation:translate_file",
-        ("hf_vanilla.text.file_translation:TranslateOptions",),
+        "hf_vanilla.text.file_translation:TranslateOptions",
     ),
     "translate-corpus": Command(
         "translate any number of lines; resumes after a stop",
         "hf_vanilla.text.corpus_translation:translate_corpus",
-        ("hf_vanilla.text.corpus_translation:CorpusOptions",),
+        "hf_vanilla.text.corpus_translation:CorpusOptions",
     ),
     "classify": Command(
         "label images: files, folders, or paths from stdin",
         "hf_vanilla.images.classifier:classify_files",
-        ("hf_vanilla.images.classifier:read_classification",),
+        "hf_vanilla.images.classifier:read_classification",
     ),
     "detect": Command(
         "find objects in images: files, folders, or paths from stdin",
         "hf_vanilla.objects.detect:detect_files",
-        ("hf_vanilla.objects.detect:read_detection",),
+        "hf_vanilla.objects.detect:read_detection",
     ),
     "inspect-data": Command(
         "report what is in a detection data set, and what is wrong",
         "hf_vanilla.objects.report:inspect_dataset",
-        ("hf_vanilla.objects.report:InspectOptions",),
+        "hf_vanilla.objects.report:InspectOptions",
     ),
     "forecast": Command(
         "predict where the agents of a table of positions go",
         "hf_vanilla.tracks.forecast:forecast_file",
-        ("hf_vanilla.tracks.forecast:ForecastOptions",),
+        "hf_vanilla.tracks.forecast:ForecastOptions",
     ),
     "evaluate": Command(
         "score a model: BLEU and chrF, image accuracy, AP, tracks",
-        "hf_vanilla.training.evaluate:evaluate",
-        ("hf_vanilla.training.evaluate:read_evaluation",),
+        "hf_vanilla.training.validation:evaluate",
+        "hf_vanilla.training.validation:read_evaluation",
     ),
     "score": Command(
         "log-probabilities of given translations",
-        "hf_vanilla.text.scoring:score_files",
-        ("hf_vanilla.text.scoring:ScoreOptions",),
+        "hf_vanilla.text.pair_files:score_files",
+        "hf_vanilla.text.pair_files:ScoreOptions",
     ),
     "align": Command(
         "word alignments of given translations, by attention",
-        "hf_vanilla.text.alignment_files:align_files",
-        ("hf_vanilla.text.alignment_files:AlignOptions",),
+        "hf_vanilla.text.pair_files:align_files",
+        "hf_vanilla.text.pair_files:AlignOptions",
     ),
     "convert": Command(
         "convert models of OPUS-MT, fairseq, torch.nn, ViT, ...",
         "hf_vanilla.convert.formats:convert",
-        ("hf_vanilla.convert.formats:read_conversion",),
+        "hf_vanilla.convert.formats:read_conversion",
     ),
     "export": Command(
         "write a model for CTranslate2 or ONNX Runtime",
         "hf_vanilla.convert.export:export",
-        ("hf_vanilla.convert.export:read_export",),
+        "hf_vanilla.convert.export:read_export",
     ),
     "quantize": Command(
         "write a translation model with int8 weights, for CPUs",
         "hf_vanilla.convert.quantize:quantize_folder",
-        ("hf_vanilla.convert.quantize:QuantizeOptions",),
+        "hf_vanilla.convert.quantize:QuantizeOptions",
     ),
     "distill": Command(
         "train a small fast student from a teacher, in stages",
         "hf_vanilla.convert.distill:distill",
-        ("hf_vanilla.convert.distill:DistillOptions",),
+        "hf_vanilla.convert.distill:DistillOptions",
     ),
     "plot": Command(
         "draw attention, curves, patches, objects, tracks",
         "hf_vanilla.plots.figures:plot",
-        ("hf_vanilla.plots.figures:read_plot",),
+        "hf_vanilla.plots.figures:read_plot",
     ),
     "push": Command(
         "push a model folder to the Hub",
         "hf_vanilla.hub.push:push_folder",
-        ("hf_vanilla.hub.push:PushOptions",),
+        "hf_vanilla.hub.push:PushOptions",
     ),
     "serve": Command(
         "serve models over HTTP, with the API of LibreTranslate",
         "hf_vanilla.serve:serve",
-        ("hf_vanilla.serve:ServeOptions",),
+        "hf_vanilla.serve:ServeOptions",
     ),
     "app": Command(
         "use a model in a browser, and see its attention weights",
         "hf_vanilla.serve:open_app",
-        ("hf_vanilla.serve:AppOptions",),
+        "hf_vanilla.serve:AppOptions",
     ),
     "page": Command(
         "write a page that translates in a browser without a server",
         "hf_vanilla.text.static_page:write_page",
-        ("hf_vanilla.text.static_page:PageOptions",),
+        "hf_vanilla.text.static_page:PageOptions",
     ),
     "train-tokenizer": Command(
         "train a tokenizer on text files",
         "hf_vanilla.text.tokenizer_training:train_tokenizer_on_files",
-        ("hf_vanilla.text.tokenizer_training:TrainTokenizerOptions",),
+        "hf_vanilla.text.tokenizer_training:TrainTokenizerOptions",
     ),
     "prepare": Command(
         "tokenize a corpus into shards that training reads",
         "hf_vanilla.text.prepare:prepare_shards",
-        ("hf_vanilla.text.prepare:PrepareOptions",),
+        "hf_vanilla.text.prepare:PrepareOptions",
     ),
     "sweep": Command(
         "train the runs of a list with several seeds; resumable",
         "hf_vanilla.training.sweep:run_sweep",
-        ("hf_vanilla.training.sweep:read_sweep_command",),
+        "hf_vanilla.training.sweep:read_sweep_command",
     ),
     "compare": Command(
         "compare the runs of a sweep: mean, deviation, bootstrap",
         "hf_vanilla.training.comparison:compare_runs",
-        ("hf_vanilla.training.comparison:read_comparison",),
+        "hf_vanilla.training.comparison:read_comparison",
     ),
     "average": Command(
         "average the last or best checkpoints of a run",
-        "hf_vanilla.training.averaging:average_run",
-        ("hf_vanilla.training.averaging:AverageOptions",),
+        "hf_vanilla.training.checkpointing:average_run",
+        "hf_vanilla.training.checkpointing:AverageOptions",
     ),
 }
 
@@ -251,20 +251,19 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> None:
         if parser is not None:
             parser.print_help()
             parser.exit()
-        result = run(command.action, *command.options)
+        result = run(command.action, command.options)
         if result is not None and os.environ.get("RANK", "0") == "0":
             print(result, flush=True)  # noqa: T201
 
 
 def run(
-    action: str | Callable[..., Any], *options: "str | type | Callable[[Sequence[str]], Any]"
+    action: str | Callable[..., Any], options: "str | type | Callable[[Sequence[str]], Any]"
 ) -> Any:
     """Call `action` with the options of the command line, `sys.argv[1:]`; returns its result.
 
     Args:
         action: takes the parsed options; or its name, `module:function`.
-        *options: option dataclasses, or one function from arguments to what `action` takes; or
-            their names.
+        options: option dataclass, or a function from arguments to what `action` takes; or its name.
 
     Raises:
         SystemExit: after one line on stderr. Status 1: the command failed because of its input;
@@ -279,11 +278,10 @@ def run(
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # or it asks on stdin, which is often the input
     with _exit_without_traceback():
         try:
-            readers, arguments = [_resolve(option) for option in options], sys.argv[1:]
-            classes = [reader for reader in readers if isinstance(reader, type)]
-            if classes:
-                return _resolve(action)(*parse_options(classes, arguments))
-            return _resolve(action)(*(read(arguments) for read in readers))
+            read = _resolve(options)
+            if isinstance(read, type):
+                read = partial(parse_options, read)
+            return _resolve(action)(read(sys.argv[1:]))
         except BrokenPipeError:
             raise  # an OSError, but not an error of the command
         except UsageError as error:

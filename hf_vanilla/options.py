@@ -164,16 +164,12 @@ def noted(options: Any, note: str) -> set[str]:
 
 
 def parse_options(
-    options: type | Sequence[type],
-    arguments: Sequence[str],
-    *,
-    epilog: str | None = None,
-    chosen: str = "",
+    kind: type, arguments: Sequence[str], *, epilog: str | None = None, chosen: str = ""
 ) -> Any:
-    """One dataclass of options, or a tuple of several, from command-line arguments.
+    """A dataclass of options from command-line arguments.
 
     Args:
-        options: a dataclass, or several.
+        kind: the dataclass.
         arguments: as in `sys.argv[1:]`.
         epilog: as for `parsed_values`.
         chosen: likewise.
@@ -182,10 +178,7 @@ def parse_options(
         UsageError: an option is unknown, missing or of the wrong type.
         ValueError: a value is impossible.
     """
-    classes = [options] if isinstance(options, type) else list(options)
-    values = parsed_values(classes, arguments, epilog=epilog, chosen=chosen)
-    made = tuple(made_options(kind, values) for kind in classes)
-    return made[0] if isinstance(options, type) else made
+    return made_options(kind, parsed_values([kind], arguments, epilog=epilog, chosen=chosen))
 
 
 def parsed_values(
@@ -418,8 +411,7 @@ def pop_option(arguments: list[str], name: str) -> str | None:
     Raises:
         UsageError: the name is the last argument and has no value.
     """
-    values = pop_values(arguments, name)
-    return values[-1] if values else None
+    return next(reversed(pop_values(arguments, name)), None)
 
 
 def pop_values(arguments: list[str], name: str) -> list[str]:

@@ -30,14 +30,26 @@ FIRST_PORT, PORTS = 7860, 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(Options):
-    """Serve models over HTTP: translate, classify, detect, forecast; and their page."""
+class _ModelOptions(Options):
+    """What is served, and at which port."""
 
     model: list[str] = option(
         [],
         "model folder or Hub id, once or several times; default: the package's number words",
         repeats_model=True,
     )
+    port: int | None = option(
+        None,
+        f"port to listen on; default: the first free port from {FIRST_PORT}",
+        at_least=1,
+        at_most=65535,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(_ModelOptions):
+    """Serve models over HTTP: translate, classify, detect, forecast; and their page."""
+
     dtype: str | None = option(
         None,
         "of translators: float32, bfloat16 or int8; default: as they were saved",
@@ -47,12 +59,6 @@ class ServeOptions(Options):
         None, "folder whose models visitors of the page can choose too; default: none"
     )
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: reachable from other machines")
-    port: int | None = option(
-        None,
-        f"port to listen on; default: the first free port from {FIRST_PORT}",
-        at_least=1,
-        at_most=65535,
-    )
     origin: str | None = option(
         None,
         "another site whose pages may ask, such as https://example.org; also the public address "
@@ -72,25 +78,14 @@ class ServeOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppOptions(Options):
+class AppOptions(_ModelOptions):
     """Serve a model on this machine and open its page: see its attention weights."""
 
-    model: list[str] = option(
-        [],
-        "model folder or Hub id, once or several times; default: the package's number words",
-        repeats_model=True,
-    )
     tracks: str = option(
         "walkers", "of a trajectory model: tracks to step through, a file or built-in ones"
     )
     frame_seconds: float | None = option(
         None, "of --tracks: time between two frame numbers that follow each other", above=0
-    )
-    port: int | None = option(
-        None,
-        f"port to listen on; default: the first free port from {FIRST_PORT}",
-        at_least=1,
-        at_most=65535,
     )
 
 

@@ -28,14 +28,12 @@ from hf_vanilla.files import write_files, write_text
 from hf_vanilla.loading import DEMO_MODELS
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.options import Options, option
-from hf_vanilla.text.alignment_files import validation_numbers
-from hf_vanilla.text.alignment_links import AlignedPair
-from hf_vanilla.text.alignments import error_rates, save_head
+from hf_vanilla.text.alignments import AlignedPair, error_rates, save_head
 from hf_vanilla.text.loading import FACTS, load_translator
 from hf_vanilla.text.markup import Node, parts, take_out
+from hf_vanilla.text.pair_files import validation_numbers
 from hf_vanilla.text.translator import translate
-from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.recipe_files import shipped_recipes
+from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
 
 NUMBERS = "numbers"

@@ -39,12 +39,12 @@ from hf_vanilla.data.image_files import open_image
 from hf_vanilla.file_values import read_yaml
 from hf_vanilla.objects.sources import load_detection_images, read_coco
 from hf_vanilla.text.alignments import saved_head
+from hf_vanilla.text.encoding import read_prepared
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.token_shards import read_prepared
 from hf_vanilla.tracks.forecaster import load_forecaster
 from hf_vanilla.tracks.formats import TrackSource, read_tracks
 from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.sweep_file import read_sweep
+from hf_vanilla.training.sweep import read_sweep
 
 REFUSALS = (ValueError, OSError, ImportError, StrictDataclassError)
 ODD_BYTES = b'{}[]",:-&*09x\xff\0\n'

@@ -19,8 +19,7 @@ from hf_vanilla.tracks.built_in_junctions import OBSERVED, UNHINDERED, Junctions
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.road_maps import RoadMap
-from hf_vanilla.training.sweep import SweepOptions, run_sweep
-from hf_vanilla.training.sweep_file import read_sweep
+from hf_vanilla.training.sweep import SweepOptions, read_sweep, run_sweep
 
 SCORES = "junction_scores.json"
 TEST_SEED = 2  # that of `evaluate`

@@ -80,7 +80,7 @@ def test_the_usage_line_contains_the_required_options(arguments, usage, capsys):
 
 def test_every_name_in_the_table_can_be_imported():
     for name in NAMES:
-        for path in (COMMANDS[name].action, *COMMANDS[name].options):
+        for path in (COMMANDS[name].action, COMMANDS[name].options):
             module, thing = path.split(":")
             assert callable(getattr(importlib.import_module(module), thing))
 
@@ -300,13 +300,13 @@ def test_the_first_process_prints_the_result(monkeypatch, capsys, rank, printed)
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    monkeypatch.setitem(COMMANDS, "count", Command("count", "builtins:len", ("builtins:sorted",)))
+    monkeypatch.setitem(COMMANDS, "count", Command("count", "builtins:len", "builtins:sorted"))
     assert main(["count", "a", "b"]) == 0
     assert capsys.readouterr().out == printed
 
 
 def test_a_result_of_none_is_not_printed(monkeypatch, capsys):
-    command = Command("none", "logging:captureWarnings", ("builtins:len",))
+    command = Command("none", "logging:captureWarnings", "builtins:len")
     monkeypatch.setitem(COMMANDS, "none", command)
     assert main(["none", "a"]) == 0
     assert capsys.readouterr().out == ""

@@ -21,13 +21,6 @@ class GreetOptions:
     loud: bool = field(default=False, metadata={"help": "in capitals"})
 
 
-@dataclass(frozen=True, kw_only=True)
-class MoreOptions:
-    """More of them."""
-
-    place: str = field(default="here", metadata={"help": "where"})
-
-
 @pytest.fixture(autouse=True)
 def _quiet_root(monkeypatch):
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
@@ -59,12 +52,6 @@ def test_options_reach_the_action_and_its_result_comes_back(typed):
     assert run(lambda options: options, GreetOptions) == GreetOptions(
         name="Ada", times=3, loud=True
     )
-
-
-def test_an_action_of_two_classes_gets_both(typed):
-    typed("--place", "there", "--name", "Ada")
-    result = run(lambda greet, more: (greet.name, more.place), GreetOptions, MoreOptions)
-    assert result == ("Ada", "there")
 
 
 def test_a_function_may_read_the_arguments(typed):

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from hf_vanilla.file_values import check_names, read_yaml, yaml_value
-from hf_vanilla.options import given_options, install_hint, parse_options, pop_option
+from hf_vanilla.options import given_options, install_hint, parse_options, parsed_values, pop_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class OtherOptions:
     name: str | None = field(default=None, metadata={"help": "a name"})
 
 
-def test_options_of_one_class_come_as_one_and_of_several_as_a_tuple():
+def test_options_of_one_class_come_as_one_and_of_several_as_values_by_name():
     assert parse_options(SomeOptions, ["--model", "a"]) == SomeOptions(model="a")
-    both = parse_options([SomeOptions, OtherOptions], ["--name=b", "--model", "a"])
-    assert both == (SomeOptions(model="a"), OtherOptions(name="b"))
+    both = parsed_values([SomeOptions, OtherOptions], ["--name=b", "--model", "a"])
+    assert both == {"model": "a", "name": "b"}
 
 
 def test_a_missing_option_is_named():
@@ -47,7 +47,7 @@ def test_an_abbreviated_option_is_not_guessed():
 
 def test_help_lists_every_option_and_ends_with_the_epilog(capsys):
     with pytest.raises(SystemExit) as caught:
-        parse_options([SomeOptions, OtherOptions], ["--help"], epilog="last words")
+        parsed_values([SomeOptions, OtherOptions], ["--help"], epilog="last words")
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(f"--{name}" in text for name in ("model", "count", "name"))

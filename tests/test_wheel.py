@@ -14,7 +14,7 @@ import small_run
 
 import hf_vanilla
 from hf_vanilla.commands import overview
-from hf_vanilla.training.recipe_files import shipped_recipes
+from hf_vanilla.training.recipe import shipped_recipes
 
 pytestmark = pytest.mark.slow
 

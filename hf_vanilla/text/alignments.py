@@ -15,26 +15,41 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import padded, padded_with_mask
 from hf_vanilla.file_values import checked
 from hf_vanilla.files import write_text
 from hf_vanilla.hub.card import ALIGNMENT_FILE
 from hf_vanilla.loading import model_folder
+from hf_vanilla.models.search_vanilla import NAN_CAUSE
 
-from .alignment_links import (
-    AlignedPair,
-    Links,
-    Spans,
-    best_links,
-    part_weights,
-    token_shares,
-    word_spans,
-)
-from .attentions import Attentions, eager_copy, start_token_id
+from .attentions import Attentions, eager_copy, forced_outputs
 
 logger = logging.getLogger(__name__)
 
 PAIRS_PER_BATCH = 32
+# characters of a text, from and to; numbers of a source and a target part
+Spans = Sequence[tuple[int, int]]
+Links = list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class AlignedPair:
+    """A pair of texts whose alignment is known.
+
+    Attributes:
+        source: text.
+        target: text.
+        source_spans: first and last-plus-one character of each part of the source.
+        target_spans: likewise of the target.
+        sure: pairs of part numbers, source and target, that translate each other.
+        possible: pairs that are neither right nor wrong, `sure` included.
+    """
+
+    source: str
+    target: str
+    source_spans: tuple[tuple[int, int], ...]
+    target_spans: tuple[tuple[int, int], ...]
+    sure: frozenset[tuple[int, int]]
+    possible: frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +66,6 @@ class AlignmentHead:
     layer: int
     head: int | None = None
     is_next: bool = False
-
-
-def default_head(layers: int) -> AlignmentHead:
-    """The mean of the last decoder layer but one, where nothing was chosen on data."""
-    return AlignmentHead(layer=max(layers - 2, 0))
 
 
 def saved_head(folder: str | Path) -> AlignmentHead | None:
@@ -132,8 +142,7 @@ class Aligner:
         if not has_one_vocabulary(tokenizer):
             raise ValueError("alignments need a tokenizer with one vocabulary for both languages")
         layers, heads = model.config.decoder_layers, model.config.decoder_attention_heads
-        self.head = default_head(layers) if head is None else head
-        check_head(self.head, layers, heads)
+        self.head = checked_head(head, layers, heads)
         self._model, self._tokenizer = eager_copy(model), tokenizer
 
     def align(
@@ -200,32 +209,28 @@ class Aligner:
         ).input_ids
         limit = self._tokenizer.model_max_length
         for line, source, target in zip(lines, sources, targets, strict=False):
-            _report_long(line, {"source": source, "target": target}, limit)
+            for name, ids in (("source", source), ("target", target)):
+                if len(ids) > limit:
+                    logger.warning(
+                        "line %d: the %s has %d tokens; only the words of the first %d are aligned",
+                        *(line, name, len(ids), limit),
+                    )
         sources, targets = ([ids[:limit] for ids in side] for side in (sources, targets))
-        attentions = _cross_attentions(self._model, sources, targets)
+        # (B, H, T + 1, S) per layer: step t writes target token t and reads token t - 1
+        outputs = forced_outputs(self._model, sources, targets, output_attentions=True)
+        attentions = outputs.cross_attentions
         found = []
         for row, (texts, parts) in enumerate(zip(pairs, spans, strict=True)):
             shares = [
                 token_shares(self._tokenizer, ids[row], text, of)
                 for ids, text, of in zip((sources, targets), texts, parts, strict=True)
             ]
-            chosen = [head_weights(attentions, head, row) for head in heads]  # each (T + 1, S)
-            found.append(
-                torch.stack(
-                    [
-                        part_weights(weights, *shares, is_next=head.is_next)
-                        for weights, head in zip(chosen, heads, strict=True)
-                    ]
-                )
-            )
+            of_heads = [
+                part_weights(head_weights(attentions, head, row), *shares, is_next=head.is_next)
+                for head in heads
+            ]
+            found.append(torch.stack(of_heads))
         return found
-
-
-def _report_long(line: int, sides: dict[str, list[int]], limit: int) -> None:
-    for name, ids in sides.items():
-        if len(ids) > limit:
-            message = "line %d: the %s has %d tokens; only the words of the first %d are aligned"
-            logger.warning(message, line, name, len(ids), limit)
 
 
 def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -234,34 +239,21 @@ def has_one_vocabulary(tokenizer: PreTrainedTokenizerBase) -> bool:
     return not is_double and not getattr(tokenizer, "separate_vocabs", False)
 
 
-def check_head(head: AlignmentHead, layers: int, heads: int) -> None:
-    """Refuse a layer or head that a decoder of so many does not have.
+def checked_head(head: AlignmentHead | None, layers: int, heads: int) -> AlignmentHead:
+    """A head that a decoder of so many layers and heads has.
+
+    None is the mean of the last layer but one, where nothing was chosen on data.
 
     Raises:
         ValueError: there is none of that number.
     """
+    if head is None:
+        return AlignmentHead(layer=max(layers - 2, 0))
     if not 0 <= head.layer < layers:
         raise ValueError(f"layer={head.layer}: the decoder has the layers 0 to {layers - 1}")
     if head.head is not None and not 0 <= head.head < heads:
         raise ValueError(f"head={head.head}: a layer has the heads 0 to {heads - 1}")
-
-
-def _cross_attentions(
-    model: PreTrainedModel, sources: list[list[int]], targets: list[list[int]]
-) -> tuple[Tensor, ...]:
-    """`(B, H, T + 1, S)` per layer: step t writes target token t and reads token t - 1."""
-    device = model.device
-    input_ids, attention_mask = padded_with_mask(sources, model.config.pad_token_id)
-    start = start_token_id(model)
-    read = padded([[start, *row] for row in targets], model.config.pad_token_id)
-    return model(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
-        decoder_input_ids=read.to(device),
-        output_attentions=True,
-        use_cache=False,
-    ).cross_attentions
+    return head
 
 
 def head_weights(layers: Sequence[Tensor], head: AlignmentHead, row: int) -> Tensor:
@@ -351,8 +343,7 @@ def aligned_words(
     if not has_one_vocabulary(tokenizer):
         return None
     layers, heads = attentions.cross.shape[:2]
-    head = default_head(layers) if head is None else head
-    check_head(head, layers, heads)
+    head = checked_head(head, layers, heads)
     ids = (tokenizer(sentence, verbose=False).input_ids, attentions.target_ids)
     texts = (sentence, tokenizer.decode(ids[1], skip_special_tokens=True))
     spans = [word_spans(text) for text in texts]
@@ -368,3 +359,96 @@ def aligned_words(
     )
     starts = (shares[1] > 0).int().argmax(0).tolist() if target else []
     return AlignedWords(source=source, target=target, starts=starts, links=links, head=head)
+
+
+# --- from attention between tokens to links between words, and links as text ---------------------
+
+
+def word_spans(text: str) -> Spans:
+    """The words of a text, separated by white space, as characters from and to."""
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def token_shares(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], text: str, spans: Spans
+) -> Tensor:
+    """Which share of a token lies in which part of its text: `(tokens, parts)`.
+
+    The characters of a token are those by which it lengthens the decoded text, without white
+    space, so this holds for every tokenizer that decodes what it has encoded. Special tokens have
+    none.
+
+    Args:
+        tokenizer: of the text.
+        ids: the tokens of the text.
+        text: raw.
+        spans: the parts in their order, as characters from and to.
+    """
+    part_of: list[int | None] = []  # by character that is not white space
+    part = 0
+    for place, character in enumerate(text):
+        if character.isspace():
+            continue
+        while part < len(spans) and spans[part][1] <= place:
+            part += 1
+        is_inside = part < len(spans) and spans[part][0] <= place
+        part_of.append(part if is_inside else None)
+    shares, seen = torch.zeros(len(ids), len(spans)), 0
+    for number in range(len(ids)):
+        decoded = tokenizer.decode(ids[: number + 1], skip_special_tokens=True)
+        length = min(sum(not character.isspace() for character in decoded), len(part_of))
+        for own in part_of[seen:length]:
+            if own is not None:
+                shares[number, own] += 1 / (length - seen)
+        seen = max(seen, length)
+    return shares
+
+
+def part_weights(
+    attention: Tensor, source_shares: Tensor, target_shares: Tensor, *, is_next: bool
+) -> Tensor:
+    """Attention between parts: mean over the tokens of a target part, sum over a source part.
+
+    Args:
+        attention: `(T + 1, S)` or larger by padding.
+        source_shares: `(S, U)`.
+        target_shares: `(T, V)`.
+        is_next: row t + 1 belongs to target token t, instead of row t.
+
+    Returns:
+        `(V, U)`.
+    """
+    tokens, first = len(target_shares), int(is_next)
+    rows = attention[first : first + tokens, : len(source_shares)]  # (T, S)
+    mean = target_shares / target_shares.sum(0).clamp(min=1e-9)
+    return mean.T @ rows @ source_shares
+
+
+def best_links(weights: Tensor) -> Links:
+    """Each target part with its source part of the largest weight; none where all weights are 0.
+
+    Args:
+        weights: `(V, U)`.
+
+    Raises:
+        ValueError: a weight is NaN.
+    """
+    if weights.isnan().any():
+        raise ValueError(f"attention weights are NaN: {NAN_CAUSE}")
+    largest, sources = weights.max(dim=1)  # both (V,)
+    pairs = zip(sources.tolist(), largest.tolist(), strict=True)
+    return sorted((source, target) for target, (source, weight) in enumerate(pairs) if weight > 0)
+
+
+def pharaoh(links: Links) -> str:
+    """Links as `source-target`, separated by spaces."""
+    return " ".join(f"{source}-{target}" for source, target in links)
+
+
+def alignment_line(texts: tuple[str, str], links: Links, form: str) -> str:
+    """One alignment as a line of Pharaoh's format or of JSON."""
+    if form == "pharaoh":
+        return pharaoh(links) + "\n"
+    words = [text.split() for text in texts]
+    record = {"source": words[0], "target": words[1], "alignment": links}
+    return json.dumps(record, ensure_ascii=False) + "\n"

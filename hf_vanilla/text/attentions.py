@@ -1,6 +1,8 @@
 """Attention weights of every layer and head for one sentence and its translation (3.2.3).
 
-Shapes: S source, T target, H heads, V vocabulary.
+`layer_steps` has every vector of one token on its way through a head and its layer.
+
+Shapes: S source, T target, H heads, V vocabulary, D `d_model`, K key width, W value width.
 """
 
 import copy
@@ -14,6 +16,10 @@ from tokenizers import decoders
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from hf_vanilla.data.batching import padded, padded_with_mask
+from hf_vanilla.models.attention_vanilla import VanillaAttention, split_heads
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
 START = "<start>"
 CROSS, ENCODER, DECODER = "cross-attention", "encoder self-attention", "decoder self-attention"
@@ -157,7 +163,11 @@ def model_inputs(
     if translation is None:
         written = model.generate(**inputs)[0].tolist()
     else:
-        written = [start_token_id(model), *_target_ids(tokenizer, translation)]
+        if not (translation.strip() if isinstance(translation, str) else len(translation)):
+            raise ValueError("the translation is blank: give some text or ids")
+        if isinstance(translation, str):
+            translation = tokenizer(text_target=translation).input_ids
+        written = [start_token_id(model), *translation]
     read = torch.tensor([written[:-1]], device=model.device)
     return {**inputs, "decoder_input_ids": read}, written
 
@@ -168,18 +178,31 @@ def start_token_id(model: PreTrainedModel) -> int:
     return model.config.decoder_start_token_id if start is None else start
 
 
-def _target_ids(
-    tokenizer: PreTrainedTokenizerBase, translation: str | Sequence[int]
-) -> Sequence[int]:
-    if isinstance(translation, str):
-        is_blank = not translation.strip()
-        ids = tokenizer(text_target=translation).input_ids
-    else:
-        ids = list(translation)
-        is_blank = not ids
-    if is_blank:
-        raise ValueError("the translation is blank: give some text or ids")
-    return ids
+def forced_outputs(
+    model: PreTrainedModel,
+    sources: Sequence[Sequence[int]],
+    read: Sequence[Sequence[int]],
+    **options: Any,
+) -> Any:
+    """What a model returns whose decoder reads given tokens.
+
+    Args:
+        model: an encoder-decoder.
+        sources: B rows of input ids.
+        read: what the decoder reads after the start token; T - 1 tokens in the longest row.
+        **options: further arguments of the forward pass.
+    """
+    pad, start, device = model.config.pad_token_id, start_token_id(model), model.device
+    input_ids, attention_mask = padded_with_mask(sources, pad)  # (B, S)
+    decoder_input_ids = padded([[start, *row] for row in read], pad)  # (B, T)
+    return model(
+        input_ids=input_ids.to(device),
+        attention_mask=attention_mask.to(device),
+        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
+        decoder_input_ids=decoder_input_ids.to(device),
+        use_cache=False,
+        **options,
+    )
 
 
 def eager_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -219,6 +242,8 @@ def readable_tokens(
 ) -> list[str]:
     """Each token as text, with visible spaces; bytes of a split character in hexadecimal.
 
+    Invisible characters are shown by their code points.
+
     Args:
         tokenizer: with one vocabulary, or one per side.
         ids: token ids of one side.
@@ -236,7 +261,8 @@ def readable_tokens(
         text = _text_of_bytes(token) if is_bytes else token.replace("▁", " ")
         if word_end:  # mark a token inside a word as fairseq's dictionaries do
             text = text.removesuffix(word_end) if text.endswith(word_end) else f"{text}@@"
-        texts.append(_visible(text))
+        text = text.replace(" ", SPACE).replace("\n", LINE_END)
+        texts.append("".join(c if c.isprintable() else f"⟨U+{ord(c):04X}⟩" for c in text))
     return texts
 
 
@@ -260,7 +286,132 @@ def _text_of_bytes(token: str) -> str:
     return text.translate({0xDC00 + byte: f"⟨{byte:02X}⟩" for byte in range(0x80, 0x100)})
 
 
-def _visible(text: str) -> str:
-    """Replace spaces and line ends by symbols, other invisible characters by their code points."""
-    text = text.replace(" ", SPACE).replace("\n", LINE_END)
-    return "".join(c if c.isprintable() else f"⟨U+{ord(c):04X}⟩" for c in text)
+# --- the vectors of one token (3.1 to 3.3) --------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerSteps:
+    """The vectors of one token in one head of one layer, in the order of computation.
+
+    Attributes:
+        embedded: `(D,)`, scaled embedding of the token (3.4).
+        position: `(D,)`, what is added to it (3.5).
+        x: `(D,)`, input of the attention sublayer.
+        query: `(K,)`, `x W^Q` of the head.
+        keys: `(S, K)`, of all tokens.
+        values: `(S, W)`.
+        weights: `(S,)`, `softmax(q k^T / sqrt(K))`.
+        head: `(W,)`, the weighted mean of the values.
+        attended: `(D,)`, all heads through `W^O`.
+        normed: `(D,)`, `LayerNorm(x + attended)`.
+        fed: `(D,)`, the feed-forward sublayer.
+        output: `(D,)`, of the layer.
+    """
+
+    embedded: Tensor
+    position: Tensor
+    x: Tensor
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    weights: Tensor
+    head: Tensor
+    attended: Tensor
+    normed: Tensor
+    fed: Tensor
+    output: Tensor
+
+
+def has_layer_steps(model: PreTrainedModel) -> bool:
+    """Whether a model has the layers of this package, whose parts are known here."""
+    return isinstance(model, VanillaForConditionalGeneration)
+
+
+@torch.inference_mode()
+def layer_steps(  # noqa: PLR0913 - a place in a model has four parts
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sentence: str,
+    *,
+    translation: list[int],
+    kind: str,
+    layer: int,
+    head: int,
+    token: int,
+) -> LayerSteps:
+    """Compute the vectors of one query token.
+
+    The model is not changed, so other threads may use it at the same time.
+
+    Args:
+        model: `VanillaForConditionalGeneration`.
+        tokenizer: its tokenizer.
+        sentence: source text.
+        translation: ids without the start token.
+        kind: of attention, one of `KINDS`.
+        layer: from 0.
+        head: from 0.
+        token: the query, from 0.
+
+    Raises:
+        ValueError: the model is of another package, or the place does not exist.
+    """
+    if not has_layer_steps(model):
+        raise ValueError(f"{type(model).__name__} is not a model of this package")
+    if kind not in KINDS:
+        raise ValueError(f"kind={kind!r}: choose one of {', '.join(KINDS)}")
+    inputs, _ = model_inputs(model, tokenizer, sentence, translation)
+    eager: Any = eager_copy(model)
+    side, ids = ("encoder", "input_ids") if kind == ENCODER else ("decoder", "decoder_input_ids")
+    stack = getattr(eager.model, side)
+    layers, heads = stack.layers, getattr(model.config, f"{side}_attention_heads")
+    shape = (len(layers), heads, inputs[ids].shape[1])
+    places = {"layer": layer, "head": head, "token": token}
+    for (name, value), count in zip(places.items(), shape, strict=True):
+        if not 0 <= value < count:
+            raise ValueError(f"{name}={value}: the model has {name}s 0 to {count - 1} here")
+    own = layers[layer]
+    attention = own.encoder_attn if kind == CROSS else own.self_attn
+    norm = own.encoder_attn_layer_norm if kind == CROSS else own.self_attn_layer_norm
+    seen: dict[str, Any] = {}
+    modules = {"attention": attention, "norm": norm, "fc2": own.fc2, "own": own}
+    for name, module in {**modules, "table": stack.embed_tokens, "first": layers[0]}.items():
+        module.register_forward_hook(
+            lambda _, args, output, name=name: seen.update({name: (args, output)})
+        )
+    eager(**inputs, output_attentions=True, use_cache=False)
+    embedded = seen["table"][1][0, token].float() * stack.embed_scale
+    position = seen["first"][0][0][0, token].float() - embedded
+    vectors = _vectors(attention, seen, head=head, token=token)
+    return LayerSteps(embedded=embedded, position=position, **vectors)
+
+
+def _vectors(
+    attention: VanillaAttention, seen: dict[str, Any], *, head: int, token: int
+) -> dict[str, Tensor]:
+    """Vectors of the sublayers, from inputs and outputs of the modules for a batch of one."""
+    (query_input, key_input, value_input, *_), (attended, weights) = seen["attention"]
+    query, key, value = (
+        split_heads(projection(states), width)[0, head].float()
+        for projection, states, width in (
+            (attention.q_proj, query_input, attention.head_dim),
+            (attention.k_proj, key_input, attention.head_dim),
+            (attention.v_proj, value_input, attention.v_head_dim),
+        )
+    )
+    of_token = weights[0, head, token].float()  # (S,)
+    rows = {
+        "x": query_input,
+        "attended": attended,
+        "normed": seen["norm"][1],
+        "fed": seen["fc2"][1],
+        "output": seen["own"][1],
+    }
+    return {
+        "query": query[token],
+        "keys": key,
+        "values": value,
+        "weights": of_token,
+        "head": of_token @ value,
+        **{name: states[0, token].float() for name, states in rows.items()},
+    }

@@ -11,8 +11,8 @@ from hf_vanilla.data.lines import read_lines
 from hf_vanilla.options import made_options
 
 from .data import load_corpus
+from .encoding import read_prepared
 from .options import TranslationDataOptions
-from .token_shards import read_prepared
 
 logger = logging.getLogger(__name__)
 

@@ -23,17 +23,17 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.training.processes import MainProcessLogger
 from hf_vanilla.training.recipe import Recipe
 
-from .encoding import EncodedPairs, LengthLimits, encode_pairs
-from .loading import load_translator
-from .mixture import (
-    add_tags,
-    check_tags,
-    first_rows,
-    mixture_pairs,
-    tagged_pairs,
+from .encoding import (
+    EncodedPairs,
+    LengthLimits,
+    encode_pairs,
+    read_shards,
+    shards_tokenizer,
+    tokenizer_fingerprint,
 )
+from .loading import load_translator
+from .mixture import add_tags, check_tags, first_rows, mixture_pairs, tagged_pairs
 from .options import TranslationDataOptions, changed_decoding
-from .token_shards import read_shards, shards_tokenizer, tokenizer_fingerprint
 from .tokenizer_training import train_tokenizer
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
@@ -122,11 +122,12 @@ def prepare_text(
     if parts:
         check_tags(tokenizer, options.corpora)
         corpus["train"] = tagged_pairs(options.corpora, parts)
-    encoded = {
-        split: _encode(options, pairs, tokenizer, split)
-        for split, pairs in corpus.items()
-        if split in ("train", "validation")
-    }
+    encoded: dict[str, EncodedPairs] = {}
+    for split in ("train", "validation"):
+        if split in corpus:
+            limits, workers = _limits(options, split), options.preprocessing_workers
+            encoded[split] = encode_pairs(corpus[split], tokenizer, limits, workers=workers)
+            _report(split, encoded[split], limits)
     validation = None
     if "validation" in corpus:
         validation = ValidationSet(encoded["validation"], corpus["validation"])
@@ -142,15 +143,6 @@ def prepare_text(
         text = corpus["train"] if kept is None else corpus["train"].select(kept)
     firsts = first_rows([len(part) for part in parts], kept) if parts else None
     return TextData(tokenizer, train, validation, text, firsts)
-
-
-def _encode(
-    options: TranslationDataOptions, pairs: Dataset, tokenizer: PreTrainedTokenizerBase, split: str
-) -> EncodedPairs:
-    limits = _limits(options, split)
-    encoded = encode_pairs(pairs, tokenizer, limits, workers=options.preprocessing_workers)
-    _report(split, encoded, limits)
-    return encoded
 
 
 def _limits(options: TranslationDataOptions, split: str) -> LengthLimits:

@@ -5,7 +5,7 @@ Shapes: B batch, V vocabulary.
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -184,11 +184,8 @@ class SentenceDecoder:
 
     def _batches(self, rows: dict[int, list[int]]) -> list[list[int]]:
         """Indices of sentences of similar length; the first batch is the longest."""
-        indices = sorted(rows, key=lambda index: -len(rows[index]))
-        # a sentence longer than the limit is a batch of its own
-        lengths = np.minimum([len(rows[index]) for index in indices], self.tokens_per_batch)
-        bounds = batch_bounds(lengths, self.tokens_per_batch).tolist()
-        return [indices[begin:end] for begin, end in pairwise(bounds)]
+        lengths = {index: len(row) for index, row in rows.items()}
+        return batches_of_similar_length(lengths, self.tokens_per_batch)
 
     def _translate_batch(
         self, rows: dict[int, list[int]], batch: list[int], window: list[Sentence]
@@ -235,6 +232,19 @@ class SentenceDecoder:
         self.failed.append(line)
 
 
+def batches_of_similar_length(lengths: Mapping[int, int], tokens_per_batch: int) -> list[list[int]]:
+    """Numbers of sentences or pairs, divided into batches; the first batch is the longest.
+
+    Args:
+        lengths: tokens of each, by number; one that is longer than a batch is a batch of its own.
+        tokens_per_batch: upper limit of the number times the longest.
+    """
+    order = sorted(lengths, key=lambda number: -lengths[number])
+    sizes = np.minimum([lengths[number] for number in order], tokens_per_batch)
+    bounds = batch_bounds(sizes, tokens_per_batch).tolist()
+    return [order[begin:end] for begin, end in pairwise(bounds)]
+
+
 # --- generate() ---------------------------------------------------------------------------------
 
 
@@ -262,6 +272,21 @@ def with_nan_check(model: PreTrainedModel, changes: dict[str, Any]) -> dict[str,
 
 
 @torch.inference_mode()
+def generated(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[list[int]],
+    **generate_kwargs: Any,
+) -> Any:
+    """What `generate()` returns for rows of input ids."""
+    input_ids, attention_mask = padded_with_mask(rows, tokenizer.pad_token_id)
+    return model.generate(
+        input_ids=input_ids.to(model.device),
+        attention_mask=attention_mask.to(model.device),
+        **generate_kwargs,
+    )
+
+
 def generated_texts(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -269,15 +294,12 @@ def generated_texts(
     **generate_kwargs: Any,
 ) -> list[tuple[str, list[int]]]:
     """Text and generated ids, padding included, per row of input ids."""
-    input_ids, attention_mask = padded_with_mask(rows, tokenizer.pad_token_id)
     # one sequence per sentence, whatever the generation config says
     returned = {"num_return_sequences": 1, "return_dict_in_generate": False}
-    generated = model.generate(
-        input_ids=input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
-        **{**with_nan_check(model, generate_kwargs), **returned},
-    )
-    ids = generated[:, 1:]  # some tokenizers do not count the start token as special
+    options = {**with_nan_check(model, generate_kwargs), **returned}
+    ids = generated(model, tokenizer, rows, **options)[
+        :, 1:
+    ]  # some tokenizers do not count the start token as special
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     return list(zip(texts, ids.tolist(), strict=True))
 

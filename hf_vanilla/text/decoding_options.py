@@ -157,9 +157,6 @@ class DecodingOptions(Options):
             ValueError: the folder has no model for this engine.
             OSError: no model is found under this name.
         """
-        further: dict[str, Any] = {}
-        if self.ensemble:
-            further = {"ensemble": self.ensemble, "ensemble_average": self.ensemble_average}
         return Translator(
             self.model,
             engine=self.engine,
@@ -167,6 +164,7 @@ class DecodingOptions(Options):
             tokens_per_batch=self.tokens_per_batch,
             max_batch_memory=self.max_batch_memory,
             processes=processes,
-            **further,
+            ensemble=self.ensemble,
+            ensemble_average=self.ensemble_average,
             **self.generate_kwargs,
         )

@@ -1,6 +1,5 @@
 """Engines translate a batch of token ids: `generate()` of a model, CTranslate2, ONNX Runtime."""
 
-import copy
 import ctypes
 import json
 import zlib
@@ -12,12 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.generation_vanilla import has_source_limit, merged_settings
@@ -28,36 +22,11 @@ from hf_vanilla.options import install_hint
 
 from .decoding import generated_texts, with_nan_check
 from .generation_fields import check_own_search, check_token_ids
-from .loading import check_dtype, load_translator
+from .loading import load_translator
 from .n_best import Hypothesis, n_best_of_rows
 from .terminology import Term
 
 ENGINES = ("torch", "ctranslate2", "onnx")
-# fields of a generation config that CTranslate2 supports, or that do not concern the search
-CTRANSLATE2_DECODING = frozenset(
-    {
-        "bad_words_ids",
-        "bos_token_id",
-        "decoder_start_token_id",
-        "early_stopping",
-        "eos_token_id",
-        "length_penalty",
-        "length_penalty_form",
-        "max_length",
-        "max_new_tokens",
-        "max_tokens_beyond_source",
-        "min_length",
-        "min_new_tokens",
-        "no_repeat_ngram_size",
-        "num_beams",
-        "num_return_sequences",
-        "pad_token_id",
-        "renormalize_logits",
-        "transformers_version",
-    }
-)
-
-
 # fields that a call may change with ONNX Runtime; the others are in its graphs
 ONNX_DECODING = frozenset(
     {
@@ -70,6 +39,20 @@ ONNX_DECODING = frozenset(
         "num_beams",
     }
 )
+# fields of a generation config that CTranslate2 supports, or that do not concern the search
+CTRANSLATE2_DECODING = ONNX_DECODING | {
+    "bad_words_ids",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_return_sequences",
+    "pad_token_id",
+    "renormalize_logits",
+    "transformers_version",
+}
 
 
 class Engine(Protocol):
@@ -105,6 +88,11 @@ class TorchEngine:
         self.tokenizer = tokenizer
         self.seed = seed
         self.generate_kwargs = generate_kwargs
+
+    @property
+    def search(self) -> tuple[GenerationConfig, dict[str, Any]]:
+        """The model's generation config, and the changes of every call."""
+        return self.model.generation_config, self.generate_kwargs
 
     def translate_rows(self, rows: list[list[int]]) -> list[str]:
         """One text per row of input ids."""
@@ -185,33 +173,6 @@ class TorchEngine:
             total += (encoder + cache + scores) * model.dtype.itemsize + 4 * logits
         return total
 
-    def check_own_search(self, what: str) -> None:
-        """Refuse settings with which `VanillaForConditionalGeneration` cannot search by itself.
-
-        Args:
-            what: needs that search.
-
-        Raises:
-            ValueError: there is sampling, or another such setting; it is named.
-        """
-        check_own_search(what, self.model.generation_config, self.generate_kwargs)
-
-    def check_n_best(self, n: int) -> None:
-        """Refuse an n-best list that the search cannot give; see the function of this name."""
-        check_n_best(n, self.model.generation_config, self.generate_kwargs)
-
-    def check_beams(self, what: str, wanted: int) -> None:
-        """Refuse a search with fewer beams than wanted.
-
-        Args:
-            what: needs them.
-            wanted: number of beams.
-
-        Raises:
-            ValueError: there are fewer.
-        """
-        _check_beams(what, wanted, self.model.generation_config, self.generate_kwargs)
-
 
 def check_n_best(n: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:
     """Refuse an n-best list that a search cannot give; sampling without beams gives any.
@@ -226,10 +187,21 @@ def check_n_best(n: int, saved: GenerationConfig, changes: dict[str, Any]) -> No
     """
     beams = changes.get("num_beams", saved.num_beams) or 1
     if not changes.get("do_sample", saved.do_sample) or beams > 1:
-        _check_beams(f"n_best={n}", max(n, 2), saved, changes)
+        check_beams(f"n_best={n}", max(n, 2), saved, changes)
 
 
-def _check_beams(what: str, wanted: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:
+def check_beams(what: str, wanted: int, saved: GenerationConfig, changes: dict[str, Any]) -> None:
+    """Refuse a search with fewer beams than wanted.
+
+    Args:
+        what: needs them.
+        wanted: number of beams.
+        saved: the model's generation config.
+        changes: to it, by this call.
+
+    Raises:
+        ValueError: there are fewer.
+    """
     beams = changes.get("num_beams", saved.num_beams) or 1
     if beams < wanted:
         raise ValueError(f"{what}, but num_beams={beams}: add --num_beams {wanted}")
@@ -265,7 +237,14 @@ class CTranslate2Engine:
                 "write one with hf-vanilla export"
             )
         self.tokenizer = load_saved(AutoTokenizer, folder)
-        self.decoding = _changed(load_saved(GenerationConfig, folder), decoding)
+        if unknown := sorted(decoding.keys() - CTRANSLATE2_DECODING):
+            names = ", ".join(sorted(CTRANSLATE2_DECODING))
+            raise ValueError(
+                f"CTranslate2 does not support {', '.join(unknown)}; it supports {names}"
+            )
+        self.decoding = load_saved(GenerationConfig, folder)
+        for name, value in decoding.items():
+            setattr(self.decoding, name, value)
         self._source_tokens = _vocabulary(folder, "source")
         self._target_tokens = _vocabulary(folder, "target")
         self._target_ids = {token: i for i, token in enumerate(self._target_tokens)}
@@ -310,20 +289,16 @@ class CTranslate2Engine:
         limit = max(source_tokens + beyond, 1)
         return limit if given is None else min(limit, given)
 
-    def _min_new_tokens(self) -> int:
-        """Minimum target tokens before the end token."""
-        config = self.decoding
-        if config.min_new_tokens is not None:
-            return config.min_new_tokens
-        return max((config.min_length or 0) - 1, 0)  # min_length includes the start token
-
     def _search_options(self) -> dict[str, Any]:
         config = self.decoding
         banned = [[self._target_tokens[i] for i in ids] for ids in config.bad_words_ids or []]
+        least = config.min_new_tokens
+        if least is None:  # min_length includes the start token
+            least = max((config.min_length or 0) - 1, 0)
         return {
             "beam_size": config.num_beams or 1,
             "length_penalty": 1.0 if config.length_penalty is None else config.length_penalty,
-            "min_decoding_length": self._min_new_tokens(),  # CTranslate2's own default is 1
+            "min_decoding_length": least,  # CTranslate2's own default is 1
             "no_repeat_ngram_size": config.no_repeat_ngram_size or 0,
             "suppress_sequences": banned or None,
             "max_input_length": 0,  # no limit here: the translator has cut long sentences
@@ -348,17 +323,6 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
     own, shared = folder / f"{side}_vocabulary.json", folder / "shared_vocabulary.json"
     tokens = json.loads((own if own.is_file() else shared).read_text(encoding="utf-8"))
     return list(tokens)
-
-
-def _changed(saved: GenerationConfig, decoding: dict[str, Any]) -> GenerationConfig:
-    unknown = sorted(decoding.keys() - CTRANSLATE2_DECODING)
-    if unknown:
-        names = ", ".join(sorted(CTRANSLATE2_DECODING))
-        raise ValueError(f"CTranslate2 does not support {', '.join(unknown)}; it supports {names}")
-    changed = copy.deepcopy(saved)
-    for name, value in decoding.items():
-        setattr(changed, name, value)
-    return changed
 
 
 class OnnxEngine:
@@ -425,13 +389,10 @@ def load_engine(
             different vocabularies, or an ensemble is to sample.
         OSError: no model is found under this name.
     """
-    if engine not in ENGINES:
-        raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
-    check_dtype(dtype)
-    if engine != "torch":
-        _check_exported(engine, dtype, ensemble)
-        if engine == "onnx":
-            return OnnxEngine(name, **generate_kwargs)
+    _check_choice(engine, dtype, ensemble)
+    if engine == "onnx":
+        return OnnxEngine(name, **generate_kwargs)
+    if engine == "ctranslate2":
         return CTranslate2Engine(name, device=device, **generate_kwargs)
     model, tokenizer = load_translator(name, dtype=dtype, device=device)
     target_vocab_size = getattr(model.config, "target_vocab_size", None)
@@ -439,7 +400,15 @@ def load_engine(
     if ensemble:
         what = "an ensemble needs greedy or beam search"
         check_own_search(what, model.generation_config, generate_kwargs)
-    others = [_further_model(name, tokenizer, other, dtype, device) for other in ensemble]
+    others = []
+    for other in ensemble:
+        further, its_tokenizer = load_translator(other, dtype=dtype, device=device)
+        if its_tokenizer.get_vocab() != tokenizer.get_vocab():
+            raise ValueError(
+                f"{name} and {other} have different vocabularies: an ensemble needs models of one "
+                "tokenizer"
+            )
+        others.append(further)
     for one in (model, *others):
         pack(one)
     with suppress(OSError, AttributeError):  # of int8 weights, the float ones have left 40 MiB
@@ -449,7 +418,11 @@ def load_engine(
     return TorchEngine(model, tokenizer, **generate_kwargs)
 
 
-def _check_exported(engine: str, dtype: str | None, ensemble: Sequence[str]) -> None:
+def _check_choice(engine: str, dtype: str | None, ensemble: Sequence[str]) -> None:
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r}: choose one of {', '.join(ENGINES)}")
+    if engine == "torch":
+        return
     if dtype is not None:
         raise ValueError(
             f"dtype={dtype!r} is for the engine torch: an exported folder has the numbers of "
@@ -457,34 +430,3 @@ def _check_exported(engine: str, dtype: str | None, ensemble: Sequence[str]) -> 
         )
     if ensemble:
         raise ValueError("an ensemble needs the engine torch")
-
-
-def _further_model(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    other: str,
-    dtype: str | None,
-    device: torch.device | None,
-) -> PreTrainedModel:
-    """Load the model `other`, whose vocabulary must be the one of `tokenizer`, of model `name`."""
-    model, its_tokenizer = load_translator(other, dtype=dtype, device=device)
-    check_same_vocabulary(name, tokenizer, other, its_tokenizer)
-    return model
-
-
-def check_same_vocabulary(
-    name: str,
-    tokenizer: PreTrainedTokenizerBase,
-    other: str,
-    its_tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    """Check that two models of an ensemble, `name` and `other`, have the same tokens.
-
-    Raises:
-        ValueError: they have not.
-    """
-    if its_tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"{name} and {other} have different vocabularies: an ensemble needs models of one "
-            "tokenizer"
-        )

@@ -1,13 +1,139 @@
-"""BLEU and chrF of translations, each with its sacreBLEU signature, of files and of models."""
+"""Scores of translations of files and of models: BLEU and chrF with signatures, and of tags."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.options import UsageError, option
 
 from .decoding_options import DecodingOptions
-from .markup_scores import MarkupScores, score_markup
+from .markup import TAG_NAME
+
+# --- how well tags are placed, against references that translators tagged ------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """A pair of tags.
+
+    Attributes:
+        name: of the tag.
+        first: number of the word in which it begins.
+        text: inside, with single spaces and without the tags in it.
+    """
+
+    name: str
+    first: int
+    text: str
+
+
+@dataclass(frozen=True)
+class MarkupScores:
+    """Scores of the lines whose references have pairs of tags.
+
+    Attributes:
+        lines: their number.
+        well_formed: of these, translations whose tags are nested pairs.
+        complete: of these, translations with exactly the tags of the reference, in any order.
+        span_f1: F1 of spans, 0 to 1; a span is a tag and the text inside, at any place of the line.
+        distance: mean number of words between the beginning of a span and the same span of the
+            reference, where the words of both lines are matched; 0 without spans.
+    """
+
+    lines: int
+    well_formed: int
+    complete: int
+    span_f1: float
+    distance: float
+
+    def __str__(self) -> str:
+        return (
+            f"tags of {self.lines} lines: well-formed {self.well_formed}, "
+            f"complete {self.complete}, span F1 {self.span_f1:.3f}, {self.distance:.2f} words off"
+        )
+
+
+def score_markup(translations: Sequence[str], references: Sequence[str]) -> MarkupScores | None:
+    """Score the tags of translations; None where no reference has a pair of tags.
+
+    Args:
+        translations: one per reference.
+        references: with tags as the translators placed them.
+    """
+    lines = well_formed = complete = same = found = wanted = 0
+    distances: list[float] = []
+    for translation, reference in zip(translations, references, strict=True):
+        _, reference_spans, _ = tagged_spans(reference)
+        if not reference_spans:
+            continue
+        lines += 1
+        _, spans, is_nested = tagged_spans(translation)
+        well_formed += is_nested
+        complete += Counter(_tags(translation)) == Counter(_tags(reference))
+        ours, theirs = (
+            Counter((span.name, span.text) for span in each) for each in (spans, reference_spans)
+        )
+        same += (ours & theirs).total()
+        found, wanted = found + len(spans), wanted + len(reference_spans)
+        distances += _distances(translation, reference)
+    if not lines:
+        return None
+    distance = sum(distances) / max(len(distances), 1)
+    return MarkupScores(lines, well_formed, complete, 2 * same / (found + wanted), distance)
+
+
+def tagged_spans(text: str) -> tuple[list[str], list[Span], bool]:
+    """The words of a text without tags, its pairs of tags, and whether all tags are such pairs."""
+    plain, last = "", 0
+    opened: list[tuple[str, int, int]] = []  # name, number in `spans`, where it begins
+    spans: list[Span | None] = []
+    is_nested = True
+    for tag in TAG_NAME.finditer(text):
+        plain += text[last : tag.start()]
+        last = tag.end()
+        if tag[3]:  # <br/>
+            continue
+        if not tag[1]:
+            opened.append((tag[2], len(spans), len(plain)))
+            spans.append(None)
+        elif opened and opened[-1][0] == tag[2]:
+            name, number, start = opened.pop()
+            inside = plain[start:]
+            first = len((plain[:start] + "x").split()) - 1
+            spans[number] = Span(name, first, " ".join(inside.split()))
+        else:
+            is_nested = False
+    words = (plain + text[last:]).split()
+    return words, [span for span in spans if span is not None], is_nested and not opened
+
+
+def _tags(text: str) -> list[str]:
+    return [tag.group() for tag in TAG_NAME.finditer(text)]
+
+
+def _distances(translation: str, reference: str) -> list[float]:
+    """Words between the beginnings of equal tags, in their order, on words that both lines have."""
+    words, spans, _ = tagged_spans(translation)
+    reference_words, reference_spans, _ = tagged_spans(reference)
+    matcher = SequenceMatcher(None, reference_words, words, autojunk=False)
+    # where each word of the reference would stand in the translation
+    place: list[float] = []
+    for _, a, a_end, b, b_end in matcher.get_opcodes():
+        step = (b_end - b) / max(a_end - a, 1)
+        place += [b + step * i for i in range(a_end - a)]
+    place.append(len(words))
+    found = []
+    for name in {span.name for span in reference_spans}:
+        ours = [span.first for span in spans if span.name == name]
+        theirs = [place[span.first] for span in reference_spans if span.name == name]
+        found += [abs(a - b) for a, b in zip(ours, theirs, strict=False)]
+    return found
+
+
+# --- the command ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,7 @@ from hf_vanilla.data.lines import check_text_file, decoded_lines, read_lines
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
-from .alignment_links import alignment_line
-from .alignments import read_head
+from .alignments import alignment_line, read_head
 from .decoding import first_numbers
 from .decoding_options import DecodingOptions
 from .loading import NOTE, demo_model
@@ -54,13 +53,6 @@ class TranslateOptions(DecodingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_writing()
-        if self.alignment_head is not None:
-            if not self.alignments:
-                raise ValueError(f"alignment_head={self.alignment_head!r} needs --alignments")
-            read_head(self.alignment_head)
-
-    def _check_writing(self) -> None:
         given = [name for name in ("n_best", "alignments") if getattr(self, name)]
         if self.format == "jsonl" and not given:
             raise ValueError(f"format={self.format!r} needs --n_best or --alignments")
@@ -68,6 +60,10 @@ class TranslateOptions(DecodingOptions):
             raise ValueError("give n_best or alignments, not both")
         if given:
             self.check_single_sentences(given[0])
+        if self.alignment_head is not None:
+            if not self.alignments:
+                raise ValueError(f"alignment_head={self.alignment_head!r} needs --alignments")
+            read_head(self.alignment_head)
 
 
 def translate_file(options: TranslateOptions) -> Path | None:
@@ -89,10 +85,7 @@ def translate_file(options: TranslateOptions) -> Path | None:
     if not options.model:
         options = replace(options, model=demo_model())
         if processes.is_main_process:
-            logger.info(
-                "this is the demo model: %s; --model names another one",
-                NOTE,
-            )
+            logger.info("this is the demo model: %s; --model names another one", NOTE)
     _check_streams(options, processes)
     translator = options.open_texts(processes if processes.num_processes > 1 else None)
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
@@ -120,7 +113,11 @@ def _translations(
     blank: list[int],
 ) -> Iterator[str]:
     """The texts to write, each for one input line; numbers of blank lines are added to `blank`."""
-    lines = _noting_blank(_lines(options.input), blank)
+    if options.input == STANDARD_STREAM:
+        lines = decoded_lines(sys.stdin.buffer, "stdin")
+    else:
+        lines = read_lines(options.input)
+    lines = _noting_blank(lines, blank)
     if isinstance(translator, TextTranslator) or (
         options.n_best is None and not options.alignments
     ):
@@ -167,14 +164,13 @@ def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
         check_output_file(options.output, overwrite=options.overwrite)
     elif sys.stdout is None:
         raise ValueError("stdout is closed: give a file by --output")
-    path = Path(options.input)
-    if options.input == STANDARD_STREAM:
-        if sys.stdin is None:
-            raise ValueError("stdin is closed: give a file by --input")
-    else:
-        check_text_file(options.input)
-    if processes.num_processes > 1 and not path.is_file():
-        name = "stdin" if options.input == STANDARD_STREAM else str(path)
+    name = options.input
+    if name != STANDARD_STREAM:
+        check_text_file(name)
+    elif sys.stdin is None:
+        raise ValueError("stdin is closed: give a file by --input")
+    if processes.num_processes > 1 and not Path(name).is_file():
+        name = "stdin" if name == STANDARD_STREAM else name
         raise ValueError(
             f"{processes.num_processes} processes cannot share {name}: give a regular file "
             "by --input"
@@ -205,7 +201,3 @@ def _noting_blank(lines: Iterator[str], blank: list[int]) -> Iterator[str]:
         if not line.strip():
             blank.append(number)
         yield line
-
-
-def _lines(name: str) -> Iterator[str]:
-    return decoded_lines(sys.stdin.buffer, "stdin") if name == STANDARD_STREAM else read_lines(name)

@@ -44,21 +44,17 @@ def _is_id(value: Any) -> bool:
     return _is_whole(value) and value >= 0
 
 
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_id, value))
+def _list_of(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and bool(value) and all(map(accepts, value))
 
 
-def _are_id_lists(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_ids, value))
+_is_ids = _list_of(_is_id)
 
 
-def _are_biases(value: Any) -> bool:
+def _is_bias(value: Any) -> bool:
+    is_pair = isinstance(value, list) and len(value) == 2
     return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(one, list) and len(one) == 2 for one in value)
-        and all(_is_ids(ids) and isinstance(bias, float) for ids, bias in value)
-        and all(is_finite_number(bias) for _, bias in value)
+        is_pair and _is_ids(value[0]) and isinstance(value[1], float) and is_finite_number(value[1])
     )
 
 
@@ -97,9 +93,13 @@ FLAG = Kind(lambda value: isinstance(value, bool), "give true or false")
 ID = Kind(_is_id, "give a token id", has_none=True)
 IDS = Kind(_is_ids, "give a list of token ids, such as [3, 5]", has_none=True)
 ID_OR_IDS = Kind(lambda value: _is_id(value) or _is_ids(value), "give token ids", has_none=True)
-ID_LISTS = Kind(_are_id_lists, "give a list of lists of token ids, such as [[3, 5]]", has_none=True)
+ID_LISTS = Kind(
+    _list_of(_is_ids), "give a list of lists of token ids, such as [[3, 5]]", has_none=True
+)
 BIASES = Kind(
-    _are_biases, "give lists of token ids with a bias, such as [[[3, 5], -2.0]]", has_none=True
+    _list_of(_is_bias),
+    "give lists of token ids with a bias, such as [[[3, 5], -2.0]]",
+    has_none=True,
 )
 KINDS = {
     # how to search

@@ -44,7 +44,6 @@ def load_translator(
             or the dtype is not possible.
         OSError: no model is found under this name.
     """
-    check_dtype(dtype)
     name = model_folder(name)
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise ValueError(
@@ -54,16 +53,6 @@ def load_translator(
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(f"{name} is a model for CTranslate2: translate with --engine ctranslate2")
     return load_in(name, dtype, device), load_saved(AutoTokenizer, name)
-
-
-def check_dtype(dtype: str | None) -> None:
-    """Refuse an unknown name.
-
-    Raises:
-        ValueError: it is not one of `DTYPES`.
-    """
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
 
 
 def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTrainedModel:
@@ -81,7 +70,8 @@ def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTra
         ValueError: the dtype is unknown, or not possible for this model or device.
         OSError: no model is found under this name.
     """
-    check_dtype(dtype)
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
     if dtype == "int8":
         _require_cpu("dtype='int8'", device)
     default = torch.device("cuda" if torch.cuda.is_available() else "cpu")

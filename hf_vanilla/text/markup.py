@@ -20,7 +20,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .alignment_links import Spans
+from .alignments import Spans
 
 # Every pattern reads a text once: it does not begin again inside what it has read in vain.
 TAG = r"</?[A-Za-z][^<>]*>|<!--(?:(?!<!--).)*?-->"

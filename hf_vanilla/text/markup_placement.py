@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .alignment_links import Links, Spans
+from .alignments import Links, Spans
 from .markup import NUMBER, Item, Markup, Node, is_tag, parts
 from .terminology import Term
 

@@ -1,27 +1,29 @@
-"""The n-best list of a sentence, with the scores of the search (6.1); scores of given translations.
+"""The n-best list of a sentence, with scores and steps of the search (6.1); given translations.
 
-Shapes: B batch, S source, T target, V vocabulary.
+Shapes: B batch, S source, T target, V vocabulary; n beams, c candidates of a step, L tokens so far.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_vanilla.data.batching import batch_bounds, padded, padded_with_mask
+from hf_vanilla.data.batching import padded
 from hf_vanilla.models.generation_vanilla import merged_settings, penalty_of
 from hf_vanilla.models.pipeline_vanilla import lengths_until_end
 from hf_vanilla.models.search_vanilla import NAN_CAUSE
 from hf_vanilla.models.search_vanilla_constraints import IMPOSSIBLE
 
-from .attentions import start_token_id
-from .search_record import SearchRecord
+from .attentions import forced_outputs
+from .decoding import batches_of_similar_length, generated
+
+KEPT, FINISHED, PRUNED, STOPPED = "kept", "finished", "pruned", "stopped"
+GREEDY_CANDIDATES = 5  # of a step of greedy search, which itself follows one
+LOWEST = -1e8  # below it: a continuation of a hypothesis that does not exist
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,100 @@ class Hypothesis:
     score: float
 
 
-@torch.inference_mode()
+@dataclass(frozen=True)
+class Candidate:
+    """A hypothesis with one more token, as a step of the search considers it.
+
+    Attributes:
+        ids: token ids without the prompt; the last one is the new token.
+        parent: index of the candidate of the step before that it continues; -1 in the first step.
+        log_prob: of all its tokens, in nats.
+        status: `"kept"`, one of the n hypotheses of the next step; `"finished"`; `"pruned"`, worse
+            than n others; `"stopped"`, kept when the search ended.
+        rank: of a finished one in the n-best list, from 0; -1 if it is not there.
+    """
+
+    ids: tuple[int, ...]
+    parent: int
+    log_prob: float
+    status: str
+    rank: int = -1
+
+
+@dataclass
+class SearchRecord:
+    """Observes the search of one sentence; pass `hooks` to `generate()`, which change nothing.
+
+    It serves our own search and transformers'. A search without a record does not run this code.
+
+    Args:
+        num_beams: n.
+    """
+
+    num_beams: int
+    _active: list[tuple[list[list[int]], Tensor]] = field(default_factory=list)
+    _candidates: list[list[list[int]]] = field(default_factory=list)
+
+    @property
+    def hooks(self) -> dict[str, list[Any]]:
+        """Arguments of `generate()`."""
+        return {"logits_processor": [self._note_scores], "stopping_criteria": [self._note_ids]}
+
+    def _note_scores(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Note hypotheses `(n, L)` and scores `(n, V)`; greedy search brings logits."""
+        noted = scores.log_softmax(dim=-1) if self.num_beams == 1 else scores.clone()
+        self._active.append((input_ids.tolist(), noted))
+        return scores
+
+    def _note_ids(self, input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Note candidates `(c, L + 1)`; none is stopped."""
+        self._candidates.append(input_ids.tolist())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def steps(self, results: list[list[int]], end_ids: set[int]) -> list[list[Candidate]]:
+        """The candidates of each step, best first.
+
+        Args:
+            results: the n-best list as token ids without prompt and padding, best first.
+            end_ids: ids of end tokens.
+        """
+        ranks = {tuple(ids): rank for rank, ids in reversed(list(enumerate(results)))}
+        steps: list[list[Candidate]] = []
+        known: dict[tuple[int, ...], tuple[int, float]] = {(): (-1, 0.0)}
+        for index, (active, scores) in enumerate(self._active):
+            prompt = len(active[0]) - index
+            rows = {tuple(ids[prompt:]): row for row, ids in reversed(list(enumerate(active)))}
+            is_last = index == len(self._active) - 1
+            step: list[Candidate] = []
+            kept = 0
+            for place, ids in enumerate(self._of_step(index, prompt, scores)):
+                parent, before = known[ids[:-1]]
+                log_prob = before + scores[rows[ids[:-1]], ids[-1]].item()
+                if not log_prob > LOWEST:  # it continues no hypothesis, or a rule forbids it
+                    continue
+                is_end = ids[-1] in end_ids or (is_last and ids in ranks)
+                status = PRUNED
+                if is_end and place < self.num_beams:
+                    status = FINISHED
+                elif not is_end and kept < self.num_beams:
+                    status, kept = STOPPED if is_last else KEPT, kept + 1
+                rank = ranks.get(ids, -1) if status == FINISHED else -1
+                step.append(Candidate(ids, parent, log_prob, status, rank))
+            known = {c.ids: (place, c.log_prob) for place, c in enumerate(step)}
+            steps.append(step)
+        return steps
+
+    def _of_step(self, index: int, prompt: int, scores: Tensor) -> list[tuple[int, ...]]:
+        """Ids of the candidates of a step, best first."""
+        candidates = [tuple(ids[prompt:]) for ids in self._candidates[index]]
+        if self.num_beams > 1:
+            return candidates
+        before = candidates[0][:-1]
+        best = scores[0].topk(min(GREEDY_CANDIDATES, scores.shape[1])).indices.tolist()
+        others = [token for token in best if token != candidates[0][-1]]
+        return [candidates[0], *((*before, token) for token in others)][:GREEDY_CANDIDATES]
+
+
 def best_translations(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -64,14 +159,11 @@ def best_translations(
             hypotheses.
     """
     if record is not None:
-        generate_kwargs |= {
-            "logits_processor": record.processors,
-            "stopping_criteria": record.criteria,
-        }
-    inputs = tokenizer(sentence, return_tensors="pt", verbose=False).to(model.device)
-    found = model.generate(
-        input_ids=inputs.input_ids,
-        attention_mask=inputs.attention_mask,
+        generate_kwargs |= record.hooks
+    found = generated(
+        model,
+        tokenizer,
+        [tokenizer(sentence, verbose=False).input_ids],
         do_sample=False,
         num_beams=num_beams,
         num_return_sequences=num_beams,
@@ -88,12 +180,10 @@ def best_translations(
         scores = [total / penalty_of(len(rows[0]), settings)]
     else:
         scores = found.sequences_scores.tolist()
-    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
-    hypotheses = [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
+    hypotheses = _hypotheses(tokenizer, rows, scores)
     return [one for one in hypotheses if one.score > IMPOSSIBLE]
 
 
-@torch.inference_mode()
 def n_best_of_rows(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -114,16 +204,10 @@ def n_best_of_rows(
             fewer where the settings leave no more.
         **generate_kwargs: changes to the model's generation config.
     """
-    input_ids, attention_mask = padded_with_mask(rows, tokenizer.pad_token_id)
     returned = {"num_return_sequences": n, "return_dict_in_generate": True, "output_scores": True}
-    found = model.generate(
-        input_ids=input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
-        **{**generate_kwargs, **returned},
-    )
+    found = generated(model, tokenizer, rows, **{**generate_kwargs, **returned})
     settings = _settings(model, generate_kwargs)
     ids = _rows_until_end(found.sequences, settings)
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
     scores = found.get("sequences_scores")
     if scores is None:
         pairs = [(rows[i // n], row) for i, row in enumerate(ids)]
@@ -133,10 +217,17 @@ def n_best_of_rows(
         ]
     else:
         values = scores.tolist()
-    hypotheses = [Hypothesis(*one) for one in zip(texts, ids, values, strict=True)]
+    hypotheses = _hypotheses(tokenizer, ids, values)
     lists = [hypotheses[i : i + n] for i in range(0, len(hypotheses), n)]
     lists = [[found for found in one if found.score > IMPOSSIBLE] for one in lists]
     return [sorted(one, key=lambda found: -found.score) for one in lists]
+
+
+def _hypotheses(
+    tokenizer: PreTrainedTokenizerBase, rows: list[list[int]], scores: list[float]
+) -> list[Hypothesis]:
+    texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return [Hypothesis(*values) for values in zip(texts, rows, scores, strict=True)]
 
 
 def _settings(model: PreTrainedModel, changes: dict[str, Any]) -> GenerationConfig:
@@ -177,34 +268,15 @@ def log_probs_of_pairs(
     Raises:
         ValueError: a log-probability is NaN.
     """
-    longest = [max(len(source), len(target)) for source, target in pairs]
-    order = sorted(range(len(pairs)), key=lambda i: -longest[i])
-    lengths = np.minimum([longest[i] for i in order], tokens_per_batch)
+    lengths = {i: max(map(len, pair)) for i, pair in enumerate(pairs)}
     found: list[list[float]] = [[] for _ in pairs]
-    for begin, end in pairwise(batch_bounds(lengths, tokens_per_batch).tolist()):
-        batch = order[begin:end]
-        log_probs = _batch_log_probs(model, [pairs[i] for i in batch]).tolist()
-        for i, row in zip(batch, log_probs, strict=True):
+    for batch in batches_of_similar_length(lengths, tokens_per_batch):
+        sources, targets = zip(*(pairs[i] for i in batch), strict=True)
+        logits = forced_outputs(model, sources, [row[:-1] for row in targets]).logits  # (B, T, V)
+        ids = padded(targets, model.config.pad_token_id).to(logits.device).unsqueeze(-1)
+        log_probs = logits.float().log_softmax(dim=-1).gather(-1, ids).squeeze(-1)  # (B, T)
+        for i, row in zip(batch, log_probs.tolist(), strict=True):
             found[i] = row[: len(pairs[i][1])]
             if any(map(math.isnan, found[i])):
                 raise ValueError(f"log-probabilities are NaN: {NAN_CAUSE}")
     return found
-
-
-def _batch_log_probs(
-    model: PreTrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> torch.Tensor:
-    """`(B, T)`; entries after a pair's target are meaningless."""
-    pad, device = model.config.pad_token_id, model.device
-    input_ids, attention_mask = padded_with_mask([source for source, _ in pairs], pad)  # (B, S)
-    targets = padded([target for _, target in pairs], pad).to(device)  # (B, T)
-    start = targets.new_full((len(pairs), 1), start_token_id(model))
-    logits = model(
-        input_ids=input_ids.to(device),
-        attention_mask=attention_mask.to(device),
-        # padding is on the right, and the decoder is causal: no decoder_attention_mask is needed
-        decoder_input_ids=torch.cat([start, targets[:, :-1]], dim=1),
-        use_cache=False,
-    ).logits  # (B, T, V)
-    log_probs = logits.float().log_softmax(dim=-1)
-    return log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)

@@ -33,10 +33,8 @@ PAIRED_OPTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationDataOptions(Options):
-    """Text to train on, and how it becomes batches. The default is the built-in corpus."""
-
-    _argument_group_name = "options of task translation"
+class PairOptions(Options):
+    """A corpus of sentence pairs: a dataset or two files. The default is the built-in one."""
 
     dataset: str | None = option(
         None,
@@ -55,6 +53,23 @@ class TranslationDataOptions(Options):
     train_target: str | None = option(
         None, "file of their translations, line by line", of_data=True, chooses_data=True
     )
+
+    @property
+    def train_files(self) -> tuple[str, str] | None:
+        """The two files to train on, if the data are files."""
+        return _both(self.train_source, self.train_target)
+
+
+def _both(source: str | None, target: str | None) -> tuple[str, str] | None:
+    return None if source is None or target is None else (source, target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationDataOptions(PairOptions):
+    """Text to train on, and how it becomes batches. The default is the built-in corpus."""
+
+    _argument_group_name = "options of task translation"
+
     prepared: str | None = option(
         None,
         "folder of hf-vanilla prepare: its token ids are the training pairs",
@@ -126,8 +141,7 @@ class TranslationDataOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_prepared()
-        self._check_mixture()
+        self._check_sources()
         self._check_data()
         if self.tokens_per_batch < self.max_length:
             raise ValueError(
@@ -135,15 +149,13 @@ class TranslationDataOptions(Options):
                 f"{self.max_length}: a batch must hold one sentence"
             )
 
-    def _check_prepared(self) -> None:
+    def _check_sources(self) -> None:
         for name in ("dataset", "train_source", "tokenizer"):
             if self.prepared is not None and (value := getattr(self, name)):
                 raise ValueError(
                     f"prepared={self.prepared!r} and {name}={value!r}: the prepared folder has "
                     f"pairs and tokenizer; leave {name} out"
                 )
-
-    def _check_mixture(self) -> None:
         _ = self.corpora  # checks its entries
         for name in ("dataset", "train_source", "prepared"):
             if self.mixture is not None and (value := getattr(self, name)):
@@ -218,16 +230,9 @@ class TranslationDataOptions(Options):
         return () if self.mixture is None else read_mixture(self.mixture)
 
     @property
-    def train_files(self) -> tuple[str, str] | None:
-        """The two files to train on, if the data are files."""
-        files = self.train_source, self.train_target
-        return None if files[0] is None or files[1] is None else (files[0], files[1])
-
-    @property
     def validation_files(self) -> tuple[str, str] | None:
         """The two validation files, if the data are files."""
-        files = self.validation_source, self.validation_target
-        return None if files[0] is None or files[1] is None else (files[0], files[1])
+        return _both(self.validation_source, self.validation_target)
 
 
 def generation_config(config: VanillaConfig, decoding: dict[str, Any]) -> GenerationConfig:

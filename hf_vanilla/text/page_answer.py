@@ -12,14 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from hf_vanilla.models.generation_vanilla import length_penalty, penalty_form
 
 from .alignments import AlignedWords
-from .attentions import CROSS, DECODER, ENCODER, KINDS, Attentions, readable_tokens, word_starts
-from .layer_steps import LayerSteps
-from .page_service import Result
+from .attentions import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    KINDS,
+    Attentions,
+    LayerSteps,
+    readable_tokens,
+    word_starts,
+)
+from .n_best import Candidate, Hypothesis
 
 ALTERNATIVES = 5  # tokens listed beside each one that was chosen
 DIGITS = 4
@@ -34,6 +42,29 @@ PATTERNS = {
     CROSS: ("diagonal", "end token"),
 }
 _OFFSETS = {"previous token": -1, "token before the last": -1, "next token": 1}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The translations of one sentence.
+
+    Attributes:
+        model: folder or Hub id.
+        sentence: what the visitor wrote.
+        hypotheses: n-best list, best first.
+        steps: the candidates of each step of the search; none with sampling.
+        settings: of decoding.
+        attentions: weights of the sentence and the best hypothesis.
+        has_layers: whether `inside` knows the model's layers.
+    """
+
+    model: str
+    sentence: str
+    hypotheses: list[Hypothesis]
+    steps: list[list[Candidate]]
+    settings: GenerationConfig
+    attentions: Attentions
+    has_layers: bool
 
 
 def answer_of_result(
@@ -112,7 +143,7 @@ def answer_of_attention(
             "keys": keys,
             "words": [word_starts(queries), word_starts(keys)],
             "shape": list(weights.shape),
-            "weights": bytes_of(weights),
+            "weights": base64.b64encode((weights * 255).round().byte().numpy().tobytes()).decode(),
             "patterns": [
                 [{**vars(p), "share": _number(p.share), "entropy": _number(p.entropy)} for p in row]
                 for row in head_patterns(weights, kind)
@@ -157,17 +188,7 @@ def _probabilities(
 
 def answer_of_layer(steps: LayerSteps) -> dict[str, Any]:
     """The vectors of one token in one head, rounded."""
-    return {
-        name: [[_number(x) for x in row] for row in value.tolist()]
-        if value.dim() == 2
-        else [_number(x) for x in value.tolist()]
-        for name, value in vars(steps).items()
-    }
-
-
-def bytes_of(weights: Tensor) -> str:
-    """Weights `(layers, H, Q, K)` in 255ths, in base64."""
-    return base64.b64encode((weights * 255).round().byte().numpy().tobytes()).decode()
+    return {name: _number(value.tolist()) for name, value in vars(steps).items()}
 
 
 def direction(tokens: list[str]) -> str:
@@ -179,8 +200,10 @@ def direction(tokens: list[str]) -> str:
     return "ltr"
 
 
-def _number(value: float) -> float | None:
-    """Rounded; None where it is no number, which JSON does not know."""
+def _number(value: Any) -> Any:
+    """A number, or those of a list, rounded; None where it is none, which JSON does not know."""
+    if isinstance(value, list):
+        return [_number(one) for one in value]
     return round(value, DIGITS) if math.isfinite(value) else None
 
 
@@ -213,24 +236,18 @@ def head_patterns(weights: Tensor, kind: str) -> list[list[HeadPattern]]:
 
 def _pattern(weights: Tensor, kind: str) -> HeadPattern:
     """The pattern of one head, `(Q, K)`."""
-    if kind == DECODER and len(weights) > 1:
-        weights = weights[1:]  # at its first step, a decoder has only the start token to attend to
-        first = 1
-    else:
-        first = 0
+    # at its first step, a decoder has only the start token to attend to
+    first = int(kind == DECODER and len(weights) > 1)
+    weights = weights[first:]
     shares = {name: _share(weights, name, first) for name in PATTERNS[kind]}
-    entropy = torch.special.entr(weights).sum(-1) / math.log(2)  # (Q,)
+    entropy = float((torch.special.entr(weights).sum(-1) / math.log(2)).mean())
     name = max(shares, key=lambda name: shares[name])
     share = shares[name]
     if share < NAMED_FROM:
-        name = _without_pattern(float(entropy.mean()), weights.shape[1])
-    return HeadPattern(name, share, float(entropy.mean()))
-
-
-def _without_pattern(entropy: float, keys: int) -> str:
-    if entropy < FOCUSED_BELOW:
-        return FOCUSED
-    return SPREAD if entropy > SPREAD_FROM * math.log2(max(keys, 2)) else MIXED
+        most = math.log2(max(weights.shape[1], 2))
+        name = SPREAD if entropy > SPREAD_FROM * most else MIXED
+        name = FOCUSED if entropy < FOCUSED_BELOW else name
+    return HeadPattern(name, share, entropy)
 
 
 def _share(weights: Tensor, name: str, first: int) -> float:

@@ -13,15 +13,15 @@ from torch import Tensor
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output, figure_style, new_figure, save_figure
 
-from .attentions import Attentions, attentions, is_special, word_starts
+from .attentions import CROSS, DECODER, ENCODER, Attentions, attentions, is_special, word_starts
 from .loading import load_translator
 
 EVERY, MEAN = "all", "mean"
-# title, what a row is, what a column is
+# name, what a row is, what a column is
 KINDS = {
-    "cross": ("Cross-attention", "target token being written", "source token attended to"),
-    "encoder": ("Encoder self-attention", "source token that attends", "source token attended to"),
-    "decoder": ("Decoder self-attention", "target token being written", "target token attended to"),
+    "cross": (CROSS, "target token being written", "source token attended to"),
+    "encoder": (ENCODER, "source token that attends", "source token attended to"),
+    "decoder": (DECODER, "target token being written", "target token attended to"),
 }
 LONGEST_LABEL = 24  # characters
 GAP = 0.12  # inches between panels
@@ -90,8 +90,8 @@ def save_attention(
     Raises:
         ValueError: there is no such layer or head, or too much to draw.
     """
-    title, row_label, column_label = KINDS[kind]
-    weights = getattr(seen, kind)  # (L, H, queries, keys)
+    name, row_label, column_label = KINDS[kind]
+    title, weights = name.capitalize(), seen.of(name)  # (L, H, queries, keys)
     layers, heads = weights.shape[:2]
     rows = _chosen("layer", layer, layers)
     columns = None if head == MEAN else _chosen("head", head, heads)
@@ -107,15 +107,11 @@ def save_attention(
         save_heat_maps(
             grid,
             path,
-            tokens=(seen.target if kind != "encoder" else seen.source, _keys(seen, kind)),
+            tokens=seen.tokens(name),
             labels=(row_label, column_label),
             title=title,
             names=(layer_names, head_names),
         )
-
-
-def _keys(seen: Attentions, kind: str) -> list[str]:
-    return seen.read if kind == "decoder" else seen.source
 
 
 def _chosen(name: str, value: str, count: int) -> list[int]:

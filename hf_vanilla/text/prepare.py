@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from datasets import IterableDataset
@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 from hf_vanilla.data.corpus import BUILT_IN_CORPUS, stream_from_files, streams_from_dataset
 from hf_vanilla.files import write_text
 from hf_vanilla.loading import load_saved
-from hf_vanilla.options import Options, option
+from hf_vanilla.options import option
 
 from .data import load_corpus
-from .options import TranslationDataOptions
-from .token_shards import StreamedPairs, read_prepared, shards_of_part, write_shards
+from .encoding import StreamedPairs, read_prepared, shards_of_part, write_shards
+from .options import PairOptions, TranslationDataOptions
 
 logger = logging.getLogger(__name__)
 
@@ -24,17 +24,11 @@ SIDES = ("source", "target")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions(Options):
+class PrepareOptions(PairOptions):
     """Tokenize a corpus into shards, by any number of processes; the same command resumes."""
 
     tokenizer: str = option(text="folder or Hub id of a tokenizer, as of train-tokenizer")
     output: str = option(text="folder of the shards")
-    dataset: str | None = option(None, f"'{BUILT_IN_CORPUS}' (built in), a Hub id, or a folder")
-    dataset_config: str | None = option(None, "configuration of the Hub dataset, such as de-en")
-    source_column: str = option("source", "column or language to translate from")
-    target_column: str = option("target", "column or language to translate to")
-    train_source: str | None = option(None, "file of source sentences, plain or .gz")
-    train_target: str | None = option(None, "file of their translations, line by line")
     streaming: bool = option(
         default=False,
         text="read the dataset or the files without a copy on disk: once to count, once to write",
@@ -60,14 +54,8 @@ class PrepareOptions(Options):
         Raises:
             ValueError: they contradict each other.
         """
-        return TranslationDataOptions(
-            dataset=self.dataset,
-            dataset_config=self.dataset_config,
-            source_column=self.source_column,
-            target_column=self.target_column,
-            train_source=self.train_source,
-            train_target=self.train_target,
-        )
+        names = [declared.name for declared in fields(PairOptions)]
+        return TranslationDataOptions(**{name: getattr(self, name) for name in names})
 
 
 def prepare_shards(options: PrepareOptions) -> Path:
@@ -99,7 +87,7 @@ def prepare_shards(options: PrepareOptions) -> Path:
 
 
 def _streams(options: PrepareOptions) -> dict[str, IterableDataset]:
-    files = options.text.train_files
+    files = options.train_files
     if files is not None:
         return {"train": stream_from_files(*files)}
     return streams_from_dataset(

@@ -1,22 +1,38 @@
 """The HTTP API for programs: that of LibreTranslate, and `/v1/translate`.
 
-A text is split into sentences, which share batches with those of other clients. `open_service` adds
-the page, whose computations are those of `page_service.py`.
+A text is split into sentences, which share batches with those of other clients: `app/worker.py`
+forms the batches, and calls a `BatchSearch` on its thread; `Model` prepares the sentences on the
+thread of the HTTP server. `open_service` adds the page.
 """
 
 import asyncio
+import copy
+import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from typing import Any
 
 from hf_vanilla.app.page import Served, whole_number
 from hf_vanilla.app.worker import Worker
+from hf_vanilla.hub.card import languages_of, public_name
 
-from .batched_search import UNKNOWN, BatchSearch, Model, Prepared, Translated
-from .page import MAX_BEAMS, TextPage
-from .page_service import PageService
-from .text_translator import Piece, joined
+from .alignments import Links
+from .decoding import doubt
+from .engines import TorchEngine
+from .markup import Markup, take_out
+from .n_best import Hypothesis
+from .page import MAX_BEAMS, MAX_TOKENS, PageService, TextPage
+from .text_translator import Piece, SentenceSplitter, joined, with_markup
 
+UNKNOWN = "und"  # the code of a language that no card states
+# tags of HTML between which sentences end, with the white space around them; it begins where a run
+# of white space begins, so that a long run is read once
+BLOCK = re.compile(
+    r"(?<!\s)(\s*(?:</?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
+    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>\s*)+)",
+    re.IGNORECASE,
+)
 MOST_CHARACTERS = 20_000  # of the texts of a request
 MOST_TEXTS, MOST_SENTENCES = 256, 512
 NAMES = {
@@ -31,6 +47,161 @@ UNCLOSED = {
     "area", "base", "br", "col", "dd", "dt", "embed", "hr", "img", "input", "li", "link", "meta",
     "option", "p", "source", "tbody", "td", "tfoot", "th", "thead", "tr", "track", "wbr",
 }  # fmt: skip
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Translated:
+    """One sentence in the n best ways.
+
+    Attributes:
+        source: the sentence, with its markup.
+        hypotheses: best first, with the markup of the sentence.
+        links: of the words of the sentence and those of the best; None: not requested.
+        doubt: why the best is probably wrong.
+    """
+
+    source: str
+    hypotheses: list[Hypothesis]
+    links: Links | None = None
+    doubt: str | None = None
+
+    def json(self) -> dict[str, Any]:
+        """For an answer."""
+        found = {
+            "source": self.source,
+            "translation": self.hypotheses[0].text,
+            "hypotheses": [{"text": one.text, "score": one.score} for one in self.hypotheses],
+            "doubt": self.doubt,
+        }
+        return found if self.links is None else {**found, "alignment": self.links}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sentence that waits.
+
+    Attributes:
+        text: with its markup.
+        ids: input ids of the text without it.
+        markup: None: of a plain text.
+    """
+
+    text: str
+    ids: list[int]
+    markup: Markup | None
+
+
+@dataclass(frozen=True)
+class BatchSearch:
+    """Translates a batch by a model; the sentences of equal searches share batches.
+
+    Attributes:
+        service: has the model.
+        name: of the model.
+        n: length of the lists.
+        has_links: words are aligned.
+    """
+
+    service: PageService
+    name: str
+    n: int = 1
+    has_links: bool = False
+
+    def __call__(self, sentences: list[Prepared]) -> list[Translated]:
+        """Translate a batch."""
+        model, tokenizer = self.service.load(self.name)
+        beams = model.generation_config.num_beams or 1
+        changes = {"num_beams": self.n} if self.n > beams else {}
+        engine = TorchEngine(model, tokenizer, **changes)
+        lists = engine.n_best_rows([sentence.ids for sentence in sentences], self.n)
+        self._put_markup(sentences, lists)
+        links: Sequence[Links | None] = [None] * len(sentences)
+        if self.has_links:
+            pairs = [(one.text, found[0].text) for one, found in zip(sentences, lists, strict=True)]
+            links = self.service.aligner(self.name).align(pairs)
+        fragments = self.service.fragments(self.name)
+        return [
+            Translated(one.text, found, of_one, doubt(one.ids, found[0].text, fragments))
+            for one, found, of_one in zip(sentences, lists, links, strict=True)
+        ]
+
+    def _put_markup(self, sentences: list[Prepared], lists: list[list[Hypothesis]]) -> None:
+        """Put the tags of the sentences into their hypotheses."""
+        marked = [
+            (one.markup, found)
+            for one, found in zip(sentences, lists, strict=True)
+            if one.markup is not None
+        ]
+        if not marked:
+            return
+        markups = [markup for markup, found in marked for _ in found]
+        texts = [hypothesis.text for _, found in marked for hypothesis in found]
+        aligner = self.service.aligner(self.name)
+        tagged = iter(with_markup(aligner, markups, texts, [[]] * len(texts)))
+        for _, found in marked:
+            found[:] = [replace(hypothesis, text=next(tagged)) for hypothesis in found]
+
+
+class Model:
+    """What the handlers need of a model, without the thread that computes.
+
+    Args:
+        service: has the model.
+        name: folder or Hub id.
+    """
+
+    def __init__(self, service: PageService, name: str) -> None:
+        model, tokenizer = service.load(name)
+        # of its own: a tokenizer of two threads fails
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self.service, self.name, self.shown = service, name, public_name(name)
+        self.source, self.target = languages_of(name) or (UNKNOWN, UNKNOWN)
+        self.limit = min(MAX_TOKENS, tokenizer.model_max_length)
+        if getattr(model.config, "position_embedding_type", None) == "learned":
+            self.limit = min(self.limit, model.config.max_position_embeddings)
+        self._fragments = service.fragments(name)
+        self._splitter = SentenceSplitter("en" if self.source == UNKNOWN else self.source)
+
+    def search(self, n: int, *, has_links: bool) -> BatchSearch:
+        """How it translates."""
+        return BatchSearch(self.service, self.name, n, has_links)
+
+    def blocks(self, text: str, *, is_html: bool) -> list[str | list[Piece]]:
+        """The sentences of each block of a text, and between them what is not translated."""
+        parts = BLOCK.split(text) if is_html else [text]
+        return [
+            part if number % 2 or not part.strip() else self._splitter.split(part)
+            for number, part in enumerate(parts)
+        ]
+
+    def prepared(self, sentence: str, *, is_html: bool) -> Prepared:
+        """A sentence as the worker takes it.
+
+        Raises:
+            ValueError: it is too long, or in an alphabet that the model does not know.
+        """
+        markup = take_out(sentence) if is_html else None
+        plain = sentence if markup is None else markup.plain
+        ids = self.tokenizer(" ".join(plain.split()), verbose=False).input_ids
+        if len(ids) > self.limit:
+            raise ValueError(
+                f"A sentence has {len(ids):,} tokens; the limit is {self.limit:,}: shorten it."
+            )
+        letters = [letter for letter in plain if letter.isalpha()]
+        foreign = sum(ord(letter) > 0x24F for letter in letters)  # after the Latin letters
+        if 2 * foreign > len(letters) and self.familiarity(ids) < 0.5:
+            raise ValueError("The text is in an alphabet that the model does not know.")
+        return Prepared(sentence, ids, markup)
+
+    def familiarity(self, ids: Sequence[int]) -> float:
+        """Share of the tokens that are more than a letter or a byte."""
+        return 1 - sum(one in self._fragments for one in ids) / max(len(ids), 1)
+
+
+# --- answers -------------------------------------------------------------------------------------
 
 
 class TextService:

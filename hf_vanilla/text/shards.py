@@ -6,7 +6,6 @@ renamed. `manifest.json` lists the shards and the settings of the run.
 
 import gzip
 import json
-import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,8 +19,6 @@ from hf_vanilla.files import PARTIAL, whole_file, write_text
 from .n_best import Hypothesis
 from .text_translator import TextTranslator
 from .translator import Translator
-
-logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 FAILED = ".failed"  # no .txt, so that *.txt are the translations

@@ -1,21 +1,24 @@
 """Translation as a task of the training engine.
 
-Shapes: B batch, S source, T target.
+Shapes: B batch, S source, T target, V vocabulary.
 """
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from datasets import Dataset
 from huggingface_hub import ModelCard
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.data.batching import (
@@ -37,16 +40,11 @@ from hf_vanilla.training.task import Batch, RunFacts, Validation, Work
 
 from .card import translation_card
 from .data import InitialModel, TextData, load_initial_model, prepare_text, text_facts
+from .decoding import Sentence, SentenceDecoder, generated_texts
 from .encoding import EncodedPairs
-from .mixture import SEED_OF_CORPUS, MixtureOrder
+from .mixture import SEED_OF_CORPUS, MixtureOrder, SourceNoise
 from .options import MEASURES, TranslationDataOptions
 from .regularization import DropoutOrder, SubwordDropout, rdrop_outputs, simcut_outputs
-from .text_noise import SourceNoise
-from .validation import (
-    plain_nll,
-    validation_nll,
-    validation_translations,
-)
 
 logger = MainProcessLogger(logging.getLogger(__name__), {})
 
@@ -408,3 +406,73 @@ def training_flops(config: VanillaConfig, source_lengths: Tensor, target_lengths
     decoder += width * int((target_lengths**2).sum() // 2 + (source_lengths * target_lengths).sum())
     output = target * d_model * config.target_vocab_size
     return 6 * (config.encoder_layers * encoder + config.decoder_layers * decoder + output)
+
+
+# --- validation -----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def validation_nll(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    pairs: EncodedPairs,
+    collate: PairCollator,
+    *,
+    tokens_per_batch: int,
+) -> float:
+    """Unsmoothed negative log-likelihood in nats per target token, over all pairs and processes.
+
+    Args:
+        accelerator: the processes; each measures its share.
+        model: in evaluation mode, where its loss is unsmoothed.
+        pairs: encoded validation pairs.
+        collate: makes batches of their rows.
+        tokens_per_batch: most tokens per side, padding included.
+    """
+    batches = TokenBatchSampler(
+        pairs.source_lengths, pairs.target_lengths, tokens_per_batch=tokens_per_batch
+    ).batches(0)[accelerator.process_index :: accelerator.num_processes]
+    total = torch.zeros((), device=accelerator.device)
+    tables = pairs.rows.with_format("arrow")
+    for rows in batches:
+        batch = collate(tables[rows])
+        on_device = {name: ids.to(accelerator.device) for name, ids in batch.items()}
+        total += model(**on_device, num_items_in_batch=1).loss
+    return accelerator.reduce(total).item() / int(pairs.target_lengths.sum())
+
+
+def validation_translations(
+    accelerator: Accelerator,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset,
+) -> list[str]:
+    """The model's translations in the order of the pairs; each process translates its share.
+
+    Args:
+        accelerator: the processes.
+        model: in evaluation mode; decodes with its generation config.
+        tokenizer: of both languages.
+        pairs: rows of `source` and `target`.
+    """
+    rows = range(accelerator.process_index, len(pairs), accelerator.num_processes)
+    sentences = map(Sentence, pairs.select(rows)["source"][:], count(1))
+    texts = SentenceDecoder(tokenizer).results(
+        sentences, lambda rows, _: [text for text, _ in generated_texts(model, tokenizer, rows)]
+    )
+    parts = gather_object(list(zip(rows, texts, strict=True)))
+    return [text for _, text in sorted(parts)]
+
+
+@torch.no_grad()
+def plain_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of the labels in nats, summed, unsmoothed.
+
+    Args:
+        logits: `(B, T, V)`; converted to float32 a few rows at a time.
+        labels: `(B, T)` int64; -100 is padding.
+    """
+    parts = zip(logits.flatten(0, 1).split(1024), labels.flatten().split(1024), strict=True)
+    return torch.stack(
+        [cross_entropy(rows.float(), ids, reduction="sum") for rows, ids in parts]
+    ).sum()

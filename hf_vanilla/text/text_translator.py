@@ -157,10 +157,9 @@ class TextTranslator:
     def _pieces(self, texts: Iterable[Sentence], waiting: deque[list[Piece]]) -> Iterator[Sentence]:
         """The sentences of all texts; `waiting` gets those of each."""
         for text in texts:
-            # what is no text fails in the translator
-            is_split = self._splitter is not None and isinstance(text.text, str)
             pieces = [Piece(text.text, "")]
-            if is_split and self._splitter is not None:
+            # what is no text fails in the translator
+            if self._splitter is not None and isinstance(text.text, str):
                 pieces = self._splitter.split(text.text)
             waiting.append(pieces)
             for piece in pieces:
@@ -190,19 +189,16 @@ class TextTranslator:
             if line in failed and markup.plain and not translations[number]:
                 texts[number] = ""
             elif lost:
-                self._record_lost(line, lost)
                 texts[number] = ""
+                self._without_terms.append(line)
+                processes = self.translator.processes
+                if processes is None or processes.is_main_process:
+                    message = "line %d becomes empty: its translation lacks the terms %s"
+                    logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(lost))))
         return texts
 
     def _terms(self, plain: str) -> list[Term]:
         return [] if self._terminology is None else self._terminology.find(plain)
-
-    def _record_lost(self, line: int, phrases: Sequence[str]) -> None:
-        self._without_terms.append(line)
-        processes = self.translator.processes
-        if processes is None or processes.is_main_process:
-            message = "line %d becomes empty: its translation lacks the terms %s"
-            logger.warning(message, line, ", ".join(map(repr, dict.fromkeys(phrases))))
 
     def _plain(self, sentences: Iterable[Sentence], progress: bool) -> Iterator[str]:
         if self._terminology is not None:
@@ -246,11 +242,10 @@ def _without_markup(
 ) -> Iterator[Sentence]:
     """The sentences without items; `waiting` gets these and the line."""
     for sentence in sentences:
-        markup = take_out(sentence.text if isinstance(sentence.text, str) else "")
+        is_text = isinstance(sentence.text, str)
+        markup = take_out(sentence.text if is_text else "")
         waiting.append((markup, sentence.line))
-        yield Sentence(
-            markup.plain if isinstance(sentence.text, str) else sentence.text, sentence.line
-        )
+        yield Sentence(markup.plain if is_text else sentence.text, sentence.line)
 
 
 def joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:

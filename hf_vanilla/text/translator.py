@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice, tee
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ from hf_vanilla.data.lines import check_sentences
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
 
-from .alignment_links import Links
-from .alignments import Aligner, AlignmentHead, saved_head
+from .alignments import Aligner, AlignmentHead, Links, saved_head
 from .decoding import (
     TOKENS_PER_BATCH,
     WINDOW_LINES,
@@ -23,7 +23,8 @@ from .decoding import (
     SentenceDecoder,
     check_tokens_per_batch,
 )
-from .engines import Engine, TorchEngine, load_engine
+from .engines import Engine, TorchEngine, check_beams, check_n_best, load_engine
+from .generation_fields import check_own_search
 from .n_best import Hypothesis
 from .terminology import phrase_of, sentences_with_phrases
 
@@ -131,12 +132,11 @@ class Translator(SentenceDecoder):
                 fails at every sentence.
         """
         check_sentences(sentences)
-        if constraints is not None:
-            self.check_constraints()
-        total = len(sentences) if isinstance(sentences, Sized) else None
+        total = length_hint(sentences) or None
         if constraints is None:
             texts: Iterable[Sentence] = map(Sentence, sentences, count(first_line))
         else:
+            self.check_constraints()
             pairs = enumerate(sentences_with_phrases(sentences, constraints), start=first_line)
             texts = (Sentence(text, line, phrases) for line, (text, phrases) in pairs)
         return self.translate_all(texts, progress=progress, total=total)
@@ -176,7 +176,7 @@ class Translator(SentenceDecoder):
         """
         check_sentences(sentences)
         aligner = self.aligner(head)
-        total = len(sentences) if isinstance(sentences, Sized) else None
+        total = length_hint(sentences) or None
         read, kept = tee(sentences)
         texts = self.translate_all(
             map(Sentence, read, count(first_line)), progress=progress, total=total
@@ -220,8 +220,9 @@ class Translator(SentenceDecoder):
         """
         if not isinstance(self.engine, TorchEngine):
             raise ValueError("constraints and terminology need --engine torch")
-        self.engine.check_own_search("constraints and terminology need beam search")
-        self.engine.check_beams("constraints and terminology", 2)
+        what = "constraints and terminology"
+        check_own_search(f"{what} need beam search", *self.engine.search)
+        check_beams(what, 2, *self.engine.search)
 
     def n_best(
         self, sentences: Iterable[str], n: int, *, progress: bool = False, first_line: int = 1
@@ -237,15 +238,14 @@ class Translator(SentenceDecoder):
         engine = self.engine
         if not isinstance(engine, TorchEngine):
             raise ValueError(f"n_best={n} needs --engine torch")
-        engine.check_n_best(n)
+        check_n_best(n, *engine.search)
         self.failed = []
-        total = len(sentences) if isinstance(sentences, Sized) else None
         return self.results(
             map(Sentence, sentences, count(first_line)),
             lambda rows, _: engine.n_best_rows(rows, n),
             blank=[],
             progress=progress,
-            total=total,
+            total=length_hint(sentences) or None,
         )
 
     def _batches(self, rows: dict[int, list[int]]) -> list[list[int]]:

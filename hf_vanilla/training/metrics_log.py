@@ -216,7 +216,10 @@ class MetricsLog:
             name: "step 400" for the model in training, else what may become the finished one.
             averaged: checkpoints in its mean, 1 for a single one; 0 for the model in training.
         """
-        entry = log_entry(validation.values, self.task.measures)
+        # under the names that the measures have in the log
+        measures = self.task.measures
+        names = {name: measures[name].log_name or name for name in measures}
+        entry = {names.get(name, name): value for name, value in validation.values.items()}
         which = {"model": name} if averaged else {}
         self.write(
             step=progress.step,
@@ -228,10 +231,6 @@ class MetricsLog:
         line = "  ".join(f"{key} {value:.3f}" for key, value in entry.items())
         if self.accelerator.is_main_process:
             tqdm.write(f"{name}: {line}", file=sys.stderr)
-
-    def close(self) -> None:
-        """End the bar."""
-        self.bar.close()
 
 
 def bar_text(entry: Mapping[str, float], items: str, derived: Collection[str] = ()) -> str:
@@ -264,14 +263,6 @@ def drop_later_entries(path: Path, step: int) -> None:
         write_text(path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
 
-def log_entry(values: Mapping[str, float], measures: Mapping[str, Measure]) -> dict[str, float]:
-    """Values of a validation under the names that they have in the log."""
-    return {
-        (measures[name].log_name or name) if name in measures else name: value
-        for name, value in values.items()
-    }
-
-
 def run_summary(
     entries: Sequence[Mapping[str, Any]], measures: Mapping[str, Measure], items: str
 ) -> dict[str, str]:
@@ -285,9 +276,8 @@ def run_summary(
     summary = {}
     trained = [entry for entry in entries if "loss" in entry]
     for name, measure in measures.items():
-        values = [e[name] for e in trained[-1:] if measure.better is None and name in e]
-        for value in values:
-            summary[f"{measure.label} at the end"] = f"{value:.{measure.precision}f}"
+        if measure.better is None and trained and name in trained[-1]:
+            summary[f"{measure.label} at the end"] = f"{trained[-1][name]:.{measure.precision}f}"
     for name, text, form in (
         (f"{items}_per_second", f"{items} per second, median", "{:,.0f}"),
         ("padding_share", "padding, share of all positions, median", "{:.1%}"),

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
-from hf_vanilla.families import Measure, load_part
+from hf_vanilla.families import load_part
 from hf_vanilla.files import PARTIAL, write_files
 from hf_vanilla.options import noted
 from hf_vanilla.plots.curves import RECIPE_FILE
@@ -82,11 +82,6 @@ class PreparedRun:
     def is_main(self) -> bool:
         """Whether this is the process that writes."""
         return self.accelerator.is_main_process
-
-    @property
-    def best_by(self) -> Measure:
-        """The measure that compares validations."""
-        return self.task.measures[self.recipe.best_by]
 
 
 def prepare_run(recipe: Recipe) -> PreparedRun:

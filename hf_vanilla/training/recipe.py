@@ -5,6 +5,7 @@ Numbers of three kinds go to three places: what shapes the model to its config, 
 options of the task.
 """
 
+import difflib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from hf_vanilla.families import (
     task_of_option,
     validation_measures,
 )
-from hf_vanilla.file_values import check_names, is_finite_number, read_yaml
+from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown, yaml_value
 from hf_vanilla.loading import initial_config, task_or_default
 from hf_vanilla.options import (
     Options,
@@ -43,10 +44,22 @@ from hf_vanilla.options import (
 )
 
 from .optimization import SCHEDULES, check_schedule
-from .recipe_files import RENAMED, drop_retired, recipe_file
 
 logger = logging.getLogger(__name__)
 
+# options of earlier versions by their names of today
+RENAMED = {f"adam_{name}": f"adam.{name}" for name in ("beta1", "beta2", "epsilon")}
+# options of earlier versions: what replaces each, and its values without effect, which are dropped
+RETIRED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "streaming": ("use hf-vanilla prepare --streaming true, and give prepared", (False,)),
+    "window_pairs": ("leave it out: it was of streaming", (100_000,)),
+    **{
+        # without an old scene_column, a table was one scene
+        f"{name}_column": (f"give columns {name}=NAME", () if name == "scene" else (name,))
+        for name in ("frame", "agent", "x", "y", "scene")
+    },
+    "comet": ("score the translations with unbabel-comet's own command", ()),
+}
 SECTIONS = ("model", "decoding")
 AUTO = "auto"  # in place of a recipe's name
 RECIPE_HELP = (
@@ -397,7 +410,9 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     are_merged = [*SECTIONS, *noted(TrainRecipe, "is_section")]
     given = merged(_checked(options, names, classes), {**given, **sections}, are_merged)
     if is_auto:
-        file = _auto_values(entry, task, given)
+        if not entry.auto:
+            raise ValueError(f"recipe auto is of task {DEFAULT_TASK}, not of {task}: name a recipe")
+        file = load_part(entry.auto)(given)
     values = _checked(file, names, classes)
     # data chosen beside a file replaces all options of the file that describe data
     if noted(classes[1], "chooses_data") & given.keys():
@@ -407,17 +422,6 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     values = merged(values, given, are_merged)
     train, data = (made_options(kind, values) for kind in classes)
     return Recipe(train=train, data=data, task=task, **{n: values[n] for n in SECTIONS})
-
-
-def _auto_values(entry: TaskEntry, task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the recipe `auto` for the data that are given.
-
-    Raises:
-        ValueError: the task has no such recipe, or no data are given.
-    """
-    if not entry.auto:
-        raise ValueError(f"recipe auto is of task {DEFAULT_TASK}, not of {task}: name a recipe")
-    return load_part(entry.auto)(given)
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -490,3 +494,45 @@ def _lower_rate(values: dict[str, Any], given: Mapping[str, Any]) -> None:
 def _warn_once(message: str) -> None:
     """Log a message once in this process: a sweep reads the recipe of each run several times."""
     logger.warning(message)
+
+
+# --- the files of the package, options of earlier versions ---------------------------------------
+
+
+def drop_retired(values: dict[str, Any], arguments: list[str]) -> None:
+    """Remove retired options from a file's values and a command line.
+
+    Raises:
+        ValueError: one has a value with an effect; the message says what replaces it.
+    """
+    for name, (instead, off) in RETIRED.items():
+        written = [values.pop(name)] if name in values else []
+        for spelling in {f"--{name}", f"--{name.replace('_', '-')}"}:
+            text = pop_option(arguments, spelling)
+            written += [] if text is None else [yaml_value(text)]
+        for value in written:
+            if value is not None and value not in off:
+                raise ValueError(f"{name}={shown(value)}: this option has gone; {instead}")
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes in the package by name: `numbers`, or `table3/base` in a subfolder."""
+    folder = Path(__file__).resolve().parents[1] / "recipes"
+    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def recipe_file(name: str) -> Path:
+    """The file of a recipe, by its path or its name.
+
+    Raises:
+        FileNotFoundError: there is neither.
+    """
+    shipped = shipped_recipes()
+    if Path(name).is_file():
+        return Path(name)
+    if name not in shipped:
+        close = difflib.get_close_matches(name, shipped, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(shipped)}"
+        raise FileNotFoundError(f"{name}: no such file, and no recipe of that name; {hint}")
+    return shipped[name]

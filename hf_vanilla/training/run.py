@@ -30,7 +30,6 @@ from .train_step import (
     all_finite,
     forward,
     gradient_sync,
-    learning_rate,
     on_device,
     sum_counts,
     sum_work,
@@ -80,7 +79,8 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
             run.parallel.train()
             totals = sum_counts(run, micro_batches)
             numbers = [part.number for part in micro_batches]
-            result = StepResult(step, learning_rate(run), totals, {}, numbers)
+            rate = float(run.schedule.get_last_lr()[0])  # of the optimizer's first group
+            result = StepResult(step, rate, totals, {}, numbers)
             for micro_batch in on_device(run, micro_batches):
                 with gradient_sync(run, micro_batch):
                     losses = forward(run, micro_batch, totals, is_logged=is_logged)
@@ -123,7 +123,7 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[li
     try:
         yield received
     except KeyboardInterrupt:
-        log.close()
+        log.bar.close()
         if run.is_main:
             folders = all_checkpoints(run.output_dir)
             what = (
@@ -136,7 +136,7 @@ def _ended(run: PreparedRun, log: MetricsLog, progress: Progress) -> Iterator[li
             logger.info("stopped after step %d: the same command %s", progress.step, what)
         raise
     finally:
-        log.close()
+        log.bar.close()
         if is_main_thread:
             signal.signal(signal.SIGTERM, before)
 

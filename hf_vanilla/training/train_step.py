@@ -170,11 +170,6 @@ def gradient_sync(run: PreparedRun, micro_batch: MicroBatch) -> Any:
     return nullcontext() if micro_batch.is_last else run.accelerator.no_sync(run.parallel)
 
 
-def learning_rate(run: PreparedRun) -> float:
-    """The rate of the next update, of the optimizer's first group."""
-    return float(run.schedule.get_last_lr()[0])
-
-
 def update_weights(run: PreparedRun) -> None:
     """One step of the optimizer and of the learning rate."""
     if run.options.max_grad_norm:

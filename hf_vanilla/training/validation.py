@@ -1,20 +1,27 @@
-"""Validate a run, and write its finished model: the best of several by validation (6.1)."""
+"""Validate a run, and write its finished model: the best of several by validation (6.1).
+
+The command `evaluate` scores any model; the model decides which task's options are read.
+"""
 
 import logging
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_vanilla.families import validation_measures
+from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry, validation_measures
 from hf_vanilla.files import read_json_lines, write_files
+from hf_vanilla.loading import task_or_default
+from hf_vanilla.options import parse_options, pop_option
 from hf_vanilla.plots.curves import floor_of_run, save_curves
 
-from .averaging import average_checkpoints
 from .checkpointing import (
     all_checkpoints,
+    average_checkpoints,
     best_checkpoints,
     checkpoint_state,
     load_weights,
@@ -49,7 +56,7 @@ def validate(run: PreparedRun, log: MetricsLog, progress: Progress) -> dict[str,
 
 def compare(run: PreparedRun, progress: Progress, value: float | None) -> None:
     """Note whether a validation is the best so far; tell when the patience is used up."""
-    best_by = run.best_by
+    best_by = run.task.measures[run.recipe.best_by]
     if value is None:
         return
     if progress.best is None or best_by.rank(value) < best_by.rank(progress.best):
@@ -187,3 +194,28 @@ def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
             "%s of the finished model is 0: train longer, or lower learning_rate if the loss rose",
             measures[main[0]].label,
         )
+
+
+# --- the command evaluate -------------------------------------------------------------------------
+
+
+EPILOG = "These are the options for a translation model; --model M --help shows those for M."
+
+
+def read_evaluation(arguments: Sequence[str]) -> tuple[str, Any]:
+    """The import string of what scores the model of a command line, and its options.
+
+    Raises:
+        UsageError: an option is unknown or missing.
+    """
+    task = task_or_default(pop_option(list(arguments), "--model"))
+    entry, epilog = task_entry(task), EPILOG if task == DEFAULT_TASK else None
+    return entry.evaluate, parse_options(
+        load_part(entry.evaluate_options), arguments, epilog=epilog
+    )
+
+
+def evaluate(evaluation: tuple[str, Any]) -> Any:
+    """Score a model on its task, as `read_evaluation` read."""
+    action, options = evaluation
+    return load_part(action)(options)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from hf_vanilla import Translator
 from hf_vanilla.data.lines import read_pairs
+from hf_vanilla.text.evaluation import score_markup, tagged_spans
 from hf_vanilla.text.markup import TAG_NAME
-from hf_vanilla.text.markup_scores import score_markup, tagged_spans
 from hf_vanilla.text.text_translator import TextTranslator
 
 

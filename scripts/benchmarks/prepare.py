@@ -21,8 +21,7 @@ from hf_vanilla import demo_model, load_translator
 from hf_vanilla.commands import run
 from hf_vanilla.data.batching import PairCollator, TokenBatchSampler
 from hf_vanilla.data.corpus import number_words
-from hf_vanilla.text.encoding import LengthLimits
-from hf_vanilla.text.token_shards import read_shards, write_shards
+from hf_vanilla.text.encoding import LengthLimits, read_shards, write_shards
 
 TEXTS = 100_000  # different pairs; longer corpora repeat them
 LIMITS = LengthLimits(256)

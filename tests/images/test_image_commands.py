@@ -18,9 +18,9 @@ from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.images.evaluation import EvaluateImagesOptions, evaluate_images
 from hf_vanilla.images.trainer import ImageRows, processed_size, with_new_head
-from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
+from hf_vanilla.training.validation import evaluate, read_evaluation
 
 ROOT = Path(__file__).resolve().parents[2]
 

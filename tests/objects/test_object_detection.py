@@ -30,10 +30,9 @@ from hf_vanilla.objects.options import DetectionData
 from hf_vanilla.objects.sources import read_coco
 from hf_vanilla.objects.task import prepare
 from hf_vanilla.objects.trainer import DetectionRows, ap_metrics
-from hf_vanilla.training.evaluate import evaluate, read_evaluation
-from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
-from hf_vanilla.training.recipe_files import shipped_recipes
+from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
+from hf_vanilla.training.validation import evaluate, read_evaluation
 
 
 def recipe(folder, *, model=None, data=None, **training):

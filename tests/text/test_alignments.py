@@ -9,24 +9,22 @@ import pytest
 import torch
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
-from hf_vanilla.text.alignment_files import AlignOptions, align_files, aligned_number
-from hf_vanilla.text.alignment_links import (
-    AlignedPair,
-    part_weights,
-    pharaoh,
-    token_shares,
-    word_spans,
-)
 from hf_vanilla.text.alignments import (
+    AlignedPair,
     Aligner,
     AlignmentHead,
     aligned_words,
     error_rate,
     error_rates,
+    part_weights,
+    pharaoh,
     saved_head,
+    token_shares,
+    word_spans,
 )
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.pair_files import AlignOptions, align_files, aligned_number
 from hf_vanilla.text.translator import Translator
 
 # --- numbers ------------------------------------------------------------------------------------

@@ -11,13 +11,12 @@ from safetensors import safe_open
 
 from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.data.corpus import built_in_corpus, built_in_numbers, number_words
-from hf_vanilla.text.alignment_files import aligned_number
 from hf_vanilla.text.alignments import error_rates, saved_head
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.text.loading import demo_model, demo_model_facts, load_translator
+from hf_vanilla.text.pair_files import aligned_number
 from hf_vanilla.text.translator import translate
-from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.recipe_files import shipped_recipes
+from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
 
 

@@ -21,8 +21,7 @@ from hf_vanilla import (
 from hf_vanilla.models.quantization_vanilla import quantized
 from hf_vanilla.text.attentions import attentions, readable_tokens
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.n_best import best_translations, n_best_of_rows
-from hf_vanilla.text.search_record import SearchRecord
+from hf_vanilla.text.n_best import SearchRecord, best_translations, n_best_of_rows
 
 NODE = shutil.which("node")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(NODE is None, reason="node is not installed")]

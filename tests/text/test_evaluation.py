@@ -6,8 +6,7 @@ import small_run
 
 from hf_vanilla.data.bleu import Scores, score_translations
 from hf_vanilla.text.engines import TorchEngine
-from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
-from hf_vanilla.text.markup_scores import score_markup
+from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files, score_markup
 from hf_vanilla.text.translator import translate
 
 REFERENCES = [

@@ -176,7 +176,7 @@ def test_an_unknown_engine_is_refused():
 
 def test_failed_lines_are_an_error_after_the_output_is_written(files, trained, monkeypatch):
     options, _, output = files
-    monkeypatch.setattr(file_translation, "_lines", lambda _: iter(["one", "two \udcff"]))
+    monkeypatch.setattr(file_translation, "read_lines", lambda _: iter(["one", "two \udcff"]))
     expected = r"1 of the lines could not be translated and are empty: 2; --accept_failures True"
     with pytest.raises(ValueError, match=expected):
         translate_file(options())

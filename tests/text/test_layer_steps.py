@@ -5,8 +5,14 @@ import torch
 from torch.testing import assert_close
 from transformers import T5Config, T5ForConditionalGeneration
 
-from hf_vanilla.text.attentions import CROSS, DECODER, ENCODER, attentions, model_inputs
-from hf_vanilla.text.layer_steps import layer_steps
+from hf_vanilla.text.attentions import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    attentions,
+    layer_steps,
+    model_inputs,
+)
 
 SENTENCE, IDS = "ein Haus", [5, 9, 7, 1]
 

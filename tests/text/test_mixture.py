@@ -13,12 +13,13 @@ from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.text.mixture import (
     MixtureCorpus,
     MixtureOrder,
+    SourceNoise,
     add_tags,
     check_stages,
     check_tags,
+    noisy_text,
     read_mixture,
 )
-from hf_vanilla.text.text_noise import SourceNoise, noisy_text
 
 SIZES = (7, 11, 5)
 

@@ -13,7 +13,7 @@ from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.file_translation import TranslateOptions
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 from hf_vanilla.text.n_best import log_probs_of_pairs
-from hf_vanilla.text.scoring import ScoreOptions
+from hf_vanilla.text.pair_files import ScoreOptions
 from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import read_recipe
 

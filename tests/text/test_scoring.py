@@ -7,9 +7,9 @@ import pytest
 import small_run
 import torch
 
-from hf_vanilla.text import scoring
+from hf_vanilla.text import pair_files
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.scoring import (
+from hf_vanilla.text.pair_files import (
     ScoreOptions,
     log_probs_of_pairs,
     pair_ids,
@@ -120,7 +120,7 @@ def test_a_model_with_nan_weights_is_refused_and_no_score_is_written(
 ):
     model = copy.deepcopy(trained[0])
     model.base_model.decoder.layers[0].fc1.weight.data[0, 0] = torch.nan
-    monkeypatch.setattr(scoring, "load_translator", lambda name: (model, trained[1]))
+    monkeypatch.setattr(pair_files, "load_translator", lambda name: (model, trained[1]))
     with pytest.raises(ValueError, match="log-probabilities are NaN: a weight is NaN"):
         score_files(files[0]())
     assert not (tmp_path / "out").exists()

@@ -8,8 +8,7 @@ import torch
 from hf_vanilla.models.generation_vanilla import length_penalty
 from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.text.attentions import attentions
-from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.search_record import FINISHED, KEPT, PRUNED, STOPPED, SearchRecord
+from hf_vanilla.text.n_best import FINISHED, KEPT, PRUNED, STOPPED, SearchRecord, best_translations
 from hf_vanilla.text.terminology import phrase_of
 
 SENTENCE = "three one four"

@@ -2,11 +2,7 @@
 
 import pytest
 
-from hf_vanilla.text.page_search import (
-    Sampling,
-    lengths_of,
-    sampling_of,
-)
+from hf_vanilla.text.page import Lengths, Sampling, filled_in
 
 
 def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused():
@@ -25,14 +21,14 @@ def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused():
     ]
     for name, text, problem in cases:
         with pytest.raises(ValueError, match=problem) as caught:
-            sampling_of({name: text})
+            filled_in(Sampling, {name: text})
         assert len(str(caught.value)) < 120
 
 
 def test_blank_settings_of_sampling_have_their_defaults():
-    assert sampling_of({"temperature": " ", "seed": "3"}) == Sampling(seed=3)
+    assert filled_in(Sampling, {"temperature": " ", "seed": "3"}) == Sampling(seed=3)
     fields = {"temperature": "0.5", "top_k": "4", "top_p": "0.25", "seed": "0"}
-    assert sampling_of(fields) == Sampling(temperature=0.5, top_k=4, top_p=0.25, seed=0)
+    assert filled_in(Sampling, fields) == Sampling(temperature=0.5, top_k=4, top_p=0.25, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +41,4 @@ def test_blank_settings_of_sampling_have_their_defaults():
 )
 def test_lengths_out_of_range_are_refused(texts, problem):
     with pytest.raises(ValueError, match=problem):
-        lengths_of(texts)
+        filled_in(Lengths, texts)

@@ -17,10 +17,9 @@ from hf_vanilla import demo_model
 from hf_vanilla.app import access, server
 from hf_vanilla.app.worker import Worker
 from hf_vanilla.serve import ServeOptions, Settings, serve, served_by
-from hf_vanilla.text.batched_search import BLOCK
 from hf_vanilla.text.decoding import generated_texts
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.service import check_html
+from hf_vanilla.text.service import BLOCK, check_html
 
 PAIR = {"source": "en", "target": "de"}
 JSON = {"content-type": "application/json"}

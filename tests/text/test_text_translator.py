@@ -11,8 +11,7 @@ import pytest
 
 from hf_vanilla import train_tokenizer
 from hf_vanilla.data.corpus import number_words
-from hf_vanilla.text.alignment_links import pharaoh
-from hf_vanilla.text.alignments import Aligner, AlignmentHead, saved_head
+from hf_vanilla.text.alignments import Aligner, AlignmentHead, pharaoh, saved_head
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file

@@ -8,10 +8,16 @@ import small_run
 from datasets import Dataset, DatasetDict
 
 from hf_vanilla.text import data
-from hf_vanilla.text.encoding import LengthLimits, encode_pairs
+from hf_vanilla.text.encoding import (
+    PREPARED,
+    LengthLimits,
+    encode_pairs,
+    read_prepared,
+    read_shards,
+    write_shards,
+)
 from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.text.prepare import PrepareOptions, prepare_shards
-from hf_vanilla.text.token_shards import PREPARED, read_prepared, read_shards, write_shards
 from hf_vanilla.training.run import train
 
 PAIRS = [{"source": "a " * (n % 7), "target": "b " * (n % 5 + 1)} for n in range(23)]

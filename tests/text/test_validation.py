@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from datasets import Dataset
 from torch.nn.functional import log_softmax
 
+from hf_vanilla.text.task import plain_nll, validation_translations
 from hf_vanilla.text.translator import translate
-from hf_vanilla.text.validation import plain_nll, validation_translations
 
 
 def test_the_validation_nll_is_that_of_a_hand_computation(trained, trained_run, corpus_files):

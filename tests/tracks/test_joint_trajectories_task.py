@@ -17,9 +17,9 @@ from hf_vanilla.tracks.options import JointDataOptions
 from hf_vanilla.tracks.scene_tasks import JointTrajectoryTask
 from hf_vanilla.tracks.scene_tasks import prepare_joint as prepare
 from hf_vanilla.tracks.training_scenes import SceneOrder
-from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe
 from hf_vanilla.training.run import train
+from hf_vanilla.training.validation import evaluate, read_evaluation
 
 MODEL = {
     "observed_steps": 5,

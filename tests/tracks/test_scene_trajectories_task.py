@@ -27,9 +27,9 @@ from hf_vanilla.tracks.plot import (
     plot_tracks,
 )
 from hf_vanilla.tracks.scene_tasks import prepare_scenes as prepare
-from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
 from hf_vanilla.training.run import train
+from hf_vanilla.training.validation import evaluate, read_evaluation
 
 SHARED = {
     "max_steps": 6,

@@ -7,9 +7,9 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
-from hf_vanilla.training.evaluate import evaluate, read_evaluation
 from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
+from hf_vanilla.training.validation import evaluate, read_evaluation
 
 SIZES = {"observed_steps": 5, "predicted_steps": 4, "num_modes": 3, "d_model": 12}
 HEADS = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}

@@ -11,8 +11,13 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hf_vanilla.families import task_measures
 from hf_vanilla.hub.card import languages_of
-from hf_vanilla.training.averaging import AverageOptions, average_checkpoints, average_run
-from hf_vanilla.training.checkpointing import all_checkpoints, best_checkpoints
+from hf_vanilla.training.checkpointing import (
+    AverageOptions,
+    all_checkpoints,
+    average_checkpoints,
+    average_run,
+    best_checkpoints,
+)
 from hf_vanilla.training.run import train
 
 

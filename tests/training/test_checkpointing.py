@@ -23,7 +23,6 @@ from hf_vanilla.training.checkpointing import (
     TrainingParts,
     all_checkpoints,
     best_checkpoints,
-    checkpoint_folder,
     checkpoint_state,
     damage,
     load_checkpoint,
@@ -69,7 +68,7 @@ def test_checkpoints_are_ordered_by_step_and_whole(tmp_path):
         (tmp_path / name).mkdir()
     (tmp_path / "checkpoint-best").mkdir()
     (tmp_path / "runs").mkdir()
-    steps = [checkpoint_folder(tmp_path, step) for step in (20, 900, 1000)]
+    steps = [tmp_path / f"checkpoint-{step}" for step in (20, 900, 1000)]
     assert all_checkpoints(tmp_path) == steps
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_vanilla.training.recipe import read_recipe
-from hf_vanilla.training.recipe_files import shipped_recipes
+from hf_vanilla.training.recipe import read_recipe, shipped_recipes
 
 FOLDER = Path(__file__).resolve().parents[2] / "hf_vanilla" / "recipes"
 RECIPES = {p.relative_to(FOLDER).with_suffix("").as_posix(): p for p in FOLDER.rglob("*.yaml")}

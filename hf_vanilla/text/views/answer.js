@@ -169,7 +169,7 @@ const evenRound = (value) => (value % 1 === 0.5 ? 2 * Math.round(value / 2) : Ma
 
 // --- words --------------------------------------------------------------------------------------
 
-/** The words of both sides, each target word linked to the source word of the largest weight (alignment_links.py). */
+/** The words of both sides, each target word linked to the source word of the largest weight (alignments.py). */
 function alignedWords({ model, alignment }, sentence, ids, { cross }) {
   const layers = cross.length, { layer, head, is_next: isNext } = alignment ?? { layer: Math.max(layers - 2, 0), head: null, is_next: false };
   const texts = [sentence, model.tokenizer.decode(ids)], tokens = [model.tokenizer.encode(sentence), ids];
@@ -219,7 +219,7 @@ function embeddingOf(transformer, stack, id) {
   return Array.from(row, (value) => (isZeroed && id === pad ? 0 : value * (isScaled ? Math.sqrt(D) : 1)));
 }
 
-/** Answer a request for the vectors at a `kind`, `layer`, `head` and `token` (layer_steps.py). */
+/** Answer a request for the vectors at a `kind`, `layer`, `head` and `token` (attentions.py). */
 export function insideOf(own, { text, ids, kind, layer, head, token }) {
   const sentence = checkedText(text), { vectors } = seenBy(own, sentence, ids), { transformer, startId } = own.model;
   const stack = kind === ENCODER ? "encoder" : "decoder", heads = transformer.config[`${stack}_attention_heads`];

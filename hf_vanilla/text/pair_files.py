@@ -1,22 +1,140 @@
-"""Align the lines of two files, or choose the attention that aligns best: `hf-vanilla align`."""
+"""The lines of two files: score given translations, align their words, choose what aligns best.
 
+`hf-vanilla score` decodes the translations by force, to filter and to rerank. `hf-vanilla align`
+can also measure all layers and heads on pairs whose alignments are known.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
 from hf_vanilla.data.lines import read_pairs
 from hf_vanilla.files import check_output_file
 from hf_vanilla.options import Options, option
 
-from .alignment_links import AlignedPair, alignment_line, word_spans
-from .alignments import Aligner, AlignmentHead, default_head, error_rates, save_head, saved_head
-from .file_translation import STANDARD_STREAM, open_output
+from .alignments import (
+    AlignedPair,
+    Aligner,
+    AlignmentHead,
+    alignment_line,
+    error_rates,
+    save_head,
+    saved_head,
+    word_spans,
+)
+from .attentions import readable_tokens
+from .file_translation import N_BEST_FORMATS, STANDARD_STREAM, open_output
 from .loading import load_translator
+from .n_best import log_probs_of_pairs
 
-WINDOW_PAIRS = 512
-FORMATS = ("pharaoh", "jsonl")
+ALIGNED_PAIRS, SCORED_PAIRS = 512, 8192  # at once; sorted by length together
+LINK_FORMATS = ("pharaoh", "jsonl")
 NUMBERS = "numbers"
+
+
+def _windows(source: str, target: str, size: int) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """So many pairs of two files at once, with the line number of the first."""
+    pairs = ((row["source"], row["target"]) for row in read_pairs(source, target))
+    first_line = 1
+    while window := list(islice(pairs, size)):
+        yield first_line, window
+        first_line += len(window)
+
+
+# --- scores --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(Options):
+    """Log-probability of each given translation, per sentence and per token."""
+
+    model: str = option(text="model folder or Hub id")
+    source: str = option(text="file of source sentences, plain or .gz")
+    target: str = option(text="file of translations, one per source line")
+    output: str = option("-", "file for the scores; -: stdout")
+    overwrite: bool = option(False, "replace an existing output file")
+    format: str = option(
+        "tsv",
+        "tsv: log-probability in nats, tokens; jsonl: those of each token too",
+        choices=N_BEST_FORMATS,
+    )
+    tokens_per_batch: int = option(
+        4096, "tokens of the longer side in a batch, padding included", at_least=1
+    )
+
+
+def score_files(options: ScoreOptions) -> Path | None:
+    """Score the pairs of two files; returns the file written, None for stdout.
+
+    Raises:
+        ValueError: the files have different numbers of lines, one side of a pair is blank or too
+            long, the folder has no model, or its weights give NaN.
+        OSError: a file cannot be read, or the output exists and `overwrite` is off.
+    """
+    if options.output != STANDARD_STREAM:
+        check_output_file(options.output, overwrite=options.overwrite)
+    windows = _windows(options.source, options.target, SCORED_PAIRS)
+    first = next(windows)  # a missing file is reported before the model is loaded
+    model, tokenizer = load_translator(options.model)
+    with open_output(options.output) as file:
+        for first_line, texts in chain([first], windows):
+            ids = pair_ids(tokenizer, texts, first_line=first_line)
+            scored = log_probs_of_pairs(model, ids, tokens_per_batch=options.tokens_per_batch)
+            for (_, target), log_probs in zip(ids, scored, strict=True):
+                tokens = readable_tokens(tokenizer, target) if options.format == "jsonl" else None
+                file.write(_record(log_probs, tokens) + "\n")
+    return None if options.output == STANDARD_STREAM else Path(options.output)
+
+
+def _record(log_probs: list[float], tokens: list[str] | None) -> str:
+    """One pair as a line of TSV, or of JSON if `tokens` are given."""
+    total = math.fsum(log_probs)
+    if tokens is None:
+        return f"{total:.4f}\t{len(log_probs)}"
+    record = {"log_prob": total, "tokens": tokens, "token_log_probs": log_probs}
+    return json.dumps(record, ensure_ascii=False)
+
+
+def pair_ids(
+    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[tuple[str, str]], *, first_line: int = 1
+) -> list[tuple[list[int], list[int]]]:
+    """Input ids and labels of sentence pairs, end tokens included.
+
+    Args:
+        tokenizer: of the model.
+        pairs: source and target of each.
+        first_line: line number of the first pair, for messages.
+
+    Raises:
+        ValueError: a side is blank, or longer than the tokenizer's limit; the line is named.
+    """
+    if not pairs:
+        return []
+    sources, targets = zip(*pairs, strict=True)
+    sides = {
+        "source": (sources, tokenizer(list(sources), verbose=False).input_ids),
+        "target": (targets, tokenizer(text_target=list(targets), verbose=False).input_ids),
+    }
+    limit = tokenizer.model_max_length
+    for name, (texts, rows) in sides.items():
+        for line, (text, row) in enumerate(zip(texts, rows, strict=True), start=first_line):
+            if not text.strip():
+                raise ValueError(f"line {line}: the {name} is blank: remove the pair")
+            if len(row) > limit:
+                raise ValueError(
+                    f"line {line}: the {name} has {len(row)} tokens, and the model accepts "
+                    f"{limit}: remove the pair"
+                )
+    return list(zip(sides["source"][1], sides["target"][1], strict=True))
+
+
+# --- alignments ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +155,7 @@ class AlignOptions(Options):
     head: int | None = option(None, "head from 0; default: the mean of all")
     output: str = option("-", "file for the alignments; -: stdout")
     overwrite: bool = option(False, "replace an existing output file")
-    format: str = option("pharaoh", "pharaoh: 0-0 1-2; jsonl: with the words", choices=FORMATS)
+    format: str = option("pharaoh", "pharaoh: 0-0 1-2; jsonl: with the words", choices=LINK_FORMATS)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,19 +186,16 @@ def align_files(options: AlignOptions) -> Path | str | None:
     assert options.target is not None
     if options.output != STANDARD_STREAM:
         check_output_file(options.output, overwrite=options.overwrite)
-    pairs = ((row["source"], row["target"]) for row in read_pairs(options.source, options.target))
     model, tokenizer = load_translator(options.model)
-    head = saved_head(options.model) or default_head(model.config.decoder_layers)
+    head = saved_head(options.model)
     if options.layer is not None:
         head = AlignmentHead(layer=options.layer, head=options.head)
     aligner = Aligner(model, tokenizer, head)
     with open_output(options.output) as file:
-        first_line = 1
-        while window := list(islice(pairs, WINDOW_PAIRS)):
+        for first_line, window in _windows(options.source, options.target, ALIGNED_PAIRS):
             found = aligner.align(window, first_line=first_line)
             for texts, links in zip(window, found, strict=True):
                 file.write(alignment_line(texts, links, options.format))
-            first_line += len(window)
     return None if options.output == STANDARD_STREAM else Path(options.output)
 
 
