@@ -227,7 +227,7 @@ class CTranslate2Engine:
     """
 
     def __init__(
-        self, folder: str | Path, *, device: torch.device | None = None, **decoding: Any
+        self, folder: str | Path, *, device: str | torch.device | None = None, **decoding: Any
     ) -> None:
         library = import_ctranslate2()
         folder = Path(folder)
@@ -248,11 +248,11 @@ class CTranslate2Engine:
         self._source_tokens = _vocabulary(folder, "source")
         self._target_tokens = _vocabulary(folder, "target")
         self._target_ids = {token: i for i, token in enumerate(self._target_tokens)}
-        has_gpu = library.get_cuda_device_count() and (device is None or device.type == "cuda")
+        place = torch.device(device or "cuda")
+        if not library.get_cuda_device_count() or place.type != "cuda":
+            place = torch.device("cpu")
         self._translator = library.Translator(
-            str(folder),
-            device="cuda" if has_gpu else "cpu",
-            device_index=(device.index or 0) if has_gpu and device is not None else 0,
+            str(folder), device=place.type, device_index=place.index or 0
         )
 
     def translate_rows(self, rows: list[list[int]]) -> list[str]:
@@ -366,7 +366,7 @@ def load_engine(
     name: str,
     engine: str = "torch",
     *,
-    device: torch.device | None = None,
+    device: str | torch.device | None = None,
     dtype: str | None = None,
     ensemble: Sequence[str] = (),
     ensemble_average: str = "probabilities",

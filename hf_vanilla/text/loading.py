@@ -30,7 +30,7 @@ FACTS = "facts.json"  # of a demo model
 
 
 def load_translator(
-    name: str, *, dtype: str | None = None, device: torch.device | None = None
+    name: str, *, dtype: str | None = None, device: str | torch.device | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load model and tokenizer of a folder or Hub id; the model is in evaluation mode.
 
@@ -52,7 +52,8 @@ def load_translator(
         )
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
         raise ValueError(f"{name} is a model for CTranslate2: translate with --engine ctranslate2")
-    return load_in(name, dtype, device), load_saved(AutoTokenizer, name)
+    place = None if device is None else torch.device(device)
+    return load_in(name, dtype, place), load_saved(AutoTokenizer, name)
 
 
 def load_in(name: str, dtype: str | None, device: torch.device | None) -> PreTrainedModel:

@@ -54,7 +54,7 @@ class Translator(SentenceDecoder):
         processes: Accelerate's state, to share every window among its processes. All of them must
             then translate the same sentences, and all receive all translations.
         **generate_kwargs: changes to the model's generation config, such as `num_beams`; and
-            `ensemble`, `ensemble_average` of `load_engine`.
+            `device`, `ensemble`, `ensemble_average` of `load_engine`.
 
     Attributes:
         failed: line numbers of the sentences that the latest `translate` could not translate.

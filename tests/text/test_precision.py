@@ -159,6 +159,15 @@ def test_a_dtype_needs_the_torch_engine_and_a_folder(trained):
         Translator(Translator.__new__(Translator), dtype="int8")
 
 
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_the_device_is_a_name_or_torchs(device, trained_run):
+    for dtype in ("float32", "int8"):
+        translator = Translator(str(trained_run), dtype=dtype, device=device)
+        assert translator.engine.model.device.type == "cpu"
+    with pytest.raises(ValueError, match="dtype='int8' is for CPUs"):
+        Translator(str(trained_run), dtype="int8", device="cuda")
+
+
 def test_int8_on_a_gpu_is_refused(trained_run, int8_folder):
     gpu = torch.device("cuda")
     with pytest.raises(ValueError, match=r"dtype='int8' is for CPUs.*'cuda'.*dtype='bfloat16'"):
