@@ -10,7 +10,7 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.options import option
 
 from .eth_ucy import TEST_FILES, leave_one_out
-from .forecaster import check_rate, load_forecaster
+from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster
 from .layout import model_inputs, rollout_arguments, run_model, scene_batches
 from .options import TrackFileOptions
 from .protocol import Protocol, TrackScores
@@ -22,7 +22,6 @@ from .scores import (
     add_scenes,
     collision_share,
 )
-from .simple_models import SIMPLE_MODELS
 from .table import TrackTable, resample
 from .windows import Windows, cut_windows
 

@@ -18,10 +18,9 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
-from .forecaster import check_rate, load_forecaster, predict
+from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster, predict
 from .layout import agent_inputs, rollout_arguments
 from .options import TrackFileOptions
-from .simple_models import SIMPLE_MODELS
 from .table import TrackTable
 from .windows import groups_of_rows, pasts_of_rows
 

@@ -23,11 +23,18 @@ from .attention import (
     has_scene_attention,
 )
 from .built_in_tracks import BUILT_IN
-from .forecaster import Forecaster, attention_of_modes, check_rate, load_forecaster, predict
+from .forecaster import (
+    SIMPLE_MODELS,
+    Forecaster,
+    attention_of_modes,
+    check_rate,
+    constant_velocity,
+    load_forecaster,
+    predict,
+)
 from .options import TrackFileOptions
 from .plot import Drawn, drawn_agents, known_of
 from .road_maps import RoadMap
-from .simple_models import SIMPLE_MODELS, constant_velocity
 from .table import TrackTable
 
 TITLE = "Where will they walk? Observed tracks and predicted futures"

@@ -23,12 +23,11 @@ from hf_vanilla.plots.figures import (
 )
 
 from .attention import attention_in_scene, has_scene_attention
-from .forecaster import check_rate, load_forecaster, predict
+from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster, predict
 from .formats import on_plane, read_homography
 from .layout import agent_inputs
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
-from .simple_models import SIMPLE_MODELS
 from .table import TrackTable
 from .windows import pasts_of_rows
 
