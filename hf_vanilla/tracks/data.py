@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,18 +31,14 @@ class TrackData:
     Attributes:
         train: windows to train on.
         validation: windows to validate on; None where there are none.
-        velocity_std: root of the mean square of a component of displacements, training windows.
-        largest_step: their farthest displacement.
-        velocity_mean: mean of their displacements, x and y.
-        velocity_deviation: standard deviations.
+        measured: fields of a new model's config, by name: rate and unit of the training tracks;
+            `velocity_std`, the root of the mean square of a component of their displacements;
+            `largest_step`, the farthest one; mean and standard deviations in x and y.
     """
 
     train: Windows
     validation: Windows | None
-    velocity_std: float
-    largest_step: float
-    velocity_mean: list[float]
-    velocity_deviation: list[float]
+    measured: dict[str, Any]
 
 
 def prepare_tracks(recipe: Recipe) -> TrackData:
@@ -84,12 +81,21 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     described = tables[0].describe() + options.left_out
     logger.info("training: %s; %d windows", described, len(train))
     logger.info("validation: %s windows", 0 if validation is None else len(validation))
-    lengths = tables[0].displacements
-    std = float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0
-    moves = np.diff(tables[0].positions, axis=0)[tables[0].steps == 1]
-    deviation = [value or 1.0 for value in moves.std(axis=0).tolist()]
-    mean = moves.mean(axis=0).tolist()
-    return TrackData(train, validation, std, float(lengths.max(initial=0)), mean, deviation)
+    return TrackData(train, validation, measured_fields(tables[0]))
+
+
+def measured_fields(table: TrackTable) -> dict[str, Any]:
+    """Fields of a new model's config that follow from training tracks; see `TrackData`."""
+    lengths = table.displacements
+    moves = np.diff(table.positions, axis=0)[table.steps == 1]
+    return {
+        "step_seconds": table.step_seconds,
+        "unit": table.unit,
+        "velocity_std": float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0,
+        "velocity_mean": moves.mean(axis=0).tolist(),
+        "velocity_deviation": [value or 1.0 for value in moves.std(axis=0).tolist()],
+        "largest_step": float(lengths.max(initial=0)),
+    }
 
 
 def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTable | None]:

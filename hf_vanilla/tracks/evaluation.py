@@ -120,17 +120,8 @@ def windows_to_score(
             f"{options.dataset} has no window of {config.observed_steps} + "
             f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
         )
-    protocol = Protocol(
-        data=data,
-        observed=windows.observed,
-        predicted=windows.predicted,
-        step_seconds=table.step_seconds,
-        unit=table.unit,
-        windows=len(windows),
-        stride=options.stride,
-        with_company=options.with_company,
-    )
-    return windows, protocol
+    company = options.with_company
+    return windows, Protocol.of(windows, data, stride=options.stride, with_company=company)
 
 
 def score_windows(

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,5 @@ def _write(tables: Iterator[pyarrow.Table], options: ForecastOptions) -> None:
         sink: Any = pyarrow.PythonFile(sys.stdout.buffer, mode="w") if path is None else str(path)
         kind = pyarrow.parquet.ParquetWriter if is_parquet else pyarrow.csv.CSVWriter
         with kind(sink, first.schema) as writer:
-            writer.write(first) if not is_parquet else writer.write_table(first)
-            for table in tables:
-                same = table.cast(first.schema)
-                writer.write(same) if not is_parquet else writer.write_table(same)
+            for table in chain([first], tables):
+                writer.write_table(table.cast(first.schema))

@@ -29,7 +29,7 @@ from hf_vanilla.models.modeling_vanilla_tracks import (
 
 from .layout import run_model
 from .road_maps import RoadMap
-from .table import TrackTable
+from .table import TrackTable, check_positive
 
 STEP_TOLERANCE = 1e-3  # relative
 
@@ -112,12 +112,7 @@ class Forecaster:
     """
 
     def __init__(self, model: Any, *, frames_per_step: int = 1, least_observed: int = 2) -> None:
-        for name, value in {
-            "frames_per_step": frames_per_step,
-            "least_observed": least_observed,
-        }.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: give a positive number")
+        check_positive(frames_per_step=frames_per_step, least_observed=least_observed)
         self.model = model
         self.frames_per_step = frames_per_step
         self.least_observed = least_observed

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hf_vanilla.families import Measure, task_entry
 from hf_vanilla.options import Options, check_multiple, option
 
@@ -97,15 +95,12 @@ class TrackFileOptions(Options):
     @property
     def source(self) -> TrackSource:
         """The options in the reader's form."""
-        plane: np.ndarray | None = None
-        if self.homography is not None:
-            plane = read_homography(self.homography)
         return TrackSource(
             format=self.format,
             columns=read_columns(self.columns),
             frame_seconds=self.frame_seconds,
             step_seconds=self.step_seconds,
-            homography=plane,
+            homography=None if self.homography is None else read_homography(self.homography),
             unit=self.unit,
         )
 

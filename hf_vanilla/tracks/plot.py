@@ -256,7 +256,8 @@ def save_walk(
     """
     from PIL import Image
 
-    shown = [points for _, agents in frames for agent in agents for points in _shown(agent)]
+    drawn = [agent for _, agents in frames for agent in agents]
+    shown = [points for a in drawn for points in (a.past, a.future, *a.tracks)]
     if not shown:
         raise ValueError(f"no agent has two observed steps from frame {frames[0][0]} on")
     points = on_plane(np.concatenate(shown), _to_pixels(options))
@@ -281,10 +282,6 @@ def save_walk(
             duration=round(1000 * GIF_SECONDS),
             loop=0,
         )
-
-
-def _shown(agent: Drawn) -> list[np.ndarray]:
-    return [agent.past, agent.future, *agent.tracks]
 
 
 def _to_pixels(options: PlotTracksOptions) -> np.ndarray:

@@ -26,7 +26,6 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
     Validation,
-    Work,
     micro_batch_size,
     weights_fingerprint,
 )
@@ -200,12 +199,6 @@ class SceneTask(TrackTask):
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
         """Scenes as the model's inputs, padded, each changed at random as a whole."""
         return self.scenes.batch(scenes, generator).inputs
-
-    def work(self, config: Any, batch: Batch) -> Work:
-        """Agents and their observed and future steps, known ones and all with padding."""
-        masks = (batch["past_observed_mask"], batch["future_observed_mask"])
-        known, size = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
-        return Work(int(batch["agent_mask"].sum()), known, size)
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
