@@ -2,8 +2,7 @@
 
 from hf_vanilla.commands import run
 from hf_vanilla.objects.coco_scores import score_detector
-from hf_vanilla.objects.detect import drawn_objects, gallery
-from hf_vanilla.objects.detector import load_detector, object_attention
+from hf_vanilla.objects.detector import drawn_objects, gallery, load_detector, object_attention
 from hf_vanilla.objects.digit_scenes import digit_scenes
 from hf_vanilla.objects.plot import save_query_attention
 from hf_vanilla.training.recipe import Recipe, read_recipe

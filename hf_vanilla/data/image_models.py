@@ -17,7 +17,7 @@ from hf_vanilla.files import whole_file
 from hf_vanilla.loading import load_model, load_saved, read_settings
 from hf_vanilla.options import UsageError, options_and_paths, parse_options
 
-from .image_files import IMAGE_SUFFIXES, ImageError, open_image
+from .images import IMAGE_SUFFIXES, ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.data.image_files import split_folder
 from hf_vanilla.data.image_models import check_channels, check_processor, load_image_processor
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
@@ -18,6 +17,7 @@ from hf_vanilla.data.images import (
     check_classes,
     load_images,
     read_image_folder,
+    split_folder,
 )
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import data_fingerprint

@@ -11,13 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_files import ImageError, split_folder
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
+    ImageError,
     LabelledImages,
     check_labels,
     load_images,
     read_image_folder,
+    split_folder,
 )
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hf_vanilla.data.image_files import open_image
+from hf_vanilla.data.images import open_image
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import (
     check_output,

@@ -14,8 +14,7 @@ from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
-from .augmentation import Augmentation, augment
-from .batches import ImageReader, normalised
+from .batches import Augmentation, ImageReader, augment, normalised
 
 
 class ImageRows(Dataset):

@@ -14,7 +14,7 @@ import numpy as np
 from hf_vanilla.options import install_hint
 
 from .detection import DetectionImages, coco_content, pairwise_iou
-from .detector import Detections, Detector
+from .detector import Detections, Detector, coco_results
 
 # in the order of COCO's own summary
 FIGURES = (
@@ -157,25 +157,6 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
 def truth_content(images: DetectionImages) -> dict[str, Any]:
     """The annotations as a COCO file has them, with rows as image ids: a name may be an id too."""
     return coco_content(replace(images, image_ids=list(range(len(images)))))
-
-
-def coco_results(
-    found: Sequence[Detections], category_ids: Sequence[int], image_ids: Sequence[Any]
-) -> list[dict[str, Any]]:
-    """Objects in the form of COCO's result files: left, top, width, height in pixels."""
-    results = []
-    for number, entry in zip(image_ids, found, strict=True):
-        for label, score, box in zip(entry.labels, entry.scores, entry.boxes, strict=True):
-            left, top, right, bottom = box.tolist()
-            results.append(
-                {
-                    "image_id": number,
-                    "category_id": category_ids[label],
-                    "bbox": [left, top, right - left, bottom - top],
-                    "score": float(score),
-                }
-            )
-    return results
 
 
 def score_detector(

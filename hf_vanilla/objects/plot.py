@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_files import open_image
 from hf_vanilla.data.image_models import image_paths
+from hf_vanilla.data.images import open_image
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import (
     THEMES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_vanilla.data.image_files import ImageError, header_size
+from hf_vanilla.data.images import ImageError, header_size
 from hf_vanilla.options import Options, option
 
 from .detection import DetectionImages, pairwise_iou

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_vanilla.data.image_files import (
+from hf_vanilla.data.images import (
     IMAGE_SUFFIXES,
     MOST_PIXELS,
     ImageError,
     header_size,
+    image_cells,
     open_image,
     split_folder,
 )
-from hf_vanilla.data.images import image_cells
 from hf_vanilla.file_values import checked, shown, yaml_value
 from hf_vanilla.loading import load_rows
 

@@ -25,11 +25,10 @@ from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
-from .augmentation import augmented
 from .card import detection_card
 from .coco_scores import score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
-from .detection import DetectionCollator, detection_processor, detection_row
+from .detection import DetectionCollator, augmented, detection_processor, detection_row
 from .detector import Detections, Detector
 from .options import MEASURES, DetectionData
 from .trainer import BILINEAR, processor_edges, with_class_head

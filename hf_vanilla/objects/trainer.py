@@ -13,9 +13,8 @@ from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
-from .augmentation import BoxAugmentation, augmented
 from .coco_scores import score_detections
-from .detection import DetectionImages, detection_row, resized_size
+from .detection import BoxAugmentation, DetectionImages, augmented, detection_row, resized_size
 from .detector import detected_objects
 
 BILINEAR = 2  # Pillow's number

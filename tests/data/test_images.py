@@ -12,12 +12,13 @@ from image_files import colour_folder, coloured, damaged
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.data.image_files import ImageError, open_image
 from hf_vanilla.data.images import (
+    ImageError,
     changed_images,
     check_classes,
     class_counts,
     load_images,
+    open_image,
     read_digit_file,
     read_image_folder,
 )

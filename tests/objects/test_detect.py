@@ -9,8 +9,13 @@ import torch
 from detection_files import tiny_detector, write_coco
 from PIL import Image
 
-from hf_vanilla.objects.detect import detect_files, drawn_objects, read_detection
-from hf_vanilla.objects.detector import load_detector, object_attention
+from hf_vanilla.objects.detector import (
+    detect_files,
+    drawn_objects,
+    load_detector,
+    object_attention,
+    read_detection,
+)
 from hf_vanilla.options import UsageError
 from hf_vanilla.plots.figures import plot, read_plot
 
