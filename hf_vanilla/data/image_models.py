@@ -10,12 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedModel
 
 from hf_vanilla.files import whole_file
 from hf_vanilla.loading import load_model, load_saved, read_settings
-from hf_vanilla.options import UsageError, options_and_paths, parse_options
+from hf_vanilla.options import Options, UsageError, option, options_and_paths, parse_options
 
 from .images import IMAGE_SUFFIXES, ImageError, open_image
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Result = TypeVar("Result")
+BILINEAR = 2  # Pillow's number of the interpolation
 
 
 def load_image_model(
@@ -61,6 +64,22 @@ def load_image_processor(name: str) -> Any:
             f"{name} has no image processor: put the preprocessor_config.json of its training "
             "beside it"
         ) from None
+
+
+def resized_pixels(image: "Image", size: tuple[int, int], resample: int = BILINEAR) -> Tensor:
+    """An RGB image as `(3, H, W)` uint8, resized to height and width as image processors do."""
+    from PIL import Image
+
+    height, width = size
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling(resample))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
+
+
+def normalised(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """`(..., 3, H, W)` in [0, 1] with mean 0 and deviation 1 over the training images."""
+    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, deviation))
+    return (images - shift) / scale
 
 
 @dataclass(frozen=True)
@@ -176,6 +195,18 @@ logger = logging.getLogger(__name__)
 # --- commands: paths on the command line, and the output -----------------------------------------
 
 STDIN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFilesOptions(Options):
+    """What the commands that read images of PATHS have in common."""
+
+    model: str = option(text="model folder or Hub id")
+    output: str | None = option(None, "file to write; default: stdout")
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    stop_at_unreadable: bool = option(
+        False, "end at the first unreadable image instead of reporting it"
+    )
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,7 @@ def load_images(
     *,
     image_column: str = "image",
     label_column: str = "label",
+    label_names: Sequence[str] | None = None,
 ) -> LabelledImages:
     """Images from a folder of class folders, an optdigits file, a Hub dataset, or the digits.
 
@@ -167,6 +168,7 @@ def load_images(
             `"second_half"`, as in scikit-learn's example.
         image_column: of a Hub dataset.
         label_column: likewise.
+        label_names: classes of a folder, which may lack some; None: those that it has.
 
     Raises:
         ValueError: there are no images, or their labels cannot be read; the message says what to
@@ -179,7 +181,7 @@ def load_images(
     if path.is_file():
         return read_digit_file(path)
     if path.is_dir():
-        return read_image_folder(split_folder(path, split))
+        return read_image_folder(split_folder(path, split), label_names)
     return _from_hub(source, split, image_column, label_column)
 
 
@@ -208,16 +210,13 @@ def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) ->
         files += [path for path, _ in entries]
         sizes += [size for _, size in entries]
         labels += [classes.index(name)] * len(entries)
-    prints = [
-        zlib.crc32(name.encode()) << 32 | size for name, size in zip(files, sizes, strict=True)
-    ]
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
         label_names=classes,
         names=files,
         open=partial(_open_file, folder, files),
         origin=str(folder),
-        fingerprints=np.asarray(prints, dtype=np.uint64),
+        fingerprints=_fingerprints([name.encode() for name in files], sizes),
     )
 
 
@@ -248,16 +247,13 @@ def digit_images(
 ) -> LabelledImages:
     """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` classes, the digits by default."""
     grey = np.rint(pixels * (255 / DIGIT_LEVELS)).astype(np.uint8)
-    prints = [
-        zlib.crc32(image.tobytes()) << 32 | int(n) for image, n in zip(grey, labels, strict=True)
-    ]
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
         label_names=tuple(label_names),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
         open=partial(_grey_image, grey),
         origin=origin,
-        fingerprints=np.asarray(prints, dtype=np.uint64),
+        fingerprints=_fingerprints([image.tobytes() for image in grey], labels),
     )
 
 
@@ -374,6 +370,13 @@ def _image_files(folder: Path, name: str) -> list[tuple[str, int]]:
     return files
 
 
+def _fingerprints(contents: Sequence[bytes], numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+    """`(N,)` uint64 from what tells images apart: bytes and a small number each."""
+    pairs = zip(contents, numbers, strict=True)
+    prints = [zlib.crc32(content) << 32 | int(number) for content, number in pairs]
+    return np.asarray(prints, dtype=np.uint64)
+
+
 def _built_in_digits(split: str) -> LabelledImages:
     try:
         from sklearn.datasets import load_digits
@@ -412,10 +415,7 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
         names=[f"{name}[{row}]" for row in range(len(rows))],
         open=image_cells(rows, image_column, name),
         origin=name,
-        fingerprints=np.asarray(
-            [zlib.crc32(rows._fingerprint.encode()) << 32 | row for row in range(len(rows))],
-            dtype=np.uint64,
-        ),
+        fingerprints=_fingerprints([rows._fingerprint.encode()] * len(rows), range(len(rows))),
     )
 
 

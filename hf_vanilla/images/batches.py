@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hf_vanilla.data.image_models import BILINEAR, resized_pixels
 from hf_vanilla.data.images import ImageError, LabelledImages
 from hf_vanilla.options import Options, option
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from transformers import ViTImageProcessorPil
 
 IGNORED_LABEL = -100
@@ -33,7 +33,7 @@ class ImageReader:
         images: to read.
         size: height and width in pixels of what is returned.
         stop_at_errors: raise at the first unreadable image instead of leaving it out.
-        resample: Pillow's number of the interpolation; 2 is bilinear.
+        resample: Pillow's number of the interpolation.
 
     Attributes:
         unreadable: `(N,)` bool, True for the unreadable images so far; worker processes share it.
@@ -45,7 +45,7 @@ class ImageReader:
         size: tuple[int, int],
         *,
         stop_at_errors: bool = False,
-        resample: int = 2,
+        resample: int = BILINEAR,
     ) -> None:
         self.images = images
         self.size = size
@@ -96,16 +96,6 @@ class ImageReader:
         return pixels
 
 
-def resized_pixels(image: "Image", size: tuple[int, int], resample: int) -> Tensor:
-    """An RGB image as `(3, H, W)` uint8, resized as `ViTImageProcessorPil` does."""
-    from PIL import Image
-
-    height, width = size
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling(resample))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
-
-
 def pixel_statistics(reader: ImageReader) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel, of values in [0, 1].
 
@@ -145,12 +135,6 @@ def image_processor(
         image_mean=list(mean),
         image_std=list(deviation),
     )
-
-
-def normalised(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """`(B, 3, H, W)` in [0, 1] with mean 0 and deviation 1 over the training images."""
-    shift, scale = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, deviation))
-    return (images - shift) / scale
 
 
 # --- small random changes, of a whole batch at once ----------------------------------------------

@@ -16,8 +16,6 @@ from hf_vanilla.data.images import (
     changed_images,
     check_classes,
     load_images,
-    read_image_folder,
-    split_folder,
 )
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import data_fingerprint
@@ -115,9 +113,7 @@ def training_and_validation(
         if validation_split is None:
             return _with_held_out(train, options.validation_share)
     split = validation_split or ("train" if source == BUILT_IN_DIGITS else "validation")
-    if source != BUILT_IN_DIGITS and Path(source).is_dir():
-        return train, read_image_folder(split_folder(Path(source), split), train.label_names)
-    validation = load_images(source, split, **columns)
+    validation = load_images(source, split, **columns, label_names=train.label_names)
     if validation.label_names != train.label_names:
         raise ValueError(
             f"{validation.origin} has other classes than {train.origin}: "

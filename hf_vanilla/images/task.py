@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import RowOrder
-from hf_vanilla.data.image_models import label_fields
+from hf_vanilla.data.image_models import label_fields, normalised
 from hf_vanilla.data.images import ImageError
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
@@ -25,7 +25,7 @@ from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
-from .batches import IGNORED_LABEL, ImageReader, augment, normalised
+from .batches import IGNORED_LABEL, ImageReader, augment
 from .card import image_card
 from .data import FINGERPRINT_FILE, Images, image_facts, prepare_images, unreadable_images
 from .options import MEASURES, ImageDataOptions

@@ -13,7 +13,7 @@ import numpy as np
 
 from hf_vanilla.options import install_hint
 
-from .detection import DetectionImages, coco_content, pairwise_iou
+from .detection import DetectionImages, coco_content, repeats
 from .detector import Detections, Detector, coco_results
 
 # in the order of COCO's own summary
@@ -201,9 +201,9 @@ def _detected(detector: Detector, images: DetectionImages, batch_size: int) -> l
 
 def without_overlaps(found: Detections) -> Detections:
     """Non-maximum suppression: an object that repeats a surer remaining one is left out."""
-    repeats, kept = _repeats(found), np.zeros(len(found), dtype=bool)
+    repeated, kept = repeats(found, DUPLICATE_IOU), np.zeros(len(found), dtype=bool)
     for index in range(len(found)):  # the surest first
-        kept[index] = not (repeats[index] & kept).any()
+        kept[index] = not (repeated[index] & kept).any()
     return found.where(kept)
 
 
@@ -211,14 +211,9 @@ def duplicate_share(found: Sequence[Detections]) -> float:
     """Share of sure objects that repeat a surer one of the same class in the same image."""
     sure = repeated = 0
     for entry in (entry.above(SURE) for entry in found):
-        sure, repeated = sure + len(entry), repeated + int(_repeats(entry).any(axis=1).sum())
+        sure += len(entry)
+        repeated += int(repeats(entry, DUPLICATE_IOU).any(axis=1).sum())
     return repeated / max(sure, 1)
-
-
-def _repeats(found: Detections) -> np.ndarray:
-    """Which objects (rows) repeat which surer ones (columns): same class, high IoU; `(m, m)`."""
-    same = found.labels[:, None] == found.labels[None]
-    return np.tril(same & (pairwise_iou(found.boxes) > DUPLICATE_IOU), -1)
 
 
 def count_error(found: Sequence[Detections], images: DetectionImages) -> float:

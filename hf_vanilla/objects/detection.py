@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from hf_vanilla.data.image_models import normalised, resized_pixels
 from hf_vanilla.files import write_text
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL, iou, to_centers
 from hf_vanilla.options import Options, option
@@ -208,26 +210,27 @@ def detection_row(
         `pixel_values` `(3, H, W)`, `labels` `(m,)` int64, `boxes` `(m, 4)` in center form, in
         shares of width and height.
     """
-    from PIL import Image
-
-    width, height = image.size
-    if (height, width) != size:
-        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255  # (3, H, W)
-    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, deviation))
-    whole = np.asarray([width, height, width, height], dtype=np.float64)
+    pixels = resized_pixels(image, size).float() / 255
+    whole = np.asarray([image.width, image.height] * 2, dtype=np.float64)
     inside = replace(objects, boxes=objects.boxes.clip(0, whole)).trained_on
     return {
-        "pixel_values": (pixels - shift) / scale,
+        "pixel_values": normalised(pixels, mean, deviation),
         "labels": torch.from_numpy(inside.labels),
         "boxes": to_centers(torch.from_numpy(inside.boxes / whole)).float(),
     }
 
 
-def pairwise_iou(boxes: np.ndarray) -> np.ndarray:
-    """IoU of all pairs of boxes `(m, 4)` in corner form with an area, `(m, m)`."""
-    corners = torch.from_numpy(boxes)
-    return iou(corners[:, None], corners[None]).numpy()
+def repeats(objects: Any, above_iou: float) -> np.ndarray:
+    """Which objects (rows) repeat which earlier ones (columns): same class, high IoU; `(m, m)`.
+
+    Args:
+        objects: `ImageObjects` or `Detections` with boxes that have an area.
+        above_iou: they overlap more than this.
+    """
+    corners = torch.from_numpy(objects.boxes)
+    overlap = iou(corners[:, None], corners[None]).numpy()
+    is_same = objects.labels[:, None] == objects.labels[None]
+    return np.tril(is_same & (overlap > above_iou), -1)
 
 
 class DetectionCollator:
@@ -257,17 +260,18 @@ class DetectionCollator:
         """
         shapes = [row["pixel_values"].shape for row in rows]
         height, width = (max(shape[axis] for shape in shapes) for axis in (1, 2))
-        most = max(len(row["labels"]) for row in rows)
         pixels = torch.zeros(len(rows), shapes[0][0], height, width)
         mask = torch.zeros(len(rows), height, width, dtype=torch.long)
-        labels = torch.full((len(rows), most), NO_LABEL)
-        boxes = torch.zeros(len(rows), most, 4)
-        for place, (row, (_, rows_high, columns)) in enumerate(zip(rows, shapes, strict=True)):
-            pixels[place, :, :rows_high, :columns] = row["pixel_values"]
-            mask[place, :rows_high, :columns] = 1
-            labels[place, : len(row["labels"])] = row["labels"]
-            boxes[place, : len(row["labels"])] = row["boxes"]
-        return {"pixel_values": pixels, "pixel_mask": mask, "labels": labels, "boxes": boxes}
+        for index, (row, (_, rows_high, columns)) in enumerate(zip(rows, shapes, strict=True)):
+            pixels[index, :, :rows_high, :columns] = row["pixel_values"]
+            mask[index, :rows_high, :columns] = 1
+        labels = [row["labels"] for row in rows]
+        return {
+            "pixel_values": pixels,
+            "pixel_mask": mask,
+            "labels": pad_sequence(labels, batch_first=True, padding_value=NO_LABEL),
+            "boxes": pad_sequence([row["boxes"] for row in rows], batch_first=True),
+        }
 
 
 def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations.json") -> Path:

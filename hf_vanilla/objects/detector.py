@@ -17,6 +17,7 @@ from transformers import AutoModelForObjectDetection
 
 from hf_vanilla.data.image_models import (
     FileResult,
+    ImageFilesOptions,
     ImageRequest,
     check_paths,
     eager_attention,
@@ -29,7 +30,7 @@ from hf_vanilla.data.image_models import (
 )
 from hf_vanilla.data.images import open_image
 from hf_vanilla.models.loss_vanilla_detr import to_corners
-from hf_vanilla.options import Options, option
+from hf_vanilla.options import option
 
 from .detection import resized_size
 from .sources import read_coco
@@ -69,6 +70,14 @@ class Detections:
     def above(self, threshold: float) -> "Detections":
         """Those with a score of at least `threshold`."""
         return self.where(self.scores >= threshold)
+
+    def entries(
+        self, label_names: Sequence[str], boxes: np.ndarray | None = None
+    ) -> list[dict[str, Any]]:
+        """Label, score and box of each, for JSON; `boxes` stand for their own ones."""
+        corners = (self.boxes if boxes is None else boxes).tolist()
+        parts = zip(self.labels, self.scores.tolist(), corners, strict=True)
+        return [{"label": label_names[i], "score": score, "box": box} for i, score, box in parts]
 
     def where(self, mask: np.ndarray) -> "Detections":
         """Those at which `mask` `(m,)` bool is True."""
@@ -188,11 +197,9 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectOptions(Options):
+class DetectOptions(ImageFilesOptions):
     """Detect objects in the images of PATHS: files, folders, or - for paths from stdin."""
 
-    model: str = option(text="model folder or Hub id")
-    output: str | None = option(None, "file to write; default: stdout")
     format: str = option(
         "jsonl", f"one of {', '.join(FORMATS)}; coco: one JSON list of results", choices=FORMATS
     )
@@ -204,10 +211,6 @@ class DetectOptions(Options):
     )
     draw: str | None = option(None, "folder for the images with their boxes")
     batch_size: int = option(8, "images at a time", at_least=1)
-    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
-    stop_at_unreadable: bool = option(
-        False, "end at the first unreadable image instead of reporting it"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -327,11 +330,9 @@ def line_of(result: FileResult[Detections], label_names: Sequence[str]) -> str:
     """One result as a line of JSON, without its end; boxes are left, top, right, bottom."""
     if result.result is None:
         return json.dumps({"path": result.name, "objects": [], "error": result.error})
-    found = result.result
-    objects = [
-        {"label": label_names[label], "score": float(score), "box": [round(v, 3) for v in box]}
-        for label, score, box in zip(found.labels, found.scores, found.boxes.tolist(), strict=True)
-    ]
+    objects = result.result.entries(label_names)
+    for entry in objects:
+        entry["box"] = [round(value, 3) for value in entry["box"]]
     return json.dumps({"path": result.name, "objects": objects})
 
 
@@ -375,24 +376,6 @@ def drawn_objects(image: "Image", found: Detections, label_names: Sequence[str])
         pen.rectangle(pen.textbbox(corner, text), fill=colour)
         pen.text(corner, text, fill="black")
     return picture
-
-
-def gallery(images: "Sequence[Image]", columns: int = 4) -> "Image":
-    """Images of equal size side by side in rows.
-
-    Raises:
-        ValueError: there are none.
-    """
-    from PIL import Image
-
-    if not images:
-        raise ValueError("a gallery needs at least one image")
-    width, height = images[0].size
-    rows = -(-len(images) // columns)
-    sheet = Image.new("RGB", (width * min(columns, len(images)), height * rows))
-    for number, image in enumerate(images):
-        sheet.paste(image, (width * (number % columns), height * (number // columns)))
-    return sheet
 
 
 # --- attention -----------------------------------------------------------------------------------

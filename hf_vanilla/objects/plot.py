@@ -134,8 +134,8 @@ def save_query_attention(
     count = min(len(found), MOST_PANELS)
     columns = min(count, 5)
     figure, panels = image_panels(-(-count // columns), columns, inches=2.0)
-    for index in range(count):
-        panel, label = panels[index // columns][index % columns], int(found.labels[index])
+    for index, panel in enumerate(panels.flat[:count]):
+        label = int(found.labels[index])
         show_image(panel, image, attention.cross[found.queries[index]])
         _draw_box(panel, found.boxes[index].tolist(), "", label)
         panel.set_title(
@@ -181,8 +181,7 @@ def save_places(places: Sequence[Tensor], path: Path) -> None:
     shown = places[:MOST_PANELS]
     columns = min(len(shown), 5)
     figure, panels = image_panels(-(-len(shown) // columns), columns, inches=1.4)
-    for query, centers in enumerate(shown):
-        panel = panels[query // columns][query % columns]
+    for query, (panel, centers) in enumerate(zip(panels.flat, shown, strict=False)):
         panel.set_axis_on()
         panel.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         panel.plot(centers[:, 0].numpy(), centers[:, 1].numpy(), ".", markersize=2)

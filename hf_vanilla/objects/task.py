@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import RowOrder
-from hf_vanilla.data.image_models import check_processor, label_fields, load_image_processor
+from hf_vanilla.data.image_models import (
+    BILINEAR,
+    check_processor,
+    label_fields,
+    load_image_processor,
+)
 from hf_vanilla.families import Measure
 from hf_vanilla.models.backbone_vanilla_detr import load_backbone
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
@@ -31,7 +36,7 @@ from .data import DetectionSets, EndlessOrder, prepare_detection
 from .detection import DetectionCollator, augmented, detection_processor, detection_row
 from .detector import Detections, Detector
 from .options import MEASURES, DetectionData
-from .trainer import BILINEAR, processor_edges, with_class_head
+from .trainer import processor_edges, with_class_head
 
 LOGGED_FIGURES = ("AP", "AP50", "AP75", "AR_100")
 LOGGED_PARTS = ("loss_ce", "loss_bbox", "loss_giou")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hf_vanilla.data.image_models import check_processor, label_fields
+from hf_vanilla.data.image_models import BILINEAR, check_processor, label_fields
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
@@ -16,8 +16,6 @@ from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from .coco_scores import score_detections
 from .detection import BoxAugmentation, DetectionImages, augmented, detection_row, resized_size
 from .detector import detected_objects
-
-BILINEAR = 2  # Pillow's number
 
 
 class DetectionRows(Dataset):

@@ -12,6 +12,7 @@ from image_files import colour_folder, coloured, damaged
 from PIL import Image
 from torch.testing import assert_close
 
+from hf_vanilla.data.image_models import normalised
 from hf_vanilla.data.images import (
     ImageError,
     changed_images,
@@ -22,7 +23,7 @@ from hf_vanilla.data.images import (
     read_digit_file,
     read_image_folder,
 )
-from hf_vanilla.images.batches import ImageReader, image_processor, normalised, pixel_statistics
+from hf_vanilla.images.batches import ImageReader, image_processor, pixel_statistics
 from hf_vanilla.images.evaluation import EvaluateImagesOptions, labelled_as
 
 
