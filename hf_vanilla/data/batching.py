@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
+
 if TYPE_CHECKING:  # its import takes long, and a translator has no tables
     import pyarrow as pa
 
-IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 EMPTY_ROW = -1  # number of a row that only fills a batch up to its shape
 
 

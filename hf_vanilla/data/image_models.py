@@ -24,6 +24,8 @@ from .images import IMAGE_SUFFIXES, ImageError, open_image
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+logger = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 BILINEAR = 2  # Pillow's number of the interpolation
 
@@ -190,7 +192,13 @@ def check_processor(processor: Any, resample: int | None = None) -> None:
         )
 
 
-logger = logging.getLogger(__name__)
+def log_sets(train: Any, validation: Any) -> None:
+    """Log the numbers of images and classes of a run; None: there are no validation images."""
+    logger.info(
+        "%d training images of %d classes, %s for validation",
+        *(len(train), len(train.label_names), "none" if validation is None else len(validation)),
+    )
+
 
 # --- commands: paths on the command line, and the output -----------------------------------------
 

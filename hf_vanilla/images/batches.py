@@ -16,12 +16,12 @@ from torch.nn import functional
 
 from hf_vanilla.data.image_models import BILINEAR, resized_pixels
 from hf_vanilla.data.images import ImageError, LabelledImages
+from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
 from hf_vanilla.options import Options, option
 
 if TYPE_CHECKING:
     from transformers import ViTImageProcessorPil
 
-IGNORED_LABEL = -100
 CACHE_BYTES = 256 * 2**20
 STATISTICS_IMAGES = 1000
 

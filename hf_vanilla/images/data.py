@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.data.image_models import check_channels, check_processor, load_image_processor
+from hf_vanilla.data.image_models import (
+    check_channels,
+    check_processor,
+    load_image_processor,
+    log_sets,
+)
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     VALIDATION_NAMES,
@@ -71,12 +76,7 @@ def prepare_images(recipe: Recipe) -> Images:
     reader = ImageReader(train, size, **how)
     if processor is None:
         processor = image_processor(size, *pixel_statistics(reader))
-    logger.info(
-        "%d training images of %d classes, %s for validation",
-        len(train),
-        len(train.label_names),
-        "none" if validation is None else len(validation),
-    )
+    log_sets(train, validation)
     return Images(
         reader,
         None if validation is None else ImageReader(validation, size, **how),

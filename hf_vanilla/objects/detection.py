@@ -108,6 +108,10 @@ class DetectionImages:
     def __len__(self) -> int:
         return len(self.objects)
 
+    def read(self, row: int) -> "tuple[Image, ImageObjects]":
+        """An image and its objects."""
+        return self.open(row), self.objects[row]
+
     def require_files(self) -> None:
         """Refuse annotations of images that do not exist.
 
@@ -281,15 +285,10 @@ def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for row in range(len(images)):
-        file = f"{row:06d}.png"
+    files = [f"{row:06d}.png" for row in range(len(images))]
+    for row, file in enumerate(files):
         images.open(row).save(folder / file)
-        height, width = images.sizes[row].tolist()
-        number = images.image_ids[row]
-        entries.append({"id": number, "file_name": file, "height": height, "width": width})
-    content = coco_content(images) | {"images": entries}
-    write_text(folder / name, json.dumps(content))
+    write_text(folder / name, json.dumps(coco_content(replace(images, names=files))))
     return folder / name
 
 

@@ -7,7 +7,7 @@ noise. Scene number i is a function of seed and i alone.
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ ATTEMPTS = 30  # to find a free corner for a digit; four always find one, or few
 
 @dataclass(frozen=True)
 class DigitScenes:
-    """Any number of scenes.
+    """Any number of scenes; it is read as `DetectionImages` are.
 
     Attributes:
         digits: what is drawn, 8 x 8 pixels each.
@@ -43,6 +43,12 @@ class DigitScenes:
     label_names: tuple[str, ...]
     rows: np.ndarray = field(repr=False)
     labels: np.ndarray = field(repr=False)
+    origin: ClassVar[str] = DIGIT_SCENES
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the first scene."""
+        return self.images(1).fingerprint
 
     def scene(self, number: int) -> "tuple[Image, ImageObjects]":
         """Scene `number`: an RGB image, and its digits with square boxes in pixels."""
@@ -67,6 +73,8 @@ class DigitScenes:
         values += NOISE * generator.standard_normal(values.shape)
         grey = np.rint(255 * values.clip(0, 1)).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB"), objects_of(labels, boxes)
+
+    read = scene
 
     def images(self, count: int, first: int = 0) -> DetectionImages:
         """The scenes `first` to `first + count - 1` as a data set.

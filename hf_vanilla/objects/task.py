@@ -35,6 +35,7 @@ from .coco_scores import score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
 from .detection import DetectionCollator, augmented, detection_processor, detection_row
 from .detector import Detections, Detector
+from .digit_scenes import DigitScenes
 from .options import MEASURES, DetectionData
 from .trainer import processor_edges, with_class_head
 
@@ -108,10 +109,11 @@ class ObjectDetectionTask:
             ValueError: the backbone is of another kind or size than the config says.
             OSError: nothing is found under its name.
         """
-        config = self.recipe.config(**label_fields(self.sets.label_names))
+        names = self.sets.train.label_names
+        config = self.recipe.config(**label_fields(names))
         start = self.recipe.train.initial_model
         if start is not None:
-            return with_class_head(start, self.sets.label_names, config)
+            return with_class_head(start, names, config)
         model = VanillaForObjectDetection(config)
         if self.options.backbone is not None:
             load_backbone(model.model.backbone, self.options.backbone)
@@ -128,7 +130,7 @@ class ObjectDetectionTask:
             ValueError: they cannot be cut so.
         """
         size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
-        if self.sets.scenes is not None:
+        if isinstance(self.sets.train, DigitScenes):
             return EndlessOrder(size)
         return RowOrder(len(self.sets.train), size, self.recipe.train.seed, "images")
 
@@ -136,7 +138,7 @@ class ObjectDetectionTask:
         """Read, augment and pad; see `DetectionCollator`."""
         edges, processor, read = processor_edges(self.processor), self.processor, []
         for row in rows:
-            image, objects = augmented(*self.sets.read(row), edges, self.options, generator)
+            image, objects = augmented(*self.sets.train.read(row), edges, self.options, generator)
             size = image.height, image.width
             statistics = processor.image_mean, processor.image_std
             read.append(detection_row(image, objects, size, *statistics))
@@ -193,7 +195,7 @@ class ObjectDetectionTask:
         return detection_card(
             **facts.of_card("images"),
             license=self.recipe.train.model_license,
-            dataset=Path(self.sets.origin).name,
-            classes=self.sets.label_names,
+            dataset=Path(self.sets.train.origin).name,
+            classes=self.sets.train.label_names,
             scores=None if validation is None else validation.details,
         )

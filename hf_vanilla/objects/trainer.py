@@ -44,7 +44,7 @@ class DetectionRows(Dataset):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         """`pixel_values` `(3, H, W)`, `labels` `(m,)` and `boxes` `(m, 4)` of one image."""
-        image, objects = self.images.open(row), self.images.objects[row]
+        image, objects = self.images.read(row)
         size = resized_size((image.height, image.width), *self.edges)
         if self.changes is not None:
             seed = int(torch.randint(2**62, ()))

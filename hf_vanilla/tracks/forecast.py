@@ -23,7 +23,7 @@ from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster, predict
 from .layout import agent_inputs, rollout_arguments
 from .options import TrackFileOptions
 from .table import TrackTable
-from .windows import groups_of_rows, pasts_of_rows
+from .windows import by_group, groups_of_rows, pasts_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -160,14 +160,13 @@ def _row_batches(
             yield rows[first : first + size], rows[:0]
         return
     every = groups_of_rows(table, np.arange(len(table)))
-    by_group = np.argsort(every, kind="stable")
-    starts = np.searchsorted(every[by_group], np.arange(every.max(initial=-1) + 2))
+    order, starts = by_group(every)
     wanted = np.unique(every[rows])
     is_wanted = np.zeros(len(table), bool)
     is_wanted[rows] = True
     sizes = np.cumsum(np.diff(starts)[wanted])
     for part in np.split(wanted, np.flatnonzero(np.diff((sizes - 1) // size)) + 1):
-        members = np.concatenate([by_group[starts[g] : starts[g + 1]] for g in part])
+        members = np.concatenate([order[starts[g] : starts[g + 1]] for g in part])
         yield members[is_wanted[members]], members[~is_wanted[members]]
 
 

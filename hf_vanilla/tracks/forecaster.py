@@ -121,7 +121,20 @@ class Forecaster:
 
     def observe(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> Forecast:
         """Store the rows of a frame, as `store` does, and forecast from the newest frame."""
-        return self._forecast(self.store(frame, rows))
+        newest, observed = self.store(frame, rows), self.model.config.observed_steps
+        frames = [newest + self.frames_per_step * step for step in range(1 - observed, 1)]
+        agents = tuple(
+            agent
+            for agent, steps in self._history.items()
+            if newest in steps and len(steps) >= self.least_observed
+        )
+        past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
+        for row, agent in enumerate(agents):
+            for step, number in enumerate(frames):
+                if number in self._history[agent]:
+                    past[row, step] = self._history[agent][number]
+                    mask[row, step] = True
+        return Forecast(newest, agents, *predict(self.model, past, mask))
 
     def store(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> int:
         """Store the rows of a frame without a forecast; returns the newest frame.
@@ -163,22 +176,6 @@ class Forecaster:
             if agent in agents or frame in self._history.get(agent, {}):
                 raise ValueError(f"frame {frame}: agent {agent} is there twice: keep one row")
             agents.add(agent)
-
-    def _forecast(self, frame: int) -> Forecast:
-        observed = self.model.config.observed_steps
-        frames = [frame + self.frames_per_step * step for step in range(1 - observed, 1)]
-        agents = tuple(
-            agent
-            for agent, steps in self._history.items()
-            if frame in steps and len(steps) >= self.least_observed
-        )
-        past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
-        for row, agent in enumerate(agents):
-            for step, number in enumerate(frames):
-                if number in self._history[agent]:
-                    past[row, step] = self._history[agent][number]
-                    mask[row, step] = True
-        return Forecast(frame, agents, *predict(self.model, past, mask))
 
 
 @torch.inference_mode()

@@ -90,12 +90,7 @@ class TrackFileOptions(Options):
         if path in BUILT_IN:
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
             return table if self.step_seconds is None else resample(table, self.step_seconds)
-        return read_tracks(path, self.source)
-
-    @property
-    def source(self) -> TrackSource:
-        """The options in the reader's form."""
-        return TrackSource(
+        source = TrackSource(
             format=self.format,
             columns=read_columns(self.columns),
             frame_seconds=self.frame_seconds,
@@ -103,6 +98,7 @@ class TrackFileOptions(Options):
             homography=None if self.homography is None else read_homography(self.homography),
             unit=self.unit,
         )
+        return read_tracks(path, source)
 
 
 @dataclass(frozen=True, kw_only=True)

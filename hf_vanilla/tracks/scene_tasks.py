@@ -44,7 +44,7 @@ from .layout import (
 from .options import JOINT_MEASURES, SCENE_MEASURES, SceneOptions
 from .scores import JointSums, TrackSums, add_scenes
 from .task import TrackTask
-from .windows import Windows
+from .windows import Windows, by_group
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +125,7 @@ class TrainingScenes:
     @classmethod
     def of(cls, windows: Windows, options: SceneOptions) -> "TrainingScenes":
         """Group windows by scene, in the order of the scenes' numbers."""
-        by_scene = np.argsort(windows.groups, kind="stable")
-        numbers = np.arange(windows.groups.max() + 2)
-        return cls(windows, options, by_scene, np.searchsorted(windows.groups[by_scene], numbers))
+        return cls(windows, options, *by_group(windows.groups))
 
     @property
     def sizes(self) -> np.ndarray:

@@ -112,6 +112,12 @@ def groups_of_rows(table: TrackTable, rows: np.ndarray) -> np.ndarray:
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
 
 
+def by_group(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows group after group, from `groups_of_rows`, and where each group starts; the end too."""
+    order = np.argsort(groups, kind="stable")
+    return order, np.searchsorted(groups[order], np.arange(groups.max(initial=-1) + 2))
+
+
 def pasts_of_rows(
     table: TrackTable, rows: np.ndarray, observed: int
 ) -> tuple[np.ndarray, np.ndarray]:
