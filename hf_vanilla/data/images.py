@@ -257,12 +257,6 @@ def digit_images(
     )
 
 
-def class_counts(images: LabelledImages) -> dict[str, int]:
-    """How many images each class has."""
-    counts = Counter(images.labels.tolist())
-    return {name: counts[label] for label, name in enumerate(images.label_names)}
-
-
 def check_labels(images: LabelledImages) -> None:
     """Refuse labels without a name, such as -1 of a test split of the Hub.
 
@@ -291,7 +285,8 @@ def check_classes(images: LabelledImages) -> None:
         raise ValueError(
             f"{images.origin} has one class only, {images.label_names[0]!r}: give two or more"
         )
-    if empty := [name for name, count in class_counts(images).items() if not count]:
+    counts = np.bincount(images.labels, minlength=len(images.label_names))
+    if empty := [images.label_names[label] for label in np.flatnonzero(counts == 0)]:
         raise ValueError(
             f"{images.origin} has no image of {', '.join(map(repr, empty))}: add some, or leave "
             "the class out"

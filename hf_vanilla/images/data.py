@@ -23,7 +23,6 @@ from hf_vanilla.data.images import (
     load_images,
 )
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import data_fingerprint
 
 from .batches import ImageReader, image_processor, pixel_statistics
 from .options import ImageDataOptions
@@ -145,17 +144,6 @@ def check_unchanged(train: LabelledImages, output_dir: Path) -> None:
             f"{changed:,} of {len(train):,} images of {train.origin} changed since the run in "
             f"{output_dir} began: restore them, or choose another output_dir"
         )
-
-
-def image_facts(images: Images) -> dict[str, str]:
-    """Fingerprints of the images, and the classes, for the message when a run is resumed."""
-    facts = {"classes": ", ".join(images.train.images.label_names[:1000])}
-    for part, reader in (("training", images.train), ("validation", images.validation)):
-        if reader is not None:
-            read = reader.images
-            digest = data_fingerprint(len(read), read.fingerprints, read.labels)
-            facts[f"{part} images"] = digest
-    return facts
 
 
 def _with_held_out(

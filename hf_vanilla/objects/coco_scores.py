@@ -145,9 +145,13 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError:
         raise ImportError(f"AP needs faster-coco-eval: {install_hint('vision')}") from None
-    truth = COCO(truth_content(images), print_function=_silent)
+
+    def silent(*_: Any) -> None:
+        pass
+
+    truth = COCO(truth_content(images), print_function=silent)
     results = coco_results(found, images.category_ids, range(len(images)))
-    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", print_function=_silent)
+    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", print_function=silent)
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -223,7 +227,3 @@ def count_error(found: Sequence[Detections], images: DetectionImages) -> float:
         for entry, truth in zip(found, images.objects, strict=True)
     ]
     return float(np.mean(gaps))
-
-
-def _silent(*_: Any) -> None:
-    pass

@@ -46,16 +46,6 @@ class DetectionSets:
     train: DetectionImages | DigitScenes
     validation: DetectionImages | None
 
-    def facts(self) -> dict[str, str]:
-        """Fingerprints for the message when a run is resumed."""
-        facts = {
-            "training images": self.train.fingerprint,
-            "classes": ", ".join(self.train.label_names[:1000]),
-        }
-        if self.validation is not None:
-            facts["validation images"] = self.validation.fingerprint
-        return facts
-
 
 def prepare_detection(recipe: Recipe) -> DetectionSets:
     """Read the boxes of a recipe, and refuse what no detector can be trained on.

@@ -217,13 +217,6 @@ class DetectOptions(ImageFilesOptions):
         if self.annotations is not None and self.format != "coco":
             raise ValueError("annotations: only the format coco has ids; add --format coco")
 
-    @property
-    def lowest_score(self) -> float:
-        """The threshold, or the format's own."""
-        if self.threshold is not None:
-            return self.threshold
-        return 0.0 if self.format == "coco" else 0.5
-
 
 @dataclass(frozen=True)
 class CocoIds:
@@ -268,11 +261,12 @@ def detect_files(request: ImageRequest) -> None:
     detector = load_detector(options.model, device=options.device)
     names = detector.label_names
     ids = coco_ids(options.annotations, names)
+    lowest = options.threshold
+    if lowest is None:
+        lowest = 0.0 if options.format == "coco" else 0.5
     results = detector.detect_files(image_paths(request.paths), batch_size=options.batch_size)
     passing: Iterator[FileResult[Detections]] = (
-        result
-        if result.result is None
-        else replace(result, result=result.result.above(options.lowest_score))
+        result if result.result is None else replace(result, result=result.result.above(lowest))
         for result in reported(results, stops=options.stop_at_unreadable)
     )
     if options.draw is not None:
@@ -390,20 +384,13 @@ class ObjectAttention:
         cross: `(Q, h, w)` mean over heads of the last decoder layer: what each query gives to each
             position; sums to 1 for each query.
         encoder: `(h, w, h, w)` mean over heads of the last encoder layer: what each position (the
-            first pair) gives to each position (the second pair); sums to 1 over the second.
+            first pair) gives to each position (the second pair); sums to 1 over the second, and
+            need not over the first.
     """
 
     found: Detections
     cross: Tensor
     encoder: Tensor
-
-    def from_position(self, row: int, column: int) -> Tensor:
-        """`(h, w)`: what one position gives to all others; sums to 1."""
-        return self.encoder[row, column]
-
-    def to_position(self, row: int, column: int) -> Tensor:
-        """`(h, w)`: what all positions give to one; need not sum to 1."""
-        return self.encoder[:, :, row, column]
 
 
 @torch.inference_mode()

@@ -167,7 +167,7 @@ def save_encoder_attention(
         if not (0 <= x < image.width and 0 <= y < image.height):
             raise ValueError(f"pixel x={x}, y={y} lies outside of {image.width} x {image.height}")
         row, column = y * rows // image.height, x * columns // image.width
-        weights = attention.from_position(row, column), attention.to_position(row, column)
+        weights = attention.encoder[row, column], attention.encoder[:, :, row, column]
         for panel, shown, side in zip(row_of_panels, weights, ("from", "to"), strict=True):
             show_image(panel, image, shown)
             panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)

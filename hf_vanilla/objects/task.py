@@ -121,7 +121,12 @@ class ObjectDetectionTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of images and boxes, and the classes."""
-        return self.sets.facts()
+        train, validation = self.sets.train, self.sets.validation
+        classes = ", ".join(train.label_names[:1000])
+        facts = {"training images": train.fingerprint, "classes": classes}
+        if validation is not None:
+            facts["validation images"] = validation.fingerprint
+        return facts
 
     def order(self, per_step: int) -> "RowOrder | EndlessOrder":
         """Cut the images of a step into `per_step` equal micro-batches.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import data_fingerprint
 
 from .built_in_tracks import BUILT_IN
 from .eth_ucy import leave_one_out
@@ -148,16 +147,3 @@ def position_errors(
     share, level = torch.rand(2, shape[0], 1, 1, generator=generator)
     level = level * options.position_noise * (share < options.noise_share)
     return level * torch.randn(*shape, generator=generator)
-
-
-def track_facts(data: TrackData) -> dict[str, str]:
-    """Fingerprints of the windows, for the message when a run is resumed."""
-    facts = {"training tracks": _digest(data.train)}
-    if data.validation is not None:
-        facts["validation tracks"] = _digest(data.validation)
-    return facts
-
-
-def _digest(windows: Windows) -> str:
-    first = windows.grid[windows.first]
-    return data_fingerprint(len(windows), windows.table.positions, first)

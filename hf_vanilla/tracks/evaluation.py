@@ -10,9 +10,8 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.options import option
 
 from .eth_ucy import TEST_FILES, leave_one_out
-from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster
+from .forecaster import ForecasterOptions, check_rate, load_forecaster
 from .layout import model_inputs, rollout_arguments, run_model, scene_batches
-from .options import TrackFileOptions
 from .protocol import Protocol, TrackScores
 from .scores import (
     COLLISION_DISTANCE,
@@ -27,10 +26,9 @@ from .windows import Windows, cut_windows
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on the command line
+class EvaluateTracksOptions(ForecasterOptions):  # the files' options, flat on the command line
     """Score a forecaster: minADE, minFDE, misses, Brier, likelihood, collisions, with protocol."""
 
-    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
     dataset: str = option(
         text="file or folder of tracks, or built-in ones: walkers, forks, junctions"
     )
@@ -53,12 +51,6 @@ class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on th
     observed_steps: int = option(8, "of a model without weights", at_least=2)
     predicted_steps: int = option(12, "of a model without weights", at_least=1)
     batch_size: int = option(1024, "windows at a time", at_least=1)
-    samples_at_once: int | None = option(
-        None,
-        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
-        at_least=1,
-    )
-    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
 
 
 def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:

@@ -19,9 +19,8 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
-from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster, predict
+from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
 from .layout import agent_inputs, rollout_arguments
-from .options import TrackFileOptions
 from .table import TrackTable
 from .windows import by_group, groups_of_rows, pasts_of_rows
 
@@ -31,10 +30,9 @@ ENDINGS = (".csv", ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastOptions(TrackFileOptions):  # the files' options, flat on the command line
+class ForecastOptions(ForecasterOptions):  # the files' options, flat on the command line
     """Forecast every agent of a track file: rows of agent, step, mode, x, y, probability."""
 
-    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
     input: str = option(text="file or folder of tracks")
     output: str | None = option(None, "file to write, .csv or .parquet; default: stdout as CSV")
     at: str = option(
@@ -51,12 +49,6 @@ class ForecastOptions(TrackFileOptions):  # the files' options, flat on the comm
         2, "agents with fewer observed steps are left out; others have theirs masked", at_least=1
     )
     batch_size: int = option(1024, "agents at a time", at_least=1)
-    samples_at_once: int | None = option(
-        None,
-        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
-        at_least=1,
-    )
-    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     overwrite: bool = option(default=False, text="replace an existing output")
 
     def __post_init__(self) -> None:

@@ -26,8 +26,10 @@ from hf_vanilla.models.modeling_vanilla_tracks import (
     read_future,
     read_past,
 )
+from hf_vanilla.options import option
 
 from .layout import run_model
+from .options import TrackFileOptions
 from .road_maps import RoadMap
 from .table import TrackTable, check_positive
 
@@ -395,3 +397,19 @@ def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tens
 def _counted(steps: int, like: Tensor) -> Tensor:
     """1 to `steps`, `(1, P, 1)`."""
     return torch.arange(1, steps + 1, device=like.device, dtype=like.dtype).view(1, -1, 1)
+
+
+# --- options of the commands ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecasterOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """A forecaster and the files of tracks that it reads."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    samples_at_once: int | None = option(
+        None,
+        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
+        at_least=1,
+    )
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")

@@ -22,10 +22,17 @@ from hf_vanilla.families import Measure
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+from hf_vanilla.training.task import (
+    Batch,
+    RunFacts,
+    Validation,
+    Work,
+    data_fingerprint,
+    micro_batch_size,
+)
 
 from .card import track_card
-from .data import TrackData, position_errors, prepare_tracks, random_changes, track_facts
+from .data import TrackData, position_errors, prepare_tracks, random_changes
 from .forecaster import class_name, new_forecaster
 from .layout import model_inputs
 from .options import MEASURES
@@ -103,7 +110,12 @@ class TrackTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of the windows."""
-        return track_facts(self.tracks)
+        parts = {"training": self.tracks.train, "validation": self.tracks.validation}
+        return {
+            f"{part} tracks": data_fingerprint(len(w), w.table.positions, w.grid[w.first])
+            for part, w in parts.items()
+            if w is not None
+        }
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Known future steps."""
