@@ -238,18 +238,12 @@ def read_digit_file(path: Path) -> LabelledImages:
     return digit_images(pixels, labels, origin=str(path))
 
 
-def digit_images(
-    pixels: np.ndarray,
-    labels: np.ndarray,
-    *,
-    origin: str,
-    label_names: Sequence[str] = tuple("0123456789"),
-) -> LabelledImages:
-    """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` classes, the digits by default."""
+def digit_images(pixels: np.ndarray, labels: np.ndarray, *, origin: str) -> LabelledImages:
+    """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` digits."""
     grey = np.rint(pixels * (255 / DIGIT_LEVELS)).astype(np.uint8)
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
-        label_names=tuple(label_names),
+        label_names=tuple("0123456789"),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
         open=partial(_grey_image, grey),
         origin=origin,

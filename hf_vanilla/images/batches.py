@@ -163,11 +163,6 @@ class Augmentation(Options):
     crop: float = option(0.0, "largest random share of the area cut away", at_least=0, below=1)
     brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
 
-    @property
-    def moves_pixels(self) -> bool:
-        """Whether images change otherwise than in brightness."""
-        return any((self.rotation, self.scale, self.shift, self.flip, self.crop))
-
 
 def augment(images: Tensor, changes: Augmentation, generator: torch.Generator) -> Tensor:
     """Change each image of a batch by its own random numbers.
@@ -182,7 +177,7 @@ def augment(images: Tensor, changes: Augmentation, generator: torch.Generator) -
     Returns:
         `(B, C, H, W)` float in [0, 1]; the same tensor where nothing changes.
     """
-    if changes.moves_pixels:
+    if any((changes.rotation, changes.scale, changes.shift, changes.flip, changes.crop)):
         height, width = images.shape[-2:]
         transforms = affine_transforms(len(images), (height, width), changes, generator)
         grid = functional.affine_grid(transforms, list(images.shape), align_corners=False)

@@ -179,7 +179,7 @@ class PatchAttention:
     Attributes:
         weights: `(L, H, 1 + P, 1 + P)`; rows are queries and sum to 1.
         grid: rows and columns of patches.
-        guesses: the model's labels for the image.
+        guesses: the model's five most probable labels for the image.
     """
 
     weights: Tensor
@@ -198,14 +198,14 @@ class PatchAttention:
 
 
 @torch.inference_mode()
-def patch_attention(classifier: Classifier, image: "Image", *, top_k: int = 5) -> PatchAttention:
+def patch_attention(classifier: Classifier, image: "Image") -> PatchAttention:
     """Attention of every layer and head for one RGB image."""
     model = classifier.model
     pixels = classifier.processor(image, return_tensors="pt")["pixel_values"].to(model.device)
     with eager_attention(model):
         attentions = model(pixels, output_attentions=True).attentions
     weights = torch.cat(attentions).float().cpu()  # L of (1, H, 1 + P, 1 + P)
-    return PatchAttention(weights, model.config.grid, classifier.guesses([image], top_k=top_k)[0])
+    return PatchAttention(weights, model.config.grid, classifier.guesses([image])[0])
 
 
 def rollout(weights: Tensor) -> Tensor:

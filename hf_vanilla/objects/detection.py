@@ -177,19 +177,14 @@ def resized_size(size: tuple[int, int], shortest: int, longest: int) -> tuple[in
     return max(1, height), max(1, width)
 
 
-def detection_processor(
-    shortest: int,
-    longest: int,
-    mean: Sequence[float] = IMAGE_MEAN,
-    deviation: Sequence[float] = IMAGE_DEVIATION,
-) -> "DetrImageProcessorPil":
+def detection_processor(shortest: int, longest: int) -> "DetrImageProcessorPil":
     """Transformers' image processor of DETR: resize, scale to [0, 1], normalize, pad, mask."""
     from transformers import DetrImageProcessorPil
 
     return DetrImageProcessorPil(
         size={"shortest_edge": shortest, "longest_edge": longest},
-        image_mean=list(mean),
-        image_std=list(deviation),
+        image_mean=list(IMAGE_MEAN),
+        image_std=list(IMAGE_DEVIATION),
     )
 
 
@@ -278,8 +273,8 @@ class DetectionCollator:
         }
 
 
-def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations.json") -> Path:
-    """Write images as PNG and their boxes as COCO JSON; returns the JSON file.
+def save_coco(images: DetectionImages, folder: Path) -> Path:
+    """Write images as PNG and their boxes as COCO JSON; returns the file `annotations.json`.
 
     Raises:
         OSError: it cannot be written.
@@ -288,8 +283,9 @@ def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations
     files = [f"{row:06d}.png" for row in range(len(images))]
     for row, file in enumerate(files):
         images.open(row).save(folder / file)
-    write_text(folder / name, json.dumps(coco_content(replace(images, names=files))))
-    return folder / name
+    annotations = folder / "annotations.json"
+    write_text(annotations, json.dumps(coco_content(replace(images, names=files))))
+    return annotations
 
 
 def coco_content(images: DetectionImages) -> dict[str, Any]:

@@ -76,23 +76,23 @@ class DigitScenes:
 
     read = scene
 
-    def images(self, count: int, first: int = 0) -> DetectionImages:
-        """The scenes `first` to `first + count - 1` as a data set.
+    def images(self, count: int) -> DetectionImages:
+        """The first `count` scenes as a data set.
 
         Raises:
             ValueError: `count` is not positive.
         """
         if count < 1:
             raise ValueError(f"{count} digit scenes: give a positive number")
-        numbers = range(first, first + count)
+        numbers = range(count)
         return DetectionImages(
             objects=[self.scene(number)[1] for number in numbers],
             sizes=np.full((count, 2), SCENE_SIZE),
             label_names=self.label_names,
             category_ids=tuple(range(len(self.label_names))),
-            image_ids=list(range(count)),
+            image_ids=list(numbers),
             names=[f"{DIGIT_SCENES}[{number}]" for number in numbers],
-            open=partial(_scene_image, self, first),
+            open=partial(_scene_image, self),
             origin=DIGIT_SCENES,
         )
 
@@ -146,5 +146,5 @@ def _free_corner(
     return None
 
 
-def _scene_image(scenes: DigitScenes, first: int, row: int) -> "Image":
-    return scenes.scene(first + row)[0]
+def _scene_image(scenes: DigitScenes, number: int) -> "Image":
+    return scenes.scene(number)[0]

@@ -85,14 +85,11 @@ def plot_objects(options: PlotObjectsOptions) -> Path:
         return path
     image = open_image(options.image)
     attention = object_attention(detector, image)
-    if options.kind == "boxes":
-        save_boxes(image, attention, detector.label_names, path, threshold=options.threshold)
-    elif options.kind == "queries":
-        save_query_attention(
-            image, attention, detector.label_names, path, threshold=options.threshold
-        )
-    else:
+    if options.kind == "encoder":
         save_encoder_attention(image, attention, options.points, path)
+    else:
+        save = save_boxes if options.kind == "boxes" else save_query_attention
+        save(image, attention, detector.label_names, path, threshold=options.threshold)
     return path
 
 

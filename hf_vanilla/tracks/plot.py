@@ -116,10 +116,12 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
     model = load_forecaster(options.model, device="cpu", **rate)
     check_rate(table, model.config, options.input)
     _check_attention(model, options)
-    number = 0 if options.scene is None else _scene_number(table, options.scene)
+    name = table.scene_names[0] if options.scene is None else options.scene
+    if name not in table.scene_names:
+        raise ValueError(f"scene={name!r}: there are {', '.join(table.scene_names[:10])}")
+    number = table.scene_names.index(name)
     table = table.rows(table.scene == number)
     frame = _fullest_frame(table, model.config) if options.frame is None else options.frame
-    name = table.scene_names[number]
     road = None if table.maps is None else table.maps[number]
     if path.suffix.lower() == GIF:
         per_step = int(table.frames_per_step[number])
@@ -337,13 +339,6 @@ def _picture(path: str) -> np.ndarray:
         return imread(path)
     except (SyntaxError, ValueError):
         raise ValueError(f"picture={path!r} is not a picture") from None
-
-
-def _scene_number(table: TrackTable, name: str) -> int:
-    if name not in table.scene_names:
-        some = ", ".join(table.scene_names[:10])
-        raise ValueError(f"scene={name!r}: there are {some}")
-    return table.scene_names.index(name)
 
 
 def _fullest_frame(table: TrackTable, config: VanillaTracksConfig) -> int:

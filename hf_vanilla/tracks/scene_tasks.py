@@ -88,25 +88,6 @@ class SceneOrder:
 
 
 @dataclass(frozen=True)
-class SceneBatch:
-    """Scenes as inputs of a model, each changed at random as a whole.
-
-    Attributes:
-        inputs: padded to the largest scene, with `agent_mask` `(B, A)`, True = agent.
-        layout: row and slot of each window in them.
-        last_rows: `(W,)` row of each window's last observed step in the table.
-        middles: `(B, 2)` origins of the scenes, means of their last observed positions.
-        change: `(B, 2, 2)` how each scene was mirrored, scaled and turned.
-    """
-
-    inputs: Batch
-    layout: SceneLayout
-    last_rows: np.ndarray
-    middles: np.ndarray
-    change: Tensor
-
-
-@dataclass(frozen=True)
 class TrainingScenes:
     """Training windows grouped by scene.
 
@@ -139,26 +120,6 @@ class TrainingScenes:
             f"{len(self.sizes)} scenes of up to {self.sizes.max()} agents; "
             f"{(self.sizes > limit).sum()} are cut to max_agents={limit}"
         )
-
-    def batch(self, scenes: np.ndarray, generator: torch.Generator) -> SceneBatch:
-        """Scenes as inputs of a model, each changed at random as a whole."""
-        parts = [self.rows(scene, generator) for scene in scenes]
-        rows = np.concatenate(parts)
-        layout = SceneLayout.of_groups(np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
-        inputs = model_inputs(self.windows, rows)
-        if self.options.position_noise:
-            shape = inputs["past_values"].shape
-            inputs["past_values"] += position_errors(self.options, shape, generator)
-        last_rows = self.windows.last_rows[rows]
-        last = self.windows.table.positions[last_rows]
-        middles = scene_middles(last, layout)
-        offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
-        change = random_changes(self.options, len(parts), generator)
-        for name in ("past_values", "future_values"):
-            inputs[name] = (inputs[name] + offset) @ change[layout.scene]
-        inputs["agent_mask"] = torch.ones(len(rows), dtype=torch.bool)
-        padded = {name: layout.pad(part) for name, part in inputs.items()}
-        return SceneBatch(padded, layout, last_rows, middles, change)
 
     def rows(self, scene: int, generator: torch.Generator) -> np.ndarray:
         """Windows of a scene, at most `max_agents`, others at random."""
@@ -196,7 +157,37 @@ class SceneTask(TrackTask):
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
         """Scenes as the model's inputs, padded, each changed at random as a whole."""
-        return self.scenes.batch(scenes, generator).inputs
+        windows, options = self.scenes.windows, self.options
+        parts = [self.scenes.rows(scene, generator) for scene in scenes]
+        rows = np.concatenate(parts)
+        layout = SceneLayout.of_groups(np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
+        inputs = model_inputs(windows, rows)
+        if options.position_noise:
+            shape = inputs["past_values"].shape
+            inputs["past_values"] += position_errors(options, shape, generator)
+        last_rows = windows.last_rows[rows]
+        last = windows.table.positions[last_rows]
+        middles = scene_middles(last, layout)  # (B, 2), origins of the scenes
+        offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
+        change = random_changes(options, len(parts), generator)  # (B, 2, 2)
+        for name in ("past_values", "future_values"):
+            inputs[name] = (inputs[name] + offset) @ change[layout.scene]
+        inputs["agent_mask"] = torch.ones(len(rows), dtype=torch.bool)
+        padded = {name: layout.pad(part) for name, part in inputs.items()}
+        return padded | self.surroundings(last_rows, layout, middles, change)
+
+    def surroundings(
+        self, last_rows: np.ndarray, layout: SceneLayout, middles: np.ndarray, change: Tensor
+    ) -> Batch:
+        """Inputs beside the tracks; here none.
+
+        Args:
+            last_rows: `(W,)` row of each window's last observed step in the table.
+            layout: row and slot of each window in the batch.
+            middles: `(B, 2)` origins of the scenes, means of their last observed positions.
+            change: `(B, 2, 2)` how each scene was mirrored, scaled and turned.
+        """
+        return {}
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
@@ -374,18 +365,24 @@ class SceneTrajectoryTask(SceneTask):
         return facts
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
-        """Scenes as the model's inputs, padded, each changed at random as a whole."""
-        drawn = self.scenes.batch(scenes, generator)
-        batch, table = drawn.inputs, self.tracks.train.table
-        agents = agent_inputs(self.config, table, drawn.last_rows)
-        batch |= optional_inputs(agents, drawn.layout, drawn.middles)
-        if "light_values" in batch:
-            batch["light_values"] = batch["light_values"] @ drawn.change
-        if table.maps is not None:
-            batch |= map_inputs(table.maps_of(drawn.last_rows), drawn.layout, drawn.middles)
-            batch["lane_values"] = batch["lane_values"] @ drawn.change.unsqueeze(1)
-        checked_scenes(self.config, **batch)  # on the CPU: the model does not on a GPU
+        """As of all tasks of scenes, and checked on the CPU: the model does not check on a GPU."""
+        batch = super().batch(scenes, generator)
+        checked_scenes(self.config, **batch)
         return batch
+
+    def surroundings(
+        self, last_rows: np.ndarray, layout: SceneLayout, middles: np.ndarray, change: Tensor
+    ) -> Batch:
+        """Kinds and sizes of agents, lights and lanes, as far as the model reads them."""
+        table = self.tracks.train.table
+        agents = agent_inputs(self.config, table, last_rows)
+        inputs = optional_inputs(agents, layout, middles)
+        if "light_values" in inputs:
+            inputs["light_values"] = inputs["light_values"] @ change
+        if table.maps is not None:
+            inputs |= map_inputs(table.maps_of(last_rows), layout, middles)
+            inputs["lane_values"] = inputs["lane_values"] @ change.unsqueeze(1)
+        return inputs
 
     def describe_training(self) -> str:
         """What the training data is cut into, in words."""
