@@ -234,23 +234,16 @@ def read_image_request(arguments: Sequence[str], options: type) -> ImageRequest:
 
     Raises:
         UsageError: an option is unknown or missing, or there is no path.
+        FileNotFoundError: a path does not exist.
     """
     given, paths = options_and_paths(arguments)
     parsed = parse_options(options, given)
     if not paths:
         raise UsageError("missing: paths of images or folders, or - to read them from stdin")
-    return ImageRequest(parsed, tuple(paths))
-
-
-def check_paths(paths: Iterable[str]) -> None:
-    """Refuse a path that does not exist.
-
-    Raises:
-        FileNotFoundError: there is one.
-    """
     for path in paths:
         if path != STDIN and not os.path.exists(path):
             raise FileNotFoundError(f"{path}: no such file or folder")
+    return ImageRequest(parsed, tuple(paths))
 
 
 def image_paths(paths: Iterable[str]) -> Iterator[str]:

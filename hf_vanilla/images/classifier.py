@@ -18,7 +18,6 @@ from hf_vanilla.data.image_models import (
     FileResult,
     ImageFilesOptions,
     ImageRequest,
-    check_paths,
     eager_attention,
     image_paths,
     load_image_model,
@@ -137,10 +136,9 @@ def classify_files(request: ImageRequest) -> None:
 
     Raises:
         ValueError: the model is another, or an image is unreadable and the options say to stop.
-        OSError: a path does not exist, or the output cannot be written.
+        OSError: the output cannot be written.
     """
     options = request.options
-    check_paths(request.paths)
     classifier = load_classifier(options.model, device=options.device)
     top_k = min(options.top_k, classifier.model.config.num_labels)
     results = classifier.classify(

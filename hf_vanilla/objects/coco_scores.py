@@ -145,13 +145,10 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError:
         raise ImportError(f"AP needs faster-coco-eval: {install_hint('vision')}") from None
-
-    def silent(*_: Any) -> None:
-        pass
-
-    truth = COCO(truth_content(images), print_function=silent)
+    quiet = {"print_function": lambda *_: None}
+    truth = COCO(truth_content(images), **quiet)
     results = coco_results(found, images.category_ids, range(len(images)))
-    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", print_function=silent)
+    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", **quiet)
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()

@@ -19,7 +19,6 @@ from hf_vanilla.data.image_models import (
     FileResult,
     ImageFilesOptions,
     ImageRequest,
-    check_paths,
     eager_attention,
     image_paths,
     load_image_model,
@@ -254,10 +253,9 @@ def detect_files(request: ImageRequest) -> None:
 
     Raises:
         ValueError: the model is another, or an image is unreadable and the options say to stop.
-        OSError: a path does not exist, or the output cannot be written.
+        OSError: the output cannot be written.
     """
     options = request.options
-    check_paths(request.paths)
     detector = load_detector(options.model, device=options.device)
     names = detector.label_names
     ids = coco_ids(options.annotations, names)

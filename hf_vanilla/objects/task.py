@@ -50,15 +50,10 @@ def prepare(recipe: Recipe) -> "ObjectDetectionTask":
         ValueError: the data do not match the recipe.
         OSError: nothing is found under a name.
     """
-    return ObjectDetectionTask(recipe, prepare_detection(recipe), _processor(recipe))
-
-
-def _processor(recipe: Recipe) -> Any:
-    """Transformers' image processor of DETR: the initial model's, or one of the recipe's size."""
-    options, start = recipe.data, recipe.train.initial_model
+    sets, options, start = prepare_detection(recipe), recipe.data, recipe.train.initial_model
     edges = options.shortest_edge, options.longest_edge
     if start is None:
-        return detection_processor(*edges)
+        return ObjectDetectionTask(recipe, sets, detection_processor(*edges))
     processor = load_image_processor(start)
     check_processor(processor, resample=BILINEAR)
     saved = processor_edges(processor)
@@ -67,7 +62,7 @@ def _processor(recipe: Recipe) -> Any:
             f"shortest_edge={edges[0]} and longest_edge={edges[1]}: initial_model={start!r} reads "
             f"images of {saved[0]} and {saved[1]}: leave both out"
         )
-    return processor
+    return ObjectDetectionTask(recipe, sets, processor)
 
 
 @dataclass(frozen=True)

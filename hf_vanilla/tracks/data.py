@@ -55,23 +55,19 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
         if not is_new and table is not None:
             check_rate(table, config, source)
 
-    def cut(table: TrackTable, *, stride: int) -> Windows:
-        return cut_windows(
-            table,
-            observed=config.observed_steps,
-            predicted=config.predicted_steps,
-            stride=stride,
-            allow_missing=options.allow_missing,
-        )
-
-    train = cut(tables[0], stride=options.stride)
+    how: dict[str, Any] = {
+        "observed": config.observed_steps,
+        "predicted": config.predicted_steps,
+        "allow_missing": options.allow_missing,
+    }
+    train = cut_windows(tables[0], stride=options.stride, **how)
     if not len(train):
         shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
         raise ValueError(
             f"{options.dataset} has no agent with {config.observed_steps} + "
             f"{config.predicted_steps} steps without a gap: {shorter}, or set allow_missing"
         )
-    validation = None if tables[1] is None else cut(tables[1], stride=1)
+    validation = None if tables[1] is None else cut_windows(tables[1], **how)
     if validation is not None and not len(validation):
         raise ValueError(
             "the validation tracks have no window: give other ones by --validation, or none by "

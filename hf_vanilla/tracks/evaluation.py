@@ -10,8 +10,8 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.options import option
 
 from .eth_ucy import TEST_FILES, leave_one_out
-from .forecaster import ForecasterOptions, check_rate, load_forecaster
-from .layout import model_inputs, rollout_arguments, run_model, scene_batches
+from .forecaster import ForecasterOptions, check_rate, load_forecaster, relative_outputs
+from .layout import rollout_arguments, scene_batches
 from .protocol import Protocol, TrackScores
 from .scores import (
     COLLISION_DISTANCE,
@@ -120,7 +120,7 @@ def score_windows(
     model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
 ) -> TrackScores:
     """All scores of a model on windows."""
-    modes, has_spreads = _modes(model, windows)
+    modes, has_spreads = _modes(model)
     sums = TrackSums(
         modes,
         miss_distance=options.miss_distance,
@@ -139,12 +139,10 @@ def score_windows(
 
 
 @torch.no_grad()
-def _modes(model: Any, windows: Windows) -> tuple[int, bool]:
+def _modes(model: Any) -> tuple[int, bool]:
     """How many modes a model has, and whether each has spreads."""
     if entry_of(model.config).reads:
         return model.config.num_modes, False
-    inputs = model_inputs(windows, np.array([0]))
-    past, mask = inputs["past_values"], inputs["past_observed_mask"]
-    last = groups = np.zeros(1)
-    outputs = run_model(model, past, mask, last, groups, [None])
+    steps = model.config.observed_steps
+    outputs = relative_outputs(model, np.zeros((1, steps, 2)), np.ones((1, steps), bool))
     return outputs.trajectories.shape[1], outputs.spreads is not None
