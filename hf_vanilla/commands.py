@@ -68,8 +68,8 @@ COMMANDS = {
     ),
     "detect": Command(
         "find objects in images: files, folders, or paths from stdin",
-        "hf_vanilla.objects.detect:detect_files",
-        "hf_vanilla.objects.detect:read_detection",
+        "hf_vanilla.objects.detector:detect_files",
+        "hf_vanilla.objects.detector:read_detection",
     ),
     "inspect-data": Command(
         "report what is in a detection data set, and what is wrong",

@@ -1,15 +1,17 @@
 """Train a detector on generated digit scenes, score unseen writers, draw: `make demo-objects`."""
 
+from PIL import Image
+
 from hf_vanilla.commands import run
 from hf_vanilla.objects.coco_scores import score_detector
-from hf_vanilla.objects.detect import drawn_objects, gallery
-from hf_vanilla.objects.detector import load_detector, object_attention
+from hf_vanilla.objects.detector import drawn_objects, load_detector, object_attention
 from hf_vanilla.objects.digit_scenes import digit_scenes
 from hf_vanilla.objects.plot import save_query_attention
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 
 RECIPE = "digit_scenes_halves"
+COLUMNS = 4
 SEED, SCENES, DRAWN = 7, 200, 12  # scenes that neither training nor its validation saw
 
 
@@ -26,7 +28,11 @@ def demo(recipe: Recipe) -> None:
         drawn_objects(image, entry, detector.label_names)
         for image, entry in zip(images, found, strict=True)
     ]
-    gallery(drawn).save(folder / "gallery.png")
+    width, height = drawn[0].size
+    gallery = Image.new("RGB", (COLUMNS * width, DRAWN // COLUMNS * height))
+    for number, picture in enumerate(drawn):
+        gallery.paste(picture, (width * (number % COLUMNS), height * (number // COLUMNS)))
+    gallery.save(folder / "gallery.png")
     print(f"\nThe model folder: {folder}\nBoxes:            {folder / 'gallery.png'}")
     if len(found[0]):
         figure = folder / "queries.png"

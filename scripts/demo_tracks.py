@@ -8,9 +8,8 @@ import numpy as np
 from hf_vanilla.commands import run
 from hf_vanilla.tracks.built_in_tracks import FORK_ANGLES, FORK_ODDS, built_in_tracks
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
-from hf_vanilla.tracks.forecaster import load_forecaster, predict
+from hf_vanilla.tracks.forecaster import SIMPLE_MODELS, load_forecaster, predict
 from hf_vanilla.tracks.plot import PlotTracksOptions, plot_tracks
-from hf_vanilla.tracks.simple_models import SIMPLE_MODELS
 from hf_vanilla.tracks.windows import cut_windows
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train

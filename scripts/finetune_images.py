@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from transformers import AutoImageProcessor, HfArgumentParser, Trainer, TrainingArguments
 
 from hf_vanilla.data.images import load_images
-from hf_vanilla.images.augmentation import Augmentation
+from hf_vanilla.images.batches import Augmentation
 from hf_vanilla.images.trainer import ImageRows, accuracy, with_new_head
 
 

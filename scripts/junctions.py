@@ -15,7 +15,7 @@ import numpy as np
 from hf_vanilla.commands import run
 from hf_vanilla.files import write_text
 from hf_vanilla.options import Options, option
-from hf_vanilla.tracks.built_in_junctions import OBSERVED, UNHINDERED, Junctions, junctions
+from hf_vanilla.tracks.built_in_tracks import OBSERVED, UNHINDERED, Junctions, junctions
 from hf_vanilla.tracks.evaluation import EvaluateTracksOptions, evaluate_tracks
 from hf_vanilla.tracks.forecaster import load_forecaster, predict
 from hf_vanilla.tracks.road_maps import RoadMap

@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from hf_vanilla.data.image_files import open_image
+from hf_vanilla.data.images import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image

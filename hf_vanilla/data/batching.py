@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
+
 if TYPE_CHECKING:  # its import takes long, and a translator has no tables
     import pyarrow as pa
 
-IGNORED_LABEL = -100  # the `ignore_index` of torch's losses
 EMPTY_ROW = -1  # number of a row that only fills a batch up to its shape
 
 
@@ -254,7 +255,7 @@ class PairCollator:
         self, rows: "Sequence[dict[str, Sequence[int]]] | Sequence[pa.Table] | pa.Table"
     ) -> dict[str, Tensor]:
         """`input_ids` and `attention_mask` `(B, S)`, `labels` `(B, T)`, all int64."""
-        if isinstance(rows, list) and _is_table(rows[0]):
+        if isinstance(rows, list) and hasattr(rows[0], "column_names"):
             (rows,) = rows  # DataLoader's list of one item, and the item is a whole batch
         ids, lengths = _concatenated(rows, "input_ids")
         labels, label_lengths = _concatenated(rows, "labels")
@@ -297,13 +298,9 @@ def padded_with_mask(sequences: Sequence[Sequence[int]], value: int) -> tuple[Te
     return padded(sequences, value), torch.from_numpy(_is_real(lengths).astype(np.int64))
 
 
-def _is_table(rows: Any) -> bool:
-    return hasattr(rows, "column_names")
-
-
 def _concatenated(rows: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """The sequences of one column in one 1-D array, and the `(B,)` lengths."""
-    if _is_table(rows):
+    if hasattr(rows, "column_names"):  # an Arrow table
         column = rows.column(name).combine_chunks()
         return column.flatten().to_numpy(), np.diff(column.offsets.to_numpy())
     sequences = [row[name] for row in rows]

@@ -10,19 +10,24 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoImageProcessor, PreTrainedModel
 
 from hf_vanilla.files import whole_file
 from hf_vanilla.loading import load_model, load_saved, read_settings
-from hf_vanilla.options import UsageError, options_and_paths, parse_options
+from hf_vanilla.options import Options, UsageError, option, options_and_paths, parse_options
 
-from .image_files import IMAGE_SUFFIXES, ImageError, open_image
+from .images import IMAGE_SUFFIXES, ImageError, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+logger = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
+BILINEAR = 2  # Pillow's number of the interpolation
 
 
 def load_image_model(
@@ -61,6 +66,22 @@ def load_image_processor(name: str) -> Any:
             f"{name} has no image processor: put the preprocessor_config.json of its training "
             "beside it"
         ) from None
+
+
+def resized_pixels(image: "Image", size: tuple[int, int], resample: int = BILINEAR) -> Tensor:
+    """An RGB image as `(3, H, W)` uint8, resized to height and width as image processors do."""
+    from PIL import Image
+
+    height, width = size
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling(resample))
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
+
+
+def normalised(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
+    """`(..., 3, H, W)` in [0, 1] with mean 0 and deviation 1 over the training images."""
+    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, deviation))
+    return (images - shift) / scale
 
 
 @dataclass(frozen=True)
@@ -171,11 +192,29 @@ def check_processor(processor: Any, resample: int | None = None) -> None:
         )
 
 
-logger = logging.getLogger(__name__)
+def log_sets(train: Any, validation: Any) -> None:
+    """Log the numbers of images and classes of a run; None: there are no validation images."""
+    logger.info(
+        "%d training images of %d classes, %s for validation",
+        *(len(train), len(train.label_names), "none" if validation is None else len(validation)),
+    )
+
 
 # --- commands: paths on the command line, and the output -----------------------------------------
 
 STDIN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFilesOptions(Options):
+    """What the commands that read images of PATHS have in common."""
+
+    model: str = option(text="model folder or Hub id")
+    output: str | None = option(None, "file to write; default: stdout")
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
+    stop_at_unreadable: bool = option(
+        False, "end at the first unreadable image instead of reporting it"
+    )
 
 
 @dataclass(frozen=True)
@@ -195,23 +234,16 @@ def read_image_request(arguments: Sequence[str], options: type) -> ImageRequest:
 
     Raises:
         UsageError: an option is unknown or missing, or there is no path.
+        FileNotFoundError: a path does not exist.
     """
     given, paths = options_and_paths(arguments)
     parsed = parse_options(options, given)
     if not paths:
         raise UsageError("missing: paths of images or folders, or - to read them from stdin")
-    return ImageRequest(parsed, tuple(paths))
-
-
-def check_paths(paths: Iterable[str]) -> None:
-    """Refuse a path that does not exist.
-
-    Raises:
-        FileNotFoundError: there is one.
-    """
     for path in paths:
         if path != STDIN and not os.path.exists(path):
             raise FileNotFoundError(f"{path}: no such file or folder")
+    return ImageRequest(parsed, tuple(paths))
 
 
 def image_paths(paths: Iterable[str]) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Labelled images: from a folder of class folders, a dataset of the Hub, or the built-in digits.
+"""Image files, and labelled images: of class folders, a dataset of the Hub, the built-in digits.
 
-Images are decoded when a batch is read. Shapes: N images, H x W pixels.
+Labelled images are decoded when a batch is read. Shapes: N images, H x W pixels.
 """
 
 import io
@@ -11,21 +11,103 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from hf_vanilla.loading import load_rows
 from hf_vanilla.options import install_hint
 
-from .image_files import IMAGE_SUFFIXES, open_image, split_folder
-
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+IMAGE_SUFFIXES = frozenset((".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"))
+MOST_PIXELS = 50_000_000  # a file of a few kB can hold more; decoded, each takes 3 to 12 bytes
 BUILT_IN_DIGITS = "digits"
 DIGIT_SIZE, DIGIT_LEVELS = 8, 16  # optdigits: 8 x 8 pixels of 0 to 16
 VALIDATION_NAMES = ("validation", "valid", "val", "test")
+
+
+class ImageError(ValueError):
+    """A file that cannot be read as an image; the message names it."""
+
+
+def split_folder(folder: Path, split: str) -> Path:
+    """The subfolder of a split; the folder itself where it has none of that name."""
+    inner = folder / split
+    return inner if inner.is_dir() else folder
+
+
+def open_image(source: "str | Path | BinaryIO", *, name: str | None = None) -> "Image":
+    """The first frame of an image file in three channels of 8 bits, turned as its EXIF data says.
+
+    16 bits a pixel are scaled to 8; an alpha channel is dropped, as by transformers' pipelines.
+
+    Args:
+        source: a path, or a file opened for reading bytes.
+        name: for messages; None: the path.
+
+    Raises:
+        ImageError: it is empty, cut off, no image, or has more than `MOST_PIXELS`.
+        FileNotFoundError: there is no such file.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    label = str(source) if name is None else name
+    try:
+        with Image.open(source) as image:  # reads the header alone
+            if image.width * image.height > MOST_PIXELS:
+                raise Image.DecompressionBombError
+            return as_rgb(image)
+    except FileNotFoundError:
+        raise
+    except Image.DecompressionBombError:
+        raise ImageError(f"{label} has more than {MOST_PIXELS:,} pixels: make it smaller") from None
+    except Exception as error:  # a damaged file fails in many ways
+        is_empty = isinstance(source, (str, Path)) and not os.path.getsize(source)
+        # Pillow's message then names only a file, or an object of Python
+        detail = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+        reason = "is empty" if is_empty else f"is damaged or no image{detail}"
+        raise ImageError(f"{label} {reason}: replace or remove it") from None
+
+
+def header_size(source: "str | Path | BinaryIO") -> tuple[int, int]:
+    """Height and width of an image, turned as its EXIF data says, without decoding its pixels.
+
+    Raises:
+        ImageError: it is damaged or no image.
+        FileNotFoundError: there is no such file.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(source) as image:
+            turned = image.getexif().get(0x0112, 1) >= 5  # the image lies on its side
+            width, height = image.size
+    except FileNotFoundError:
+        raise
+    except Exception:  # a damaged file fails in many ways
+        raise ImageError(f"{source} is damaged or no image: replace or remove it") from None
+    return (width, height) if turned else (height, width)
+
+
+def as_rgb(image: "Image") -> "Image":
+    """Any image in three channels of 8 bits; several frames: the first."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+        wide = np.asarray(image).astype(np.float32)
+        scale = 255 / 65535 if wide.max(initial=0) > 255 or ";16" in image.mode else 1
+        return Image.fromarray(np.rint(wide * scale).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of unknown range")
+    if image.mode == "P":
+        image = image.convert("RGBA")
+    return image.convert("RGB")
+
+
+# --- labelled images -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +157,7 @@ def load_images(
     *,
     image_column: str = "image",
     label_column: str = "label",
+    label_names: Sequence[str] | None = None,
 ) -> LabelledImages:
     """Images from a folder of class folders, an optdigits file, a Hub dataset, or the digits.
 
@@ -85,6 +168,7 @@ def load_images(
             `"second_half"`, as in scikit-learn's example.
         image_column: of a Hub dataset.
         label_column: likewise.
+        label_names: classes of a folder, which may lack some; None: those that it has.
 
     Raises:
         ValueError: there are no images, or their labels cannot be read; the message says what to
@@ -97,7 +181,7 @@ def load_images(
     if path.is_file():
         return read_digit_file(path)
     if path.is_dir():
-        return read_image_folder(split_folder(path, split))
+        return read_image_folder(split_folder(path, split), label_names)
     return _from_hub(source, split, image_column, label_column)
 
 
@@ -126,16 +210,13 @@ def read_image_folder(folder: Path, label_names: Sequence[str] | None = None) ->
         files += [path for path, _ in entries]
         sizes += [size for _, size in entries]
         labels += [classes.index(name)] * len(entries)
-    prints = [
-        zlib.crc32(name.encode()) << 32 | size for name, size in zip(files, sizes, strict=True)
-    ]
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
         label_names=classes,
         names=files,
         open=partial(_open_file, folder, files),
         origin=str(folder),
-        fingerprints=np.asarray(prints, dtype=np.uint64),
+        fingerprints=_fingerprints([name.encode() for name in files], sizes),
     )
 
 
@@ -157,32 +238,17 @@ def read_digit_file(path: Path) -> LabelledImages:
     return digit_images(pixels, labels, origin=str(path))
 
 
-def digit_images(
-    pixels: np.ndarray,
-    labels: np.ndarray,
-    *,
-    origin: str,
-    label_names: Sequence[str] = tuple("0123456789"),
-) -> LabelledImages:
-    """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` classes, the digits by default."""
+def digit_images(pixels: np.ndarray, labels: np.ndarray, *, origin: str) -> LabelledImages:
+    """Images from `(N, 8, 8)` pixels of 0 to 16 and `(N,)` digits."""
     grey = np.rint(pixels * (255 / DIGIT_LEVELS)).astype(np.uint8)
-    prints = [
-        zlib.crc32(image.tobytes()) << 32 | int(n) for image, n in zip(grey, labels, strict=True)
-    ]
     return LabelledImages(
         labels=np.asarray(labels, dtype=np.int64),
-        label_names=tuple(label_names),
+        label_names=tuple("0123456789"),
         names=[f"{origin}[{row}]" for row in range(len(grey))],
         open=partial(_grey_image, grey),
         origin=origin,
-        fingerprints=np.asarray(prints, dtype=np.uint64),
+        fingerprints=_fingerprints([image.tobytes() for image in grey], labels),
     )
-
-
-def class_counts(images: LabelledImages) -> dict[str, int]:
-    """How many images each class has."""
-    counts = Counter(images.labels.tolist())
-    return {name: counts[label] for label, name in enumerate(images.label_names)}
 
 
 def check_labels(images: LabelledImages) -> None:
@@ -213,7 +279,8 @@ def check_classes(images: LabelledImages) -> None:
         raise ValueError(
             f"{images.origin} has one class only, {images.label_names[0]!r}: give two or more"
         )
-    if empty := [name for name, count in class_counts(images).items() if not count]:
+    counts = np.bincount(images.labels, minlength=len(images.label_names))
+    if empty := [images.label_names[label] for label in np.flatnonzero(counts == 0)]:
         raise ValueError(
             f"{images.origin} has no image of {', '.join(map(repr, empty))}: add some, or leave "
             "the class out"
@@ -292,6 +359,13 @@ def _image_files(folder: Path, name: str) -> list[tuple[str, int]]:
     return files
 
 
+def _fingerprints(contents: Sequence[bytes], numbers: Sequence[int] | np.ndarray) -> np.ndarray:
+    """`(N,)` uint64 from what tells images apart: bytes and a small number each."""
+    pairs = zip(contents, numbers, strict=True)
+    prints = [zlib.crc32(content) << 32 | int(number) for content, number in pairs]
+    return np.asarray(prints, dtype=np.uint64)
+
+
 def _built_in_digits(split: str) -> LabelledImages:
     try:
         from sklearn.datasets import load_digits
@@ -330,10 +404,7 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
         names=[f"{name}[{row}]" for row in range(len(rows))],
         open=image_cells(rows, image_column, name),
         origin=name,
-        fingerprints=np.asarray(
-            [zlib.crc32(rows._fingerprint.encode()) << 32 | row for row in range(len(rows))],
-            dtype=np.uint64,
-        ),
+        fingerprints=_fingerprints([rows._fingerprint.encode()] * len(rows), range(len(rows))),
     )
 
 

@@ -1,24 +1,27 @@
-"""Batches of labelled images as tensors, their statistics, and the image processor of a model.
+"""Batches of labelled images as tensors, their statistics, image processor and random changes.
 
-Shapes: B batch, H x W pixels.
+Shapes: B batch, C channels, H x W pixels.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from hf_vanilla.data.image_files import ImageError
-from hf_vanilla.data.images import LabelledImages
+from hf_vanilla.data.image_models import BILINEAR, resized_pixels
+from hf_vanilla.data.images import ImageError, LabelledImages
+from hf_vanilla.models.loss_vanilla import IGNORED_LABEL
+from hf_vanilla.options import Options, option
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from transformers import ViTImageProcessorPil
 
-IGNORED_LABEL = -100
 CACHE_BYTES = 256 * 2**20
 STATISTICS_IMAGES = 1000
 
@@ -30,7 +33,7 @@ class ImageReader:
         images: to read.
         size: height and width in pixels of what is returned.
         stop_at_errors: raise at the first unreadable image instead of leaving it out.
-        resample: Pillow's number of the interpolation; 2 is bilinear.
+        resample: Pillow's number of the interpolation.
 
     Attributes:
         unreadable: `(N,)` bool, True for the unreadable images so far; worker processes share it.
@@ -42,7 +45,7 @@ class ImageReader:
         size: tuple[int, int],
         *,
         stop_at_errors: bool = False,
-        resample: int = 2,
+        resample: int = BILINEAR,
     ) -> None:
         self.images = images
         self.size = size
@@ -93,16 +96,6 @@ class ImageReader:
         return pixels
 
 
-def resized_pixels(image: "Image", size: tuple[int, int], resample: int) -> Tensor:
-    """An RGB image as `(3, H, W)` uint8, resized as `ViTImageProcessorPil` does."""
-    from PIL import Image
-
-    height, width = size
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling(resample))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)
-
-
 def pixel_statistics(reader: ImageReader) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel, of values in [0, 1].
 
@@ -144,7 +137,89 @@ def image_processor(
     )
 
 
-def normalised(images: Tensor, mean: Sequence[float], deviation: Sequence[float]) -> Tensor:
-    """`(B, 3, H, W)` in [0, 1] with mean 0 and deviation 1 over the training images."""
-    shift, scale = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, deviation))
-    return (images - shift) / scale
+# --- small random changes, of a whole batch at once ----------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation(Options):
+    """How far images are changed at random; 0 everywhere leaves them as they are.
+
+    Attributes:
+        rotation: largest angle in degrees, either way.
+        scale: largest relative change of size: 0.1 means 0.9 to 1.1 times.
+        shift: largest shift as a share of height and of width, either way.
+        flip: probability of a mirror image, left for right.
+        crop: largest share of the area that is cut away.
+        brightness: largest relative change of all values: 0.2 means 0.8 to 1.2 times.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    rotation: float = option(0.0, "largest random angle in degrees", at_least=0, at_most=180)
+    scale: float = option(0.0, "largest random relative change of size", at_least=0, below=1)
+    shift: float = option(0.0, "largest random shift, share of each side", at_least=0, below=1)
+    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
+    crop: float = option(0.0, "largest random share of the area cut away", at_least=0, below=1)
+    brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
+
+
+def augment(images: Tensor, changes: Augmentation, generator: torch.Generator) -> Tensor:
+    """Change each image of a batch by its own random numbers.
+
+    What comes in from outside the image is 0 (black). Values are interpolated bilinearly.
+
+    Args:
+        images: `(B, C, H, W)` float in [0, 1].
+        changes: how far.
+        generator: on the CPU; its state alone decides the result.
+
+    Returns:
+        `(B, C, H, W)` float in [0, 1]; the same tensor where nothing changes.
+    """
+    if any((changes.rotation, changes.scale, changes.shift, changes.flip, changes.crop)):
+        height, width = images.shape[-2:]
+        transforms = affine_transforms(len(images), (height, width), changes, generator)
+        grid = functional.affine_grid(transforms, list(images.shape), align_corners=False)
+        images = functional.grid_sample(images, grid.to(images.dtype), align_corners=False)
+    if changes.brightness:
+        factors = 1 + _uniform(len(images), changes.brightness, generator)
+        images = (images * factors.view(-1, 1, 1, 1)).clamp(0, 1)
+    return images
+
+
+def affine_transforms(
+    count: int, size: tuple[int, int], changes: Augmentation, generator: torch.Generator
+) -> Tensor:
+    """Where each pixel of a new image is read in the old one.
+
+    Args:
+        count: images.
+        size: height and width in pixels, so that a rotation keeps angles in oblong images.
+        changes: how far.
+        generator: on the CPU.
+
+    Returns:
+        `(count, 2, 3)`: from x, y of the new image, in [-1, 1] both, to x, y of the old one.
+    """
+    height, width = size
+    angle = _uniform(count, math.radians(changes.rotation), generator)
+    zoom = 1 / (1 + _uniform(count, changes.scale, generator))
+    remaining = (1 - torch.rand(count, generator=generator) * changes.crop).sqrt()  # of each side
+    mirror = 1 - 2 * (torch.rand(count, generator=generator) < changes.flip).float()
+    # a crop may lie anywhere inside the image; a shift moves the content across its border
+    room = 1 - remaining
+    x = room * _uniform(count, 1.0, generator) + 2 * _uniform(count, changes.shift, generator)
+    y = room * _uniform(count, 1.0, generator) + 2 * _uniform(count, changes.shift, generator)
+    side = zoom * remaining
+    sine, cosine = angle.sin() * side, angle.cos() * side
+    rows = (
+        torch.stack((cosine * mirror, -sine * height / width, x), dim=-1),
+        torch.stack((sine * width / height * mirror, cosine, y), dim=-1),
+    )
+    return torch.stack(rows, dim=1)
+
+
+def _uniform(count: int, limit: float, generator: torch.Generator) -> Tensor:
+    """`(count,)` from -limit to limit."""
+    return (2 * torch.rand(count, generator=generator) - 1) * limit

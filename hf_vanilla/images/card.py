@@ -24,15 +24,13 @@ def image_card(*, scores: Mapping[str, float] | None, **facts: Any) -> ModelCard
     """The card of a run.
 
     Args:
-        scores: `accuracy` and perhaps `top5_accuracy` in percent, and `nll`; None where not
-            measured.
+        scores: `accuracy` and `top5_accuracy` in percent, and `nll`; None where not measured.
         **facts: of `CardFacts`.
     """
-    if scores is None:
-        return model_card(replace(CARD, **facts))
-    parts = [f"accuracy {scores['accuracy']:.2f} %"]
-    if "top5_accuracy" in scores:
-        parts.append(f"among the first five {scores['top5_accuracy']:.2f} %")
-    parts.append(f"{scores['nll']:.4f} nats per image")
-    metrics = {"accuracy": (round(scores["accuracy"] / 100, 4), None)}
-    return model_card(replace(CARD, scores=", ".join(parts), metrics=metrics, **facts))
+    if scores is not None:
+        facts["scores"] = (
+            f"accuracy {scores['accuracy']:.2f} %, among the first five "
+            f"{scores['top5_accuracy']:.2f} %, {scores['nll']:.4f} nats per image"
+        )
+        facts["metrics"] = {"accuracy": (round(scores["accuracy"] / 100, 4), None)}
+    return model_card(replace(CARD, **facts))

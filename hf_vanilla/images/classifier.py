@@ -4,7 +4,6 @@ Shapes: B batch, C labels, L layers, H heads, P patches in R rows and K columns.
 """
 
 import csv
-import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from transformers import AutoModelForImageClassification
 
 from hf_vanilla.data.image_models import (
     FileResult,
+    ImageFilesOptions,
     ImageRequest,
-    check_paths,
     eager_attention,
     image_paths,
     load_image_model,
@@ -27,7 +26,7 @@ from hf_vanilla.data.image_models import (
     reported,
     results_of_files,
 )
-from hf_vanilla.options import Options, option
+from hf_vanilla.options import option
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -119,18 +118,12 @@ def load_classifier(name: str, *, device: str | None = None) -> Classifier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyOptions(Options):
+class ClassifyOptions(ImageFilesOptions):
     """Classify the images of PATHS: files, folders, or - for paths from stdin."""
 
-    model: str = option(text="model folder or Hub id")
-    output: str | None = option(None, "file to write; default: stdout")
     format: str = option("csv", f"one of {', '.join(FORMATS)}", choices=FORMATS)
     top_k: int = option(5, "labels of each image", at_least=1)
     batch_size: int = option(32, "images at a time", at_least=1)
-    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
-    stop_at_unreadable: bool = option(
-        False, "end at the first unreadable image instead of reporting it"
-    )
 
 
 def read_classification(arguments: Sequence[str]) -> ImageRequest:
@@ -143,40 +136,35 @@ def classify_files(request: ImageRequest) -> None:
 
     Raises:
         ValueError: the model is another, or an image is unreadable and the options say to stop.
-        OSError: a path does not exist, or the output cannot be written.
+        OSError: the output cannot be written.
     """
     options = request.options
-    check_paths(request.paths)
     classifier = load_classifier(options.model, device=options.device)
     top_k = min(options.top_k, classifier.model.config.num_labels)
     results = classifier.classify(
         image_paths(request.paths), top_k=top_k, batch_size=options.batch_size
     )
     with output_file(options.output) as file:
+        table = csv.writer(file, lineterminator="\n")
         if options.format == "csv":
             names = [f"{name}_{rank}" for rank in range(1, top_k + 1) for name in ("label", "p")]
-            file.write(_csv_line(["path", *names, "error"]) + "\n")
+            table.writerow(["path", *names, "error"])
         for result in reported(results, stops=options.stop_at_unreadable):
-            file.write(line_of(result, options.format, top_k) + "\n")
+            if options.format == "csv":
+                table.writerow(cells_of(result, top_k))
+            else:
+                entry = {"path": result.name, "labels": [vars(g) for g in result.result or ()]}
+                error = {"error": result.error} if result.error else {}
+                file.write(json.dumps(entry | error) + "\n")
 
 
-def line_of(result: FileResult[tuple[Guess, ...]], form: str, top_k: int) -> str:
-    """One result as a line of CSV or JSON, without its end."""
-    if form == "jsonl":
-        guesses = [vars(guess) for guess in result.result or ()]
-        entry = {"path": result.name, "labels": guesses}
-        return json.dumps(entry | ({"error": result.error} if result.error else {}))
+def cells_of(result: FileResult[tuple[Guess, ...]], top_k: int) -> list[str]:
+    """One result as a row of a CSV file."""
     cells: list[str] = [result.name]
     for guess in result.result or ():
         cells += [guess.label, f"{guess.probability:.6f}"]
     cells += [""] * (1 + 2 * top_k - len(cells))
-    return _csv_line([*cells, result.error or ""])
-
-
-def _csv_line(cells: Sequence[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+    return [*cells, result.error or ""]
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -189,7 +177,7 @@ class PatchAttention:
     Attributes:
         weights: `(L, H, 1 + P, 1 + P)`; rows are queries and sum to 1.
         grid: rows and columns of patches.
-        guesses: the model's labels for the image.
+        guesses: the model's five most probable labels for the image.
     """
 
     weights: Tensor
@@ -208,14 +196,14 @@ class PatchAttention:
 
 
 @torch.inference_mode()
-def patch_attention(classifier: Classifier, image: "Image", *, top_k: int = 5) -> PatchAttention:
+def patch_attention(classifier: Classifier, image: "Image") -> PatchAttention:
     """Attention of every layer and head for one RGB image."""
     model = classifier.model
     pixels = classifier.processor(image, return_tensors="pt")["pixel_values"].to(model.device)
     with eager_attention(model):
         attentions = model(pixels, output_attentions=True).attentions
     weights = torch.cat(attentions).float().cpu()  # L of (1, H, 1 + P, 1 + P)
-    return PatchAttention(weights, model.config.grid, classifier.guesses([image], top_k=top_k)[0])
+    return PatchAttention(weights, model.config.grid, classifier.guesses([image])[0])
 
 
 def rollout(weights: Tensor) -> Tensor:

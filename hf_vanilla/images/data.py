@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_vanilla.data.image_files import split_folder
-from hf_vanilla.data.image_models import check_channels, check_processor, load_image_processor
+from hf_vanilla.data.image_models import (
+    check_channels,
+    check_processor,
+    load_image_processor,
+    log_sets,
+)
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
     VALIDATION_NAMES,
@@ -17,10 +21,8 @@ from hf_vanilla.data.images import (
     changed_images,
     check_classes,
     load_images,
-    read_image_folder,
 )
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import data_fingerprint
 
 from .batches import ImageReader, image_processor, pixel_statistics
 from .options import ImageDataOptions
@@ -73,12 +75,7 @@ def prepare_images(recipe: Recipe) -> Images:
     reader = ImageReader(train, size, **how)
     if processor is None:
         processor = image_processor(size, *pixel_statistics(reader))
-    logger.info(
-        "%d training images of %d classes, %s for validation",
-        len(train),
-        len(train.label_names),
-        "none" if validation is None else len(validation),
-    )
+    log_sets(train, validation)
     return Images(
         reader,
         None if validation is None else ImageReader(validation, size, **how),
@@ -115,9 +112,7 @@ def training_and_validation(
         if validation_split is None:
             return _with_held_out(train, options.validation_share)
     split = validation_split or ("train" if source == BUILT_IN_DIGITS else "validation")
-    if source != BUILT_IN_DIGITS and Path(source).is_dir():
-        return train, read_image_folder(split_folder(Path(source), split), train.label_names)
-    validation = load_images(source, split, **columns)
+    validation = load_images(source, split, **columns, label_names=train.label_names)
     if validation.label_names != train.label_names:
         raise ValueError(
             f"{validation.origin} has other classes than {train.origin}: "
@@ -149,17 +144,6 @@ def check_unchanged(train: LabelledImages, output_dir: Path) -> None:
             f"{changed:,} of {len(train):,} images of {train.origin} changed since the run in "
             f"{output_dir} began: restore them, or choose another output_dir"
         )
-
-
-def image_facts(images: Images) -> dict[str, str]:
-    """Fingerprints of the images, and the classes, for the message when a run is resumed."""
-    facts = {"classes": ", ".join(images.train.images.label_names[:1000])}
-    for part, reader in (("training", images.train), ("validation", images.validation)):
-        if reader is not None:
-            read = reader.images
-            digest = data_fingerprint(len(read), read.fingerprints, read.labels)
-            facts[f"{part} images"] = digest
-    return facts
 
 
 def _with_held_out(

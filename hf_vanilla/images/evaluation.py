@@ -6,18 +6,16 @@ Shapes: N images, C labels.
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_files import ImageError, split_folder
 from hf_vanilla.data.images import (
     BUILT_IN_DIGITS,
+    ImageError,
     LabelledImages,
     check_labels,
     load_images,
-    read_image_folder,
 )
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
@@ -217,15 +215,14 @@ def labelled_as(options: EvaluateImagesOptions, label_names: Sequence[str]) -> L
     Raises:
         ValueError: a class is unknown to the model, or images have no label.
     """
-    folder, is_digits = Path(options.dataset), options.dataset == BUILT_IN_DIGITS
-    if folder.is_dir() and not is_digits:
-        return read_image_folder(split_folder(folder, options.split), label_names)
+    is_digits = options.dataset == BUILT_IN_DIGITS
     split = "train" if is_digits and options.split == "test" else options.split
     images = load_images(
         options.dataset,
         split,
         image_column=options.image_column,
         label_column=options.label_column,
+        label_names=label_names,
     )
     check_labels(images)
     if unknown := [name for name in images.label_names if name not in label_names]:

@@ -7,7 +7,7 @@ from hf_vanilla.families import Measure
 from hf_vanilla.options import check_multiple, option
 from hf_vanilla.training.recipe import TrainRecipe
 
-from .augmentation import Augmentation
+from .batches import Augmentation
 
 NATS = "nats per image"
 MEASURES = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from hf_vanilla.data.image_files import open_image
+from hf_vanilla.data.images import open_image
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import (
     check_output,
@@ -149,9 +149,8 @@ def save_positions(similarity: Tensor, path: Path) -> None:
     """Save the cosine of each position with all others: one panel for each patch."""
     rows, columns = similarity.shape[:2]
     figure, panels = image_panels(rows, columns, inches=0.7)
-    for row in range(rows):
-        for column in range(columns):
-            panels[row][column].imshow(similarity[row, column].numpy(), vmin=-1, vmax=1)
+    for panel, values in zip(panels.flat, similarity.flatten(0, 1), strict=True):
+        panel.imshow(values.numpy(), vmin=-1, vmax=1)
     figure.suptitle("cosine of a patch's position with all others")
     save_figure(figure, path)
 
@@ -161,8 +160,8 @@ def save_filters(filters: Tensor, path: Path) -> None:
     """Save the main directions of the patch projection as small images."""
     columns = 8
     figure, panels = image_panels(-(-len(filters) // columns), columns, inches=0.7)
-    for number, values in enumerate(filters):
-        panels[number // columns][number % columns].imshow(values.permute(1, 2, 0).numpy())
+    for panel, values in zip(panels.flat, filters, strict=False):
+        panel.imshow(values.permute(1, 2, 0).numpy())
     figure.suptitle("main directions of the patch projection")
     save_figure(figure, path)
 

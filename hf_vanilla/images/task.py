@@ -16,19 +16,25 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import RowOrder
-from hf_vanilla.data.image_files import ImageError
-from hf_vanilla.data.image_models import label_fields
+from hf_vanilla.data.image_models import label_fields, normalised
+from hf_vanilla.data.images import ImageError
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+from hf_vanilla.training.task import (
+    Batch,
+    RunFacts,
+    Validation,
+    Work,
+    data_fingerprint,
+    micro_batch_size,
+)
 
-from .augmentation import augment
-from .batches import IGNORED_LABEL, ImageReader, normalised
+from .batches import IGNORED_LABEL, ImageReader, augment
 from .card import image_card
-from .data import FINGERPRINT_FILE, Images, image_facts, prepare_images, unreadable_images
+from .data import FINGERPRINT_FILE, Images, prepare_images, unreadable_images
 from .options import MEASURES, ImageDataOptions
 from .trainer import with_new_head
 
@@ -89,7 +95,14 @@ class ImageClassificationTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of the images, and the classes."""
-        return image_facts(self.images)
+        facts = {"classes": ", ".join(self.images.train.images.label_names[:1000])}
+        parts = {"training": self.images.train, "validation": self.images.validation}
+        for part, reader in parts.items():
+            if reader is not None:
+                read = reader.images
+                digest = data_fingerprint(len(read), read.fingerprints, read.labels)
+                facts[f"{part} images"] = digest
+        return facts
 
     def order(self, per_step: int) -> RowOrder:
         """Cut the images of a step into `per_step` equal micro-batches.

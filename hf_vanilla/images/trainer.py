@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hf_vanilla.data.image_models import check_processor, label_fields
+from hf_vanilla.data.image_models import check_processor, label_fields, normalised
 from hf_vanilla.data.images import LabelledImages
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 
-from .augmentation import Augmentation, augment
-from .batches import ImageReader, normalised
+from .batches import Augmentation, ImageReader, augment
 
 
 class ImageRows(Dataset):
@@ -58,8 +57,7 @@ class ImageRows(Dataset):
         if self.changes is not None:
             seed = int(torch.randint(2**62, ()))
             values = augment(values, self.changes, torch.Generator().manual_seed(seed))
-        mean, deviation = self.statistics
-        return {"pixel_values": normalised(values, mean, deviation)[0], "labels": int(labels)}
+        return {"pixel_values": normalised(values, *self.statistics)[0], "labels": int(labels)}
 
 
 def with_new_head(

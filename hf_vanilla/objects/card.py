@@ -29,7 +29,7 @@ def detection_card(*, scores: "ObjectScores | None", **facts: Any) -> ModelCard:
         scores: COCO's figures; None where not measured.
         **facts: of `CardFacts`.
     """
-    if scores is None:
-        return model_card(replace(CARD, **facts))
-    metrics = {"mean_average_precision": (round(scores.figures["AP"], 4), None)}
-    return model_card(replace(CARD, scores=f"```\n{scores}\n```", metrics=metrics, **facts))
+    if scores is not None:
+        facts["scores"] = f"```\n{scores}\n```"
+        facts["metrics"] = {"mean_average_precision": (round(scores.figures["AP"], 4), None)}
+    return model_card(replace(CARD, **facts))

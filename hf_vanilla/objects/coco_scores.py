@@ -13,8 +13,8 @@ import numpy as np
 
 from hf_vanilla.options import install_hint
 
-from .detection import DetectionImages, coco_content, pairwise_iou
-from .detector import Detections, Detector
+from .detection import DetectionImages, coco_content, repeats
+from .detector import Detections, Detector, coco_results
 
 # in the order of COCO's own summary
 FIGURES = (
@@ -145,9 +145,10 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError:
         raise ImportError(f"AP needs faster-coco-eval: {install_hint('vision')}") from None
-    truth = COCO(truth_content(images), print_function=_silent)
+    quiet = {"print_function": lambda *_: None}
+    truth = COCO(truth_content(images), **quiet)
     results = coco_results(found, images.category_ids, range(len(images)))
-    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", print_function=_silent)
+    evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", **quiet)
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -157,25 +158,6 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
 def truth_content(images: DetectionImages) -> dict[str, Any]:
     """The annotations as a COCO file has them, with rows as image ids: a name may be an id too."""
     return coco_content(replace(images, image_ids=list(range(len(images)))))
-
-
-def coco_results(
-    found: Sequence[Detections], category_ids: Sequence[int], image_ids: Sequence[Any]
-) -> list[dict[str, Any]]:
-    """Objects in the form of COCO's result files: left, top, width, height in pixels."""
-    results = []
-    for number, entry in zip(image_ids, found, strict=True):
-        for label, score, box in zip(entry.labels, entry.scores, entry.boxes, strict=True):
-            left, top, right, bottom = box.tolist()
-            results.append(
-                {
-                    "image_id": number,
-                    "category_id": category_ids[label],
-                    "bbox": [left, top, right - left, bottom - top],
-                    "score": float(score),
-                }
-            )
-    return results
 
 
 def score_detector(
@@ -220,9 +202,9 @@ def _detected(detector: Detector, images: DetectionImages, batch_size: int) -> l
 
 def without_overlaps(found: Detections) -> Detections:
     """Non-maximum suppression: an object that repeats a surer remaining one is left out."""
-    repeats, kept = _repeats(found), np.zeros(len(found), dtype=bool)
+    repeated, kept = repeats(found, DUPLICATE_IOU), np.zeros(len(found), dtype=bool)
     for index in range(len(found)):  # the surest first
-        kept[index] = not (repeats[index] & kept).any()
+        kept[index] = not (repeated[index] & kept).any()
     return found.where(kept)
 
 
@@ -230,14 +212,9 @@ def duplicate_share(found: Sequence[Detections]) -> float:
     """Share of sure objects that repeat a surer one of the same class in the same image."""
     sure = repeated = 0
     for entry in (entry.above(SURE) for entry in found):
-        sure, repeated = sure + len(entry), repeated + int(_repeats(entry).any(axis=1).sum())
+        sure += len(entry)
+        repeated += int(repeats(entry, DUPLICATE_IOU).any(axis=1).sum())
     return repeated / max(sure, 1)
-
-
-def _repeats(found: Detections) -> np.ndarray:
-    """Which objects (rows) repeat which surer ones (columns): same class, high IoU; `(m, m)`."""
-    same = found.labels[:, None] == found.labels[None]
-    return np.tril(same & (pairwise_iou(found.boxes) > DUPLICATE_IOU), -1)
 
 
 def count_error(found: Sequence[Detections], images: DetectionImages) -> float:
@@ -247,7 +224,3 @@ def count_error(found: Sequence[Detections], images: DetectionImages) -> float:
         for entry, truth in zip(found, images.objects, strict=True)
     ]
     return float(np.mean(gaps))
-
-
-def _silent(*_: Any) -> None:
-    pass

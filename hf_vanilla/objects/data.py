@@ -1,23 +1,16 @@
 """Images of a detection run: reading, checks before training, and what a resume compares."""
 
-import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from hf_vanilla.data.image_models import check_channels
+from hf_vanilla.data.image_models import check_channels, log_sets
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.training.recipe import Recipe
 
-from .detection import DetectionImages, ImageObjects
+from .detection import DetectionImages
 from .digit_scenes import DIGIT_SCENES, DigitScenes, digit_scenes
 from .options import DetectionData
 from .report import corner_form_hint
 from .sources import load_detection_images
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-logger = logging.getLogger(__name__)
 
 VALIDATION_SEED = 1_000_003  # scenes of a training seed are never those of the validation
 
@@ -46,47 +39,12 @@ class DetectionSets:
     """Everything a run of object detection reads.
 
     Attributes:
-        images: training images; None where scenes are generated.
-        scenes: generates training images; None where there are files.
+        train: training images of files, or generated scenes.
         validation: validation images; None where there are none.
     """
 
-    images: DetectionImages | None
-    scenes: DigitScenes | None
+    train: DetectionImages | DigitScenes
     validation: DetectionImages | None
-
-    @property
-    def train(self) -> DetectionImages:
-        """The training images of files."""
-        assert self.images is not None
-        return self.images
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """The classes."""
-        return self.scenes.label_names if self.scenes is not None else self.train.label_names
-
-    @property
-    def origin(self) -> str:
-        """Where the training images come from."""
-        return DIGIT_SCENES if self.scenes is not None else self.train.origin
-
-    def read(self, row: int) -> "tuple[Image, ImageObjects]":
-        """Image and objects of a row, or of scene number `row`."""
-        if self.scenes is not None:
-            return self.scenes.scene(row)
-        return self.train.open(row), self.train.objects[row]
-
-    def facts(self) -> dict[str, str]:
-        """Fingerprints for the message when a run is resumed."""
-        first = self.scenes.images(1) if self.scenes is not None else self.train
-        facts = {
-            "training images": first.fingerprint,
-            "classes": ", ".join(self.label_names[:1000]),
-        }
-        if self.validation is not None:
-            facts["validation images"] = self.validation.fingerprint
-        return facts
 
 
 def prepare_detection(recipe: Recipe) -> DetectionSets:
@@ -118,13 +76,8 @@ def prepare_detection(recipe: Recipe) -> DetectionSets:
             split=options.validation_split or "validation",
         ).relabelled(train.label_names)
         validation.require_files()
-    logger.info(
-        "%d training images of %d classes, %s for validation",
-        len(train),
-        len(train.label_names),
-        "none" if validation is None else len(validation),
-    )
-    return DetectionSets(train, None, validation)
+    log_sets(train, validation)
+    return DetectionSets(train, validation)
 
 
 def check_trainable(images: DetectionImages, num_queries: int) -> None:
@@ -157,4 +110,4 @@ def _digit_scenes(options: DetectionData, seed: int) -> DetectionSets:
     first, second = ("first_half", "second_half") if is_built_in else ("train", "train")
     scenes = digit_scenes(options.digits, first, classes=names, seed=seed)
     unseen = digit_scenes(BUILT_IN_DIGITS, second, classes=names, seed=VALIDATION_SEED)
-    return DetectionSets(None, scenes, unseen.images(options.validation_scenes))
+    return DetectionSets(scenes, unseen.images(options.validation_scenes))

@@ -1,4 +1,4 @@
-"""Images with boxes: rows, targets of the model, and batches of images of several sizes.
+"""Images with boxes: rows, targets, random changes, and batches of images of several sizes.
 
 Boxes of a file are in corner form, pixels of the original image: left, top, right, bottom. Boxes
 of the model are in center form, shares of width and height. Shapes: N images, B batch, M objects of
@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from hf_vanilla.data.image_models import normalised, resized_pixels
 from hf_vanilla.files import write_text
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL, iou, to_centers
+from hf_vanilla.options import Options, option
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 IMAGE_MEAN = (0.485, 0.456, 0.406)  # of ImageNet, which pretrained backbones were trained with
 IMAGE_DEVIATION = (0.229, 0.224, 0.225)
+SMALLEST_CROP = 0.5  # of each side
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,10 @@ class DetectionImages:
     def __len__(self) -> int:
         return len(self.objects)
 
+    def read(self, row: int) -> "tuple[Image, ImageObjects]":
+        """An image and its objects."""
+        return self.open(row), self.objects[row]
+
     def require_files(self) -> None:
         """Refuse annotations of images that do not exist.
 
@@ -169,19 +177,14 @@ def resized_size(size: tuple[int, int], shortest: int, longest: int) -> tuple[in
     return max(1, height), max(1, width)
 
 
-def detection_processor(
-    shortest: int,
-    longest: int,
-    mean: Sequence[float] = IMAGE_MEAN,
-    deviation: Sequence[float] = IMAGE_DEVIATION,
-) -> "DetrImageProcessorPil":
+def detection_processor(shortest: int, longest: int) -> "DetrImageProcessorPil":
     """Transformers' image processor of DETR: resize, scale to [0, 1], normalize, pad, mask."""
     from transformers import DetrImageProcessorPil
 
     return DetrImageProcessorPil(
         size={"shortest_edge": shortest, "longest_edge": longest},
-        image_mean=list(mean),
-        image_std=list(deviation),
+        image_mean=list(IMAGE_MEAN),
+        image_std=list(IMAGE_DEVIATION),
     )
 
 
@@ -206,26 +209,27 @@ def detection_row(
         `pixel_values` `(3, H, W)`, `labels` `(m,)` int64, `boxes` `(m, 4)` in center form, in
         shares of width and height.
     """
-    from PIL import Image
-
-    width, height = image.size
-    if (height, width) != size:
-        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255  # (3, H, W)
-    shift, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, deviation))
-    whole = np.asarray([width, height, width, height], dtype=np.float64)
+    pixels = resized_pixels(image, size).float() / 255
+    whole = np.asarray([image.width, image.height] * 2, dtype=np.float64)
     inside = replace(objects, boxes=objects.boxes.clip(0, whole)).trained_on
     return {
-        "pixel_values": (pixels - shift) / scale,
+        "pixel_values": normalised(pixels, mean, deviation),
         "labels": torch.from_numpy(inside.labels),
         "boxes": to_centers(torch.from_numpy(inside.boxes / whole)).float(),
     }
 
 
-def pairwise_iou(boxes: np.ndarray) -> np.ndarray:
-    """IoU of all pairs of boxes `(m, 4)` in corner form with an area, `(m, m)`."""
-    corners = torch.from_numpy(boxes)
-    return iou(corners[:, None], corners[None]).numpy()
+def repeats(objects: Any, above_iou: float) -> np.ndarray:
+    """Which objects (rows) repeat which earlier ones (columns): same class, high IoU; `(m, m)`.
+
+    Args:
+        objects: `ImageObjects` or `Detections` with boxes that have an area.
+        above_iou: they overlap more than this.
+    """
+    corners = torch.from_numpy(objects.boxes)
+    overlap = iou(corners[:, None], corners[None]).numpy()
+    is_same = objects.labels[:, None] == objects.labels[None]
+    return np.tril(is_same & (overlap > above_iou), -1)
 
 
 class DetectionCollator:
@@ -255,36 +259,33 @@ class DetectionCollator:
         """
         shapes = [row["pixel_values"].shape for row in rows]
         height, width = (max(shape[axis] for shape in shapes) for axis in (1, 2))
-        most = max(len(row["labels"]) for row in rows)
         pixels = torch.zeros(len(rows), shapes[0][0], height, width)
         mask = torch.zeros(len(rows), height, width, dtype=torch.long)
-        labels = torch.full((len(rows), most), NO_LABEL)
-        boxes = torch.zeros(len(rows), most, 4)
-        for place, (row, (_, rows_high, columns)) in enumerate(zip(rows, shapes, strict=True)):
-            pixels[place, :, :rows_high, :columns] = row["pixel_values"]
-            mask[place, :rows_high, :columns] = 1
-            labels[place, : len(row["labels"])] = row["labels"]
-            boxes[place, : len(row["labels"])] = row["boxes"]
-        return {"pixel_values": pixels, "pixel_mask": mask, "labels": labels, "boxes": boxes}
+        for index, (row, (_, rows_high, columns)) in enumerate(zip(rows, shapes, strict=True)):
+            pixels[index, :, :rows_high, :columns] = row["pixel_values"]
+            mask[index, :rows_high, :columns] = 1
+        labels = [row["labels"] for row in rows]
+        return {
+            "pixel_values": pixels,
+            "pixel_mask": mask,
+            "labels": pad_sequence(labels, batch_first=True, padding_value=NO_LABEL),
+            "boxes": pad_sequence([row["boxes"] for row in rows], batch_first=True),
+        }
 
 
-def save_coco(images: DetectionImages, folder: Path, *, name: str = "annotations.json") -> Path:
-    """Write images as PNG and their boxes as COCO JSON; returns the JSON file.
+def save_coco(images: DetectionImages, folder: Path) -> Path:
+    """Write images as PNG and their boxes as COCO JSON; returns the file `annotations.json`.
 
     Raises:
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    entries = []
-    for row in range(len(images)):
-        file = f"{row:06d}.png"
+    files = [f"{row:06d}.png" for row in range(len(images))]
+    for row, file in enumerate(files):
         images.open(row).save(folder / file)
-        height, width = images.sizes[row].tolist()
-        number = images.image_ids[row]
-        entries.append({"id": number, "file_name": file, "height": height, "width": width})
-    content = coco_content(images) | {"images": entries}
-    write_text(folder / name, json.dumps(content))
-    return folder / name
+    annotations = folder / "annotations.json"
+    write_text(annotations, json.dumps(coco_content(replace(images, names=files))))
+    return annotations
 
 
 def coco_content(images: DetectionImages) -> dict[str, Any]:
@@ -318,3 +319,97 @@ def coco_content(images: DetectionImages) -> dict[str, Any]:
             for number, name in zip(images.category_ids, images.label_names, strict=True)
         ],
     }
+
+
+# --- random changes of an image together with its boxes ------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoxAugmentation(Options):
+    """How far images are changed at random; the defaults leave them as they are.
+
+    Attributes:
+        flip: probability of a mirror image, left for right.
+        crop: probability of a crop of at least half of each side; objects whose center lies outside
+            are left out, the others' boxes are cut.
+        smallest_scale: the shorter side becomes a random multiple of its size, from this to 1.
+        brightness: largest relative change of all values: 0.2 means 0.8 to 1.2 times.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    flip: float = option(0.0, "probability of a mirror image", at_least=0, at_most=1)
+    crop: float = option(
+        0.0, "probability of a crop that keeps the centers of objects", at_least=0, at_most=1
+    )
+    smallest_scale: float = option(
+        1.0, "smallest random factor of shortest_edge", above=0, at_most=1
+    )
+    brightness: float = option(0.0, "largest random change of brightness", at_least=0, below=1)
+
+
+def augmented(
+    image: "Image",
+    objects: ImageObjects,
+    edges: tuple[int, int],
+    changes: BoxAugmentation,
+    generator: torch.Generator,
+) -> "tuple[Image, ImageObjects]":
+    """Change an image and its boxes, and resize both as the model reads images.
+
+    Args:
+        image: in three channels.
+        objects: boxes in its pixels.
+        edges: shortest and longest edge in pixels.
+        changes: how far.
+        generator: on the CPU; its state alone decides the result.
+    """
+    from PIL import Image, ImageEnhance, ImageOps
+
+    chances = torch.rand(8, generator=generator).tolist()
+    if chances[0] < changes.flip:
+        image, objects = ImageOps.mirror(image), mirrored(objects, image.width)
+    if chances[1] < changes.crop:
+        box = crop_box(image.size, chances[2:6])
+        image, objects = image.crop(box), cropped(objects, box)
+    if changes.brightness:
+        factor = 1 + changes.brightness * (2 * chances[6] - 1)
+        image = ImageEnhance.Brightness(image).enhance(factor)
+    scale = changes.smallest_scale + (1 - changes.smallest_scale) * chances[7]
+    shortest = max(1, round(edges[0] * scale))
+    height, width = resized_size((image.height, image.width), shortest, edges[1])
+    if (width, height) == image.size:
+        return image, objects
+    factors = np.asarray([width / image.width, height / image.height] * 2)
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return resized, replace(objects, boxes=objects.boxes * factors)
+
+
+def mirrored(objects: ImageObjects, width: int) -> ImageObjects:
+    """Objects of the mirror image of an image of this width."""
+    left, top, right, bottom = objects.boxes.T
+    return replace(objects, boxes=np.stack((width - right, top, width - left, bottom), axis=1))
+
+
+def crop_box(size: tuple[int, int], chances: list[float]) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a crop, from four numbers in [0, 1)."""
+    sides = [
+        max(1, round(side * (SMALLEST_CROP + (1 - SMALLEST_CROP) * chance)))
+        for side, chance in zip(size, chances[:2], strict=True)
+    ]
+    starts = [
+        int(chance * (whole - side + 1))
+        for whole, side, chance in zip(size, sides, chances[2:], strict=True)
+    ]
+    return starts[0], starts[1], starts[0] + sides[0], starts[1] + sides[1]
+
+
+def cropped(objects: ImageObjects, box: tuple[int, int, int, int]) -> ImageObjects:
+    """The objects whose center lies in a crop, in its pixels, cut at its border."""
+    left, top, right, bottom = box
+    centers = (objects.boxes[:, :2] + objects.boxes[:, 2:]) / 2
+    is_inside = ((centers >= (left, top)) & (centers < (right, bottom))).all(axis=1)
+    moved = objects.boxes[is_inside] - np.asarray([left, top, left, top])
+    inside = moved.clip(0, [right - left, bottom - top] * 2)
+    return replace(objects.where(is_inside), boxes=inside)

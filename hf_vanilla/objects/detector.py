@@ -1,10 +1,13 @@
-"""A trained object detector: images to boxes with labels and scores, and its attention.
+"""A trained object detector: images to boxes with labels and scores, its command, its attention.
 
 Shapes: B batch, Q queries, K classes, S = h * w positions of the feature map.
 """
 
+import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +17,22 @@ from transformers import AutoModelForObjectDetection
 
 from hf_vanilla.data.image_models import (
     FileResult,
+    ImageFilesOptions,
+    ImageRequest,
     eager_attention,
+    image_paths,
     load_image_model,
+    output_file,
+    read_image_request,
+    reported,
     results_of_files,
 )
+from hf_vanilla.data.images import open_image
 from hf_vanilla.models.loss_vanilla_detr import to_corners
+from hf_vanilla.options import option
 
 from .detection import resized_size
+from .sources import read_coco
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,6 +40,11 @@ if TYPE_CHECKING:
     from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
 MODEL_TYPE = "vanilla_detr"
+FORMATS = ("jsonl", "coco")
+# for readers with any colour vision (the palette of Okabe and Ito)
+COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
+SMALLEST_SIDE = 256  # smaller images are enlarged, so that labels can be read
+LARGEST_SIDE = 4096  # but not beyond this: a thin image would fill the memory
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,14 @@ class Detections:
     def above(self, threshold: float) -> "Detections":
         """Those with a score of at least `threshold`."""
         return self.where(self.scores >= threshold)
+
+    def entries(
+        self, label_names: Sequence[str], boxes: np.ndarray | None = None
+    ) -> list[dict[str, Any]]:
+        """Label, score and box of each, for JSON; `boxes` stand for their own ones."""
+        corners = (self.boxes if boxes is None else boxes).tolist()
+        parts = zip(self.labels, self.scores.tolist(), corners, strict=True)
+        return [{"label": label_names[i], "score": score, "box": box} for i, score, box in parts]
 
     def where(self, mask: np.ndarray) -> "Detections":
         """Those at which `mask` `(m,)` bool is True."""
@@ -167,6 +192,184 @@ def load_detector(name: str, *, device: str | None = None) -> Detector:
     return Detector(model, processor)
 
 
+# --- the command ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectOptions(ImageFilesOptions):
+    """Detect objects in the images of PATHS: files, folders, or - for paths from stdin."""
+
+    format: str = option(
+        "jsonl", f"one of {', '.join(FORMATS)}; coco: one JSON list of results", choices=FORMATS
+    )
+    threshold: float | None = option(
+        None, "lowest score; default: 0.5, for coco 0, as AP needs it", at_least=0, at_most=1
+    )
+    annotations: str | None = option(
+        None, "COCO file whose image ids and category ids the format coco writes"
+    )
+    draw: str | None = option(None, "folder for the images with their boxes")
+    batch_size: int = option(8, "images at a time", at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.annotations is not None and self.format != "coco":
+            raise ValueError("annotations: only the format coco has ids; add --format coco")
+
+
+@dataclass(frozen=True)
+class CocoIds:
+    """The ids of a COCO file; without one, the image's path and the label's number.
+
+    Attributes:
+        images: id by file name; None: no file was given.
+        categories: id of each label.
+    """
+
+    images: dict[str, Any] | None
+    categories: tuple[int, ...]
+
+    def image_id(self, path: str) -> Any:
+        """The id of an image.
+
+        Raises:
+            ValueError: the file of annotations does not have it.
+        """
+        if self.images is None:
+            return path
+        for name in (path, os.path.basename(path)):
+            if name in self.images:
+                return self.images[name]
+        raise ValueError(f"{path} is not among the {len(self.images)} images of the annotations")
+
+
+def read_detection(arguments: Sequence[str]) -> ImageRequest:
+    """Options and paths of a command line."""
+    return read_image_request(arguments, DetectOptions)
+
+
+def detect_files(request: ImageRequest) -> None:
+    """Write the objects of each image, in the order of the paths; folders by sorted names.
+
+    Raises:
+        ValueError: the model is another, or an image is unreadable and the options say to stop.
+        OSError: the output cannot be written.
+    """
+    options = request.options
+    detector = load_detector(options.model, device=options.device)
+    names = detector.label_names
+    ids = coco_ids(options.annotations, names)
+    lowest = options.threshold
+    if lowest is None:
+        lowest = 0.0 if options.format == "coco" else 0.5
+    results = detector.detect_files(image_paths(request.paths), batch_size=options.batch_size)
+    passing: Iterator[FileResult[Detections]] = (
+        result if result.result is None else replace(result, result=result.result.above(lowest))
+        for result in reported(results, stops=options.stop_at_unreadable)
+    )
+    if options.draw is not None:
+        passing = _drawing(passing, Path(options.draw), names)
+    with output_file(options.output) as file:
+        if options.format == "coco":
+            entries: list[dict[str, Any]] = []
+            for result in passing:
+                if result.result is not None:
+                    image_ids = [ids.image_id(result.name)]
+                    entries += coco_results([result.result], ids.categories, image_ids)
+            json.dump(entries, file)
+            file.write("\n")
+        else:
+            for result in passing:
+                file.write(line_of(result, names) + "\n")
+
+
+def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:
+    """The ids that results are written with.
+
+    Raises:
+        ValueError: a label of the model is no category of the file.
+    """
+    if annotations is None:
+        return CocoIds(None, tuple(range(len(label_names))))
+    truth = read_coco(Path(annotations))
+    of_name = dict(zip(truth.label_names, truth.category_ids, strict=True))
+    if missing := [name for name in label_names if name not in of_name]:
+        raise ValueError(f"{annotations} has no category {missing[0]!r}, a label of the model")
+    images = dict(zip(truth.names, truth.image_ids, strict=True))
+    return CocoIds(images, tuple(of_name[name] for name in label_names))
+
+
+def coco_results(
+    found: Sequence[Detections], category_ids: Sequence[int], image_ids: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Objects in the form of COCO's result files: left, top, width, height in pixels."""
+    results = []
+    for number, entry in zip(image_ids, found, strict=True):
+        for label, score, box in zip(entry.labels, entry.scores, entry.boxes, strict=True):
+            left, top, right, bottom = box.tolist()
+            results.append(
+                {
+                    "image_id": number,
+                    "category_id": category_ids[label],
+                    "bbox": [left, top, right - left, bottom - top],
+                    "score": float(score),
+                }
+            )
+    return results
+
+
+def line_of(result: FileResult[Detections], label_names: Sequence[str]) -> str:
+    """One result as a line of JSON, without its end; boxes are left, top, right, bottom."""
+    if result.result is None:
+        return json.dumps({"path": result.name, "objects": [], "error": result.error})
+    objects = result.result.entries(label_names)
+    for entry in objects:
+        entry["box"] = [round(value, 3) for value in entry["box"]]
+    return json.dumps({"path": result.name, "objects": objects})
+
+
+def _drawing(
+    results: Iterable[FileResult[Detections]], folder: Path, label_names: Sequence[str]
+) -> Iterator[FileResult[Detections]]:
+    """Draw each readable image into a folder while results pass, under its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    used: set[str] = set()
+    for number, result in enumerate(results):
+        if result.result is not None:
+            stem = Path(result.name).stem
+            name = stem if stem not in used else f"{stem}-{number}"  # of another folder
+            used.add(name)
+            found = result.result
+            shown = found.above(0.5) if len(found) > 50 else found
+            picture = drawn_objects(open_image(result.name), shown, label_names)
+            picture.save(folder / f"{name}.png")
+        yield result
+
+
+# --- drawing -------------------------------------------------------------------------------------
+
+
+def drawn_objects(image: "Image", found: Detections, label_names: Sequence[str]) -> "Image":
+    """A copy of an RGB image with boxes, labels and scores; small images are enlarged."""
+    from PIL import Image, ImageDraw
+
+    factor = max(1, min(-(-SMALLEST_SIDE // min(image.size)), LARGEST_SIDE // max(image.size)))
+    size = (image.width * factor, image.height * factor)
+    picture = image.resize(size, Image.Resampling.NEAREST) if factor > 1 else image.copy()
+    pen = ImageDraw.Draw(picture)
+    for label, score, box in zip(found.labels, found.scores, found.boxes, strict=True):
+        colour = COLOURS[int(label) % len(COLOURS)]
+        left, top, right, bottom = (box * factor).tolist()
+        if right < left or bottom < top:
+            continue
+        pen.rectangle((left, top, right, bottom), outline=colour, width=2)
+        text = f"{label_names[label]} {score:.2f}"
+        corner = (left + 3, max(top - 12, 0))
+        pen.rectangle(pen.textbbox(corner, text), fill=colour)
+        pen.text(corner, text, fill="black")
+    return picture
+
+
 # --- attention -----------------------------------------------------------------------------------
 
 
@@ -179,20 +382,13 @@ class ObjectAttention:
         cross: `(Q, h, w)` mean over heads of the last decoder layer: what each query gives to each
             position; sums to 1 for each query.
         encoder: `(h, w, h, w)` mean over heads of the last encoder layer: what each position (the
-            first pair) gives to each position (the second pair); sums to 1 over the second.
+            first pair) gives to each position (the second pair); sums to 1 over the second, and
+            need not over the first.
     """
 
     found: Detections
     cross: Tensor
     encoder: Tensor
-
-    def from_position(self, row: int, column: int) -> Tensor:
-        """`(h, w)`: what one position gives to all others; sums to 1."""
-        return self.encoder[row, column]
-
-    def to_position(self, row: int, column: int) -> Tensor:
-        """`(h, w)`: what all positions give to one; need not sum to 1."""
-        return self.encoder[:, :, row, column]
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ noise. Scene number i is a function of seed and i alone.
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ ATTEMPTS = 30  # to find a free corner for a digit; four always find one, or few
 
 @dataclass(frozen=True)
 class DigitScenes:
-    """Any number of scenes.
+    """Any number of scenes; it is read as `DetectionImages` are.
 
     Attributes:
         digits: what is drawn, 8 x 8 pixels each.
@@ -43,6 +43,12 @@ class DigitScenes:
     label_names: tuple[str, ...]
     rows: np.ndarray = field(repr=False)
     labels: np.ndarray = field(repr=False)
+    origin: ClassVar[str] = DIGIT_SCENES
+
+    @property
+    def fingerprint(self) -> str:
+        """That of the first scene."""
+        return self.images(1).fingerprint
 
     def scene(self, number: int) -> "tuple[Image, ImageObjects]":
         """Scene `number`: an RGB image, and its digits with square boxes in pixels."""
@@ -68,23 +74,25 @@ class DigitScenes:
         grey = np.rint(255 * values.clip(0, 1)).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB"), objects_of(labels, boxes)
 
-    def images(self, count: int, first: int = 0) -> DetectionImages:
-        """The scenes `first` to `first + count - 1` as a data set.
+    read = scene
+
+    def images(self, count: int) -> DetectionImages:
+        """The first `count` scenes as a data set.
 
         Raises:
             ValueError: `count` is not positive.
         """
         if count < 1:
             raise ValueError(f"{count} digit scenes: give a positive number")
-        numbers = range(first, first + count)
+        numbers = range(count)
         return DetectionImages(
             objects=[self.scene(number)[1] for number in numbers],
             sizes=np.full((count, 2), SCENE_SIZE),
             label_names=self.label_names,
             category_ids=tuple(range(len(self.label_names))),
-            image_ids=list(range(count)),
+            image_ids=list(numbers),
             names=[f"{DIGIT_SCENES}[{number}]" for number in numbers],
-            open=partial(_scene_image, self, first),
+            open=partial(_scene_image, self),
             origin=DIGIT_SCENES,
         )
 
@@ -138,5 +146,5 @@ def _free_corner(
     return None
 
 
-def _scene_image(scenes: DigitScenes, first: int, row: int) -> "Image":
-    return scenes.scene(first + row)[0]
+def _scene_image(scenes: DigitScenes, number: int) -> "Image":
+    return scenes.scene(number)[0]

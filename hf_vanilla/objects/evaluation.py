@@ -12,7 +12,6 @@ from hf_vanilla.plots.figures import check_output
 
 from .coco_scores import ObjectScores, score_detector, score_layers
 from .data import VALIDATION_SEED
-from .detection import DetectionImages
 from .detector import load_detector
 from .digit_scenes import DIGIT_SCENES, digit_scenes
 from .plot import save_layers, save_precision
@@ -67,7 +66,12 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
     if options.figures is not None:
         figures = check_output_file(options.figures, overwrite=options.overwrite)
     detector = load_detector(options.model, device=options.device)
-    images = _images(options).relabelled(detector.label_names)
+    if options.dataset == DIGIT_SCENES:
+        scenes = digit_scenes(BUILT_IN_DIGITS, "second_half", seed=VALIDATION_SEED)
+        images = scenes.images(300)
+    else:
+        images = load_detection_images(options.dataset, images=options.images, split=options.split)
+    images = images.relabelled(detector.label_names)
     images.require_files()
     scores = score_detector(detector, images, batch_size=options.batch_size)
     if layers is not None:
@@ -86,10 +90,3 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
             entry["by_layer"] = [asdict(layer) for layer in scores.by_layer]
         write_text(Path(figures), json.dumps(entry, indent=1) + "\n")
     return scores
-
-
-def _images(options: EvaluateObjectsOptions) -> DetectionImages:
-    if options.dataset == DIGIT_SCENES:
-        scenes = digit_scenes(BUILT_IN_DIGITS, "second_half", seed=VALIDATION_SEED)
-        return scenes.images(300)
-    return load_detection_images(options.dataset, images=options.images, split=options.split)

@@ -7,7 +7,7 @@ from hf_vanilla.families import Measure
 from hf_vanilla.options import check_multiple, option
 from hf_vanilla.training.recipe import TrainRecipe
 
-from .augmentation import BoxAugmentation
+from .detection import BoxAugmentation
 from .digit_scenes import DIGIT_SCENES
 
 AVERAGE_PRECISION = "COCO AP, 0 to 1"

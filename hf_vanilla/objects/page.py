@@ -7,7 +7,7 @@ m objects, S = h * w positions of the feature map.
 import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -24,9 +24,6 @@ from hf_vanilla.app.worker import Worker
 from hf_vanilla.hub.card import public_name
 
 from .detector import Detector, load_detector, object_attention
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 TITLE = "What is where? Objects and attention"
 SHOWN_PIXELS = 960  # longest side of the picture that is sent back
@@ -78,14 +75,13 @@ class ObjectsPage:
         attention = object_attention(self.detector, image)
         found, names = attention.found, self.detector.label_names
         boxes = found.boxes / ([image.width, image.height] * 2)  # (m, 4) in shares of the image
-        entries = zip(found.labels, found.scores.tolist(), boxes.tolist(), strict=True)
+        shown = image.copy()
+        shown.thumbnail((SHOWN_PIXELS, SHOWN_PIXELS))
         encoder = attention.encoder.flatten(2).flatten(0, 1)  # (S, S)
         return {
-            "image": picture_url(_shown(image)),
+            "image": picture_url(shown),
             "grid": list(attention.cross.shape[1:]),
-            "objects": [
-                {"label": names[label], "score": score, "box": box} for label, score, box in entries
-            ],
+            "objects": found.entries(names, boxes),
             "cross": _bytes(attention.cross.flatten(1)[found.queries.tolist()]),
             "encoder": _bytes(encoder) if len(encoder) <= MOST_POSITIONS else "",
         }
@@ -97,13 +93,6 @@ class ObjectsPage:
             return self.look(str(request.get("picture")))
 
         return page_of_component(TITLE, Path(__file__).parent, {"look": look}, about=self.about())
-
-
-def _shown(image: "Image") -> "Image":
-    """A copy whose longest side has at most `SHOWN_PIXELS`."""
-    copy = image.copy()
-    copy.thumbnail((SHOWN_PIXELS, SHOWN_PIXELS))
-    return copy
 
 
 def _bytes(weights: Tensor) -> str:
@@ -123,14 +112,7 @@ def open_service(models: Sequence[str], _settings: Any, worker: Worker) -> Serve
         if type(threshold) not in (int, float) or not 0 <= threshold <= 1:
             raise ValueError("threshold is not a number from 0 to 1.")
         (found,) = detector.detect([received_picture(str(body.get("image")))])
-        found = found.above(threshold)
-        entries = zip(found.labels, found.scores.tolist(), found.boxes.tolist(), strict=True)
-        names = detector.label_names
-        return {
-            "objects": [
-                {"label": names[label], "score": score, "box": box} for label, score, box in entries
-            ]
-        }
+        return {"objects": found.above(threshold).entries(detector.label_names)}
 
     first = next(iter(pages.values()))
     calls = {"/v1/detect": worker.alone(detect)}

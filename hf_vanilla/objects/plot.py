@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_vanilla.data.image_files import open_image
 from hf_vanilla.data.image_models import image_paths
+from hf_vanilla.data.images import open_image
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import (
     THEMES,
@@ -85,14 +85,11 @@ def plot_objects(options: PlotObjectsOptions) -> Path:
         return path
     image = open_image(options.image)
     attention = object_attention(detector, image)
-    if options.kind == "boxes":
-        save_boxes(image, attention, detector.label_names, path, threshold=options.threshold)
-    elif options.kind == "queries":
-        save_query_attention(
-            image, attention, detector.label_names, path, threshold=options.threshold
-        )
-    else:
+    if options.kind == "encoder":
         save_encoder_attention(image, attention, options.points, path)
+    else:
+        save = save_boxes if options.kind == "boxes" else save_query_attention
+        save(image, attention, detector.label_names, path, threshold=options.threshold)
     return path
 
 
@@ -134,8 +131,8 @@ def save_query_attention(
     count = min(len(found), MOST_PANELS)
     columns = min(count, 5)
     figure, panels = image_panels(-(-count // columns), columns, inches=2.0)
-    for index in range(count):
-        panel, label = panels[index // columns][index % columns], int(found.labels[index])
+    for index, panel in enumerate(panels.flat[:count]):
+        label = int(found.labels[index])
         show_image(panel, image, attention.cross[found.queries[index]])
         _draw_box(panel, found.boxes[index].tolist(), "", label)
         panel.set_title(
@@ -167,7 +164,7 @@ def save_encoder_attention(
         if not (0 <= x < image.width and 0 <= y < image.height):
             raise ValueError(f"pixel x={x}, y={y} lies outside of {image.width} x {image.height}")
         row, column = y * rows // image.height, x * columns // image.width
-        weights = attention.from_position(row, column), attention.to_position(row, column)
+        weights = attention.encoder[row, column], attention.encoder[:, :, row, column]
         for panel, shown, side in zip(row_of_panels, weights, ("from", "to"), strict=True):
             show_image(panel, image, shown)
             panel.plot([x + 0.5], [y + 0.5], marker="+", color="white", markersize=12)
@@ -181,8 +178,7 @@ def save_places(places: Sequence[Tensor], path: Path) -> None:
     shown = places[:MOST_PANELS]
     columns = min(len(shown), 5)
     figure, panels = image_panels(-(-len(shown) // columns), columns, inches=1.4)
-    for query, centers in enumerate(shown):
-        panel = panels[query // columns][query % columns]
+    for query, (panel, centers) in enumerate(zip(panels.flat, shown, strict=False)):
         panel.set_axis_on()
         panel.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
         panel.plot(centers[:, 0].numpy(), centers[:, 1].numpy(), ".", markersize=2)

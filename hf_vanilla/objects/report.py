@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hf_vanilla.data.image_files import ImageError, header_size
+from hf_vanilla.data.images import ImageError, header_size
 from hf_vanilla.options import Options, option
 
-from .detection import DetectionImages, pairwise_iou
+from .detection import DetectionImages, repeats
 from .sources import load_detection_images
 
 SMALL, MEDIUM = 32**2, 96**2  # pixels, COCO's borders of small, medium and large
@@ -112,23 +112,33 @@ def _problems(
         boxes = images.objects[row].boxes
         return bool((boxes[:, 2:] <= boxes[:, :2]).any())
 
+    def reaches_outside(row: int) -> bool:
+        boxes, (height, width) = images.objects[row].boxes, images.sizes[row]
+        return bool(((boxes < -1) | (boxes > np.asarray([width, height] * 2) + 1)).any())
+
+    def has_duplicates(row: int) -> bool:
+        return bool(repeats(images.objects[row].trained_on, DUPLICATE_IOU).any())
+
     faults: tuple[tuple[Callable[[int], bool], str], ...] = (
         (lambda row: counts[row] > num_queries,
          f"images have more than {num_queries} objects: raise num_queries"),
         (lambda row: not counts[row],
          "images have no object to train on: right only if nothing is in them"),
-        (lambda row: _reaches_outside(images, row),
+        (reaches_outside,
          "images have boxes that reach more than a pixel outside: they are cut at the border"),
         (without_area,
          "images have boxes without area, which are not trained on: remove them"),
-        (lambda row: _has_duplicates(images, row),
+        (has_duplicates,
          f"images have two boxes of one class with IoU over {DUPLICATE_IOU}: remove one"),
     )  # fmt: skip
-    lines = []
+    found = _file_faults(images)
     for is_faulty, fault in faults:
-        if rows := [row for row in range(len(images)) if is_faulty(row)]:
-            examples = ", ".join(str(images.names[row]) for row in rows[:SHOWN])
-            lines.append(f"{len(rows):,} {fault} ({examples})")
+        found.append(([images.names[row] for row in range(len(images)) if is_faulty(row)], fault))
+    lines = [
+        f"{len(names):,} {fault} ({', '.join(map(str, names[:SHOWN]))})"
+        for names, fault in found
+        if names
+    ]
     if empty := [name for name, count in by_class if not count]:
         lines.append(
             f"{len(empty)} classes have no object ({', '.join(empty[:SHOWN])}): remove them or "
@@ -136,10 +146,10 @@ def _problems(
         )
     if hint := corner_form_hint(images):
         lines.append(hint)
-    return _file_problems(images) + lines
+    return lines
 
 
-def _file_problems(images: DetectionImages) -> list[str]:
+def _file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
     """Files that are missing, unreadable, or of another size than the annotations say."""
     missing, unreadable, different = [], [], []
     for path, (height, width) in zip(images.files, images.sizes.tolist(), strict=False):
@@ -152,13 +162,10 @@ def _file_problems(images: DetectionImages) -> list[str]:
         else:
             if found != (height, width):
                 different.append(f"{path.name}: {found[1]} x {found[0]}, not {width} x {height}")
-    faults = [
+    return [
         (missing, "images do not exist: correct file_name, or give their folder"),
         (unreadable, "images are damaged or no images: replace or remove them"),
         (different, "images have another size than their annotations: scale the boxes"),
-    ]
-    return [
-        f"{len(names):,} {what} ({', '.join(names[:SHOWN])})" for names, what in faults if names
     ]
 
 
@@ -182,20 +189,3 @@ def corner_form_hint(images: DetectionImages) -> str | None:
         f"{100 * is_outside.mean():.0f} % of the boxes reach outside, and all would fit as left, "
         "top, right, bottom: the file has corners where COCO wants left, top, width, height"
     )
-
-
-def _reaches_outside(images: DetectionImages, row: int) -> bool:
-    height, width = images.sizes[row]
-    boxes = images.objects[row].boxes
-    limits = np.asarray([width, height, width, height]) + 1
-    return bool(((boxes < -1) | (boxes > limits)).any())
-
-
-def _has_duplicates(images: DetectionImages, row: int) -> bool:
-    objects = images.objects[row].trained_on
-    for label in np.unique(objects.labels):
-        boxes = objects.boxes[objects.labels == label]
-        overlap = pairwise_iou(boxes)
-        if (np.triu(overlap, 1) > DUPLICATE_IOU).any():
-            return True
-    return False

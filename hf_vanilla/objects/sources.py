@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hf_vanilla.data.image_files import (
+from hf_vanilla.data.images import (
     IMAGE_SUFFIXES,
     MOST_PIXELS,
     ImageError,
     header_size,
+    image_cells,
     open_image,
     split_folder,
 )
-from hf_vanilla.data.images import image_cells
 from hf_vanilla.file_values import checked, shown, yaml_value
 from hf_vanilla.loading import load_rows
 
@@ -217,17 +217,13 @@ def read_metadata_folder(folder: Path) -> DetectionImages:
     """
     path = folder / METADATA
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for item, line in _numbered_lines(path):
         try:
             row = checked(json.loads(line), dict, "the line")
             file = checked(row["file_name"], str, "file_name")
-            rows.append((f"{path}, line {number}", file, row["objects"]))
+            rows.append((item, file, row["objects"]))
         except (ValueError, KeyError, RecursionError) as error:
-            raise ValueError(
-                f"{path}, line {number}: {error}: give file_name and objects as JSON"
-            ) from None
+            raise ValueError(f"{item}: {error}: give file_name and objects as JSON") from None
     files = [file for _, file, _ in rows]
     _refuse_twice(files, f"{path}: image")
     cells = [(item, objects) for item, _, objects in rows]
@@ -292,8 +288,7 @@ def _yolo_names(root: Path) -> tuple[str, ...]:
             return tuple(map(str, names))
     path = root / "classes.txt"
     if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return tuple(line.strip() for line in lines if line.strip())
+        return tuple(line for _, line in _numbered_lines(path))
     raise ValueError(f"{root} names no classes: add data.yaml with names, or classes.txt")
 
 
@@ -301,17 +296,14 @@ def _yolo_objects(path: Path, size: tuple[int, int], classes: int) -> ImageObjec
     """The objects of one text file; no file: no objects."""
     labels: list[int] = []
     boxes: list[tuple[float, float, float, float]] = []
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     height, width = size
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        item, fields = f"{path}, line {number}", line.split()
+    for item, line in _numbered_lines(path) if path.is_file() else ():
+        fields = line.split()
         try:
             label, (x, y, wide, high) = int(fields[0]), (float(field) for field in fields[1:])
         except ValueError:
             raise ValueError(
-                f"{item}: {line.strip()!r}: give class, center x, center y, width, height"
+                f"{item}: {line!r}: give class, center x, center y, width, height"
             ) from None
         if not 0 <= label < classes:
             raise ValueError(f"{item} has class {label}, but there are {classes} names")
@@ -356,6 +348,13 @@ def _hub_names(feature: Any) -> tuple[str, ...] | None:
 
 
 # --- inside --------------------------------------------------------------------------------------
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """File and number of each line of a text file, for messages, and the line; no empty ones."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            yield f"{path}, line {number}", line.strip()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_vanilla.data.batching import RowOrder
-from hf_vanilla.data.image_models import check_processor, label_fields, load_image_processor
+from hf_vanilla.data.image_models import (
+    BILINEAR,
+    check_processor,
+    label_fields,
+    load_image_processor,
+)
 from hf_vanilla.families import Measure
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
@@ -24,14 +29,14 @@ from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection, l
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
-from .augmentation import augmented
 from .card import detection_card
 from .coco_scores import score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
-from .detection import DetectionCollator, detection_processor, detection_row
+from .detection import DetectionCollator, augmented, detection_processor, detection_row
 from .detector import Detections, Detector
+from .digit_scenes import DigitScenes
 from .options import MEASURES, DetectionData
-from .trainer import BILINEAR, processor_edges, with_class_head
+from .trainer import processor_edges, with_class_head
 
 LOGGED_FIGURES = ("AP", "AP50", "AP75", "AR_100")
 LOGGED_PARTS = ("loss_ce", "loss_bbox", "loss_giou")
@@ -44,15 +49,10 @@ def prepare(recipe: Recipe) -> "ObjectDetectionTask":
         ValueError: the data do not match the recipe.
         OSError: nothing is found under a name.
     """
-    return ObjectDetectionTask(recipe, prepare_detection(recipe), _processor(recipe))
-
-
-def _processor(recipe: Recipe) -> Any:
-    """Transformers' image processor of DETR: the initial model's, or one of the recipe's size."""
-    options, start = recipe.data, recipe.train.initial_model
+    sets, options, start = prepare_detection(recipe), recipe.data, recipe.train.initial_model
     edges = options.shortest_edge, options.longest_edge
     if start is None:
-        return detection_processor(*edges)
+        return ObjectDetectionTask(recipe, sets, detection_processor(*edges))
     processor = load_image_processor(start)
     check_processor(processor, resample=BILINEAR)
     saved = processor_edges(processor)
@@ -61,7 +61,7 @@ def _processor(recipe: Recipe) -> Any:
             f"shortest_edge={edges[0]} and longest_edge={edges[1]}: initial_model={start!r} reads "
             f"images of {saved[0]} and {saved[1]}: leave both out"
         )
-    return processor
+    return ObjectDetectionTask(recipe, sets, processor)
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,11 @@ class ObjectDetectionTask:
             ValueError: the backbone is of another kind or size than the config says.
             OSError: nothing is found under its name.
         """
-        config = self.recipe.config(**label_fields(self.sets.label_names))
+        names = self.sets.train.label_names
+        config = self.recipe.config(**label_fields(names))
         start = self.recipe.train.initial_model
         if start is not None:
-            return with_class_head(start, self.sets.label_names, config)
+            return with_class_head(start, names, config)
         model = VanillaForObjectDetection(config)
         if self.options.backbone is not None:
             load_backbone(model.model.backbone, self.options.backbone)
@@ -114,7 +115,12 @@ class ObjectDetectionTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of images and boxes, and the classes."""
-        return self.sets.facts()
+        train, validation = self.sets.train, self.sets.validation
+        classes = ", ".join(train.label_names[:1000])
+        facts = {"training images": train.fingerprint, "classes": classes}
+        if validation is not None:
+            facts["validation images"] = validation.fingerprint
+        return facts
 
     def order(self, per_step: int) -> "RowOrder | EndlessOrder":
         """Cut the images of a step into `per_step` equal micro-batches.
@@ -123,7 +129,7 @@ class ObjectDetectionTask:
             ValueError: they cannot be cut so.
         """
         size = micro_batch_size("images_per_step", self.options.images_per_step, per_step)
-        if self.sets.scenes is not None:
+        if isinstance(self.sets.train, DigitScenes):
             return EndlessOrder(size)
         return RowOrder(len(self.sets.train), size, self.recipe.train.seed, "images")
 
@@ -131,7 +137,7 @@ class ObjectDetectionTask:
         """Read, augment and pad; see `DetectionCollator`."""
         edges, processor, read = processor_edges(self.processor), self.processor, []
         for row in rows:
-            image, objects = augmented(*self.sets.read(row), edges, self.options, generator)
+            image, objects = augmented(*self.sets.train.read(row), edges, self.options, generator)
             size = image.height, image.width
             statistics = processor.image_mean, processor.image_std
             read.append(detection_row(image, objects, size, *statistics))
@@ -188,7 +194,7 @@ class ObjectDetectionTask:
         return detection_card(
             **facts.of_card("images"),
             license=self.recipe.train.model_license,
-            dataset=Path(self.sets.origin).name,
-            classes=self.sets.label_names,
+            dataset=Path(self.sets.train.origin).name,
+            classes=self.sets.train.label_names,
             scores=None if validation is None else validation.details,
         )

@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hf_vanilla.data.image_models import check_processor, label_fields
+from hf_vanilla.data.image_models import BILINEAR, check_processor, label_fields
 from hf_vanilla.loading import load_model, load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 
-from .augmentation import BoxAugmentation, augmented
 from .coco_scores import score_detections
-from .detection import DetectionImages, detection_row, resized_size
+from .detection import BoxAugmentation, DetectionImages, augmented, detection_row, resized_size
 from .detector import detected_objects
-
-BILINEAR = 2  # Pillow's number
 
 
 class DetectionRows(Dataset):
@@ -47,7 +44,7 @@ class DetectionRows(Dataset):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         """`pixel_values` `(3, H, W)`, `labels` `(m,)` and `boxes` `(m, 4)` of one image."""
-        image, objects = self.images.open(row), self.images.objects[row]
+        image, objects = self.images.read(row)
         size = resized_size((image.height, image.width), *self.edges)
         if self.changes is not None:
             seed = int(torch.randint(2**62, ()))

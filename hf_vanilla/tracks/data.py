@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import data_fingerprint
 
 from .built_in_tracks import BUILT_IN
 from .eth_ucy import leave_one_out
@@ -30,18 +30,14 @@ class TrackData:
     Attributes:
         train: windows to train on.
         validation: windows to validate on; None where there are none.
-        velocity_std: root of the mean square of a component of displacements, training windows.
-        largest_step: their farthest displacement.
-        velocity_mean: mean of their displacements, x and y.
-        velocity_deviation: standard deviations.
+        measured: fields of a new model's config, by name: rate and unit of the training tracks;
+            `velocity_std`, the root of the mean square of a component of their displacements;
+            `largest_step`, the farthest one; mean and standard deviations in x and y.
     """
 
     train: Windows
     validation: Windows | None
-    velocity_std: float
-    largest_step: float
-    velocity_mean: list[float]
-    velocity_deviation: list[float]
+    measured: dict[str, Any]
 
 
 def prepare_tracks(recipe: Recipe) -> TrackData:
@@ -59,23 +55,19 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
         if not is_new and table is not None:
             check_rate(table, config, source)
 
-    def cut(table: TrackTable, *, stride: int) -> Windows:
-        return cut_windows(
-            table,
-            observed=config.observed_steps,
-            predicted=config.predicted_steps,
-            stride=stride,
-            allow_missing=options.allow_missing,
-        )
-
-    train = cut(tables[0], stride=options.stride)
+    how: dict[str, Any] = {
+        "observed": config.observed_steps,
+        "predicted": config.predicted_steps,
+        "allow_missing": options.allow_missing,
+    }
+    train = cut_windows(tables[0], stride=options.stride, **how)
     if not len(train):
         shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
         raise ValueError(
             f"{options.dataset} has no agent with {config.observed_steps} + "
             f"{config.predicted_steps} steps without a gap: {shorter}, or set allow_missing"
         )
-    validation = None if tables[1] is None else cut(tables[1], stride=1)
+    validation = None if tables[1] is None else cut_windows(tables[1], **how)
     if validation is not None and not len(validation):
         raise ValueError(
             "the validation tracks have no window: give other ones by --validation, or none by "
@@ -84,12 +76,21 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     described = tables[0].describe() + options.left_out
     logger.info("training: %s; %d windows", described, len(train))
     logger.info("validation: %s windows", 0 if validation is None else len(validation))
-    lengths = tables[0].displacements
-    std = float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0
-    moves = np.diff(tables[0].positions, axis=0)[tables[0].steps == 1]
-    deviation = [value or 1.0 for value in moves.std(axis=0).tolist()]
-    mean = moves.mean(axis=0).tolist()
-    return TrackData(train, validation, std, float(lengths.max(initial=0)), mean, deviation)
+    return TrackData(train, validation, measured_fields(tables[0]))
+
+
+def measured_fields(table: TrackTable) -> dict[str, Any]:
+    """Fields of a new model's config that follow from training tracks; see `TrackData`."""
+    lengths = table.displacements
+    moves = np.diff(table.positions, axis=0)[table.steps == 1]
+    return {
+        "step_seconds": table.step_seconds,
+        "unit": table.unit,
+        "velocity_std": float(np.sqrt(np.mean(lengths**2) / 2)) or 1.0,
+        "velocity_mean": moves.mean(axis=0).tolist(),
+        "velocity_deviation": [value or 1.0 for value in moves.std(axis=0).tolist()],
+        "largest_step": float(lengths.max(initial=0)),
+    }
 
 
 def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTable | None]:
@@ -142,16 +143,3 @@ def position_errors(
     share, level = torch.rand(2, shape[0], 1, 1, generator=generator)
     level = level * options.position_noise * (share < options.noise_share)
     return level * torch.randn(*shape, generator=generator)
-
-
-def track_facts(data: TrackData) -> dict[str, str]:
-    """Fingerprints of the windows, for the message when a run is resumed."""
-    facts = {"training tracks": _digest(data.train)}
-    if data.validation is not None:
-        facts["validation tracks"] = _digest(data.validation)
-    return facts
-
-
-def _digest(windows: Windows) -> str:
-    first = windows.grid[windows.first]
-    return data_fingerprint(len(windows), windows.table.positions, first)

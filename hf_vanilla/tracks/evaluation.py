@@ -10,9 +10,8 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.options import option
 
 from .eth_ucy import TEST_FILES, leave_one_out
-from .forecaster import check_rate, load_forecaster
-from .layout import model_inputs, rollout_arguments, run_model, scene_batches
-from .options import TrackFileOptions
+from .forecaster import ForecasterOptions, check_rate, load_forecaster, relative_outputs
+from .layout import rollout_arguments, scene_batches
 from .protocol import Protocol, TrackScores
 from .scores import (
     COLLISION_DISTANCE,
@@ -22,16 +21,14 @@ from .scores import (
     add_scenes,
     collision_share,
 )
-from .simple_models import SIMPLE_MODELS
 from .table import TrackTable, resample
 from .windows import Windows, cut_windows
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on the command line
+class EvaluateTracksOptions(ForecasterOptions):  # the files' options, flat on the command line
     """Score a forecaster: minADE, minFDE, misses, Brier, likelihood, collisions, with protocol."""
 
-    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
     dataset: str = option(
         text="file or folder of tracks, or built-in ones: walkers, forks, junctions"
     )
@@ -54,12 +51,6 @@ class EvaluateTracksOptions(TrackFileOptions):  # the files' options, flat on th
     observed_steps: int = option(8, "of a model without weights", at_least=2)
     predicted_steps: int = option(12, "of a model without weights", at_least=1)
     batch_size: int = option(1024, "windows at a time", at_least=1)
-    samples_at_once: int | None = option(
-        None,
-        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
-        at_least=1,
-    )
-    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
 
 
 def evaluate_tracks(options: EvaluateTracksOptions) -> TrackScores:
@@ -121,24 +112,15 @@ def windows_to_score(
             f"{options.dataset} has no window of {config.observed_steps} + "
             f"{config.predicted_steps} steps without a gap: set allow_missing, or give more data"
         )
-    protocol = Protocol(
-        data=data,
-        observed=windows.observed,
-        predicted=windows.predicted,
-        step_seconds=table.step_seconds,
-        unit=table.unit,
-        windows=len(windows),
-        stride=options.stride,
-        with_company=options.with_company,
-    )
-    return windows, protocol
+    company = options.with_company
+    return windows, Protocol.of(windows, data, stride=options.stride, with_company=company)
 
 
 def score_windows(
     model: Any, windows: Windows, protocol: Protocol, options: EvaluateTracksOptions
 ) -> TrackScores:
     """All scores of a model on windows."""
-    modes, has_spreads = _modes(model, windows)
+    modes, has_spreads = _modes(model)
     sums = TrackSums(
         modes,
         miss_distance=options.miss_distance,
@@ -157,12 +139,10 @@ def score_windows(
 
 
 @torch.no_grad()
-def _modes(model: Any, windows: Windows) -> tuple[int, bool]:
+def _modes(model: Any) -> tuple[int, bool]:
     """How many modes a model has, and whether each has spreads."""
     if entry_of(model.config).reads:
         return model.config.num_modes, False
-    inputs = model_inputs(windows, np.array([0]))
-    past, mask = inputs["past_values"], inputs["past_observed_mask"]
-    last = groups = np.zeros(1)
-    outputs = run_model(model, past, mask, last, groups, [None])
+    steps = model.config.observed_steps
+    outputs = relative_outputs(model, np.zeros((1, steps, 2)), np.ones((1, steps), bool))
     return outputs.trajectories.shape[1], outputs.spreads is not None

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,10 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
 from hf_vanilla.options import option
 
-from .forecaster import check_rate, load_forecaster, predict
+from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
 from .layout import agent_inputs, rollout_arguments
-from .options import TrackFileOptions
-from .simple_models import SIMPLE_MODELS
 from .table import TrackTable
-from .windows import groups_of_rows, pasts_of_rows
+from .windows import by_group, groups_of_rows, pasts_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +30,9 @@ ENDINGS = (".csv", ".parquet")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForecastOptions(TrackFileOptions):  # the files' options, flat on the command line
+class ForecastOptions(ForecasterOptions):  # the files' options, flat on the command line
     """Forecast every agent of a track file: rows of agent, step, mode, x, y, probability."""
 
-    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
     input: str = option(text="file or folder of tracks")
     output: str | None = option(None, "file to write, .csv or .parquet; default: stdout as CSV")
     at: str = option(
@@ -51,12 +49,6 @@ class ForecastOptions(TrackFileOptions):  # the files' options, flat on the comm
         2, "agents with fewer observed steps are left out; others have theirs masked", at_least=1
     )
     batch_size: int = option(1024, "agents at a time", at_least=1)
-    samples_at_once: int | None = option(
-        None,
-        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
-        at_least=1,
-    )
-    device: str | None = option(None, "such as cpu; default: a GPU if there is one")
     overwrite: bool = option(default=False, text="replace an existing output")
 
     def __post_init__(self) -> None:
@@ -160,14 +152,13 @@ def _row_batches(
             yield rows[first : first + size], rows[:0]
         return
     every = groups_of_rows(table, np.arange(len(table)))
-    by_group = np.argsort(every, kind="stable")
-    starts = np.searchsorted(every[by_group], np.arange(every.max(initial=-1) + 2))
+    order, starts = by_group(every)
     wanted = np.unique(every[rows])
     is_wanted = np.zeros(len(table), bool)
     is_wanted[rows] = True
     sizes = np.cumsum(np.diff(starts)[wanted])
     for part in np.split(wanted, np.flatnonzero(np.diff((sizes - 1) // size)) + 1):
-        members = np.concatenate([by_group[starts[g] : starts[g + 1]] for g in part])
+        members = np.concatenate([order[starts[g] : starts[g + 1]] for g in part])
         yield members[is_wanted[members]], members[~is_wanted[members]]
 
 
@@ -208,7 +199,5 @@ def _write(tables: Iterator[pyarrow.Table], options: ForecastOptions) -> None:
         sink: Any = pyarrow.PythonFile(sys.stdout.buffer, mode="w") if path is None else str(path)
         kind = pyarrow.parquet.ParquetWriter if is_parquet else pyarrow.csv.CSVWriter
         with kind(sink, first.schema) as writer:
-            writer.write(first) if not is_parquet else writer.write_table(first)
-            for table in tables:
-                same = table.cast(first.schema)
-                writer.write(same) if not is_parquet else writer.write_table(same)
+            for table in chain([first], tables):
+                writer.write_table(table.cast(first.schema))

@@ -1,14 +1,15 @@
-"""Forecasters by name, forecasts while frames arrive, and of rows of a table.
+"""Forecasters by name, with weights and without; forecasts while frames arrive, and in batches.
 
-Shapes: A agents, T observed steps, M modes, P predicted steps.
+Shapes: A agents, B rows of a batch, T observed steps, M modes, P predicted steps.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTimeSeriesPrediction
 
 import hf_vanilla
@@ -18,11 +19,19 @@ from hf_vanilla.models.configuration_vanilla_tracks import (
     VanillaForecasterConfig,
     VanillaTracksConfig,
 )
+from hf_vanilla.models.inputs_vanilla_forecaster import observed_velocities
+from hf_vanilla.models.modeling_vanilla_tracks import (
+    VanillaTrajectoryOutput,
+    mean_distance,
+    read_future,
+    read_past,
+)
+from hf_vanilla.options import option
 
 from .layout import run_model
+from .options import TrackFileOptions
 from .road_maps import RoadMap
-from .simple_models import SIMPLE_MODELS, SimpleForecaster
-from .table import TrackTable
+from .table import TrackTable, check_positive
 
 STEP_TOLERANCE = 1e-3  # relative
 
@@ -95,8 +104,7 @@ class Forecaster:
 
     Examples:
         >>> from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
-        >>> from hf_vanilla.tracks.forecaster import Forecaster
-        >>> from hf_vanilla.tracks.simple_models import SimpleForecaster
+        >>> from hf_vanilla.tracks.forecaster import Forecaster, SimpleForecaster
         >>> config = VanillaTracksConfig(observed_steps=2, predicted_steps=1)
         >>> live = Forecaster(SimpleForecaster("constant_velocity", config))
         >>> live.observe(0, [("ada", 0.0, 0.0)]).agents
@@ -106,12 +114,7 @@ class Forecaster:
     """
 
     def __init__(self, model: Any, *, frames_per_step: int = 1, least_observed: int = 2) -> None:
-        for name, value in {
-            "frames_per_step": frames_per_step,
-            "least_observed": least_observed,
-        }.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: give a positive number")
+        check_positive(frames_per_step=frames_per_step, least_observed=least_observed)
         self.model = model
         self.frames_per_step = frames_per_step
         self.least_observed = least_observed
@@ -120,7 +123,20 @@ class Forecaster:
 
     def observe(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> Forecast:
         """Store the rows of a frame, as `store` does, and forecast from the newest frame."""
-        return self._forecast(self.store(frame, rows))
+        newest, observed = self.store(frame, rows), self.model.config.observed_steps
+        frames = [newest + self.frames_per_step * step for step in range(1 - observed, 1)]
+        agents = tuple(
+            agent
+            for agent, steps in self._history.items()
+            if newest in steps and len(steps) >= self.least_observed
+        )
+        past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
+        for row, agent in enumerate(agents):
+            for step, number in enumerate(frames):
+                if number in self._history[agent]:
+                    past[row, step] = self._history[agent][number]
+                    mask[row, step] = True
+        return Forecast(newest, agents, *predict(self.model, past, mask))
 
     def store(self, frame: int, rows: Iterable[tuple[Hashable, float, float]]) -> int:
         """Store the rows of a frame without a forecast; returns the newest frame.
@@ -162,22 +178,6 @@ class Forecaster:
             if agent in agents or frame in self._history.get(agent, {}):
                 raise ValueError(f"frame {frame}: agent {agent} is there twice: keep one row")
             agents.add(agent)
-
-    def _forecast(self, frame: int) -> Forecast:
-        observed = self.model.config.observed_steps
-        frames = [frame + self.frames_per_step * step for step in range(1 - observed, 1)]
-        agents = tuple(
-            agent
-            for agent, steps in self._history.items()
-            if frame in steps and len(steps) >= self.least_observed
-        )
-        past, mask = np.zeros((len(agents), observed, 2)), np.zeros((len(agents), observed), bool)
-        for row, agent in enumerate(agents):
-            for step, number in enumerate(frames):
-                if number in self._history[agent]:
-                    past[row, step] = self._history[agent][number]
-                    mask[row, step] = True
-        return Forecast(frame, agents, *predict(self.model, past, mask))
 
 
 @torch.inference_mode()
@@ -280,3 +280,136 @@ def check_rate(table: TrackTable, config: Any, source: str) -> None:
             f"{source} has positions in {table.unit}, but the model in {config.unit}: convert "
             f"them, or give --unit {config.unit} if they are"
         )
+
+
+# --- forecasts without any weights, with the interface of the models ------------------------------
+
+
+def constant_velocity(past: Tensor, is_observed: Tensor, steps: int) -> Tensor:
+    """Positions `(B, P, 2)` that repeat the last known displacement; without one, no motion."""
+    last, _, _ = _last_displacements(past, is_observed)
+    return past[:, -1:] + last.unsqueeze(1) * _counted(steps, past)
+
+
+def constant_turn(past: Tensor, is_observed: Tensor, steps: int) -> Tensor:
+    """Positions `(B, P, 2)` that repeat speed and turn between the last two known displacements."""
+    last, before, between = _last_displacements(past, is_observed)
+    cross = before[:, 0] * last[:, 1] - before[:, 1] * last[:, 0]
+    turn = torch.atan2(cross, (before * last).sum(-1)) / between  # (B,), 0 where one of them is 0
+    angle = turn.unsqueeze(1) * _counted(steps, past).squeeze(-1)  # (B, P)
+    cosine, sine = angle.cos(), angle.sin()
+    x, y = last[:, :1], last[:, 1:]
+    displacements = torch.stack((cosine * x - sine * y, sine * x + cosine * y), dim=-1)
+    return past[:, -1:] + displacements.cumsum(dim=1)
+
+
+def linear_fit(past: Tensor, is_observed: Tensor, steps: int) -> Tensor:
+    """Positions `(B, P, 2)` on the straight lines of least squares through the observed steps."""
+    weight = is_observed.to(past.dtype).unsqueeze(-1)  # (B, T, 1)
+    time = torch.arange(1 - past.shape[1], 1, device=past.device, dtype=past.dtype).view(1, -1, 1)
+    count = weight.sum(1, keepdim=True)
+    middle = (weight * time).sum(1, keepdim=True) / count
+    centre = (weight * past).sum(1, keepdim=True) / count
+    spread = (weight * (time - middle).square()).sum(1, keepdim=True)
+    slope = (weight * (time - middle) * (past - centre)).sum(1, keepdim=True)
+    slope = slope / torch.where(spread > 0, spread, 1)
+    return centre + slope * (_counted(steps, past) - middle)
+
+
+SIMPLE_MODELS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "constant_velocity": constant_velocity,
+    "constant_turn": constant_turn,
+    "linear_fit": linear_fit,
+}
+
+
+class SimpleForecaster(nn.Module):
+    """One of `SIMPLE_MODELS` with inputs and outputs of `VanillaForTrajectoryPrediction`.
+
+    Args:
+        name: a name of `SIMPLE_MODELS`.
+        config: read for steps and rate.
+
+    Raises:
+        ValueError: there is no such name.
+
+    Examples:
+        >>> import torch
+        >>> from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+        >>> from hf_vanilla.tracks.forecaster import SimpleForecaster
+        >>> config = VanillaTracksConfig(observed_steps=2, predicted_steps=2)
+        >>> model = SimpleForecaster("constant_velocity", config)
+        >>> model(torch.tensor([[[0.0, 0.0], [1.0, 0.0]]])).trajectories
+        tensor([[[[2., 0.],
+                  [3., 0.]]]])
+    """
+
+    def __init__(self, name: str, config: VanillaTracksConfig) -> None:
+        super().__init__()
+        if name not in SIMPLE_MODELS:
+            raise ValueError(f"model={name!r}: choose one of {', '.join(SIMPLE_MODELS)}")
+        self.name = name
+        self.config = config
+
+    def forward(
+        self,
+        past_values: Tensor,
+        past_observed_mask: Tensor | None = None,
+        future_values: Tensor | None = None,
+        future_observed_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> VanillaTrajectoryOutput:
+        """The future of each agent; arguments and errors as of the models.
+
+        Raises:
+            ValueError: an input does not fit.
+        """
+        past, is_observed = read_past(self.config, past_values, past_observed_mask)
+        future = SIMPLE_MODELS[self.name](past, is_observed, self.config.predicted_steps)
+        loss = None
+        if future_values is not None:
+            truth = read_future(self.config, future_values, future_observed_mask)
+            divisor = kwargs.get("num_items_in_batch")
+            loss = mean_distance(
+                future, truth.positions, truth.is_known, num_items_in_batch=divisor
+            )
+        return VanillaTrajectoryOutput(
+            loss=loss, trajectories=future.unsqueeze(1), mode_logits=future.new_zeros(len(past), 1)
+        )
+
+
+def _last_displacements(past: Tensor, is_observed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The last and the last but one known displacement, and how many steps lie between them.
+
+    Returns:
+        `(B, 2)`, `(B, 2)`, 0 where there is none, and `(B,)`, 1 or more.
+    """
+    velocities, is_known = observed_velocities(past, is_observed)
+    number = torch.arange(1, is_known.shape[1] + 1, device=past.device)
+    indices = (is_known * number).topk(min(2, len(number)), dim=1).values  # 0: none
+    earlier = (indices - 1).clamp(min=0).unsqueeze(-1).expand(-1, -1, 2)
+    displacements = velocities.gather(1, earlier) * indices.gt(0).unsqueeze(-1)
+    between = (indices[:, 0] - indices[:, -1]).clamp(min=1)
+    before = displacements[:, -1] if len(number) > 1 else displacements[:, 0]
+    return displacements[:, 0], before, between
+
+
+def _counted(steps: int, like: Tensor) -> Tensor:
+    """1 to `steps`, `(1, P, 1)`."""
+    return torch.arange(1, steps + 1, device=like.device, dtype=like.dtype).view(1, -1, 1)
+
+
+# --- options of the commands ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecasterOptions(TrackFileOptions):  # the files' options, flat on the command line
+    """A forecaster and the files of tracks that it reads."""
+
+    model: str = option(text=f"model folder, Hub id, or one of {', '.join(SIMPLE_MODELS)}")
+    samples_at_once: int | None = option(
+        None,
+        "samples of a joint forecaster to decode at a time; fewer need less memory; default: all",
+        at_least=1,
+    )
+    device: str | None = option(None, "such as cpu; default: a GPU if there is one")

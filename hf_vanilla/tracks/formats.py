@@ -17,15 +17,6 @@ from .table import Rows, TrackTable, join_tables, resample, table_of_rows
 
 ETH_UCY_FRAME_SECONDS = 0.04
 AGENTFORMER_COLUMNS = 17
-ARGOVERSE_COLUMNS = {
-    "frame": "timestep",
-    "agent": "track_id",
-    "x": "position_x",
-    "y": "position_y",
-    "scene": "scenario_id",
-    "kind": "object_type",
-    "heading": "heading",
-}
 ARGOVERSE_STEP_SECONDS = 0.1
 
 
@@ -50,6 +41,17 @@ class Columns:
     scene: str | None = None
     kind: str | None = None
     heading: str | None = None
+
+
+ARGOVERSE_COLUMNS = Columns(
+    frame="timestep",
+    agent="track_id",
+    x="position_x",
+    y="position_y",
+    scene="scenario_id",
+    kind="object_type",
+    heading="heading",
+)
 
 
 def read_columns(text: str) -> Columns:
@@ -220,9 +222,44 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
 def read_table(path: Path, columns: Columns) -> Rows:
     """CSV with a header, or Parquet: columns named by `columns`."""
     wanted = {key: name for key, name in vars(columns).items() if name is not None}
-    table = _columns(path, wanted)
+    read = _columns(path, wanted)
     first_line = 2 if path.suffix.lower() == ".csv" else 1
-    return _rows_of_table(path, table, wanted, first_line=first_line)
+
+    def number(key: str) -> np.ndarray:
+        values = read(key).to_numpy()
+        if not len(values):  # the column has no type then
+            return np.zeros(0)
+        if values.dtype.kind not in "iuf":
+            row = _first_text(values)
+            raise ValueError(
+                f"{path}, line {row + first_line}: {wanted[key]} is {values[row]!r}, not a number: "
+                "correct the file"
+            )
+        return values
+
+    agent = read("agent")
+    if agent.null_count:
+        row = int(np.flatnonzero(agent.is_null().to_numpy())[0])
+        raise ValueError(f"{path}, line {row + first_line}: the agent is missing: name it")
+    names = agent.to_numpy()
+    del agent  # a column of a large file
+    extra = {}
+    if "kind" in wanted:
+        extra["kind"] = read("kind").to_numpy()
+    if "heading" in wanted:
+        extra["heading"] = number("heading")
+    positions = np.empty((len(names), 2))
+    for column, key in enumerate(("x", "y")):
+        positions[:, column] = number(key)
+    return Rows(
+        source=str(path),
+        frame=number("frame"),
+        agent=names,
+        positions=positions,
+        first_line=first_line,
+        scene=read("scene").to_numpy() if "scene" in wanted else None,
+        columns=extra,
+    )
 
 
 def read_argoverse2(path: Path, _: Columns) -> Rows:
@@ -230,9 +267,7 @@ def read_argoverse2(path: Path, _: Columns) -> Rows:
 
     `read_tracks` adds the map beside it.
     """
-    table = _columns(path, ARGOVERSE_COLUMNS)
-    rows = _rows_of_table(path, table, ARGOVERSE_COLUMNS, first_line=1)
-    return replace(rows, step_seconds=ARGOVERSE_STEP_SECONDS)
+    return replace(read_table(path, ARGOVERSE_COLUMNS), step_seconds=ARGOVERSE_STEP_SECONDS)
 
 
 FORMATS: dict[str, Callable[[Path, Columns], Rows]] = {
@@ -348,49 +383,3 @@ def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> 
                 f"{path} has no column {name!r}, only {', '.join(names)}: name it by "
                 f"--columns {key}=NAME"
             )
-
-
-def _check_column(path: Path, name: str, values: np.ndarray, first_line: int) -> None:
-    if len(values) and values.dtype.kind not in "iuf":
-        row = _first_text(values)
-        raise ValueError(
-            f"{path}, line {row + first_line}: {name} is {values[row]!r}, not a number: correct "
-            "the file"
-        )
-
-
-def _rows_of_table(
-    path: Path,
-    read: Callable[[str], pyarrow.ChunkedArray],
-    wanted: dict[str, str],
-    *,
-    first_line: int,
-) -> Rows:
-    def number(key: str) -> np.ndarray:
-        values = read(key).to_numpy()
-        _check_column(path, wanted[key], values, first_line)
-        return values if len(values) else np.zeros(0)  # the column has no type then
-
-    agent = read("agent")
-    if agent.null_count:
-        row = int(np.flatnonzero(agent.is_null().to_numpy())[0])
-        raise ValueError(f"{path}, line {row + first_line}: the agent is missing: name it")
-    names = agent.to_numpy()
-    del agent  # a column of a large file
-    extra = {}
-    if "kind" in wanted:
-        extra["kind"] = read("kind").to_numpy()
-    if "heading" in wanted:
-        extra["heading"] = number("heading")
-    positions = np.empty((len(names), 2))
-    for column, key in enumerate(("x", "y")):
-        positions[:, column] = number(key)
-    return Rows(
-        source=str(path),
-        frame=number("frame"),
-        agent=names,
-        positions=positions,
-        first_line=first_line,
-        scene=read("scene").to_numpy() if "scene" in wanted else None,
-        columns=extra,
-    )

@@ -16,7 +16,7 @@ from hf_vanilla.families import entry_of
 
 from .road_maps import RoadMap, maps_side_by_side
 from .table import TrackTable
-from .windows import Windows
+from .windows import Windows, by_group
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +42,8 @@ class SceneLayout:
             ([1, 0, 1], [0, 0, 1])
         """
         scene = np.unique(groups, return_inverse=True)[1].reshape(-1)
-        order = np.argsort(scene, kind="stable")
+        order, starts = by_group(scene)
         slot = np.empty_like(scene)
-        starts = np.searchsorted(scene[order], np.arange(scene.max(initial=-1) + 1))
         slot[order] = np.arange(len(scene)) - starts[scene[order]]
         return cls(scene, slot)
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from hf_vanilla.families import Measure, task_entry
 from hf_vanilla.options import Options, check_multiple, option
 
@@ -92,22 +90,15 @@ class TrackFileOptions(Options):
         if path in BUILT_IN:
             table = built_in_tracks(path, agents=BUILT_IN_AGENTS[path], seed=seed)
             return table if self.step_seconds is None else resample(table, self.step_seconds)
-        return read_tracks(path, self.source)
-
-    @property
-    def source(self) -> TrackSource:
-        """The options in the reader's form."""
-        plane: np.ndarray | None = None
-        if self.homography is not None:
-            plane = read_homography(self.homography)
-        return TrackSource(
+        source = TrackSource(
             format=self.format,
             columns=read_columns(self.columns),
             frame_seconds=self.frame_seconds,
             step_seconds=self.step_seconds,
-            homography=plane,
+            homography=None if self.homography is None else read_homography(self.homography),
             unit=self.unit,
         )
+        return read_tracks(path, source)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,11 +23,18 @@ from .attention import (
     has_scene_attention,
 )
 from .built_in_tracks import BUILT_IN
-from .forecaster import Forecaster, attention_of_modes, check_rate, load_forecaster, predict
+from .forecaster import (
+    SIMPLE_MODELS,
+    Forecaster,
+    attention_of_modes,
+    check_rate,
+    constant_velocity,
+    load_forecaster,
+    predict,
+)
 from .options import TrackFileOptions
 from .plot import Drawn, drawn_agents, known_of
-from .road_maps import RoadMap
-from .simple_models import SIMPLE_MODELS, constant_velocity
+from .road_maps import RoadMap, resampled
 from .table import TrackTable
 
 TITLE = "Where will they walk? Observed tracks and predicted futures"
@@ -69,29 +76,27 @@ class TracksPage:
         """What the script needs at the start: sizes, unit, and the scenes with their frames."""
         config, table = self.model.config, self.table
         frames = [table.frame[table.scene == n] for n in range(len(table.scene_names))]
-        usual = float(np.sqrt(np.mean(table.displacements**2)))
-        if not entry_of(config).is_joint:
+        is_joint = entry_of(config).is_joint
+        usual = np.sqrt(np.mean(table.displacements**2))
+        if not is_joint:
             usual = config.velocity_std * 2**0.5
-        width = STEPS_ACROSS * usual
         return {
             "model": self.name,
-            "isJoint": entry_of(config).is_joint,
+            "isJoint": is_joint,
             "observed": config.observed_steps,
             "predicted": config.predicted_steps,
             "stepSeconds": config.step_seconds,
             "unit": config.unit,
-            "width": round(float(width), DIGITS),
+            "width": round(STEPS_ACROSS * float(usual), DIGITS),
             "scenes": [
                 {
                     "number": number,
-                    "name": str(name),
+                    "name": table.scene_names[number],
                     "first": int(of_scene.min()),
                     "last": int(of_scene.max()),
                     "step": int(table.frames_per_step[number]),
                 }
-                for number, (name, of_scene) in enumerate(
-                    zip(table.scene_names, frames, strict=True)
-                )
+                for number, of_scene in enumerate(frames)
                 if len(of_scene)
             ],
         }
@@ -171,7 +176,8 @@ class TracksPage:
         looks = attention_of_modes(self.model, past, mask)
         if looks is None:
             return SceneAttention(np.zeros((count, 0, steps)), none, none)
-        return SceneAttention(_of_steps(looks), none, none)
+        # (A, M, T): a displacement's weight belongs to the step at which it ends
+        return SceneAttention(np.pad(looks, ((0, 0), (0, 0), (1, 0))), none, none)
 
     def page(self) -> Page:
         """Its files and functions."""
@@ -181,11 +187,6 @@ class TracksPage:
             "frame": lambda request: self.frame(request["scene"], request["frame"]),
         }
         return page_of_component(TITLE, Path(__file__).parent, functions)
-
-
-def _of_steps(looks: np.ndarray) -> np.ndarray:
-    """Weights `(A, M, T)` of the steps at which the displacements `(A, M, T - 1)` end."""
-    return np.pad(looks, ((0, 0), (0, 0), (1, 0)))
 
 
 def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:
@@ -200,11 +201,9 @@ def path_in_steps(points: list[list[float]], steps: int) -> np.ndarray:
         path = np.zeros(0)
     if path.ndim != 2 or path.shape[1] != 2 or not 2 <= len(path) <= MOST_POINTS:
         raise ValueError("Draw a path with the pressed mouse button.")
-    along = np.concatenate(([0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))))
-    if not np.isfinite(along).all() or not along[-1] > 0:
+    if not 0 < np.linalg.norm(np.diff(path, axis=0), axis=1).sum() < np.inf:
         raise ValueError("The path has no length: draw a longer one.")
-    wanted = np.linspace(0, along[-1], steps)
-    return np.stack([np.interp(wanted, along, column) for column in path.T], 1)
+    return resampled(path, steps)
 
 
 def _rounded(values: np.ndarray) -> list[Any]:

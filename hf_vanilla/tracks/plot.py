@@ -23,12 +23,11 @@ from hf_vanilla.plots.figures import (
 )
 
 from .attention import attention_in_scene, has_scene_attention
-from .forecaster import check_rate, load_forecaster, predict
+from .forecaster import SIMPLE_MODELS, check_rate, load_forecaster, predict
 from .formats import on_plane, read_homography
 from .layout import agent_inputs
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
-from .simple_models import SIMPLE_MODELS
 from .table import TrackTable
 from .windows import pasts_of_rows
 
@@ -117,10 +116,12 @@ def plot_tracks(options: PlotTracksOptions) -> Path:
     model = load_forecaster(options.model, device="cpu", **rate)
     check_rate(table, model.config, options.input)
     _check_attention(model, options)
-    number = 0 if options.scene is None else _scene_number(table, options.scene)
+    name = table.scene_names[0] if options.scene is None else options.scene
+    if name not in table.scene_names:
+        raise ValueError(f"scene={name!r}: there are {', '.join(table.scene_names[:10])}")
+    number = table.scene_names.index(name)
     table = table.rows(table.scene == number)
     frame = _fullest_frame(table, model.config) if options.frame is None else options.frame
-    name = table.scene_names[number]
     road = None if table.maps is None else table.maps[number]
     if path.suffix.lower() == GIF:
         per_step = int(table.frames_per_step[number])
@@ -257,7 +258,8 @@ def save_walk(
     """
     from PIL import Image
 
-    shown = [points for _, agents in frames for agent in agents for points in _shown(agent)]
+    drawn = [agent for _, agents in frames for agent in agents]
+    shown = [points for a in drawn for points in (a.past, a.future, *a.tracks)]
     if not shown:
         raise ValueError(f"no agent has two observed steps from frame {frames[0][0]} on")
     points = on_plane(np.concatenate(shown), _to_pixels(options))
@@ -282,10 +284,6 @@ def save_walk(
             duration=round(1000 * GIF_SECONDS),
             loop=0,
         )
-
-
-def _shown(agent: Drawn) -> list[np.ndarray]:
-    return [agent.past, agent.future, *agent.tracks]
 
 
 def _to_pixels(options: PlotTracksOptions) -> np.ndarray:
@@ -341,13 +339,6 @@ def _picture(path: str) -> np.ndarray:
         return imread(path)
     except (SyntaxError, ValueError):
         raise ValueError(f"picture={path!r} is not a picture") from None
-
-
-def _scene_number(table: TrackTable, name: str) -> int:
-    if name not in table.scene_names:
-        some = ", ".join(table.scene_names[:10])
-        raise ValueError(f"scene={name!r}: there are {some}")
-    return table.scene_names.index(name)
 
 
 def _fullest_frame(table: TrackTable, config: VanillaTracksConfig) -> int:

@@ -2,6 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .windows import Windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,19 @@ class Protocol:
     stride: int = 1
     with_company: bool = False
     seed: str = ""
+
+    @classmethod
+    def of(cls, windows: "Windows", data: str, **known: Any) -> "Protocol":
+        """The protocol of windows of these data; `known` are further attributes."""
+        return cls(
+            data=data,
+            observed=windows.observed,
+            predicted=windows.predicted,
+            step_seconds=windows.table.step_seconds,
+            unit=windows.table.unit,
+            windows=len(windows),
+            **known,
+        )
 
     def line(self, modes: int = 1, *, single: str = "top-scored track") -> str:
         """The protocol of a score over so many modes; `single` says which one, if it is one."""

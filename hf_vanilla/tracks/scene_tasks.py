@@ -1,6 +1,7 @@
 """Forecasting of whole scenes: agents jointly, and agents among other agents and lanes.
 
-Shapes: B scenes, A agents, T observed steps, P predicted steps.
+Shapes: W windows, S scenes, B scenes of a batch, A agents of the largest one, T observed steps,
+P predicted steps.
 """
 
 import logging
@@ -15,6 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_vanilla.data.batching import shuffled
 from hf_vanilla.families import Measure, task_entry
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.inputs_vanilla_scene import checked_scenes
@@ -24,22 +26,108 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import (
     Batch,
     Validation,
-    Work,
     micro_batch_size,
     weights_fingerprint,
 )
 
-from .data import prepare_tracks
+from .data import position_errors, prepare_tracks, random_changes
 from .forecaster import load_forecaster
-from .layout import agent_inputs, map_inputs, optional_inputs, scene_batches
-from .options import JOINT_MEASURES, SCENE_MEASURES
+from .layout import (
+    SceneLayout,
+    agent_inputs,
+    map_inputs,
+    model_inputs,
+    optional_inputs,
+    scene_batches,
+    scene_middles,
+)
+from .options import JOINT_MEASURES, SCENE_MEASURES, SceneOptions
 from .scores import JointSums, TrackSums, add_scenes
 from .task import TrackTask
-from .training_scenes import SceneOrder, TrainingScenes
+from .windows import Windows, by_group
 
 logger = logging.getLogger(__name__)
 
+POOL = 8  # batches that are sorted by size together, so that little is padding
 REGION_SCENES = 500  # whose end points give the regions of proposals
+
+
+@dataclass(frozen=True)
+class SceneOrder:
+    """Micro-batches of equally many scenes, epoch after epoch without a gap.
+
+    The scenes of `POOL` micro-batches that follow each other are sorted by size, so that a batch
+    has scenes of similar size; these batches come in random order.
+
+    Attributes:
+        sizes: `(S,)` agents of each scene.
+        size: scenes of a micro-batch.
+        seed: of the order.
+    """
+
+    sizes: np.ndarray
+    size: int
+    seed: int
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        """Scenes of micro-batch `number` of the run."""
+        pool, index = divmod(number, POOL)
+        positions = np.arange(pool * POOL * self.size, (pool + 1) * POOL * self.size)
+        epochs, rows = np.divmod(positions, len(self.sizes))
+        scenes = np.empty_like(rows)
+        for epoch in np.unique(epochs):
+            order = shuffled(len(self.sizes), self.seed, 0, int(epoch))
+            scenes[epochs == epoch] = order[rows[epochs == epoch]]
+        scenes = scenes[np.argsort(self.sizes[scenes], kind="stable")]
+        first = shuffled(POOL, self.seed, 1, pool)[index] * self.size
+        return scenes[first : first + self.size]
+
+    def describe(self) -> str:
+        """The size in words."""
+        return f"{self.size:,} scenes"
+
+
+@dataclass(frozen=True)
+class TrainingScenes:
+    """Training windows grouped by scene.
+
+    Attributes:
+        windows: of the training tracks.
+        options: of the task.
+        by_scene: `(W,)` windows, scene after scene.
+        starts: `(S + 1,)` index of each scene's first window in `by_scene`.
+    """
+
+    windows: Windows
+    options: SceneOptions
+    by_scene: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, windows: Windows, options: SceneOptions) -> "TrainingScenes":
+        """Group windows by scene, in the order of the scenes' numbers."""
+        return cls(windows, options, *by_group(windows.groups))
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Agents of each scene, `(S,)`."""
+        return np.diff(self.starts)
+
+    def describe(self) -> str:
+        """Number and size of the scenes, and how many are cut, in words."""
+        limit = self.options.max_agents
+        return (
+            f"{len(self.sizes)} scenes of up to {self.sizes.max()} agents; "
+            f"{(self.sizes > limit).sum()} are cut to max_agents={limit}"
+        )
+
+    def rows(self, scene: int, generator: torch.Generator) -> np.ndarray:
+        """Windows of a scene, at most `max_agents`, others at random."""
+        rows = self.by_scene[self.starts[scene] : self.starts[scene + 1]]
+        if len(rows) <= self.options.max_agents:
+            return rows
+        selected = torch.randperm(len(rows), generator=generator)[: self.options.max_agents]
+        return rows[selected.numpy()]
 
 
 @dataclass(frozen=True)
@@ -69,13 +157,37 @@ class SceneTask(TrackTask):
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
         """Scenes as the model's inputs, padded, each changed at random as a whole."""
-        return self.scenes.batch(scenes, generator).inputs
+        windows, options = self.scenes.windows, self.options
+        parts = [self.scenes.rows(scene, generator) for scene in scenes]
+        rows = np.concatenate(parts)
+        layout = SceneLayout.of_groups(np.repeat(np.arange(len(parts)), [len(p) for p in parts]))
+        inputs = model_inputs(windows, rows)
+        if options.position_noise:
+            shape = inputs["past_values"].shape
+            inputs["past_values"] += position_errors(options, shape, generator)
+        last_rows = windows.last_rows[rows]
+        last = windows.table.positions[last_rows]
+        middles = scene_middles(last, layout)  # (B, 2), origins of the scenes
+        offset = torch.from_numpy(last - middles[layout.scene]).float().unsqueeze(1)
+        change = random_changes(options, len(parts), generator)  # (B, 2, 2)
+        for name in ("past_values", "future_values"):
+            inputs[name] = (inputs[name] + offset) @ change[layout.scene]
+        inputs["agent_mask"] = torch.ones(len(rows), dtype=torch.bool)
+        padded = {name: layout.pad(part) for name, part in inputs.items()}
+        return padded | self.surroundings(last_rows, layout, middles, change)
 
-    def work(self, config: Any, batch: Batch) -> Work:
-        """Agents and their observed and future steps, known ones and all with padding."""
-        masks = (batch["past_observed_mask"], batch["future_observed_mask"])
-        known, size = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
-        return Work(int(batch["agent_mask"].sum()), known, size)
+    def surroundings(
+        self, last_rows: np.ndarray, layout: SceneLayout, middles: np.ndarray, change: Tensor
+    ) -> Batch:
+        """Inputs beside the tracks; here none.
+
+        Args:
+            last_rows: `(W,)` row of each window's last observed step in the table.
+            layout: row and slot of each window in the batch.
+            middles: `(B, 2)` origins of the scenes, means of their last observed positions.
+            change: `(B, 2, 2)` how each scene was mirrored, scaled and turned.
+        """
+        return {}
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool
@@ -253,18 +365,24 @@ class SceneTrajectoryTask(SceneTask):
         return facts
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
-        """Scenes as the model's inputs, padded, each changed at random as a whole."""
-        drawn = self.scenes.batch(scenes, generator)
-        batch, table = drawn.inputs, self.tracks.train.table
-        agents = agent_inputs(self.config, table, drawn.last_rows)
-        batch |= optional_inputs(agents, drawn.layout, drawn.middles)
-        if "light_values" in batch:
-            batch["light_values"] = batch["light_values"] @ drawn.change
-        if table.maps is not None:
-            batch |= map_inputs(table.maps_of(drawn.last_rows), drawn.layout, drawn.middles)
-            batch["lane_values"] = batch["lane_values"] @ drawn.change.unsqueeze(1)
-        checked_scenes(self.config, **batch)  # on the CPU: the model does not on a GPU
+        """As of all tasks of scenes, and checked on the CPU: the model does not check on a GPU."""
+        batch = super().batch(scenes, generator)
+        checked_scenes(self.config, **batch)
         return batch
+
+    def surroundings(
+        self, last_rows: np.ndarray, layout: SceneLayout, middles: np.ndarray, change: Tensor
+    ) -> Batch:
+        """Kinds and sizes of agents, lights and lanes, as far as the model reads them."""
+        table = self.tracks.train.table
+        agents = agent_inputs(self.config, table, last_rows)
+        inputs = optional_inputs(agents, layout, middles)
+        if "light_values" in inputs:
+            inputs["light_values"] = inputs["light_values"] @ change
+        if table.maps is not None:
+            inputs |= map_inputs(table.maps_of(last_rows), layout, middles)
+            inputs["lane_values"] = inputs["lane_values"] @ change.unsqueeze(1)
+        return inputs
 
     def describe_training(self) -> str:
         """What the training data is cut into, in words."""

@@ -45,9 +45,7 @@ class TrackSums:
         largest_step: float = 0.0,
         has_spreads: bool = False,
     ) -> None:
-        self.counts = tuple(k for k in MODE_COUNTS if k <= modes)
-        if modes not in self.counts:
-            self.counts = (*self.counts, modes)
+        self.counts = [*(k for k in MODE_COUNTS if k < modes), modes]
         self.miss_distance, self.largest_step = miss_distance, largest_step
         self.names = [f"{kind}{k}" for k in self.counts for kind in ("minADE", "minFDE")]
         self.names += ["miss_rate", "brier_minFDE"]
@@ -76,38 +74,32 @@ class TrackSums:
         """
         probabilities = mode_logits.double().softmax(-1)
         order = mode_logits.argsort(dim=1, descending=True, stable=True)
-        errors = distances(trajectories.double(), future.double().unsqueeze(1))  # (B, M, P)
-        errors = errors * known.unsqueeze(1)
-        steps = known.sum(1, keepdim=True)
-        mean = (errors.sum(-1) / steps.clamp(min=1)).gather(1, order)
-        final = errors[..., -1].gather(1, order)
-        has_any, has_last = steps.squeeze(1) > 0, known[:, -1]
+        tracks, truth = trajectories.double(), future.double()
+        errors = distances(tracks, truth.unsqueeze(1)) * known.unsqueeze(1)  # (B, M, P)
+        has_any, has_last, steps = known.any(1), known[:, -1], known.sum(1).clamp(min=1)
+        means, finals = errors.sum(-1) / steps.unsqueeze(1), errors[..., -1]  # (B, M)
+        by_odds = means.gather(1, order), finals.gather(1, order)
         values: dict[str, tuple[Tensor, Tensor]] = {}
         for k in self.counts:
-            values[f"minADE{k}"] = mean[:, :k].amin(1), has_any
-            values[f"minFDE{k}"] = final[:, :k].amin(1), has_last
-        nearest, index = final.min(1)
+            values[f"minADE{k}"] = by_odds[0][:, :k].amin(1), has_any
+            values[f"minFDE{k}"] = by_odds[1][:, :k].amin(1), has_last
+        nearest, index = by_odds[1].min(1)
         unsure = (1 - probabilities.gather(1, order).gather(1, index.unsqueeze(1)).squeeze(1)) ** 2
         values["miss_rate"] = nearest.gt(self.miss_distance).double(), has_last
         values["brier_minFDE"] = nearest + unsure, has_last
         if "kde_nll" in self.names:
-            one = expected_distances(trajectories, probabilities).argmin(1)  # (B,)
-            all_means, all_finals = errors.sum(-1) / steps.clamp(min=1), errors[..., -1]
-            index = torch.arange(len(one), device=one.device)
-            values["single_ADE"] = all_means[index, one], has_any
-            values["single_FDE"] = all_finals[index, one], has_last
-            nats = kernel_density_nats(trajectories.double(), probabilities, future.double())
-            values["kde_nll"] = (nats * known).sum(1) / steps.squeeze(1).clamp(min=1), has_any
+            one = expected_distances(trajectories, probabilities).argmin(1, keepdim=True)  # (B, 1)
+            values["single_ADE"] = means.gather(1, one).squeeze(1), has_any
+            values["single_FDE"] = finals.gather(1, one).squeeze(1), has_last
+            nats = kernel_density_nats(tracks, probabilities, truth)
+            values["kde_nll"] = (nats * known).sum(1) / steps, has_any
         if spreads is not None:
-            means, logits = trajectories.double(), mode_logits.double()
-            nats = mixture_nats(means, logits, spreads.double(), torch.nan_to_num(future.double()))
-            values["density_nll"] = (nats * known).sum(1) / steps.squeeze(1).clamp(min=1), has_any
+            logits, spreads = mode_logits.double(), spreads.double()
+            nats = mixture_nats(tracks, logits, spreads, torch.nan_to_num(truth))
+            values["density_nll"] = (nats * known).sum(1) / steps, has_any
         if self.largest_step:
-            lengths = trajectories.double().diff(dim=2).norm(dim=-1)
-            values["off_speed_share"] = (
-                lengths.gt(self.largest_step).double().mean((1, 2)),
-                torch.ones_like(has_any),
-            )
+            is_far = tracks.diff(dim=2).norm(dim=-1).gt(self.largest_step)
+            values["off_speed_share"] = is_far.double().mean((1, 2)), torch.ones_like(has_any)
         for column, name in enumerate(self.names):
             value, counts = values[name]
             self.sums[0, column] += torch.where(counts, value, 0).sum().cpu()

@@ -225,6 +225,17 @@ def table_of_rows(
     return table
 
 
+def check_positive(**numbers: float) -> None:
+    """Refuse numbers that are not positive.
+
+    Raises:
+        ValueError: there is one; the message has its name.
+    """
+    for name, value in numbers.items():
+        if not value > 0:
+            raise ValueError(f"{name}={value}: give a positive number")
+
+
 def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
     """One table of several.
 
@@ -247,19 +258,16 @@ def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
     if any(part.maps is not None for part in parts):
         maps = tuple(m for part in parts for m in part.maps or (None,) * len(part.scene_names))
     join = np.concatenate
-    columns = {
+    columns: dict[str, Any] = {
         name: join([getattr(part, name) for part in parts])
-        for name in ("kind", "size", "heading")
+        for name in ("frame", "positions", "frames_per_step", "kind", "size", "heading")
         if all(getattr(part, name) is not None for part in parts)
     }
     return TrackTable(
-        frame=join([part.frame for part in parts]),
         agent=join([part.agent + shift for part, shift in zip(parts, agents, strict=False)]),
         scene=join([part.scene + shift for part, shift in zip(parts, numbers, strict=False)]),
-        positions=join([part.positions for part in parts]),
         agent_names=join([part.agent_names.astype(object) for part in parts]),
         scene_names=tuple(name for part in parts for name in part.scene_names),
-        frames_per_step=join([part.frames_per_step for part in parts]),
         step_seconds=first.step_seconds,
         unit=first.unit,
         maps=maps,
@@ -280,8 +288,7 @@ def resample(table: TrackTable, step_seconds: float) -> TrackTable:
     Raises:
         ValueError: `step_seconds` is not positive.
     """
-    if not step_seconds > 0:
-        raise ValueError(f"step_seconds={step_seconds}: give a positive number")
+    check_positive(step_seconds=step_seconds)
     ratio = step_seconds / table.step_seconds
     if np.isclose(ratio, 1):
         return table
@@ -330,8 +337,7 @@ def _row_of_file(order: Any, row: int) -> int:
 def _check_numbers(rows: Rows) -> None:
     if not len(rows.frame):
         raise ValueError(f"{rows.source} has no rows: give a file with positions")
-    is_bad = ~np.isfinite(rows.positions[:, 0])
-    is_bad |= ~np.isfinite(rows.positions[:, 1])
+    is_bad = ~np.isfinite(rows.positions).all(axis=1)
     if is_bad.any():
         row = int(np.flatnonzero(is_bad)[0])
         raise ValueError(
@@ -389,8 +395,7 @@ def _step_seconds(rows: Rows, per_step: np.ndarray, frame_seconds: float | None)
                 "two frame numbers that follow each other"
             )
         return rows.step_seconds
-    if not frame_seconds > 0:
-        raise ValueError(f"frame_seconds={frame_seconds}: give a positive number")
+    check_positive(frame_seconds=frame_seconds)
     rates = sorted(set(per_step.tolist()))
     if len(rates) > 1:
         raise ValueError(

@@ -20,13 +20,19 @@ import hf_vanilla
 from hf_vanilla.data.batching import RowOrder
 from hf_vanilla.families import Measure
 from hf_vanilla.loading import load_model, load_saved
-from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.training.processes import sum_over_processes
 from hf_vanilla.training.recipe import Recipe
-from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
+from hf_vanilla.training.task import (
+    Batch,
+    RunFacts,
+    Validation,
+    Work,
+    data_fingerprint,
+    micro_batch_size,
+)
 
 from .card import track_card
-from .data import TrackData, position_errors, prepare_tracks, random_changes, track_facts
+from .data import TrackData, position_errors, prepare_tracks, random_changes
 from .forecaster import class_name, new_forecaster
 from .layout import model_inputs
 from .options import MEASURES
@@ -79,19 +85,11 @@ class TrackTask:
         Raises:
             ValueError: the initial model is of another form.
         """
-        recipe, table, start = self.recipe, self.tracks.train.table, self.recipe.train.initial_model
-        measured = {
-            "step_seconds": table.step_seconds,
-            "unit": table.unit,
-            "velocity_std": self.tracks.velocity_std,
-            "velocity_mean": self.tracks.velocity_mean,
-            "velocity_deviation": self.tracks.velocity_deviation,
-            "largest_step": self.tracks.largest_step,
-        }
+        recipe, entry, start = self.recipe, self.recipe.entry, self.recipe.train.initial_model
+        measured = self.tracks.measured
         if start is not None:  # rate, unit and scale are its own
-            largest_step = max(recipe.config().largest_step, self.tracks.largest_step)
+            largest_step = max(recipe.config().largest_step, measured["largest_step"])
             measured = {"largest_step": largest_step}
-        entry = recipe.entry
         measured = {name: value for name, value in measured.items() if name in entry.set_by_data}
         config = recipe.config(**measured, **entry.form_fields.get(self.form, {}))
         config.architectures = [entry.forms[self.form]]
@@ -112,7 +110,12 @@ class TrackTask:
 
     def facts(self) -> dict[str, str]:
         """Fingerprints of the windows."""
-        return track_facts(self.tracks)
+        parts = {"training": self.tracks.train, "validation": self.tracks.validation}
+        return {
+            f"{part} tracks": data_fingerprint(len(w), w.table.positions, w.grid[w.first])
+            for part, w in parts.items()
+            if w is not None
+        }
 
     def counts(self, batch: Batch) -> Sequence[int]:
         """Known future steps."""
@@ -128,6 +131,13 @@ class TrackTask:
         """Nothing follows from the logged values."""
         return {}
 
+    def work(self, config: Any, batch: Batch) -> Work:
+        """Windows or agents, and their observed and future steps, known ones and with padding."""
+        masks = (batch["past_observed_mask"], batch["future_observed_mask"])
+        known, size = sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+        items = int(batch["agent_mask"].sum()) if "agent_mask" in batch else len(masks[0])
+        return Work(items, known, size)
+
     def validated(self, means: dict[str, float], modes: int, **others: float) -> Validation:
         """Values to log, and all scores with their protocol.
 
@@ -142,15 +152,7 @@ class TrackTask:
         data = "validation part"
         if options.left_out:
             data = f"ETH/UCY without {options.test_scene}, validation cut"
-        protocol = Protocol(
-            data=data,
-            observed=windows.observed,
-            predicted=windows.predicted,
-            step_seconds=windows.table.step_seconds,
-            unit=windows.table.unit,
-            windows=len(windows),
-            seed=str(self.recipe.train.seed),
-        )
+        protocol = Protocol.of(windows, data, seed=str(self.recipe.train.seed))
         return Validation(values, TrackScores(means, protocol))
 
     def save(self, folder: Path) -> None:
@@ -266,12 +268,6 @@ class TrajectoryTask(TrackTask):
             done = rows.step / (TEMPERATURE_ENDS * self.recipe.train.max_steps)
             inputs["winner_temperature"] = torch.tensor(start * max(0.0, 1 - done))
         return inputs
-
-    def work(self, config: VanillaTracksConfig, batch: Batch) -> Work:
-        """Windows and their observed and future steps."""
-        steps = int(batch["past_observed_mask"].sum() + batch["future_observed_mask"].sum())
-        size = batch["past_observed_mask"].numel() + batch["future_observed_mask"].numel()
-        return Work(len(batch["past_values"]), steps, size)
 
     def validate(
         self, model: PreTrainedModel, accelerator: Accelerator, *, is_final: bool

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .table import TrackTable
+from .table import TrackTable, check_positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +35,6 @@ class Windows:
         return replace(self, first=self.first[selected])
 
     @property
-    def length(self) -> int:
-        """Steps of a window, T + P."""
-        return self.observed + self.predicted
-
-    @property
     def last_rows(self) -> np.ndarray:
         """`(W,)` row of each window's last observed step, which is never missing."""
         return self.grid[self.first + self.observed - 1]
@@ -49,10 +44,10 @@ class Windows:
         """`(W,)` equal numbers for windows of one scene at one frame, from 0."""
         return groups_of_rows(self.table, self.last_rows)
 
-    def with_company(self, at_least: int = 2) -> "Windows":
-        """Only windows of scenes with so many agents in the window (Social-GAN's rule)."""
+    def with_company(self) -> "Windows":
+        """Only windows of scenes with two agents or more in the window (Social-GAN's rule)."""
         groups = self.groups
-        return self[np.bincount(groups)[groups] >= at_least] if len(self) else self
+        return self[np.bincount(groups)[groups] >= 2] if len(self) else self
 
     def without_maps(self) -> "Windows":
         """The same windows of a table without its maps."""
@@ -68,7 +63,7 @@ class Windows:
             `(B, T + P, 2)` float32, 0 where missing; `(B, T + P)` bool, True where observed;
             `(B, 2)` float64 last observed positions.
         """
-        rows = self.grid[self.first[selected, None] + np.arange(self.length)]
+        rows = self.grid[self.first[selected, None] + np.arange(self.observed + self.predicted)]
         is_known = rows >= 0
         origin = self.table.positions[rows[:, self.observed - 1]]
         relative = self.table.positions[rows] - origin[:, None]
@@ -96,9 +91,7 @@ def cut_windows(
     Raises:
         ValueError: a number is too small.
     """
-    for name, value in {"observed": observed, "predicted": predicted, "stride": stride}.items():
-        if value < 1:
-            raise ValueError(f"{name}={value}: give a positive number")
+    check_positive(observed=observed, predicted=predicted, stride=stride)
     length = observed + predicted
     grid, segment = _grid(table, most_steps=length if allow_missing else 1)
     first = np.arange(max(0, len(grid) - length + 1))
@@ -117,6 +110,12 @@ def groups_of_rows(table: TrackTable, rows: np.ndarray) -> np.ndarray:
     """`(B,)` equal numbers, from 0, for rows `(B,)` of one scene at one frame."""
     keys = np.stack((table.scene[rows], table.frame[rows]), 1)
     return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+
+
+def by_group(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows group after group, from `groups_of_rows`, and where each group starts; the end too."""
+    order = np.argsort(groups, kind="stable")
+    return order, np.searchsorted(groups[order], np.arange(groups.max(initial=-1) + 2))
 
 
 def pasts_of_rows(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hf_vanilla.images.augmentation import Augmentation, affine_transforms, augment
+from hf_vanilla.images.batches import Augmentation, affine_transforms, augment
 
 
 def generator(seed=3):

@@ -10,12 +10,15 @@ from detection_files import boxed_images, write_coco
 from PIL import Image
 from torch.testing import assert_close
 
-from hf_vanilla.objects.augmentation import BoxAugmentation, augmented, cropped, mirrored
 from hf_vanilla.objects.detection import (
+    BoxAugmentation,
     DetectionCollator,
+    augmented,
     coco_content,
+    cropped,
     detection_processor,
     detection_row,
+    mirrored,
     objects_of,
     resized_size,
     save_coco,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_vanilla.tracks.built_in_junctions import OBSERVED, junctions
+from hf_vanilla.tracks.built_in_tracks import OBSERVED, junctions
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

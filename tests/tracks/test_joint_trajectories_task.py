@@ -14,9 +14,8 @@ from transformers import AutoModelForTimeSeriesPrediction
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
 from hf_vanilla.tracks.options import JointDataOptions
-from hf_vanilla.tracks.scene_tasks import JointTrajectoryTask
+from hf_vanilla.tracks.scene_tasks import JointTrajectoryTask, SceneOrder
 from hf_vanilla.tracks.scene_tasks import prepare_joint as prepare
-from hf_vanilla.tracks.training_scenes import SceneOrder
 from hf_vanilla.training.recipe import Recipe, TrainRecipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.validation import evaluate, read_evaluation

@@ -5,15 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hf_vanilla.tracks.built_in_junctions import (
+from hf_vanilla.tracks.built_in_tracks import (
     LEADER,
     OBSERVED,
     TURN_ODDS,
     UNHINDERED,
     YIELD,
+    built_in_tracks,
     junctions,
 )
-from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.road_maps import (
     LANE_KINDS,
     LIGHT_STATES,

@@ -8,6 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.tracks.forecaster import SIMPLE_MODELS, SimpleForecaster
 from hf_vanilla.tracks.protocol import Protocol, TrackScores
 from hf_vanilla.tracks.scores import (
     TrackSums,
@@ -15,7 +16,6 @@ from hf_vanilla.tracks.scores import (
     expected_distances,
     kernel_density_nats,
 )
-from hf_vanilla.tracks.simple_models import SIMPLE_MODELS, SimpleForecaster
 
 # three windows, two modes, two steps; the truth stays at 0; the second mode is the more probable
 TRACKS = torch.tensor(

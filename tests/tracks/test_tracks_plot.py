@@ -5,9 +5,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
+from hf_vanilla.tracks.forecaster import SimpleForecaster
 from hf_vanilla.tracks.formats import TrackSource, read_tracks
 from hf_vanilla.tracks.plot import Drawn, PlotTracksOptions, _paint, drawn_agents, plot_tracks
-from hf_vanilla.tracks.simple_models import SimpleForecaster
 
 
 @pytest.fixture
