@@ -3,13 +3,17 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from zipfile import is_zipfile
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+
+from hf_vanilla.loading import found_on_hub
 
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
@@ -54,6 +58,29 @@ def read_checkpoint(
         raise ValueError(
             f"{path} is incomplete or no checkpoint ({reason}): download or save it again"
         ) from None
+
+
+def is_state_dict(content: Any) -> TypeGuard[dict[str, Tensor]]:
+    """Whether part of a checkpoint is tensors by name."""
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(weight, Tensor) for name, weight in content.items()
+    )
+
+
+def local_folder(name: str, files: Sequence[str] | None = None) -> Path:
+    """A local folder, or the files of a Hub id.
+
+    Args:
+        name: folder or Hub id.
+        files: those that are needed; None: all.
+
+    Raises:
+        OSError: nothing is found under that name.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    with found_on_hub(name):
+        return Path(snapshot_download(name, allow_patterns=files))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ other word in braces stands for the same part between dots on both sides:
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +124,49 @@ def load_renamed(
     if lines:
         raise ValueError(f"{origin} does not fit this architecture; " + "; ".join(lines))
     model.load_state_dict(found.weights, strict=False)
+
+
+def refuse(target: str, reasons: Sequence[str]) -> None:
+    """Refuse to convert a model of ours to `target`, if there are reasons; the message has all.
+
+    Raises:
+        ValueError: there are some.
+    """
+    if reasons:
+        raise ValueError(f"{target} cannot express this model: {'; '.join(reasons)}")
+
+
+def count_layers(names: Iterable[str], prefix: str) -> int:
+    """How many different numbers follow `prefix` in names."""
+    found = (re.match(rf"{re.escape(prefix)}(\d+)", name) for name in names)
+    return len({match[1] for match in found if match})
+
+
+def torch_layer_names(theirs: str, ours: str, *, is_decoder: bool) -> Names:
+    """The table of a layer of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`.
+
+    Args:
+        theirs: the other toolkit's prefix of the layer.
+        ours: our prefix.
+        is_decoder: whether the layer has cross-attention too.
+    """
+    attentions = {"self_attn": "self_attn"}
+    norms = ["self_attn_layer_norm", "final_layer_norm"]
+    if is_decoder:
+        attentions["multihead_attn"] = "encoder_attn"
+        norms.insert(1, "encoder_attn_layer_norm")
+    names: dict[str, str | tuple[str, ...]] = {}
+    for name, attention in attentions.items():
+        for kind in ("weight", "bias"):
+            names[f"{theirs}{name}.in_proj_{kind}"] = tuple(
+                f"{ours}{attention}.{part}_proj.{kind}" for part in "qkv"
+            )
+        names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{attention}.out_proj.{{kind}}"
+    for number, norm in enumerate(norms, start=1):
+        names[f"{theirs}norm{number}.{{kind}}"] = f"{ours}{norm}.{{kind}}"
+    for number in (1, 2):
+        names[f"{theirs}linear{number}.{{kind}}"] = f"{ours}fc{number}.{{kind}}"
+    return names
 
 
 def is_zero_at(row: int | None, *tables: Tensor) -> bool:
