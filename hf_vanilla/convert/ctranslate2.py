@@ -17,7 +17,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING, import_ctranslate2
-from hf_vanilla.text.loading import load_translator, require_float
+
+from .checkpoint_files import load_encoder_decoder
+from .weight_names import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +62,12 @@ def export_translator(name: str, folder: Path, dtype: str) -> None:
         ValueError: CTranslate2 cannot express the model; the message names all reasons.
         OSError: the model is not found.
     """
-    model, tokenizer = load_translator(name)
-    require_float(model, name)
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
+    model, tokenizer = load_encoder_decoder(name)
     decoding, differences = their_decoding(model.generation_config)
     if differences:
         logger.warning("CTranslate2 decodes differently: %s", "; ".join(differences))
     positions = _positions(model, tokenizer, decoding)
-    spec = to_ctranslate2(model.to("cpu"), tokenizer, positions=positions)
+    spec = to_ctranslate2(model, tokenizer, positions=positions)
     spec.optimize(quantization=dtype)
     spec.save(str(folder))
     decoding.save_pretrained(folder)
@@ -123,8 +122,7 @@ def to_ctranslate2(
     Raises:
         ValueError: CTranslate2 cannot express the model; the message names all reasons.
     """
-    if reasons := _ctranslate2_faults(model):
-        raise ValueError(f"CTranslate2 cannot express this model: {'; '.join(reasons)}")
+    refuse("CTranslate2", _ctranslate2_faults(model))
     specs = import_ctranslate2().specs
     config, stacks = model.config, model.model
     activation = getattr(specs.Activation, ACTIVATIONS[config.activation_function])

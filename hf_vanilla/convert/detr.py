@@ -13,12 +13,12 @@ from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorP
 from hf_vanilla.data.image_models import load_image_model
 from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import load_saved, read_settings
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import is_state_dict, local_folder, read_checkpoint
+from .checkpoint_files import is_state_dict, local_folder, read_checkpoint, settings_of_type
 from .weight_names import (
     Names,
     count_layers,
@@ -147,11 +147,7 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
         ValueError: it is another kind of model or damaged, or its backbone is not a ResNet we know.
         OSError: there is no such file.
     """
-    theirs = read_settings(folder)
-    if theirs.get("model_type") != "detr":
-        raise ValueError(
-            f"{folder} is a model of type {theirs.get('model_type')!r}: give a DETR model"
-        )
+    theirs = settings_of_type(folder, "detr")
     if theirs.get("position_embedding_type", "sine") != "sine":
         raise ValueError(f"{folder} has learned positions: ours are the sines of the paper")
     known = {name: theirs[name] for name in SAME_FIELDS if theirs.get(name) is not None}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
+from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.attention_vanilla import split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
@@ -140,8 +141,7 @@ def check_layout(model: VanillaForConditionalGeneration) -> None:
         reasons.append("head_dim or v_head_dim (needed: d_model / heads)")
     if config.position_embedding_type != "sinusoidal":
         reasons.append(f"{config.position_embedding_type} positions (needed: sinusoidal)")
-    if reasons:
-        raise ValueError(f"transformers.js cannot express this model: {'; '.join(reasons)}")
+    refuse("transformers.js", reasons)
 
 
 def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: str) -> None:

@@ -9,9 +9,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase, TokenizersBackend
 
 import hf_vanilla.text
+from hf_vanilla.convert.checkpoint_files import load_encoder_decoder
+from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.attentions import start_token_id
-from hf_vanilla.text.loading import load_translator, require_float
 
 from .files import write_graph
 from .graphs import PLAIN, DecoderGraph, EncoderGraph
@@ -75,12 +76,8 @@ def load_for_export(name: str) -> tuple[VanillaForConditionalGeneration, PreTrai
         ValueError: it is no translator of this package, is quantized, decodes by settings that
             the exported search does not have, or has a tokenizer with code of its own.
     """
-    model, tokenizer = load_translator(name, device=torch.device("cpu"))
-    require_float(model, name)
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
-    if reasons := _faults(model, tokenizer):
-        raise ValueError(f"the export to ONNX cannot express this model: {'; '.join(reasons)}")
+    model, tokenizer = load_encoder_decoder(name)
+    refuse("the export to ONNX", _faults(model, tokenizer))
     model = model.float().eval()
     model.set_attn_implementation(PLAIN)
     return model, tokenizer
