@@ -25,7 +25,7 @@ from .checkpoint_files import (
     read_json,
     settings_of_type,
 )
-from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
+from .fairseq import SIDES, SIZES, Sharing, config_values, names_of
 from .fairseq_tokenizer import (
     CONTINUED,
     SPECIAL_TOKENS,
@@ -138,9 +138,7 @@ def _model(
     same = ("dropout", "attention_dropout", "activation_dropout", "activation_function")
     values |= {name: settings[name] for name in (*same, "max_position_embeddings")}
     values |= {name: settings[name] for name in ("scale_embedding", "decoder_start_token_id")}
-    names = {k: v for k, v in names_of(sharing).items() if ".embed_positions." not in k}
-    # computed tables, stored by some versions
-    names[POSITIONS] = None
+    names = {**names_of(sharing), POSITIONS: None}  # a computed table, stored by some versions
     try:
         config = VanillaConfig(
             **values,
