@@ -15,6 +15,7 @@ from hf_vanilla.models.quantization_vanilla import LEAST_SCALE
 from hf_vanilla.options import install_hint
 
 OPSET = 20
+ANY = torch.export.Dim.AUTO  # an axis of any size
 DTYPES = ("float32", "int8")
 # a file of ONNX ends at 2 GiB: larger weights go to a file beside it
 LARGEST_FILE = 2**31 - 2**27

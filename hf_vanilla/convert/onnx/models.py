@@ -15,10 +15,9 @@ from hf_vanilla.models.configuration_vanilla_scene import OPTIONAL_INPUTS
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.tracks.forecaster import class_name, load_forecaster
 
-from .files import write_graph
+from .files import ANY, write_graph
 
 RUNNERS = Path(__file__).with_name("runners")
-ANY = torch.export.Dim.AUTO
 # what a graph cannot do, by the class that does it
 SAMPLES = "draws samples or searches"
 FAULTS = {

@@ -13,12 +13,19 @@ from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
 from hf_vanilla.convert.weight_names import refuse
-from hf_vanilla.models.attention_vanilla import split_heads
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
-from .files import write_graph
-from .graphs import LOWEST, cache_of, source_mask
-from .translators import ANY, empty_cache, load_for_export, write_encoder, written_decoding
+from .files import ANY, write_graph
+from .translators import (
+    LOWEST,
+    cache_of,
+    empty_cache,
+    keys_and_values,
+    load_for_export,
+    source_mask,
+    write_encoder,
+    written_decoding,
+)
 
 CACHES = [f"{side}.{kind}" for side in ("decoder", "encoder") for kind in ("key", "value")]
 # by this name, transformers.js gives an empty cache the size of the batch
@@ -59,10 +66,8 @@ class MergedDecoderGraph(nn.Module):
         own = [past[i] for i in range(len(past)) if i % 4 < 2]
         source = []
         for layer, keys, values in zip(self.decoder.layers, past[2::4], past[3::4], strict=True):
-            of_source = layer.encoder_attn
             missing = encoder_hidden_states[:, keys.shape[2] :]  # all or nothing
-            new_keys = split_heads(of_source.k_proj(missing), of_source.head_dim)
-            new_values = split_heads(of_source.v_proj(missing), of_source.v_head_dim)
+            new_keys, new_values = keys_and_values(layer.encoder_attn, missing)
             source += [torch.cat((keys, new_keys), 2), torch.cat((values, new_values), 2)]
         cache = EncoderDecoderCache(cache_of(own), cache_of(source))
         ones = torch.ones(length, slots + length)
@@ -105,11 +110,9 @@ def export_for_transformers_js(name: str, folder: Path, dtype: str) -> None:
     _write_decoder(model, graphs / f"decoder_model_merged{suffix}.onnx", dtype)
     config = model.config.to_dict() | {"model_type": "marian", "architectures": ["MarianMTModel"]}
     decoding = written_decoding(model)
+    same = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bad_words_ids")
     greedy = {
-        "decoder_start_token_id": decoding.decoder_start_token_id,
-        "eos_token_id": decoding.eos_token_id,
-        "pad_token_id": decoding.pad_token_id,
-        "bad_words_ids": decoding.bad_words_ids,
+        **{name: getattr(decoding, name) for name in same},
         "max_length": decoding.max_length or model.config.max_position_embeddings,
         "num_beams": 1,
     }
