@@ -251,19 +251,16 @@ def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
         ValueError: theirs cannot express the model; the message names all reasons.
     """
     config = model.config
+    fields = {name: getattr(config, name) for name in SAME_FIELDS}
+    integers = {name: int(fields[name]) for name in INTEGER_FIELDS}
     reasons = _foreign(config)
-    if config.dilation:
-        reasons.append("dilation=True (there: not with the ResNet of transformers)")
-    reasons += [
-        f"{name}={getattr(config, name)} (there: an integer)"
-        for name in INTEGER_FIELDS
-        if getattr(config, name) != int(getattr(config, name))
-    ]
+    reasons["dilation=True (there: not with the ResNet of transformers)"] = config.dilation
+    for name, value in integers.items():
+        reasons[f"{name}={fields[name]} (there: an integer)"] = fields[name] != value
     refuse("transformers' DETR", reasons)
     theirs = DetrForObjectDetection(
         DetrConfig(
-            **{name: getattr(config, name) for name in SAME_FIELDS if name not in INTEGER_FIELDS},
-            **{name: int(getattr(config, name)) for name in INTEGER_FIELDS},
+            **fields | integers,
             backbone_config=config.backbone_config,
             id2label=config.id2label,
             label2id=config.label2id,
@@ -281,15 +278,17 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
     Raises:
         ValueError: their code cannot express the model; the message names all reasons.
     """
-    config = model.config
-    reasons = _foreign(config)
-    if config.activation_function != "relu":
-        reasons.append(f"activation_function={config.activation_function!r} (there: 'relu')")
-    if (stages := len(getattr(config.backbone_config, "depths", ()))) != 4:
-        reasons.append(f"a backbone of {stages} stages (there: 4)")
-    heads = config.encoder_attention_heads, config.decoder_attention_heads
-    if heads[0] != heads[1]:
-        reasons.append(f"{heads[0]} and {heads[1]} attention heads (there: as many in the decoder)")
+    config, activation = model.config, model.config.activation_function
+    stages = len(getattr(config.backbone_config, "depths", ()))
+    encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
+    reasons = {
+        **_foreign(config),
+        f"activation_function={activation!r} (there: 'relu')": activation != "relu",
+        f"a backbone of {stages} stages (there: 4)": stages != 4,
+        f"{encoder} and {decoder} attention heads (there: as many in the decoder)": (
+            encoder != decoder
+        ),
+    }
     refuse("the authors' DETR", reasons)
     return _renamed(model, {**authors_names(), **torchvision_backbone("backbone.0.body.")})
 
@@ -307,17 +306,14 @@ def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor
     return renamed.weights
 
 
-def _foreign(config: VanillaDetrConfig) -> list[str]:
-    """What neither of the other formats can express."""
-    backbone: Any = config.backbone_config
-    reasons = []
-    if backbone.model_type != "resnet":
-        reasons.append(f"a backbone of type {backbone.model_type!r} (there: 'resnet')")
-    if config.layer_norm_eps != 1e-5:
-        reasons.append(f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)")
-    if not config.attention_bias:
-        reasons.append("attention_bias=False (there: biases)")
-    return reasons
+def _foreign(config: Any) -> dict[str, bool]:
+    """What neither of the other formats can express, for `refuse`."""
+    kind = config.backbone_config.model_type
+    return {
+        f"a backbone of type {kind!r} (there: 'resnet')": kind != "resnet",
+        f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)": config.layer_norm_eps != 1e-5,
+        "attention_bias=False (there: biases)": not config.attention_bias,
+    }
 
 
 def _transformers_model(source: Path) -> DetrForObjectDetection | None:

@@ -381,27 +381,24 @@ def _weights_of_their_form(ours: VanillaForConditionalGeneration) -> tuple[dict[
     return weights, is_tied
 
 
-def _marian_faults(config: VanillaConfig, decoding: GenerationConfig) -> list[str]:
-    reasons = [
-        f"{name}={getattr(config, name)!r} (Marian: {only!r})"
+def _marian_faults(config: VanillaConfig, decoding: GenerationConfig) -> dict[str, bool]:
+    form = getattr(decoding, "length_penalty_form", None) or "power"
+    beyond = getattr(decoding, "max_tokens_beyond_source", None)
+    reasons = {
+        f"{name}={getattr(config, name)!r} (Marian: {only!r})": getattr(config, name) != only
         for name, only in MARIAN_FIELDS.items()
-        if getattr(config, name) != only
-    ]
+    }
     for name in ("encoder_attention_heads", "decoder_attention_heads"):
         heads = getattr(config, name)
         widths = config.head_widths(heads)
-        if any(width * heads != config.d_model for width in widths):
-            reasons.append(
-                f"{name}={heads} with head_dim, v_head_dim = {widths[0]}, {widths[1]} "
-                f"(Marian: d_model={config.d_model} / heads)"
-            )
-    if config.decoder_start_token_id is None:
-        reasons.append("decoder_start_token_id=None (Marian: an id)")
-    form = getattr(decoding, "length_penalty_form", None) or "power"
-    if form != "power":
-        reasons.append(f"length_penalty_form={form!r} in the generation config (Marian: 'power')")
-    if (beyond := getattr(decoding, "max_tokens_beyond_source", None)) is not None:
-        reasons.append(
-            f"max_tokens_beyond_source={beyond} in the generation config (Marian: max_length)"
+        reason = (
+            f"{name}={heads} with head_dim, v_head_dim = {widths[0]}, {widths[1]} "
+            f"(Marian: d_model={config.d_model} / heads)"
         )
-    return reasons
+        reasons[reason] = any(width * heads != config.d_model for width in widths)
+    in_search = "in the generation config"
+    return reasons | {
+        "decoder_start_token_id=None (Marian: an id)": config.decoder_start_token_id is None,
+        f"length_penalty_form={form!r} {in_search} (Marian: 'power')": form != "power",
+        f"max_tokens_beyond_source={beyond} {in_search} (Marian: max_length)": beyond is not None,
+    }

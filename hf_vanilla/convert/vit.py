@@ -199,13 +199,11 @@ def to_vit(
     """
     config = ours.config
     is_body = isinstance(ours, VanillaVitModel)
-    reasons = []
-    if config.has_pooler and not is_body:
-        reasons.append("has_pooler=True (there: no pooler below a classifier)")
-    if config.activation_dropout:
-        reasons.append(f"activation_dropout={config.activation_dropout} (there: 0)")
-    if not config.attention_bias:
-        reasons.append("attention_bias=False (there: a bias on the output projection)")
+    reasons = {
+        "has_pooler=True (there: no pooler below a classifier)": config.has_pooler and not is_body,
+        f"activation_dropout={config.activation_dropout} (there: 0)": config.activation_dropout,
+        "attention_bias=False (there: a bias on the output projection)": not config.attention_bias,
+    }
     refuse("ViT", reasons)
     settings = ViTConfig(
         **{name: getattr(config, ours) for name, ours in SAME_FIELDS.items()},

@@ -111,7 +111,7 @@ def load_renamed(
         else:
             found.left_over.append(renamed.origins[name])
     faults = {
-        "left over": _explained(sorted(found.left_over), reasons or {}),
+        "left over": [_explained(name, reasons or {}) for name in sorted(found.left_over)],
         "missing": sorted(expected.keys() - found.weights.keys()),
         "wrong": [
             f"{found.origins[name]} ({fault})"
@@ -126,14 +126,18 @@ def load_renamed(
     model.load_state_dict(found.weights, strict=False)
 
 
-def refuse(target: str, reasons: Sequence[str]) -> None:
-    """Refuse to convert a model of ours to `target`, if there are reasons; the message has all.
+def refuse(target: str, reasons: Mapping[str, Any]) -> None:
+    """Refuse a model of ours that `target` cannot express.
+
+    Args:
+        target: the other format.
+        reasons: what may stand in the way, and whether it does.
 
     Raises:
-        ValueError: there are some.
+        ValueError: something does; the message has all of it.
     """
-    if reasons:
-        raise ValueError(f"{target} cannot express this model: {'; '.join(reasons)}")
+    if found := [reason for reason, applies in reasons.items() if applies]:
+        raise ValueError(f"{target} cannot express this model: {'; '.join(found)}")
 
 
 def count_layers(names: Iterable[str], prefix: str) -> int:
@@ -247,18 +251,9 @@ def _expression(pattern: str) -> re.Pattern[str]:
     )
 
 
-def _explained(names: list[str], reasons: Mapping[str, str]) -> list[str]:
-    return [
-        next(
-            (
-                f"{name} ({why})"
-                for what, why in reasons.items()
-                if _expression(what).fullmatch(name)
-            ),
-            name,
-        )
-        for name in names
-    ]
+def _explained(name: str, reasons: Mapping[str, str]) -> str:
+    found = (why for what, why in reasons.items() if _expression(what).fullmatch(name))
+    return f"{name} ({why})" if (why := next(found, None)) else name
 
 
 def _mismatch(weight: Tensor, expected: Tensor) -> str | None:

@@ -133,17 +133,17 @@ def check_layout(model: VanillaForConditionalGeneration) -> None:
     Raises:
         ValueError: there are some; all are named.
     """
-    config, reasons = model.config, []
-    heads = config.decoder_attention_heads
-    if config.encoder_attention_heads != heads:
-        reasons.append(
-            f"{config.encoder_attention_heads} heads in the encoder and {heads} in the decoder "
-            "(needed: equal numbers)"
-        )
-    if any(width * heads != config.d_model for width in config.head_widths(heads)):
-        reasons.append("head_dim or v_head_dim (needed: d_model / heads)")
-    if config.position_embedding_type != "sinusoidal":
-        reasons.append(f"{config.position_embedding_type} positions (needed: sinusoidal)")
+    config, positions = model.config, model.config.position_embedding_type
+    encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
+    reasons = {
+        f"{encoder} heads in the encoder and {decoder} in the decoder (needed: equal numbers)": (
+            encoder != decoder
+        ),
+        "head_dim or v_head_dim (needed: d_model / heads)": any(
+            width * decoder != config.d_model for width in config.head_widths(decoder)
+        ),
+        f"{positions} positions (needed: sinusoidal)": positions != "sinusoidal",
+    }
     refuse("transformers.js", reasons)
 
 

@@ -85,25 +85,26 @@ def load_for_export(name: str) -> tuple[VanillaForConditionalGeneration, PreTrai
 
 def _faults(
     model: VanillaForConditionalGeneration, tokenizer: PreTrainedTokenizerBase
-) -> list[str]:
-    """Parts that an exported folder cannot have."""
+) -> dict[str, bool]:
+    """Parts that an exported folder cannot have, for `refuse`."""
     decoding = model.generation_config
-    reasons = [
-        f"{name}={value!r} of the generation config"
+    reasons = {
+        f"{name}={value!r} of the generation config": name not in DECODING
         for name, value in decoding.to_diff_dict().items()
-        if name not in DECODING
-    ]
-    if any(len(ids) != 1 for ids in decoding.bad_words_ids or []):
-        reasons.append(f"bad_words_ids={decoding.bad_words_ids} (needed: single tokens)")
+    }
+    reasons[f"bad_words_ids={decoding.bad_words_ids} (needed: single tokens)"] = any(
+        len(ids) != 1 for ids in decoding.bad_words_ids or []
+    )
     for name in ("eos_token_id", "decoder_start_token_id", "forced_eos_token_id"):
         value = getattr(decoding, name)
         value = getattr(model.config, name, None) if value is None else value
-        if not isinstance(value, int) and not (value is None and name == "forced_eos_token_id"):
-            reasons.append(f"{name}={value!r} (needed: one id)")
+        may_be_none = value is None and name == "forced_eos_token_id"
+        reasons[f"{name}={value!r} (needed: one id)"] = not (isinstance(value, int) or may_be_none)
     # a tokenizer.json says all about a tokenizer whose class adds no code
     used = type(tokenizer)
-    if any(getattr(used, name, 0) is not getattr(TokenizersBackend, name) for name in _OF_BACKEND):
-        reasons.append(f"a {used.__name__}, whose code is not in tokenizer.json")
+    reasons[f"a {used.__name__}, whose code is not in tokenizer.json"] = any(
+        getattr(used, name, 0) is not getattr(TokenizersBackend, name) for name in _OF_BACKEND
+    )
     return reasons
 
 
