@@ -26,14 +26,7 @@ from .checkpoint_files import (
     settings_of_type,
 )
 from .fairseq import SIDES, SIZES, Sharing, config_values, names_of
-from .fairseq_tokenizer import (
-    CONTINUED,
-    SPECIAL_TOKENS,
-    WORD_END,
-    Dictionaries,
-    TextSettings,
-    tokenizer_of_merges,
-)
+from .fairseq_tokenizer import SPECIAL_TOKENS, Dictionaries, TextSettings, tokenizer_of_merges
 from .weight_names import is_sinusoidal, load_renamed, rename_to_ours
 
 MERGES, TOKENIZER_SETTINGS = "merges.txt", "tokenizer_config.json"
@@ -225,7 +218,7 @@ def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqToken
 
 
 def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
-    """The pieces of a vocabulary in the order of their ids, written as fairseq's dictionaries."""
+    """The pieces of a vocabulary in the order of their ids."""
     for piece, number in ids.items():
         if type(number) is not int:
             raise ValueError(f"{path}: piece {piece!r} has the id {number!r}: give an integer")
@@ -235,8 +228,4 @@ def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
         raise ValueError(
             f"{path} must have the ids 0 to {size - 1}, {', '.join(SPECIAL_TOKENS)} first"
         )
-    rest = [
-        piece.removesuffix(WORD_END) if piece.endswith(WORD_END) else piece + CONTINUED
-        for piece in ordered[len(SPECIAL_TOKENS) :]
-    ]
-    return [*SPECIAL_TOKENS, *rest]
+    return ordered

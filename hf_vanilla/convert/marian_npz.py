@@ -168,17 +168,12 @@ def _check_sizes(settings: dict[str, Any], path: Path) -> None:
         settings["transformer-dropout"] = dropout
 
 
-def _is_shared(settings: Mapping[str, Any]) -> bool:
-    names = ("tied-embeddings-all", "tied-embeddings-src")
-    return any(bool(settings.get(name)) for name in names)
-
-
 def _config(
-    settings: Mapping[str, Any],
-    arrays: Mapping[str, np.ndarray],
-    path: Path,
+    settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray], path: Path
 ) -> MarianConfig:
-    tables = ["Wemb"] if _is_shared(settings) else ["encoder_Wemb", "decoder_Wemb"]
+    is_all = bool(settings.get("tied-embeddings-all"))
+    is_shared = is_all or bool(settings.get("tied-embeddings-src"))
+    tables = ["Wemb"] if is_shared else ["encoder_Wemb", "decoder_Wemb"]
     for name in tables:
         if name in arrays and arrays[name].ndim != 2:
             raise ValueError(f"{path}: {name} has shape {arrays[name].shape}, and needs two axes")
@@ -187,12 +182,11 @@ def _config(
         found = ", ".join(map(str, sorted(sizes))) or "none"
         raise ValueError(f"{path}: {' and '.join(tables)} need one size, found {found}")
     pad, width = sizes.pop(), settings.get("transformer-dim-ffn", 2048)
-    is_tied = bool(settings.get("tied-embeddings-all") or settings.get("tied-embeddings"))
     return MarianConfig(
         vocab_size=pad + 1,
         decoder_vocab_size=pad + 1,
-        share_encoder_decoder_embeddings=_is_shared(settings),
-        tie_word_embeddings=is_tied,
+        share_encoder_decoder_embeddings=is_shared,
+        tie_word_embeddings=is_all or bool(settings.get("tied-embeddings")),
         d_model=settings["dim-emb"],
         encoder_layers=settings["enc-depth"],
         decoder_layers=settings["dec-depth"],
@@ -241,7 +235,7 @@ def _renamed(
         if "embed_positions" in name:
             weights[name] = expected
             continue
-        theirs = _name_of(name, settings)
+        theirs = _name_of(name, model.config)
         if theirs == "decoder_ff_logit_out_W" and f"{theirs}t" in arrays:
             theirs = f"{theirs}t"
         used.add(theirs)
@@ -263,7 +257,7 @@ def _renamed(
     return weights, faults
 
 
-def _name_of(name: str, settings: Mapping[str, Any]) -> str:
+def _name_of(name: str, config: MarianConfig) -> str:
     """Marian's name of a weight of MarianMTModel."""
     if name == "final_logits_bias":
         return OUTPUT_BIAS
@@ -274,9 +268,9 @@ def _name_of(name: str, settings: Mapping[str, Any]) -> str:
         part = part.format(kind="W" if kind == "weight" else "b", norm=norm)
         return f"{path[0]}_l{int(path[2]) + 1}_{part}"
     is_output = name == "lm_head.weight"
-    if is_output and not (settings.get("tied-embeddings-all") or settings.get("tied-embeddings")):
+    if is_output and not config.tie_word_embeddings:
         return "decoder_ff_logit_out_W"
-    if _is_shared(settings):
+    if config.share_encoder_decoder_embeddings:
         return "Wemb"
     return "decoder_Wemb" if is_output or path[:1] == ["decoder"] else "encoder_Wemb"
 
