@@ -382,7 +382,7 @@ def transformers_names(*, version: int) -> Names:
     return {
         **{name: name for name in same},
         f"{layer}{{attention}}.{output}.{{kind}}": f"{layer}{{attention}}.out_proj.{{kind}}",
-        **{f"{layer}{linear}{n}.{{kind}}": f"{layer}fc{n}.{{kind}}" for n in (1, 2)},
+        f"{layer}{linear}{{k}}.{{kind}}": f"{layer}fc{{k}}.{{kind}}",
         "model.query_position_embeddings.weight": "model.query_positions.weight",
         "model.decoder.layernorm.{kind}": "model.decoder.layer_norm.{kind}",
     }

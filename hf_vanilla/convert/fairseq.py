@@ -443,7 +443,8 @@ def names_of(sharing: Sharing) -> Names:
     layer = "{side}.layers.{n}."
     same = (
         f"{layer}{{attention}}.{{what}}_proj.{{kind}}",
-        *(f"{layer}{part}.{{kind}}" for part in ("fc1", "fc2", "{norm}_layer_norm")),
+        f"{layer}fc{{k}}.{{kind}}",
+        f"{layer}{{norm}}_layer_norm.{{kind}}",
         "{side}.embed_positions.weight",
     )
     old_norms = {

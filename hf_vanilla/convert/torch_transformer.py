@@ -67,6 +67,11 @@ class TorchOptions(Options):
         False, "load any pickled class, which can run code; only for a trusted author"
     )
 
+    @property
+    def inner(self) -> str:
+        """The prefix of names inside the `nn.Transformer`."""
+        return f"{self.transformer}." if self.transformer else ""
+
 
 def convert_torch(options: TorchOptions) -> Path:
     """Write our model folder from a state dict, without a tokenizer; returns the folder.
@@ -109,7 +114,7 @@ def from_torch(
 
 def torch_names(options: TorchOptions) -> Names:
     """The table of names for the attribute names in `options`."""
-    inner = _dotted(options.transformer)
+    inner = options.inner
     names: dict[str, str | tuple[str, ...] | None] = {
         f"{inner}{{side}}.norm.{{kind}}": "model.{side}.layer_norm.{kind}",
         f"{options.output_projection}.{{kind}}": "lm_head.{kind}",
@@ -126,10 +131,6 @@ def torch_names(options: TorchOptions) -> Names:
 
 
 # --- inside ------------------------------------------------------------------------------------
-
-
-def _dotted(name: str) -> str:
-    return f"{name}." if name else ""
 
 
 def _state_dict(content: Any, options: TorchOptions) -> dict[str, Tensor]:
@@ -158,7 +159,7 @@ def _config(
     weights: Mapping[str, Tensor], options: TorchOptions
 ) -> tuple[VanillaConfig, list[str]]:
     """The config from shapes, names and options, and reasons why our model cannot express it."""
-    inner = _dotted(options.transformer)
+    inner = options.inner
     source, target, output, encoder_inner, decoder_inner = _matrices(
         weights,
         [

@@ -43,16 +43,14 @@ _BODY = {
     "embeddings.position_embeddings": "embeddings.positions",
     "embeddings.patch_embeddings.projection.{kind}": "embeddings.patch_projection.{kind}",
     **{
-        f"layers.{{n}}.attention.{theirs}.{{kind}}": f"layers.{{n}}.self_attn.{ours}.{{kind}}"
-        for theirs, ours in (
-            *((name, name) for name in ("q_proj", "k_proj", "v_proj")),
-            ("o_proj", "out_proj"),
+        f"layers.{{n}}.attention.{theirs}_proj.{{kind}}": (
+            f"layers.{{n}}.self_attn.{ours}_proj.{{kind}}"
         )
+        for theirs, ours in {"q": "q", "k": "k", "v": "v", "o": "out"}.items()
     },
     "layers.{n}.layernorm_before.{kind}": "layers.{n}.self_attn_layer_norm.{kind}",
     "layers.{n}.layernorm_after.{kind}": "layers.{n}.final_layer_norm.{kind}",
-    "layers.{n}.mlp.fc1.{kind}": "layers.{n}.fc1.{kind}",
-    "layers.{n}.mlp.fc2.{kind}": "layers.{n}.fc2.{kind}",
+    "layers.{n}.mlp.fc{k}.{kind}": "layers.{n}.fc{k}.{kind}",
     "layernorm.{kind}": "layer_norm.{kind}",
     "pooler.dense.{kind}": "pooler.{kind}",
 }

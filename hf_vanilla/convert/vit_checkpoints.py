@@ -30,12 +30,11 @@ TIMM_NAMES: Names = {
     "patch_embed.proj.{kind}": "model.embeddings.patch_projection.{kind}",
     "blocks.{n}.norm1.{kind}": f"{_LAYER}.self_attn_layer_norm.{{kind}}",
     "blocks.{n}.attn.qkv.{kind}": tuple(
-        f"{_LAYER}.self_attn.{part}_proj.{{kind}}" for part in ("q", "k", "v")
+        f"{_LAYER}.self_attn.{part}_proj.{{kind}}" for part in "qkv"
     ),
     "blocks.{n}.attn.proj.{kind}": f"{_LAYER}.self_attn.out_proj.{{kind}}",
     "blocks.{n}.norm2.{kind}": f"{_LAYER}.final_layer_norm.{{kind}}",
-    "blocks.{n}.mlp.fc1.{kind}": f"{_LAYER}.fc1.{{kind}}",
-    "blocks.{n}.mlp.fc2.{kind}": f"{_LAYER}.fc2.{{kind}}",
+    "blocks.{n}.mlp.fc{k}.{kind}": f"{_LAYER}.fc{{k}}.{{kind}}",
     "norm.{kind}": "model.layer_norm.{kind}",
     "head.{kind}": "classifier.{kind}",
 }
@@ -43,14 +42,10 @@ TIMM_FOREIGN = {
     "dist_token": "a distillation token",
     "head_dist.{kind}": "a distillation token",
     "reg_token": "register tokens",
-    "blocks.{n}.ls1.gamma": "layer scale",
-    "blocks.{n}.ls2.gamma": "layer scale",
-    "blocks.{n}.gamma_1": "layer scale",
-    "blocks.{n}.gamma_2": "layer scale",
-    "blocks.{n}.attn.rel_pos_h": "windowed attention with relative positions",
-    "blocks.{n}.attn.rel_pos_w": "windowed attention with relative positions",
-    "blocks.{n}.attn.q_norm.{kind}": "norms on queries and keys",
-    "blocks.{n}.attn.k_norm.{kind}": "norms on queries and keys",
+    "blocks.{n}.ls{k}.gamma": "layer scale",
+    "blocks.{n}.gamma_{k}": "layer scale",
+    "blocks.{n}.attn.rel_pos_{axis}": "windowed attention with relative positions",
+    "blocks.{n}.attn.{part}_norm.{kind}": "norms on queries and keys",
     "norm_pre.{kind}": "a norm below the first layer",
     "fc_norm.{kind}": "a mean over patches instead of the class token",
     "attn_pool.{part}.{kind}": "an attention head for pooling",
@@ -221,8 +216,7 @@ GOOGLE_NAMES: Names = {
     },
 }
 GOOGLE_FOREIGN = {
-    "conv_root.{kind}": "a convolutional stem",
-    "gn_root.{kind}": "a convolutional stem",
+    "{part}_root.{kind}": "a convolutional stem",
     "{block}.{unit}.{part}.{kind}": "a convolutional stem",
     "MAPHead_0.{part}.{kind}": "an attention head for pooling",
 }

@@ -168,8 +168,7 @@ def torch_layer_names(theirs: str, ours: str, *, is_decoder: bool) -> Names:
         names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{attention}.out_proj.{{kind}}"
     for number, norm in enumerate(norms, start=1):
         names[f"{theirs}norm{number}.{{kind}}"] = f"{ours}{norm}.{{kind}}"
-    for number in (1, 2):
-        names[f"{theirs}linear{number}.{{kind}}"] = f"{ours}fc{number}.{{kind}}"
+    names[f"{theirs}linear{{k}}.{{kind}}"] = f"{ours}fc{{k}}.{{kind}}"
     return names
 
 
