@@ -15,7 +15,7 @@ from transformers.cache_utils import EncoderDecoderCache
 from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
-from .files import ANY, write_graph
+from .files import ANY, Input, write_graph
 from .translators import (
     LOWEST,
     cache_of,
@@ -156,29 +156,18 @@ def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: st
         for states in (*own[layer : layer + 2], *of_source[layer : layer + 2])
     ]
     names = [f"{i}.{cache}" for i in range(model.config.decoder_layers) for cache in CACHES]
-    write_graph(
-        MergedDecoderGraph(model),
+    inputs: list[Input | list[Input]] = [
+        ("encoder_attention_mask", torch.ones(batch, source, dtype=torch.long), {0: BATCH, 1: ANY}),
+        ("input_ids", torch.ones(batch, length, dtype=torch.long), {0: BATCH, 1: ANY}),
         (
-            torch.ones(batch, source, dtype=torch.long),
-            torch.ones(batch, length, dtype=torch.long),
+            "encoder_hidden_states",
             torch.zeros(batch, source, model.config.d_model),
-            past,
-        ),
-        path,
-        names=(
-            [
-                "encoder_attention_mask",
-                "input_ids",
-                "encoder_hidden_states",
-                *(f"past_key_values.{name}" for name in names),
-            ],
-            ["logits", *(f"present.{name}" for name in names)],
-        ),
-        sizes=(
             {0: BATCH, 1: ANY},
-            {0: BATCH, 1: ANY},
-            {0: BATCH, 1: ANY},
-            [{0: BATCH, 2: ANY} for _ in past],
         ),
-        dtype=dtype,
-    )
+        [
+            (f"past_key_values.{name}", states, {0: BATCH, 2: ANY})
+            for name, states in zip(names, past, strict=True)
+        ],
+    ]
+    outputs = ["logits", *(f"present.{name}" for name in names)]
+    write_graph(MergedDecoderGraph(model), inputs, outputs, path, dtype=dtype)

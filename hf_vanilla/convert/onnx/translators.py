@@ -32,7 +32,7 @@ from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.attentions import start_token_id
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING
 
-from .files import ANY, write_graph
+from .files import ANY, Input, write_graph
 
 RUNNER = Path(hf_vanilla.text.__file__).with_name("onnx_search.py")  # without ONNX Runtime
 LOWEST = -1e9  # added to the score of a slot that may not be attended to
@@ -42,7 +42,6 @@ DECODING = CTRANSLATE2_DECODING - {"min_length", "min_new_tokens", "no_repeat_ng
     "forced_eos_token_id",
     "use_cache",
 }
-STEP = ("input_ids", "position", "beam_mask")
 
 
 def export_translator(name: str, folder: Path, dtype: str) -> None:
@@ -129,18 +128,13 @@ def write_encoder(
 ) -> None:
     """Write the graph of `EncoderGraph`."""
     ids = torch.ones(2, 5, dtype=torch.long)
+    any_rows = {0: ANY, 1: ANY}
+    # a clone: one tensor would become one input
+    inputs = [("input_ids", ids, any_rows), ("attention_mask", ids.clone(), any_rows)]
+    outputs = ["last_hidden_state"]
     if has_cache:
         outputs = ["encoder_hidden_states", *_slots("source", model)]
-    else:
-        outputs = ["last_hidden_state"]
-    write_graph(
-        EncoderGraph(model, has_cache=has_cache),
-        (ids, ids.clone()),  # one tensor would become one input
-        path,
-        names=(["input_ids", "attention_mask"], outputs),
-        sizes=({0: ANY, 1: ANY}, {0: ANY, 1: ANY}),
-        dtype=dtype,
-    )
+    write_graph(EncoderGraph(model, has_cache=has_cache), inputs, outputs, path, dtype=dtype)
 
 
 def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: str) -> None:
@@ -149,39 +143,29 @@ def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: st
     forbidden = [ids[0] for ids in decoding.bad_words_ids or []]
     graph = DecoderGraph(model, forbidden, is_renormalized=bool(decoding.renormalize_logits))
     batch, beams, source, slots = 2, 3, 5, 6  # all different: an equal one would be made the same
-    inputs: tuple[Any, ...] = (
-        torch.ones(batch, beams, dtype=torch.long),
-        torch.ones(1, dtype=torch.long),
-        torch.zeros(batch, beams, slots + beams),
-        torch.ones(batch, source, dtype=torch.long),
-        empty_cache(model, batch, source),
-        empty_cache(model, batch, slots),
-    )
-    of_cache = [{0: ANY, 2: ANY} for _ in _slots("", model)]
-    write_graph(
-        graph,
-        inputs,
-        path,
-        names=(
-            [*STEP, "attention_mask", *_slots("source", model), *_slots("past", model)],
-            ["log_probs", "tokens", *_slots("present", model)],
-        ),
-        sizes=(
-            {0: ANY, 1: ANY},
-            None,
-            {0: ANY, 1: ANY, 2: ANY},
-            {0: ANY, 1: ANY},
-            of_cache,
-            of_cache,
-        ),
-        dtype=dtype,
-    )
+    inputs: list[Input | list[Input]] = [
+        ("input_ids", torch.ones(batch, beams, dtype=torch.long), {0: ANY, 1: ANY}),
+        ("position", torch.ones(1, dtype=torch.long), {}),
+        ("beam_mask", torch.zeros(batch, beams, slots + beams), {0: ANY, 1: ANY, 2: ANY}),
+        ("attention_mask", torch.ones(batch, source, dtype=torch.long), {0: ANY, 1: ANY}),
+        _cache_inputs("source", model, batch, source),
+        _cache_inputs("past", model, batch, slots),
+    ]
+    outputs = ["log_probs", "tokens", *_slots("present", model)]
+    write_graph(graph, inputs, outputs, path, dtype=dtype)
 
 
 def _slots(name: str, model: VanillaForConditionalGeneration) -> list[str]:
     """Names of keys and values of each layer of the decoder."""
     layers = range(model.config.decoder_layers)
     return [f"{name}_{kind}_{layer}" for layer in layers for kind in ("key", "value")]
+
+
+def _cache_inputs(
+    name: str, model: VanillaForConditionalGeneration, batch: int, slots: int
+) -> list[Input]:
+    cache = zip(_slots(name, model), empty_cache(model, batch, slots), strict=True)
+    return [(part, states, {0: ANY, 2: ANY}) for part, states in cache]
 
 
 def empty_cache(model: VanillaForConditionalGeneration, batch: int, slots: int) -> list[Tensor]:
