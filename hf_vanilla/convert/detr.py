@@ -1,6 +1,5 @@
 """Convert published DETR models to ours and back: transformers' folders and the authors' files."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,18 +118,18 @@ def from_detr(
     Raises:
         ValueError: tensors are left over, missing or of another shape; the message names them all.
     """
-    weights = {re.sub(r"^detr\.", "", name): weight for name, weight in weights.items()}
+    weights = {
+        name.removeprefix("detr."): weight
+        for name, weight in weights.items()
+        if not name.endswith(UNUSED)
+    }
     masks = [name for name in weights if name.startswith(MASK_HEADS)]
     if masks and not without_masks:
         raise ValueError(
             f"{origin} has a segmentation head ({len(masks)} tensors, such as {masks[0]}), which "
             "detects no boxes: leave it out by --without_masks"
         )
-    weights = {
-        name: weight
-        for name, weight in weights.items()
-        if name not in masks and not name.endswith(UNUSED)
-    }
+    weights = {name: weight for name, weight in weights.items() if name not in masks}
     try:
         names = names_of(weights)
     except ValueError as error:

@@ -167,23 +167,19 @@ def _foreign_positions(weights: Mapping[str, Tensor], config: VanillaConfig) -> 
 
 def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
     """The saved generation config, or what older files have among the model's settings."""
-    saved = folder / GENERATION
-    if saved.is_file():
-        _check_decoding(read_json(saved), saved)
-        decoding = load_saved(GenerationConfig, folder)
+    path = folder / GENERATION
+    if is_saved := path.is_file():
+        given = read_json(path)
     else:
+        path = folder / "config.json"
         given = {name: settings.get(name, value) for name, value in DECODING.items()}
-        _check_decoding(given, folder / "config.json")
-        decoding = GenerationConfig(**given)
+    # what a search reads: transformers accepts values of other types, or fails on them
+    own = {name: given[name] for name in KINDS if given.get(name) is not None}
+    check_fields(f"{path}: generation", own)
+    decoding = load_saved(GenerationConfig, folder) if is_saved else GenerationConfig(**given)
     decoding.length_penalty_form = "power"
     decoding._from_model_config = False  # or it would be rebuilt from the config
     return decoding
-
-
-def _check_decoding(given: Mapping[str, Any], path: Path) -> None:
-    """Check what a search reads: transformers accepts values of other types, or fails on them."""
-    own = {name: given[name] for name in KINDS if given.get(name) is not None}
-    check_fields(f"{path}: generation", own)
 
 
 # --- tokenizer ----------------------------------------------------------------------------------
