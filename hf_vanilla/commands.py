@@ -108,8 +108,8 @@ COMMANDS = {
     ),
     "quantize": Command(
         "write a translation model with int8 weights, for CPUs",
-        "hf_vanilla.convert.quantize:quantize_folder",
-        "hf_vanilla.convert.quantize:QuantizeOptions",
+        "hf_vanilla.convert.export:quantize_folder",
+        "hf_vanilla.convert.export:QuantizeOptions",
     ),
     "distill": Command(
         "train a small fast student from a teacher, in stages",

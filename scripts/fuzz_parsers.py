@@ -34,7 +34,7 @@ from hf_vanilla import (
     demo_model,
 )
 from hf_vanilla.convert.agentformer import first_stage_fields, second_stage_fields
-from hf_vanilla.convert.marian_npz_files import decoder_settings
+from hf_vanilla.convert.marian_npz import decoder_settings
 from hf_vanilla.data.images import open_image
 from hf_vanilla.file_values import read_yaml
 from hf_vanilla.objects.sources import load_detection_images, read_coco

@@ -136,12 +136,11 @@ def application(served: Served, worker: Worker, access: Access) -> Starlette:
         path: _counted(path, metrics, _call(call, access))
         for path, call in {**views, **served.calls}.items()
     }
-    facts = {path: _fact(fact) for path, fact in served.facts.items()}
     return Starlette(
         routes=[
             Route("/health", lambda _: answer({"status": "ok"})),
             Route("/metrics", _file("metrics.txt", metrics.text, access)),
-            *(Route(path, fact) for path, fact in facts.items()),
+            *(Route(path, _fact(fact)) for path, fact in served.facts.items()),
             *(Route(path, call, methods=["POST"]) for path, call in calls.items()),
             *(
                 Route("/" if name == INDEX else f"/{name}", _file(name, partial(str, text), access))

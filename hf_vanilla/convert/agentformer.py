@@ -19,39 +19,31 @@ from hf_vanilla.models.modeling_vanilla_agentformer import (
 from hf_vanilla.options import Options, option
 from hf_vanilla.tracks.card import converted_track_card
 
-from .checkpoint_files import read_checkpoint
-from .weight_names import Renamed, load_renamed, rename_to_ours
+from .checkpoint_files import is_state_dict, read_checkpoint
+from .weight_names import Names, load_renamed, rename_to_ours, torch_layer_names
 
 logger = logging.getLogger(__name__)
 
-FIRST_STAGE: dict[str, str | tuple[str, ...] | None] = {
+_LAYER = "{stack}.layers.{n}."
+FIRST_STAGE: Names = {
     "{stack}.input_fc.{kind}": "{stack}.embedding.projection.{kind}",
     "{stack}.pos_encoder.fc.{kind}": "{stack}.embedding.time_projection.{kind}",
     "{stack}.pos_encoder.pe": None,  # sinusoids, which we compute
-    "{stack}.{tf}.layers.{n}.linear1.{kind}": "{stack}.layers.{n}.fc1.{kind}",
-    "{stack}.{tf}.layers.{n}.linear2.{kind}": "{stack}.layers.{n}.fc2.{kind}",
-    "{stack}.{tf}.layers.{n}.norm1.{kind}": "{stack}.layers.{n}.self_attn_layer_norm.{kind}",
-    "{stack}.tf_encoder.layers.{n}.norm2.{kind}": "{stack}.layers.{n}.final_layer_norm.{kind}",
-    "{stack}.tf_decoder.layers.{n}.norm2.{kind}": (
-        "{stack}.layers.{n}.encoder_attn_layer_norm.{kind}"
-    ),
-    "{stack}.tf_decoder.layers.{n}.norm3.{kind}": "{stack}.layers.{n}.final_layer_norm.{kind}",
+    **torch_layer_names("{stack}.tf_encoder.layers.{n}.", _LAYER, is_decoder=False),
+    **torch_layer_names("{stack}.tf_decoder.layers.{n}.", _LAYER, is_decoder=True),
+    **{  # of an agent to itself
+        f"{{stack}}.{{tf}}.layers.{{n}}.{theirs}.in_proj_{kind}_self": tuple(
+            f"{_LAYER}{ours}.own_{part}_proj.{kind}" for part in "qk"
+        )
+        for theirs, ours in {"self_attn": "self_attn", "multihead_attn": "encoder_attn"}.items()
+        for kind in ("weight", "bias")
+    },
     "{stack}.out_mlp.affine_layers.{n}.{kind}": "{stack}.hidden.{n}.{kind}",
     "future_encoder.q_z_net.{kind}": "future_encoder.latent_head.{kind}",
     "future_decoder.out_fc.{kind}": "future_decoder.head.{kind}",
     "future_decoder.p_z_net.{kind}": "future_decoder.prior_head.{kind}",
 }
-for theirs, ours in {
-    "{stack}.tf_encoder.layers.{n}.self_attn": "{stack}.layers.{n}.self_attn",
-    "{stack}.tf_decoder.layers.{n}.self_attn": "{stack}.layers.{n}.self_attn",
-    "{stack}.tf_decoder.layers.{n}.multihead_attn": "{stack}.layers.{n}.encoder_attn",
-}.items():
-    FIRST_STAGE[f"{theirs}.out_proj.{{kind}}"] = f"{ours}.out_proj.{{kind}}"
-    for kind in ("weight", "bias"):
-        common, own = ("q_proj", "k_proj", "v_proj"), ("own_q_proj", "own_k_proj")
-        FIRST_STAGE[f"{theirs}.in_proj_{kind}"] = tuple(f"{ours}.{p}.{kind}" for p in common)
-        FIRST_STAGE[f"{theirs}.in_proj_{kind}_self"] = tuple(f"{ours}.{p}.{kind}" for p in own)
-SECOND_STAGE: dict[str, str | tuple[str, ...] | None] = {
+SECOND_STAGE: Names = {
     "q_mlp.affine_layers.{n}.{kind}": "map_hidden.{n}.{kind}",
     "q_A.{kind}": "map_scale.{kind}",
     "q_b.{kind}": "map_shift.{kind}",
@@ -134,8 +126,12 @@ def convert_agentformer(options: AgentFormerOptions) -> Path:
         changes |= second_stage_fields(second)
         model = VanillaForDiverseTrajectoryPrediction(VanillaAgentFormerConfig(**changes))
         maps = rename_to_ours(_weights(options.second), SECOND_STAGE)
-        both = _joined(renamed, maps)
-        load_renamed(model, both, origin=f"{options.input} with {options.second}")
+        for name, weight in renamed.weights.items():
+            maps.weights[f"first_stage.{name}"] = weight
+            maps.origins[f"first_stage.{name}"] = renamed.origins[name]
+        maps.left_over.extend(renamed.left_over)
+        maps.problems.extend(renamed.problems)
+        load_renamed(model, maps, origin=f"{options.input} with {options.second}")
     scene = str(settings.get("dataset"))
     if scene in PUBLISHED and options.second is not None:
         logger.info(
@@ -273,18 +269,6 @@ def _of_loss(losses: Mapping[str, Any], name: str, key: str, default: float) -> 
 
 def _weights(path: str) -> dict[str, Tensor]:
     content = read_checkpoint(path)
-    if not isinstance(content, dict) or not isinstance(content.get("model_dict"), dict):
+    if not isinstance(content, dict) or not is_state_dict(content.get("model_dict")):
         raise ValueError(f"{path} has no model_dict: give a checkpoint of AgentFormer's train.py")
     return content["model_dict"]
-
-
-def _joined(first: Renamed, maps: Renamed) -> Renamed:
-    """Both stages under the names of the second."""
-    inside = {f"first_stage.{name}": weight for name, weight in first.weights.items()}
-    origins = {f"first_stage.{name}": origin for name, origin in first.origins.items()}
-    return Renamed(
-        weights={**inside, **maps.weights},
-        origins={**origins, **maps.origins},
-        left_over=[*first.left_over, *maps.left_over],
-        problems=[*first.problems, *maps.problems],
-    )

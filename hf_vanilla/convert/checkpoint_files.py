@@ -1,15 +1,26 @@
-"""Read checkpoint files of other toolkits without running the code that a pickle can contain."""
+"""Read models that are converted: files of other toolkits, and translators of ours.
 
+No code runs that a pickle can contain.
+"""
+
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 from zipfile import is_zipfile
 
 import numpy as np
 import torch
+from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
+from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
+from transformers import PreTrainedTokenizerBase
+
+from hf_vanilla.loading import found_on_hub, read_settings
+from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
+from hf_vanilla.text.loading import load_translator, require_float
 
 _REFUSED = re.compile(r"[Uu]nsupported (?:global: )?GLOBAL (\S+)")
 
@@ -54,6 +65,83 @@ def read_checkpoint(
         raise ValueError(
             f"{path} is incomplete or no checkpoint ({reason}): download or save it again"
         ) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The keys and values of a JSON file.
+
+    Raises:
+        ValueError: it is damaged, or holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): download it again") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold keys and values")
+    return content
+
+
+def settings_of_type(
+    name: str | Path, model_type: str, *, foreign: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The content of `config.json` of a model of this type.
+
+    Args:
+        name: folder or Hub id.
+        model_type: as in the file.
+        foreign: other types, and what sets them apart.
+
+    Raises:
+        ValueError: it is another type of model, or damaged.
+        OSError: nothing is found under that name.
+    """
+    settings = read_settings(name)
+    if (kind := settings.get("model_type")) != model_type:
+        why = f" ({reason})" if (reason := (foreign or {}).get(str(kind))) else ""
+        raise ValueError(
+            f"{name} is a model of type {kind!r}{why}: give one of type {model_type!r}"
+        )
+    return settings
+
+
+def load_encoder_decoder(
+    name: str,
+) -> tuple[VanillaForConditionalGeneration, PreTrainedTokenizerBase]:
+    """A translator of ours that can be converted, on the CPU, and its tokenizer.
+
+    Raises:
+        ValueError: it is another model, or has int8 weights.
+        OSError: nothing is found under that name.
+    """
+    model, tokenizer = load_translator(name, device=torch.device("cpu"))
+    require_float(model, name)
+    if not isinstance(model, VanillaForConditionalGeneration):
+        raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
+    return model, tokenizer
+
+
+def is_state_dict(content: Any) -> TypeGuard[dict[str, Tensor]]:
+    """Whether part of a checkpoint is tensors by name."""
+    return isinstance(content, dict) and all(
+        isinstance(name, str) and isinstance(weight, Tensor) for name, weight in content.items()
+    )
+
+
+def local_folder(name: str, files: Sequence[str] | None = None) -> Path:
+    """A local folder, or the files of a Hub id.
+
+    Args:
+        name: folder or Hub id.
+        files: those that are needed; None: all.
+
+    Raises:
+        OSError: nothing is found under that name.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    with found_on_hub(name):
+        return Path(snapshot_download(name, allow_patterns=files))
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:

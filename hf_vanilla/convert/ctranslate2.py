@@ -17,7 +17,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.stacks_vanilla import VanillaStack
 from hf_vanilla.text.engines import CTRANSLATE2_DECODING, import_ctranslate2
-from hf_vanilla.text.loading import load_translator, require_float
+
+from .checkpoint_files import load_encoder_decoder
+from .weight_names import refuse
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +62,12 @@ def export_translator(name: str, folder: Path, dtype: str) -> None:
         ValueError: CTranslate2 cannot express the model; the message names all reasons.
         OSError: the model is not found.
     """
-    model, tokenizer = load_translator(name)
-    require_float(model, name)
-    if not isinstance(model, VanillaForConditionalGeneration):
-        raise ValueError(f"{name} is a {type(model).__name__}: give an encoder-decoder")
+    model, tokenizer = load_encoder_decoder(name)
     decoding, differences = their_decoding(model.generation_config)
     if differences:
         logger.warning("CTranslate2 decodes differently: %s", "; ".join(differences))
     positions = _positions(model, tokenizer, decoding)
-    spec = to_ctranslate2(model.to("cpu"), tokenizer, positions=positions)
+    spec = to_ctranslate2(model, tokenizer, positions=positions)
     spec.optimize(quantization=dtype)
     spec.save(str(folder))
     decoding.save_pretrained(folder)
@@ -123,8 +122,7 @@ def to_ctranslate2(
     Raises:
         ValueError: CTranslate2 cannot express the model; the message names all reasons.
     """
-    if reasons := _ctranslate2_faults(model):
-        raise ValueError(f"CTranslate2 cannot express this model: {'; '.join(reasons)}")
+    _check(model)
     specs = import_ctranslate2().specs
     config, stacks = model.config, model.model
     activation = getattr(specs.Activation, ACTIVATIONS[config.activation_function])
@@ -164,22 +162,23 @@ def to_ctranslate2(
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _ctranslate2_faults(model: VanillaForConditionalGeneration) -> list[str]:
-    config, reasons = model.config, []
-    if config.activation_function not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        reasons.append(f"activation_function={config.activation_function!r} (CTranslate2: {known})")
+def _check(model: VanillaForConditionalGeneration) -> None:
+    config, activation, end = (
+        model.config,
+        model.config.activation_function,
+        model.config.eos_token_id,
+    )
+    known = ", ".join(ACTIVATIONS)
+    reasons = {
+        f"activation_function={activation!r} (CTranslate2: {known})": activation not in ACTIVATIONS,
+        "decoder_start_token_id=None (CTranslate2: an id)": config.decoder_start_token_id is None,
+        f"eos_token_id={end!r} (CTranslate2: one id)": not isinstance(end, int),
+    }
     for name in ("encoder_attention_heads", "decoder_attention_heads"):
         keys, values = config.head_widths(getattr(config, name))
-        if keys != values:
-            reasons.append(
-                f"{name} with head_dim={keys} and v_head_dim={values} (CTranslate2: equal)"
-            )
-    if config.decoder_start_token_id is None:
-        reasons.append("decoder_start_token_id=None (CTranslate2: an id)")
-    if not isinstance(config.eos_token_id, int):
-        reasons.append(f"eos_token_id={config.eos_token_id!r} (CTranslate2: one id)")
-    return reasons
+        reason = f"{name} with head_dim={keys} and v_head_dim={values} (CTranslate2: equal)"
+        reasons[reason] = keys != values
+    refuse("CTranslate2", reasons)
 
 
 def _positions(

@@ -1,37 +1,32 @@
 """Convert published DETR models to ours and back: transformers' folders and the authors' files."""
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor
 from transformers import DetrConfig, DetrForObjectDetection, DetrImageProcessorPil, ResNetConfig
 
 from hf_vanilla.data.image_models import load_image_model
 from hf_vanilla.files import whole_file, whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import found_on_hub, load_saved, read_settings
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import read_checkpoint
-from .detr_names import (
-    authors_names,
-    names_of,
-    torchvision_backbone,
-    transformers_backbone,
-    transformers_names,
-)
+from .checkpoint_files import is_state_dict, local_folder, read_checkpoint, settings_of_type
 from .weight_names import (
     Names,
+    count_layers,
     load_renamed,
+    refuse,
     rename_to_ours,
     rename_to_theirs,
     require_same_outputs,
+    torch_layer_names,
 )
 
 IMAGE_SIZE = (96, 128)  # of the random image that both models are compared on
@@ -44,6 +39,7 @@ SAME_FIELDS = (
     *("bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient"),
 )
 MASK_HEADS = ("mask_head.", "bbox_attention.")
+UNUSED = "num_batches_tracked"  # of a norm whose statistics are frozen
 INTEGER_FIELDS = (
     *("class_cost", "bbox_cost", "giou_cost"),
     *("bbox_loss_coefficient", "giou_loss_coefficient"),
@@ -84,9 +80,7 @@ def convert_detr(options: DetrOptions) -> Path:
             config = config_of_weights(weights, heads=options.heads, dilation=options.dilation)
             processor = DetrImageProcessorPil()
         else:
-            if not source.is_dir():
-                with found_on_hub(source):
-                    source = Path(snapshot_download(options.input))
+            source = local_folder(options.input)
             parts = sorted(source.glob("*.safetensors")) or [source / "pytorch_model.bin"]
             weights = {
                 name: weight for part in parts for name, weight in read_checkpoint(part).items()
@@ -124,7 +118,11 @@ def from_detr(
     Raises:
         ValueError: tensors are left over, missing or of another shape; the message names them all.
     """
-    weights = {re.sub(r"^detr\.", "", name): weight for name, weight in weights.items()}
+    weights = {
+        name.removeprefix("detr."): weight
+        for name, weight in weights.items()
+        if not name.endswith(UNUSED)
+    }
     masks = [name for name in weights if name.startswith(MASK_HEADS)]
     if masks and not without_masks:
         raise ValueError(
@@ -148,11 +146,7 @@ def config_of_folder(folder: Path) -> VanillaDetrConfig:
         ValueError: it is another kind of model or damaged, or its backbone is not a ResNet we know.
         OSError: there is no such file.
     """
-    theirs = read_settings(folder)
-    if theirs.get("model_type") != "detr":
-        raise ValueError(
-            f"{folder} is a model of type {theirs.get('model_type')!r}: give a DETR model"
-        )
+    theirs = settings_of_type(folder, "detr")
     if theirs.get("position_embedding_type", "sine") != "sine":
         raise ValueError(f"{folder} has learned positions: ours are the sines of the paper")
     known = {name: theirs[name] for name in SAME_FIELDS if theirs.get(name) is not None}
@@ -181,10 +175,9 @@ def config_of_weights(
         names_of(weights)  # names the kin, if it is one
         raise ValueError("these names are not the authors': convert the folder, not its file")
     queries, d_model = weights["query_embed.weight"].shape
-    layers = {
-        side: _count(weights, f"transformer.{side}.layers.") for side in ("encoder", "decoder")
-    }
-    depths = [_count(weights, f"backbone.0.body.layer{stage}.") for stage in (1, 2, 3, 4)]
+    sides = ("encoder", "decoder")
+    layers = {side: count_layers(weights, f"transformer.{side}.layers.") for side in sides}
+    depths = [count_layers(weights, f"backbone.0.body.layer{stage}.") for stage in (1, 2, 3, 4)]
     stem = weights["backbone.0.body.conv1.weight"]  # (width, C, 7, 7)
     is_basic = "backbone.0.body.layer1.0.bn3.weight" not in weights
     last = "bn2" if is_basic else "bn3"
@@ -199,7 +192,7 @@ def config_of_weights(
         layer_type="basic" if is_basic else "bottleneck",
         out_features=["stage4"],
     )
-    ffn = [weights[f"transformer.{side}.layers.0.linear1.weight"].shape[0] for side in layers]
+    ffn = [weights[f"transformer.{side}.layers.0.linear1.weight"].shape[0] for side in sides]
     return VanillaDetrConfig(
         backbone_config=backbone,
         num_channels=stem.shape[1],
@@ -257,27 +250,23 @@ def to_detr(model: VanillaForObjectDetection) -> DetrForObjectDetection:
         ValueError: theirs cannot express the model; the message names all reasons.
     """
     config = model.config
+    fields = {name: getattr(config, name) for name in SAME_FIELDS}
+    integers = {name: int(fields[name]) for name in INTEGER_FIELDS}
     reasons = _foreign(config)
-    if config.dilation:
-        reasons.append("dilation=True (there: not with the ResNet of transformers)")
-    reasons += [
-        f"{name}={getattr(config, name)} (there: an integer)"
-        for name in INTEGER_FIELDS
-        if getattr(config, name) != int(getattr(config, name))
-    ]
-    if reasons:
-        raise ValueError(f"transformers' DETR cannot express this model: {'; '.join(reasons)}")
+    reasons["dilation=True (there: not with the ResNet of transformers)"] = config.dilation
+    for name, value in integers.items():
+        reasons[f"{name}={fields[name]} (there: an integer)"] = fields[name] != value
+    refuse("transformers' DETR", reasons)
     theirs = DetrForObjectDetection(
         DetrConfig(
-            **{name: getattr(config, name) for name in SAME_FIELDS if name not in INTEGER_FIELDS},
-            **{name: int(getattr(config, name)) for name in INTEGER_FIELDS},
+            **fields | integers,
             backbone_config=config.backbone_config,
             id2label=config.id2label,
             label2id=config.label2id,
             auxiliary_loss=False,
         )
     )
-    names = {**transformers_names(version=5), **transformers_backbone("model.backbone.model.")}
+    names = {**transformers_names(version=5), **transformers_backbone(OUR_BACKBONE)}
     theirs.load_state_dict(_renamed(model, names))
     return theirs.eval()
 
@@ -288,33 +277,27 @@ def to_authors(model: VanillaForObjectDetection) -> dict[str, Tensor]:
     Raises:
         ValueError: their code cannot express the model; the message names all reasons.
     """
-    config = model.config
-    reasons = _foreign(config)
-    if config.activation_function != "relu":
-        reasons.append(f"activation_function={config.activation_function!r} (there: 'relu')")
-    if (stages := len(getattr(config.backbone_config, "depths", ()))) != 4:
-        reasons.append(f"a backbone of {stages} stages (there: 4)")
-    heads = config.encoder_attention_heads, config.decoder_attention_heads
-    if heads[0] != heads[1]:
-        reasons.append(f"{heads[0]} and {heads[1]} attention heads (there: as many in the decoder)")
-    if reasons:
-        raise ValueError(f"the authors' DETR cannot express this model: {'; '.join(reasons)}")
+    config, activation = model.config, model.config.activation_function
+    stages = len(getattr(config.backbone_config, "depths", ()))
+    encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
+    reasons = {
+        **_foreign(config),
+        f"activation_function={activation!r} (there: 'relu')": activation != "relu",
+        f"a backbone of {stages} stages (there: 4)": stages != 4,
+        f"{encoder} and {decoder} attention heads (there: as many in the decoder)": (
+            encoder != decoder
+        ),
+    }
+    refuse("the authors' DETR", reasons)
     return _renamed(model, {**authors_names(), **torchvision_backbone("backbone.0.body.")})
 
 
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _count(weights: dict[str, Tensor], prefix: str) -> int:
-    """How many numbers follow a prefix in names."""
-    return len({n.removeprefix(prefix).split(".")[0] for n in weights if n.startswith(prefix)})
-
-
 def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor]:
     weights = {
-        name: weight
-        for name, weight in model.state_dict().items()
-        if not name.endswith("num_batches_tracked")
+        name: weight for name, weight in model.state_dict().items() if not name.endswith(UNUSED)
     }
     renamed = rename_to_theirs(weights, names)
     if renamed.left_over or renamed.problems:
@@ -322,17 +305,14 @@ def _renamed(model: VanillaForObjectDetection, names: Names) -> dict[str, Tensor
     return renamed.weights
 
 
-def _foreign(config: VanillaDetrConfig) -> list[str]:
-    """What neither of the other formats can express."""
-    backbone: Any = config.backbone_config
-    reasons = []
-    if backbone.model_type != "resnet":
-        reasons.append(f"a backbone of type {backbone.model_type!r} (there: 'resnet')")
-    if config.layer_norm_eps != 1e-5:
-        reasons.append(f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)")
-    if not config.attention_bias:
-        reasons.append("attention_bias=False (there: biases)")
-    return reasons
+def _foreign(config: Any) -> dict[str, bool]:
+    """What neither of the other formats can express, for `refuse`."""
+    kind = config.backbone_config.model_type
+    return {
+        f"a backbone of type {kind!r} (there: 'resnet')": kind != "resnet",
+        f"layer_norm_eps={config.layer_norm_eps} (there: 1e-05)": config.layer_norm_eps != 1e-5,
+        "attention_bias=False (there: biases)": not config.attention_bias,
+    }
 
 
 def _transformers_model(source: Path) -> DetrForObjectDetection | None:
@@ -363,6 +343,110 @@ def _backbone_config(theirs: dict[str, Any]) -> ResNetConfig:
 def _authors_weights(path: Path) -> dict[str, Tensor]:
     content = read_checkpoint(path)
     weights = content.get("model", content) if isinstance(content, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(w, Tensor) for w in weights.values()):
+    if not is_state_dict(weights):
         raise ValueError(f"{path} holds no state dict under 'model': give a file of the authors")
     return weights
+
+
+# --- names --------------------------------------------------------------------------------------
+# Three choices make a published form: the names of the transformer (the authors', transformers 4,
+# transformers 5), those of the backbone (torchvision's, as timm's, or transformers' ResNet) and the
+# prefix of the backbone.
+
+OUR_BACKBONE = "model.backbone.model."
+# parts of the names of other models' weights
+KIN = {
+    "sampling_offsets": "Deformable DETR",
+    "ref_point_head": "Conditional DETR",
+    "reference_points": "Deformable DETR",
+    "ca_kcontent_proj": "Conditional DETR",
+}
+
+
+def transformers_names(*, version: int) -> Names:
+    """Names of the transformer in `DetrForObjectDetection`.
+
+    Args:
+        version: 5 for transformers 5, 4 for the files of the Hub.
+    """
+    output, linear = ("o_proj", "mlp.fc") if version == 5 else ("out_proj", "fc")
+    layer = "model.{side}.layers.{n}."
+    same = (
+        *(f"{layer}{{attention}}.{part}_proj.{{kind}}" for part in "qkv"),
+        f"{layer}{{norm}}_layer_norm.{{kind}}",
+        "model.input_projection.{kind}",
+        "class_labels_classifier.{kind}",
+        "bbox_predictor.layers.{n}.{kind}",
+    )
+    return {
+        **{name: name for name in same},
+        f"{layer}{{attention}}.{output}.{{kind}}": f"{layer}{{attention}}.out_proj.{{kind}}",
+        f"{layer}{linear}{{k}}.{{kind}}": f"{layer}fc{{k}}.{{kind}}",
+        "model.query_position_embeddings.weight": "model.query_positions.weight",
+        "model.decoder.layernorm.{kind}": "model.decoder.layer_norm.{kind}",
+    }
+
+
+def authors_names() -> Names:
+    """Names of the transformer in the authors' files."""
+    return {
+        "query_embed.weight": "model.query_positions.weight",
+        "input_proj.{kind}": "model.input_projection.{kind}",
+        "transformer.decoder.norm.{kind}": "model.decoder.layer_norm.{kind}",
+        "class_embed.{kind}": "class_labels_classifier.{kind}",
+        "bbox_embed.layers.{n}.{kind}": "bbox_predictor.layers.{n}.{kind}",
+        **torch_layer_names(
+            "transformer.encoder.layers.{n}.", "model.encoder.layers.{n}.", is_decoder=False
+        ),
+        **torch_layer_names(
+            "transformer.decoder.layers.{n}.", "model.decoder.layers.{n}.", is_decoder=True
+        ),
+    }
+
+
+def torchvision_backbone(prefix: str) -> Names:
+    """Names of a ResNet of torchvision or timm, stored under `prefix`."""
+    modules = {("conv1", "bn1"): "embedder.embedder."}
+    for stage in (1, 2, 3, 4):
+        theirs, ours = f"layer{stage}.{{block}}.", f"encoder.stages.{stage - 1}.layers.{{block}}."
+        for k in (1, 2, 3):
+            modules[f"{theirs}conv{k}", f"{theirs}bn{k}"] = f"{ours}layer.{k - 1}."
+        modules[f"{theirs}downsample.0", f"{theirs}downsample.1"] = f"{ours}shortcut."
+    names: dict[str, str | None] = {f"{prefix}fc.{{kind}}": None}  # classifier, where it was kept
+    for (convolution, norm), module in modules.items():
+        names[f"{prefix}{convolution}.weight"] = f"{OUR_BACKBONE}{module}convolution.weight"
+        names[f"{prefix}{norm}.{{kind}}"] = f"{OUR_BACKBONE}{module}normalization.{{kind}}"
+    return names
+
+
+def transformers_backbone(prefix: str) -> Names:
+    """Names of a ResNet of transformers, stored under `prefix`."""
+    layer = "encoder.stages.{stage}.layers.{block}."
+    modules = ("embedder.embedder", f"{layer}layer.{{k}}", f"{layer}shortcut")
+    return {
+        f"{prefix}{module}.{{part}}.{{kind}}": f"{OUR_BACKBONE}{module}.{{part}}.{{kind}}"
+        for module in modules
+    }
+
+
+def names_of(weights: Iterable[str]) -> Names:
+    """The table of the form that these names have.
+
+    Raises:
+        ValueError: it is none of the known forms; the message says what it looks like.
+    """
+    known = set(weights)
+    if any(name.startswith("transformer.encoder.") for name in known):
+        return {**authors_names(), **torchvision_backbone("backbone.0.body.")}
+    version = 5 if any(".mlp.fc1." in name for name in known) else 4
+    places = ("model.backbone.conv_encoder.model.", "model.backbone.model.")
+    prefix = next((p for p in places if any(name.startswith(p) for name in known)), None)
+    if prefix is None or "model.query_position_embeddings.weight" not in known:
+        found = {kin for mark, kin in KIN.items() if any(mark in name for name in known)}
+        hint = f": they look like {' or '.join(sorted(found))}" if found else ""
+        raise ValueError(f"these weights are not DETR's{hint}")
+    names = transformers_names(version=version)
+    for inner in (f"{prefix}_backbone.", prefix):  # of timm, in transformers 4
+        if any(name.startswith(f"{inner}conv1.") for name in known):
+            return {**names, **torchvision_backbone(inner)}
+    return {**names, **transformers_backbone(prefix)}

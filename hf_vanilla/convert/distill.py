@@ -30,7 +30,7 @@ from hf_vanilla.text.translator import Translator
 from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 
-from .quantize import QuantizeOptions, quantize_folder
+from .export import QuantizeOptions, quantize_folder
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,27 @@
-"""Write a model for an engine that needs neither torch nor this package."""
+"""Write a model for an engine that needs neither torch nor this package, or with int8 weights."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from hf_vanilla.files import whole_folder
+from hf_vanilla.hub.card import carry_over, public_name
 from hf_vanilla.loading import task_or_default
+from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.options import Options, UsageError, given_options, option, parse_options
 from hf_vanilla.text.engines import import_ctranslate2
+from hf_vanilla.text.loading import load_translator, require_float
 
 from . import ctranslate2
 from .onnx.files import DTYPES, require_onnx
 from .onnx.models import export_classifier, export_detector, export_forecaster
 from .onnx.transformers_js import export_for_transformers_js
 from .onnx.translators import export_translator
+
+logger = logging.getLogger(__name__)
 
 FORMATS = {"ctranslate2": ctranslate2.DTYPES, "onnx": DTYPES}  # and their dtypes
 # task: what writes a folder for ONNX Runtime
@@ -41,7 +49,6 @@ class ExportOptions(Options):
     dtype: str = option(
         "float32", f"of the weights: {', '.join(ctranslate2.DTYPES)}; onnx: {', '.join(DTYPES)}"
     )
-
     layout: str = option(
         "plain",
         "of ONNX files of a translator: plain, with translate.py; transformers.js, without search",
@@ -83,4 +90,39 @@ def export(options: ExportOptions) -> Path:
         write = export_for_transformers_js
     with whole_folder(options.output) as folder:
         write(options.model, folder, options.dtype)
+    return Path(options.output)
+
+
+# --- int8 ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions(Options):
+    """Write a translation model with int8 weights, with tokenizer and generation config."""
+
+    model: str = option(text="folder or Hub id of a float model of this package")
+    output: str = option(text="folder for the quantized model")
+
+
+def quantize_folder(options: QuantizeOptions) -> Path:
+    """Write the quantized model of a folder, with its tokenizer and card; returns the new folder.
+
+    Raises:
+        ValueError: the model is not one of this package, or is quantized already.
+        OSError: the model is not found, or the output exists.
+    """
+    with whole_folder(options.output) as folder:
+        model, tokenizer = load_translator(
+            options.model, dtype="float32", device=torch.device("cpu")
+        )
+        require_float(model, options.model)
+        before = model.get_memory_footprint()
+        quantize(model)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        name = public_name(options.model)
+        change = f"int8 weights, made from {name} by `hf-vanilla quantize`."
+        carry_over(options.model, folder, change=change)
+        after = model.get_memory_footprint()
+        logger.info("weights: %.1f MB in int8, %.1f MB in float32", after / 1e6, before / 1e6)
     return Path(options.output)

@@ -115,28 +115,6 @@ def read_codes(path: str | Path) -> list[tuple[str, str]]:
     return list(merges)
 
 
-def bpe_backend(merges: Iterable[tuple[str, str]], dictionaries: Dictionaries) -> Tokenizer:
-    """BPE whose first entries are the source dictionary, written as the backend writes pieces."""
-    merges = list(merges)
-    vocabulary = _numbered(bpe_pieces(dictionaries.source))
-    for piece in (
-        *bpe_pieces(dictionaries.target or []),
-        *(part for merge in merges for part in (*merge, "".join(merge))),
-    ):
-        vocabulary.setdefault(piece, len(vocabulary))
-    backend = Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=merges,
-            unk_token=SPECIAL_TOKENS[UNKNOWN_ID],
-            end_of_word_suffix=WORD_END,
-        )
-    )
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.BPEDecoder(suffix=WORD_END)
-    return backend
-
-
 def bpe_pieces(tokens: list[str]) -> list[str]:
     """Dictionary tokens as the backend writes them: `x@@` as `x`, and `x` as `x</w>`."""
     rest = tokens[len(SPECIAL_TOKENS) :]
@@ -159,9 +137,7 @@ def sentencepiece_backend(path: str | Path, dictionaries: Dictionaries) -> Token
     proto = _read_proto(path)
     kind = proto.trainer_spec.model_type
     scores = {p.piece: p.score for p in proto.pieces if p.type in (NORMAL, BYTE)}
-    vocabulary = _numbered(dictionaries.source)
-    for piece in (*(dictionaries.target or []), *scores):
-        vocabulary.setdefault(piece, len(vocabulary))
+    vocabulary = _vocabulary(dictionaries, scores)
     has_bytes = proto.trainer_spec.byte_fallback
     if kind == UNIGRAM:
         # entries that are only in the dictionary get the score of their characters as unknown
@@ -209,34 +185,44 @@ def build_tokenizer(
         ValueError: the file is not of the format of its name, or cannot be converted exactly.
         OSError: a file cannot be read.
     """
-    if Path(pieces).suffix != SENTENCEPIECE_SUFFIX:
-        return tokenizer_of_merges(read_codes(pieces), dictionaries, settings)
-    backend = sentencepiece_backend(pieces, dictionaries)
-    return _tokenizer(backend, dictionaries, dictionaries.target, settings)
+    if Path(pieces).suffix == SENTENCEPIECE_SUFFIX:
+        backend = sentencepiece_backend(pieces, dictionaries)
+        return _tokenizer(backend, dictionaries, settings)
+    source, target = dictionaries.source, dictionaries.target
+    dictionaries = Dictionaries(
+        source=bpe_pieces(source), target=None if target is None else bpe_pieces(target)
+    )
+    return tokenizer_of_merges(read_codes(pieces), dictionaries, settings)
 
 
 def tokenizer_of_merges(
-    merges: Iterable[tuple[str, str]], dictionaries: Dictionaries, settings: TextSettings
+    merges: list[tuple[str, str]], dictionaries: Dictionaries, settings: TextSettings
 ) -> VanillaFairseqTokenizer:
     """The tokenizer of a model with BPE codes.
 
     Args:
         merges: in order.
-        dictionaries: tokens of both sides.
+        dictionaries: of both sides, as `bpe_pieces` writes tokens.
         settings: how a text is prepared.
     """
-    target = dictionaries.target
-    pieces = None if target is None else bpe_pieces(target)
-    return _tokenizer(bpe_backend(merges, dictionaries), dictionaries, pieces, settings)
+    of_merges = (part for merge in merges for part in (*merge, "".join(merge)))
+    backend = Tokenizer(
+        models.BPE(
+            vocab=_vocabulary(dictionaries, of_merges),
+            merges=merges,
+            unk_token=SPECIAL_TOKENS[UNKNOWN_ID],
+            end_of_word_suffix=WORD_END,
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.decoder = decoders.BPEDecoder(suffix=WORD_END)
+    return _tokenizer(backend, dictionaries, settings)
 
 
 def _tokenizer(
-    backend: Tokenizer,
-    dictionaries: Dictionaries,
-    target: list[str] | None,
-    settings: TextSettings,
+    backend: Tokenizer, dictionaries: Dictionaries, settings: TextSettings
 ) -> VanillaFairseqTokenizer:
-    """The backend with ids per side; `target` are the target's pieces as the backend has them."""
+    """The backend with ids per side."""
     _, pad, eos, unknown = SPECIAL_TOKENS
     end = (eos, SPECIAL_TOKENS.index(eos))
     backend.post_processor = processors.TemplateProcessing(
@@ -254,7 +240,7 @@ def _tokenizer(
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,  # "</s>" typed in a text is not special
         source_vocab_size=len(dictionaries.source),
-        target_pieces=target,
+        target_pieces=dictionaries.target,
         source_lang=settings.source_lang,
         target_lang=settings.target_lang,
         use_moses=settings.use_moses,
@@ -266,11 +252,19 @@ def _tokenizer(
 # --- inside ------------------------------------------------------------------------------------
 
 
-def _numbered(pieces: list[str]) -> dict[str, int]:
+def _vocabulary(dictionaries: Dictionaries, others: Iterable[str]) -> dict[str, int]:
+    """Numbers of all pieces; the first ones are the ids of the source dictionary.
+
+    Raises:
+        ValueError: two tokens of the source are the same piece.
+    """
+    pieces = dictionaries.source
     numbers = {piece: number for number, piece in enumerate(pieces)}
     if len(numbers) < len(pieces):
         twice = sorted({piece for piece in pieces if pieces.count(piece) > 1})
         raise ValueError(f"two tokens of the dictionary are the same piece: {', '.join(twice)}")
+    for piece in (*(dictionaries.target or []), *others):
+        numbers.setdefault(piece, len(numbers))
     return numbers
 
 

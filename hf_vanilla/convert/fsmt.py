@@ -1,43 +1,39 @@
 """Convert FSMT models of transformers, such as facebook/wmt19-en-de, without their class."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import GenerationConfig
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import found_on_hub, load_saved
+from hf_vanilla.loading import load_saved
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.models.tokenization_vanilla import VanillaFairseqTokenizer
 from hf_vanilla.options import Options, option
 from hf_vanilla.text.generation_fields import KINDS, check_fields
 
-from .checkpoint_files import read_checkpoint
-from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
-from .fairseq_tokenizer import (
-    CONTINUED,
-    SPECIAL_TOKENS,
-    WORD_END,
-    Dictionaries,
-    TextSettings,
-    tokenizer_of_merges,
+from .checkpoint_files import (
+    local_folder,
+    read_checkpoint,
+    read_json,
+    settings_of_type,
 )
+from .fairseq import SIDES, SIZES, Sharing, config_values, names_of
+from .fairseq_tokenizer import SPECIAL_TOKENS, Dictionaries, TextSettings, tokenizer_of_merges
 from .weight_names import is_sinusoidal, load_renamed, rename_to_ours
 
 MERGES, TOKENIZER_SETTINGS = "merges.txt", "tokenizer_config.json"
 VOCABULARIES = ("vocab-src.json", "vocab-tgt.json")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-FILES = (*VOCABULARIES, *WEIGHTS, MERGES, TOKENIZER_SETTINGS, "config.json")
 GENERATION = "generation_config.json"
+FILES = (*VOCABULARIES, *WEIGHTS, MERGES, TOKENIZER_SETTINGS, "config.json", GENERATION)
 PREFIX = "model."
 POSITIONS = "{side}.embed_positions.weight"
 # what FSMTConfig has where a file leaves it out
@@ -81,13 +77,13 @@ def convert_fsmt(options: FsmtOptions) -> Path:
         ValueError: a file is missing or damaged, or our model cannot express it exactly.
         OSError: the model is not found, or the output exists.
     """
-    folder = _folder(options.input)
-    settings = _read_json(folder / "config.json")
-    if (kind := settings.get("model_type")) != "fsmt":
-        raise ValueError(f"{options.input} is a model of type {kind!r}: give one of type 'fsmt'")
-    settings = {**DEFAULTS, **settings}
+    settings = {**DEFAULTS, **settings_of_type(options.input, "fsmt")}
     if (padding := settings.get("pad_token_id", 1)) != 1:  # positions begin behind it
         raise ValueError(f"{options.input}: pad_token_id={padding!r}, but <pad> of FSMT is 1")
+    folder = local_folder(options.input, FILES)
+    for name in (*VOCABULARIES, MERGES):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}: the FSMT model is not whole")
     with whole_folder(options.output) as output:
         model = _model(_read_weights(folder), settings, options.input)
         model.generation_config = _decoding(folder, settings)
@@ -99,26 +95,6 @@ def convert_fsmt(options: FsmtOptions) -> Path:
 
 
 # --- files --------------------------------------------------------------------------------------
-
-
-def _folder(name: str) -> Path:
-    """A local folder, or the files of a Hub id."""
-    if Path(name).is_dir():
-        return Path(name)
-    with found_on_hub(name):
-        return Path(snapshot_download(name, allow_patterns=[*FILES, GENERATION]))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path.parent} has no {path.name}: the FSMT model is not whole") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): download it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold keys and values")
-    return content
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -155,9 +131,7 @@ def _model(
     same = ("dropout", "attention_dropout", "activation_dropout", "activation_function")
     values |= {name: settings[name] for name in (*same, "max_position_embeddings")}
     values |= {name: settings[name] for name in ("scale_embedding", "decoder_start_token_id")}
-    names = {k: v for k, v in names_of(sharing).items() if ".embed_positions." not in k}
-    # computed tables, stored by some versions
-    names[POSITIONS] = None
+    names = {**names_of(sharing), POSITIONS: None}  # a computed table, stored by some versions
     try:
         config = VanillaConfig(
             **values,
@@ -193,43 +167,36 @@ def _foreign_positions(weights: Mapping[str, Tensor], config: VanillaConfig) -> 
 
 def _decoding(folder: Path, settings: Mapping[str, Any]) -> GenerationConfig:
     """The saved generation config, or what older files have among the model's settings."""
-    saved = folder / GENERATION
-    if saved.is_file():
-        _check_decoding(_read_json(saved), saved)
-        decoding = load_saved(GenerationConfig, folder)
+    path = folder / GENERATION
+    if is_saved := path.is_file():
+        given = read_json(path)
     else:
+        path = folder / "config.json"
         given = {name: settings.get(name, value) for name, value in DECODING.items()}
-        _check_decoding(given, folder / "config.json")
-        decoding = GenerationConfig(**given)
+    # what a search reads: transformers accepts values of other types, or fails on them
+    own = {name: given[name] for name in KINDS if given.get(name) is not None}
+    check_fields(f"{path}: generation", own)
+    decoding = load_saved(GenerationConfig, folder) if is_saved else GenerationConfig(**given)
     decoding.length_penalty_form = "power"
     decoding._from_model_config = False  # or it would be rebuilt from the config
     return decoding
-
-
-def _check_decoding(given: Mapping[str, Any], path: Path) -> None:
-    """Check what a search reads: transformers accepts values of other types, or fails on them."""
-    own = {name: given[name] for name in KINDS if given.get(name) is not None}
-    check_fields(f"{path}: generation", own)
 
 
 # --- tokenizer ----------------------------------------------------------------------------------
 
 
 def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqTokenizer:
-    vocabularies = [_read_json(folder / name) for name in VOCABULARIES]
+    vocabularies = [read_json(folder / name) for name in VOCABULARIES]
     sizes = [settings["src_vocab_size"], settings["tgt_vocab_size"]]
     sides = zip(VOCABULARIES, vocabularies, sizes, strict=True)
     tokens = [_dictionary(folder / name, ids, size) for name, ids, size in sides]
-    own = _read_json(folder / TOKENIZER_SETTINGS) if (folder / TOKENIZER_SETTINGS).is_file() else {}
+    own = read_json(folder / TOKENIZER_SETTINGS) if (folder / TOKENIZER_SETTINGS).is_file() else {}
     languages = own.get("langs") or settings.get("langs")
     if not isinstance(languages, list) or len(languages) != 2:
         raise ValueError(f"{folder}: langs={languages!r}: the config must name two languages")
     source, target = tokens
-    path = folder / MERGES
-    if not path.is_file():
-        raise ValueError(f"{path.parent} has no {path.name}: the FSMT model is not whole")
     merges: dict[tuple[str, str], None] = {}
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for line in (folder / MERGES).read_text(encoding="utf-8").split("\n"):
         parts = line.split()[:2]
         if len(parts) == 2:
             merges.setdefault((parts[0], parts[1]))
@@ -247,7 +214,7 @@ def _tokenizer(folder: Path, settings: Mapping[str, Any]) -> VanillaFairseqToken
 
 
 def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
-    """The pieces of a vocabulary in the order of their ids, written as fairseq's dictionaries."""
+    """The pieces of a vocabulary in the order of their ids."""
     for piece, number in ids.items():
         if type(number) is not int:
             raise ValueError(f"{path}: piece {piece!r} has the id {number!r}: give an integer")
@@ -257,8 +224,4 @@ def _dictionary(path: Path, ids: Mapping[str, Any], size: int) -> list[str]:
         raise ValueError(
             f"{path} must have the ids 0 to {size - 1}, {', '.join(SPECIAL_TOKENS)} first"
         )
-    rest = [
-        piece.removesuffix(WORD_END) if piece.endswith(WORD_END) else piece + CONTINUED
-        for piece in ordered[len(SPECIAL_TOKENS) :]
-    ]
-    return [*SPECIAL_TOKENS, *rest]
+    return ordered

@@ -24,21 +24,20 @@ from transformers import (
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import load_saved, load_with_report, read_settings
+from hf_vanilla.loading import load_saved, load_with_report
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
-from hf_vanilla.text.loading import load_translator, require_float
 
-from .checkpoint_files import toolkit_of_path
-from .marian_npz import read_npz, read_npz_tokenizer
-from .marian_npz_files import npz_of
+from .checkpoint_files import load_encoder_decoder, settings_of_type, toolkit_of_path
+from .marian_npz import npz_of, read_npz, read_npz_tokenizer
 from .weight_names import (
     Names,
     add_report,
     is_sinusoidal,
     is_zero_at,
     load_renamed,
+    refuse,
     rename_to_ours,
     rename_to_theirs,
 )
@@ -52,12 +51,12 @@ _SAME = (
     "model.{side}.layers.{n}.{part}.{kind}",
     "lm_head.weight",
 )
+POSITIONS = "model.{side}.embed_positions.weight"
 NAMES: Names = {
     **{name: name for name in _SAME},
     "final_logits_bias": "lm_head.bias",
-    "model.{side}.embed_positions.weight": None,
+    POSITIONS: None,
 }
-POSITIONS = "model.{side}.embed_positions.weight"
 
 # fields that mean the same in both configs
 SAME_FIELDS = (
@@ -100,10 +99,8 @@ class MarianOptions(Options):
     output: str = option(text="folder for our model")
     frequencies: str | None = option(
         None,
-        (
-            "positions and epsilon: transformers (as MarianMTModel) or marian; default: "
-            "that of the folder"
-        ),
+        "positions and epsilon: transformers (as MarianMTModel) or marian; default: that of the "
+        "folder",
         choices=FREQUENCIES,
     )
     check: bool = option(False, "translate with both models and compare before writing")
@@ -197,7 +194,11 @@ def from_marian(
     weights["final_logits_bias"] = weights["final_logits_bias"].squeeze(0)
     names = NAMES if is_shared else {**NAMES, "model.shared.weight": None}  # it is unused then
     renamed = rename_to_ours(weights, names)
-    renamed.problems.extend([*faults, *_foreign_positions(theirs)])
+    renamed.problems.extend(faults)
+    for side in ("encoder", "decoder"):
+        table = getattr(theirs.model, side).embed_positions.weight
+        if not is_sinusoidal(table, layout="concatenated"):
+            renamed.problems.append(f"{POSITIONS.format(side=side)} is not sinusoidal")
     if loading is not None:
         add_report(renamed, loading, missing=loading["missing_keys"])
     load_renamed(ours, renamed, origin=origin, reasons=FOREIGN_WEIGHTS)
@@ -249,9 +250,7 @@ def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
     """The model in float32, its loading info, and flags that our model cannot express."""
     if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))):
         raise ValueError(f"{name} is {toolkit}")
-    settings = read_settings(name)
-    if (kind := settings.get("model_type")) != "marian":
-        raise ValueError(f"{name} is a model of type {kind!r}: give one of type 'marian'")
+    settings = settings_of_type(name, "marian")
     faults = [
         f"{flag}={value} ({why})"
         for flag, (value, why) in FOREIGN_FLAGS.items()
@@ -287,16 +286,6 @@ def _contradictions(tokenizer: PreTrainedTokenizerBase, config: MarianConfig) ->
     return faults
 
 
-def _foreign_positions(theirs: MarianMTModel) -> list[str]:
-    """Position tables that are not sinusoidal."""
-    faults = []
-    for side, stack in (("encoder", theirs.model.encoder), ("decoder", theirs.model.decoder)):
-        table = stack.embed_positions.weight
-        if not is_sinusoidal(table, layout="concatenated"):
-            faults.append(f"{POSITIONS.format(side=side)} is not sinusoidal")
-    return faults
-
-
 # --- our models to MarianMTModel -----------------------------------------------------------------
 
 # the only values that MarianMTModel can express
@@ -327,13 +316,8 @@ def convert_to_marian(options: ToMarianOptions) -> Path:
         OSError: the model is not found, or the output exists.
     """
     with whole_folder(options.output) as folder:
-        ours, tokenizer = load_translator(options.input)
-        require_float(ours, options.input)
-        if not isinstance(ours, VanillaForConditionalGeneration):
-            raise ValueError(
-                f"{options.input} is a {type(ours).__name__}: give an encoder-decoder model"
-            )
-        theirs = to_marian(ours.to("cpu"))
+        ours, tokenizer = load_encoder_decoder(options.input)
+        theirs = to_marian(ours)
         if options.check:
             logger.info("%s", compare(theirs, ours, tokenizer))
         theirs.save_pretrained(folder)
@@ -351,8 +335,7 @@ def to_marian(ours: VanillaForConditionalGeneration) -> MarianMTModel:
         ValueError: MarianMTModel cannot express the model; the message names all reasons.
     """
     config, decoding = ours.config, copy.deepcopy(ours.generation_config)
-    if reasons := _marian_faults(config, decoding):
-        raise ValueError(f"MarianMTModel cannot express this model: {'; '.join(reasons)}")
+    refuse("MarianMTModel", _marian_faults(config, decoding))
     weights, is_tied = _weights_of_their_form(ours)
     theirs = MarianMTModel(
         MarianConfig(
@@ -398,27 +381,24 @@ def _weights_of_their_form(ours: VanillaForConditionalGeneration) -> tuple[dict[
     return weights, is_tied
 
 
-def _marian_faults(config: VanillaConfig, decoding: GenerationConfig) -> list[str]:
-    reasons = [
-        f"{name}={getattr(config, name)!r} (Marian: {only!r})"
+def _marian_faults(config: VanillaConfig, decoding: GenerationConfig) -> dict[str, bool]:
+    form = getattr(decoding, "length_penalty_form", None) or "power"
+    beyond = getattr(decoding, "max_tokens_beyond_source", None)
+    reasons = {
+        f"{name}={getattr(config, name)!r} (Marian: {only!r})": getattr(config, name) != only
         for name, only in MARIAN_FIELDS.items()
-        if getattr(config, name) != only
-    ]
+    }
     for name in ("encoder_attention_heads", "decoder_attention_heads"):
         heads = getattr(config, name)
         widths = config.head_widths(heads)
-        if any(width * heads != config.d_model for width in widths):
-            reasons.append(
-                f"{name}={heads} with head_dim, v_head_dim = {widths[0]}, {widths[1]} "
-                f"(Marian: d_model={config.d_model} / heads)"
-            )
-    if config.decoder_start_token_id is None:
-        reasons.append("decoder_start_token_id=None (Marian: an id)")
-    form = getattr(decoding, "length_penalty_form", None) or "power"
-    if form != "power":
-        reasons.append(f"length_penalty_form={form!r} in the generation config (Marian: 'power')")
-    if (beyond := getattr(decoding, "max_tokens_beyond_source", None)) is not None:
-        reasons.append(
-            f"max_tokens_beyond_source={beyond} in the generation config (Marian: max_length)"
+        reason = (
+            f"{name}={heads} with head_dim, v_head_dim = {widths[0]}, {widths[1]} "
+            f"(Marian: d_model={config.d_model} / heads)"
         )
-    return reasons
+        reasons[reason] = any(width * heads != config.d_model for width in widths)
+    in_search = "in the generation config"
+    return reasons | {
+        "decoder_start_token_id=None (Marian: an id)": config.decoder_start_token_id is None,
+        f"length_penalty_form={form!r} {in_search} (Marian: 'power')": form != "power",
+        f"max_tokens_beyond_source={beyond} {in_search} (Marian: max_length)": beyond is not None,
+    }

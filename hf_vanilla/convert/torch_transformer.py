@@ -23,16 +23,18 @@ from hf_vanilla.models.configuration_vanilla import (
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import read_checkpoint, toolkit_of_content
-from .weight_names import Names, is_sinusoidal, is_zero_at, load_renamed, rename_to_ours
+from .checkpoint_files import is_state_dict, read_checkpoint, toolkit_of_content
+from .weight_names import (
+    Names,
+    count_layers,
+    is_sinusoidal,
+    is_zero_at,
+    load_renamed,
+    rename_to_ours,
+    torch_layer_names,
+)
 
 logger = logging.getLogger(__name__)
-
-# names inside a layer: theirs, ours
-LAYER = {"linear1": "fc1", "linear2": "fc2", "norm1": "self_attn_layer_norm"}
-ENCODER_LAYER = {**LAYER, "norm2": "final_layer_norm"}
-DECODER_LAYER = {**LAYER, "norm2": "encoder_attn_layer_norm", "norm3": "final_layer_norm"}
-ATTENTIONS = {"self_attn": "self_attn", "multihead_attn": "encoder_attn"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,11 @@ class TorchOptions(Options):
     trust_pickle: bool = option(
         False, "load any pickled class, which can run code; only for a trusted author"
     )
+
+    @property
+    def inner(self) -> str:
+        """The prefix of names inside the `nn.Transformer`."""
+        return f"{self.transformer}." if self.transformer else ""
 
 
 def convert_torch(options: TorchOptions) -> Path:
@@ -107,33 +114,23 @@ def from_torch(
 
 def torch_names(options: TorchOptions) -> Names:
     """The table of names for the attribute names in `options`."""
-    inner = _dotted(options.transformer)
+    inner = options.inner
     names: dict[str, str | tuple[str, ...] | None] = {
         f"{inner}{{side}}.norm.{{kind}}": "model.{side}.layer_norm.{kind}",
         f"{options.output_projection}.{{kind}}": "lm_head.{kind}",
     }
     if options.positions:
         names[options.positions] = None
-    for side, parts in (("encoder", ENCODER_LAYER), ("decoder", DECODER_LAYER)):
+    tables = {"encoder": options.source_embedding, "decoder": options.target_embedding}
+    for side, table in tables.items():
         theirs, ours = f"{inner}{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
-        for name, part in parts.items():
-            names[f"{theirs}{name}.{{kind}}"] = f"{ours}{part}.{{kind}}"
-        for name, part in ATTENTIONS.items():
-            names[f"{theirs}{name}.in_proj_{{kind}}"] = tuple(
-                f"{ours}{part}.{letter}_proj.{{kind}}" for letter in "qkv"
-            )
-            names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{part}.out_proj.{{kind}}"
-    tables = {options.source_embedding: "encoder", options.target_embedding: "decoder"}
-    for name, side in tables.items():  # the same name for both: one shared table
-        names[f"{name}.weight"] = f"model.{side}.embed_tokens.weight"
+        names |= torch_layer_names(theirs, ours, is_decoder=side == "decoder")
+        # the same name for both: one shared table
+        names[f"{table}.weight"] = f"model.{side}.embed_tokens.weight"
     return names
 
 
 # --- inside ------------------------------------------------------------------------------------
-
-
-def _dotted(name: str) -> str:
-    return f"{name}." if name else ""
 
 
 def _state_dict(content: Any, options: TorchOptions) -> dict[str, Tensor]:
@@ -144,8 +141,7 @@ def _state_dict(content: Any, options: TorchOptions) -> dict[str, Tensor]:
         if not isinstance(content, Mapping) or entry not in content:
             raise ValueError(f"{path} has no entry {entry!r}; it contains {_described(content)}")
         content = content[entry]
-    is_named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
-    if not is_named or not all(isinstance(weight, Tensor) for weight in content.values()):
+    if not is_state_dict(content):
         raise ValueError(
             f"{path} is not a state dict; it contains {_described(content)}: name the state dict "
             "with --entry, or save model.state_dict()"
@@ -163,7 +159,7 @@ def _config(
     weights: Mapping[str, Tensor], options: TorchOptions
 ) -> tuple[VanillaConfig, list[str]]:
     """The config from shapes, names and options, and reasons why our model cannot express it."""
-    inner = _dotted(options.transformer)
+    inner = options.inner
     source, target, output, encoder_inner, decoder_inner = _matrices(
         weights,
         [
@@ -181,10 +177,10 @@ def _config(
         vocab_size=source.shape[0],
         decoder_vocab_size=target.shape[0],
         d_model=source.shape[1],
-        encoder_layers=_layers(weights, f"{inner}encoder"),
+        encoder_layers=count_layers(weights, f"{inner}encoder.layers."),
         encoder_attention_heads=options.heads,
         encoder_ffn_dim=encoder_inner.shape[0],
-        decoder_layers=_layers(weights, f"{inner}decoder"),
+        decoder_layers=count_layers(weights, f"{inner}decoder.layers."),
         decoder_attention_heads=options.heads,
         decoder_ffn_dim=decoder_inner.shape[0],
         dropout=options.dropout,
@@ -221,11 +217,6 @@ def _matrices(
             "--prefix"
         )
     return [weights[name] for name in names]
-
-
-def _layers(weights: Mapping[str, Tensor], stack: str) -> int:
-    found = (re.match(rf"{re.escape(stack)}\.layers\.(\d+)\.", name) for name in weights)
-    return 1 + max(int(match[1]) for match in found if match)
 
 
 def _positions(

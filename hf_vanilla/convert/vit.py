@@ -18,16 +18,18 @@ from transformers import (
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.hub.card import carry_over
-from hf_vanilla.loading import load_model, load_saved, load_with_report, read_settings
+from hf_vanilla.loading import load_model, load_saved, load_with_report
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification, VanillaVitModel
 from hf_vanilla.options import Options, option
 
+from .checkpoint_files import settings_of_type
 from .weight_names import (
     Names,
     Renamed,
     add_report,
     load_renamed,
+    refuse,
     rename_to_ours,
     rename_to_theirs,
     require_same_outputs,
@@ -41,16 +43,14 @@ _BODY = {
     "embeddings.position_embeddings": "embeddings.positions",
     "embeddings.patch_embeddings.projection.{kind}": "embeddings.patch_projection.{kind}",
     **{
-        f"layers.{{n}}.attention.{theirs}.{{kind}}": f"layers.{{n}}.self_attn.{ours}.{{kind}}"
-        for theirs, ours in (
-            *((name, name) for name in ("q_proj", "k_proj", "v_proj")),
-            ("o_proj", "out_proj"),
+        f"layers.{{n}}.attention.{theirs}_proj.{{kind}}": (
+            f"layers.{{n}}.self_attn.{ours}_proj.{{kind}}"
         )
+        for theirs, ours in {"q": "q", "k": "k", "v": "v", "o": "out"}.items()
     },
     "layers.{n}.layernorm_before.{kind}": "layers.{n}.self_attn_layer_norm.{kind}",
     "layers.{n}.layernorm_after.{kind}": "layers.{n}.final_layer_norm.{kind}",
-    "layers.{n}.mlp.fc1.{kind}": "layers.{n}.fc1.{kind}",
-    "layers.{n}.mlp.fc2.{kind}": "layers.{n}.fc2.{kind}",
+    "layers.{n}.mlp.fc{k}.{kind}": "layers.{n}.fc{k}.{kind}",
     "layernorm.{kind}": "layer_norm.{kind}",
     "pooler.dense.{kind}": "pooler.{kind}",
 }
@@ -119,7 +119,8 @@ def convert_vit(options: VitOptions) -> Path:
         theirs, loading = _read_vit(options.input)
         ours = from_vit(theirs, origin=options.input, loading=loading)
         processor = read_image_processor(options.input, ours.config)
-        save_image_model(ours, processor, folder)
+        ours.save_pretrained(folder)
+        processor.save_pretrained(folder)
         require_same_outputs(read_image_model(str(folder)), theirs, ours.config.image_height_width)
         carry_over(options.input, folder)
     return Path(options.output)
@@ -196,15 +197,12 @@ def to_vit(
     """
     config = ours.config
     is_body = isinstance(ours, VanillaVitModel)
-    reasons = []
-    if config.has_pooler and not is_body:
-        reasons.append("has_pooler=True (there: no pooler below a classifier)")
-    if config.activation_dropout:
-        reasons.append(f"activation_dropout={config.activation_dropout} (there: 0)")
-    if not config.attention_bias:
-        reasons.append("attention_bias=False (there: a bias on the output projection)")
-    if reasons:
-        raise ValueError(f"ViT cannot express this model: {'; '.join(reasons)}")
+    reasons = {
+        "has_pooler=True (there: no pooler below a classifier)": config.has_pooler and not is_body,
+        f"activation_dropout={config.activation_dropout} (there: 0)": config.activation_dropout,
+        "attention_bias=False (there: a bias on the output projection)": not config.attention_bias,
+    }
+    refuse("ViT", reasons)
     settings = ViTConfig(
         **{name: getattr(config, ours) for name, ours in SAME_FIELDS.items()},
         **{name: getattr(config, name) for name in LABEL_FIELDS},
@@ -227,9 +225,7 @@ def read_image_model(name: str) -> VanillaForImageClassification | VanillaVitMod
         ValueError: it is another kind of model.
         OSError: nothing is found under that name.
     """
-    settings = read_settings(name)
-    if (kind := settings.get("model_type")) != "vanilla_vit":
-        raise ValueError(f"{name} is a model of type {kind!r}: give one of type 'vanilla_vit'")
+    settings = settings_of_type(name, "vanilla_vit")
     has_head = "VanillaVitModel" not in (settings.get("architectures") or [])
     model = VanillaForImageClassification if has_head else VanillaVitModel
     return load_model(model, name, dtype=torch.float32)
@@ -256,14 +252,6 @@ def authors_processor(config: VanillaVitConfig) -> ViTImageProcessorPil:
     )
 
 
-def save_image_model(
-    model: VanillaForImageClassification | VanillaVitModel, processor: Any, folder: Path
-) -> None:
-    """A complete model folder: weights, config and the image processor."""
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-
-
 def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
     """Zeros for biases on queries, keys and values that the other model does not have."""
     for name, weight in ours.state_dict().items():
@@ -277,10 +265,7 @@ def add_zero_biases(renamed: Renamed, ours: PreTrainedModel) -> None:
 
 def _read_vit(name: str) -> tuple[ViTForImageClassification | ViTModel, dict[str, Any]]:
     """The model in float32, and what transformers reports of its tensors."""
-    settings = read_settings(name)
-    if (kind := settings.get("model_type")) != "vit":
-        why = f" ({FOREIGN_TYPES[kind]})" if kind in FOREIGN_TYPES else ""
-        raise ValueError(f"{name} is a model of type {kind!r}{why}: give one of type 'vit'")
+    settings = settings_of_type(name, "vit", foreign=FOREIGN_TYPES)
     architecture = (settings.get("architectures") or ["ViTForImageClassification"])[0]
     if architecture not in ARCHITECTURES:
         raise ValueError(

@@ -3,7 +3,6 @@
 Shapes: D width, F feed-forward width, N heads, K width of a head, C channels, P positions.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from huggingface_hub import hf_hub_download
 from torch import Tensor
 from transformers import ViTImageProcessorPil
 from transformers.image_utils import PILImageResampling
 
 from hf_vanilla.files import whole_folder
-from hf_vanilla.loading import found_on_hub
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
 from hf_vanilla.models.modeling_vanilla_vit import VanillaForImageClassification
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import read_arrays, read_checkpoint
-from .vit import add_zero_biases, authors_processor, save_image_model
-from .weight_names import Names, load_renamed, rename_to_ours
+from .checkpoint_files import local_folder, read_arrays, read_checkpoint, read_json
+from .vit import add_zero_biases, authors_processor
+from .weight_names import Names, count_layers, load_renamed, rename_to_ours
 
 _LAYER = "model.layers.{n}"
 TIMM_NAMES: Names = {
@@ -33,12 +30,11 @@ TIMM_NAMES: Names = {
     "patch_embed.proj.{kind}": "model.embeddings.patch_projection.{kind}",
     "blocks.{n}.norm1.{kind}": f"{_LAYER}.self_attn_layer_norm.{{kind}}",
     "blocks.{n}.attn.qkv.{kind}": tuple(
-        f"{_LAYER}.self_attn.{part}_proj.{{kind}}" for part in ("q", "k", "v")
+        f"{_LAYER}.self_attn.{part}_proj.{{kind}}" for part in "qkv"
     ),
     "blocks.{n}.attn.proj.{kind}": f"{_LAYER}.self_attn.out_proj.{{kind}}",
     "blocks.{n}.norm2.{kind}": f"{_LAYER}.final_layer_norm.{{kind}}",
-    "blocks.{n}.mlp.fc1.{kind}": f"{_LAYER}.fc1.{{kind}}",
-    "blocks.{n}.mlp.fc2.{kind}": f"{_LAYER}.fc2.{{kind}}",
+    "blocks.{n}.mlp.fc{k}.{kind}": f"{_LAYER}.fc{{k}}.{{kind}}",
     "norm.{kind}": "model.layer_norm.{kind}",
     "head.{kind}": "classifier.{kind}",
 }
@@ -46,14 +42,10 @@ TIMM_FOREIGN = {
     "dist_token": "a distillation token",
     "head_dist.{kind}": "a distillation token",
     "reg_token": "register tokens",
-    "blocks.{n}.ls1.gamma": "layer scale",
-    "blocks.{n}.ls2.gamma": "layer scale",
-    "blocks.{n}.gamma_1": "layer scale",
-    "blocks.{n}.gamma_2": "layer scale",
-    "blocks.{n}.attn.rel_pos_h": "windowed attention with relative positions",
-    "blocks.{n}.attn.rel_pos_w": "windowed attention with relative positions",
-    "blocks.{n}.attn.q_norm.{kind}": "norms on queries and keys",
-    "blocks.{n}.attn.k_norm.{kind}": "norms on queries and keys",
+    "blocks.{n}.ls{k}.gamma": "layer scale",
+    "blocks.{n}.gamma_{k}": "layer scale",
+    "blocks.{n}.attn.rel_pos_{axis}": "windowed attention with relative positions",
+    "blocks.{n}.attn.{part}_norm.{kind}": "norms on queries and keys",
     "norm_pre.{kind}": "a norm below the first layer",
     "fc_norm.{kind}": "a mean over patches instead of the class token",
     "attn_pool.{part}.{kind}": "an attention head for pooling",
@@ -85,7 +77,8 @@ def convert_timm(options: TimmOptions) -> Path:
     with whole_folder(options.output) as folder:
         weights, settings = _read_timm(options.input)
         ours = from_timm(weights, settings, origin=options.input, heads=options.heads)
-        save_image_model(ours, timm_processor(ours.config, settings), folder)
+        ours.save_pretrained(folder)
+        timm_processor(ours.config, settings).save_pretrained(folder)
     return Path(options.output)
 
 
@@ -152,20 +145,12 @@ def timm_processor(config: VanillaVitConfig, settings: Mapping[str, Any]) -> ViT
 
 def _read_timm(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Weights and `config.json`, empty where a lone file of weights was given."""
-    path = Path(name)
-    if path.is_file():
-        return read_checkpoint(path), {}
-    if path.is_dir():
-        weights, settings = path / "model.safetensors", path / "config.json"
-    else:
-        with found_on_hub(name):
-            weights = Path(hf_hub_download(name, "model.safetensors"))
-            settings = Path(hf_hub_download(name, "config.json"))
-    try:
-        content = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{settings} is not JSON: {error}") from None
-    return read_checkpoint(weights), content
+    if Path(name).is_file():
+        return read_checkpoint(name), {}
+    folder = local_folder(name, ("model.safetensors", "config.json"))
+    settings = folder / "config.json"
+    content = read_json(settings) if settings.is_file() else {}
+    return read_checkpoint(folder / "model.safetensors"), content
 
 
 def _timm_config(
@@ -190,13 +175,12 @@ def _timm_config(
         size = [channels, side * patch[0], side * patch[1]]
     labels = settings.get("label_names") or pretrained.get("label_names")
     names = {index: str(label) for index, label in enumerate(labels or ())}
-    layers = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
     return VanillaVitConfig(
         image_size=list(size[1:]),
         patch_size=patch,
         num_channels=channels,
         d_model=width,
-        encoder_layers=len(layers),
+        encoder_layers=count_layers(weights, "blocks."),
         encoder_attention_heads=heads or HUGE.get(width) or max(1, width // HEAD_WIDTH),
         encoder_ffn_dim=fed.shape[0],
         layer_norm_eps=1e-6,
@@ -211,30 +195,28 @@ _ATTENTION = f"{_BLOCK}.MultiHeadDotProductAttention_1"
 # dots for the slashes of the file, so that braces stand for one piece
 GOOGLE_NAMES: Names = {
     "cls": "model.embeddings.class_token",
-    "embedding.kernel": "model.embeddings.patch_projection.weight",
-    "embedding.bias": "model.embeddings.patch_projection.bias",
     "Transformer.posembed_input.pos_embedding": "model.embeddings.positions",
     **{
         f"{theirs}.{their_kind}": f"{ours}.{our_kind}"
-        for theirs, ours, kinds in (
-            (f"{_BLOCK}.LayerNorm_0", "model.layers.{n}.self_attn_layer_norm", ("scale", "bias")),
-            (f"{_BLOCK}.LayerNorm_2", "model.layers.{n}.final_layer_norm", ("scale", "bias")),
-            (f"{_BLOCK}.MlpBlock_3.Dense_0", "model.layers.{n}.fc1", ("kernel", "bias")),
-            (f"{_BLOCK}.MlpBlock_3.Dense_1", "model.layers.{n}.fc2", ("kernel", "bias")),
-            (f"{_ATTENTION}.query", "model.layers.{n}.self_attn.q_proj", ("kernel", "bias")),
-            (f"{_ATTENTION}.key", "model.layers.{n}.self_attn.k_proj", ("kernel", "bias")),
-            (f"{_ATTENTION}.value", "model.layers.{n}.self_attn.v_proj", ("kernel", "bias")),
-            (f"{_ATTENTION}.out", "model.layers.{n}.self_attn.out_proj", ("kernel", "bias")),
-            ("Transformer.encoder_norm", "model.layer_norm", ("scale", "bias")),
-            ("pre_logits", "model.pooler", ("kernel", "bias")),
-            ("head", "classifier", ("kernel", "bias")),
-        )
-        for their_kind, our_kind in zip(kinds, ("weight", "bias"), strict=True)
+        for theirs, ours in {
+            "embedding": "model.embeddings.patch_projection",
+            f"{_BLOCK}.LayerNorm_0": f"{_LAYER}.self_attn_layer_norm",
+            f"{_BLOCK}.LayerNorm_2": f"{_LAYER}.final_layer_norm",
+            f"{_BLOCK}.MlpBlock_3.Dense_0": f"{_LAYER}.fc1",
+            f"{_BLOCK}.MlpBlock_3.Dense_1": f"{_LAYER}.fc2",
+            f"{_ATTENTION}.query": f"{_LAYER}.self_attn.q_proj",
+            f"{_ATTENTION}.key": f"{_LAYER}.self_attn.k_proj",
+            f"{_ATTENTION}.value": f"{_LAYER}.self_attn.v_proj",
+            f"{_ATTENTION}.out": f"{_LAYER}.self_attn.out_proj",
+            "Transformer.encoder_norm": "model.layer_norm",
+            "pre_logits": "model.pooler",
+            "head": "classifier",
+        }.items()
+        for their_kind, our_kind in (("kernel", "weight"), ("scale", "weight"), ("bias", "bias"))
     },
 }
 GOOGLE_FOREIGN = {
-    "conv_root.{kind}": "a convolutional stem",
-    "gn_root.{kind}": "a convolutional stem",
+    "{part}_root.{kind}": "a convolutional stem",
     "{block}.{unit}.{part}.{kind}": "a convolutional stem",
     "MAPHead_0.{part}.{kind}": "an attention head for pooling",
 }
@@ -261,7 +243,8 @@ def convert_google_vit(options: GoogleVitOptions) -> Path:
     with whole_folder(options.output) as folder:
         arrays = read_arrays(Path(options.input))
         ours = from_google(arrays, origin=options.input, image_height=options.image_height)
-        save_image_model(ours, authors_processor(ours.config), folder)
+        ours.save_pretrained(folder)
+        authors_processor(ours.config).save_pretrained(folder)
     return Path(options.output)
 
 
@@ -313,13 +296,12 @@ def _google_config(
         raise ValueError(
             f"{origin} has {count} positions, which make no grid: give image_height in pixels"
         )
-    layers = {name.split("/")[1] for name in arrays if name.startswith("Transformer/encoderblock_")}
     return VanillaVitConfig(
         image_size=[rows * patch_height, count // rows * patch_width],
         patch_size=[patch_height, patch_width],
         num_channels=channels,
         d_model=width,
-        encoder_layers=len(layers),
+        encoder_layers=count_layers(arrays, "Transformer/encoderblock_"),
         encoder_attention_heads=query.shape[1],
         encoder_ffn_dim=fed.shape[1],
         has_pooler="pre_logits/kernel" in arrays,

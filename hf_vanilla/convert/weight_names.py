@@ -10,7 +10,7 @@ other word in braces stands for the same part between dots on both sides:
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,7 +111,7 @@ def load_renamed(
         else:
             found.left_over.append(renamed.origins[name])
     faults = {
-        "left over": _explained(sorted(found.left_over), reasons or {}),
+        "left over": [_explained(name, reasons or {}) for name in sorted(found.left_over)],
         "missing": sorted(expected.keys() - found.weights.keys()),
         "wrong": [
             f"{found.origins[name]} ({fault})"
@@ -124,6 +124,52 @@ def load_renamed(
     if lines:
         raise ValueError(f"{origin} does not fit this architecture; " + "; ".join(lines))
     model.load_state_dict(found.weights, strict=False)
+
+
+def refuse(target: str, reasons: Mapping[str, Any]) -> None:
+    """Refuse a model of ours that `target` cannot express.
+
+    Args:
+        target: the other format.
+        reasons: what may stand in the way, and whether it does.
+
+    Raises:
+        ValueError: something does; the message has all of it.
+    """
+    if found := [reason for reason, applies in reasons.items() if applies]:
+        raise ValueError(f"{target} cannot express this model: {'; '.join(found)}")
+
+
+def count_layers(names: Iterable[str], prefix: str) -> int:
+    """How many different numbers follow `prefix` in names."""
+    found = (re.match(rf"{re.escape(prefix)}(\d+)", name) for name in names)
+    return len({match[1] for match in found if match})
+
+
+def torch_layer_names(theirs: str, ours: str, *, is_decoder: bool) -> Names:
+    """The table of a layer of `torch.nn.TransformerEncoder` or `torch.nn.TransformerDecoder`.
+
+    Args:
+        theirs: the other toolkit's prefix of the layer.
+        ours: our prefix.
+        is_decoder: whether the layer has cross-attention too.
+    """
+    attentions = {"self_attn": "self_attn"}
+    norms = ["self_attn_layer_norm", "final_layer_norm"]
+    if is_decoder:
+        attentions["multihead_attn"] = "encoder_attn"
+        norms.insert(1, "encoder_attn_layer_norm")
+    names: dict[str, str | tuple[str, ...]] = {}
+    for name, attention in attentions.items():
+        for kind in ("weight", "bias"):
+            names[f"{theirs}{name}.in_proj_{kind}"] = tuple(
+                f"{ours}{attention}.{part}_proj.{kind}" for part in "qkv"
+            )
+        names[f"{theirs}{name}.out_proj.{{kind}}"] = f"{ours}{attention}.out_proj.{{kind}}"
+    for number, norm in enumerate(norms, start=1):
+        names[f"{theirs}norm{number}.{{kind}}"] = f"{ours}{norm}.{{kind}}"
+    names[f"{theirs}linear{{k}}.{{kind}}"] = f"{ours}fc{{k}}.{{kind}}"
+    return names
 
 
 def is_zero_at(row: int | None, *tables: Tensor) -> bool:
@@ -204,18 +250,9 @@ def _expression(pattern: str) -> re.Pattern[str]:
     )
 
 
-def _explained(names: list[str], reasons: Mapping[str, str]) -> list[str]:
-    return [
-        next(
-            (
-                f"{name} ({why})"
-                for what, why in reasons.items()
-                if _expression(what).fullmatch(name)
-            ),
-            name,
-        )
-        for name in names
-    ]
+def _explained(name: str, reasons: Mapping[str, str]) -> str:
+    found = (why for what, why in reasons.items() if _expression(what).fullmatch(name))
+    return f"{name} ({why})" if (why := next(found, None)) else name
 
 
 def _mismatch(weight: Tensor, expected: Tensor) -> str | None:

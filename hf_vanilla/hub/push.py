@@ -116,15 +116,7 @@ def _push_space(model: Path, to: Repository) -> str:
     with tempfile.TemporaryDirectory() as name:
         page = Path(name) / "page"
         load_part(write_page)(str(model), page)
-        with _hub_errors(to.repo_id):
-            made = create_repo(
-                to.repo_id,
-                private=to.private,
-                exist_ok=True,
-                repo_type="space",
-                space_sdk="static",
-                token=to.token,
-            )
+        with _made(to, repo_type="space", space_sdk="static") as made:
             title = json.dumps(made.repo_id.partition("/")[2])  # a name may look like a number
             (page / CARD_FILE).write_text(SPACE_CARD.format(title=title), encoding="utf-8")
             return _commit(page, made, to, "Push the page", repo_type="space")
@@ -161,14 +153,7 @@ def push_model(
             model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-        with _hub_errors(repository.repo_id):
-            # a name without an owner means the user's own
-            made = create_repo(
-                repository.repo_id,
-                private=repository.private,
-                exist_ok=True,
-                token=repository.token,
-            )
+        with _made(repository) as made:
             pushed_card(card, made.repo_id, with_code=with_code).save(folder / CARD_FILE)
             return _commit(folder, made, repository, "Push model, tokenizer and card")
 
@@ -194,16 +179,19 @@ def _commit(folder: Path, made: Any, to: Repository, message: str, **kind: Any) 
 
 
 @contextmanager
-def _hub_errors(repo_id: str) -> Iterator[None]:
-    """Errors of network, login and server, each of a class of its own, as one `OSError`."""
+def _made(to: Repository, **kind: str) -> Iterator[Any]:
+    """The repository, made if it is new, whose owner is the user where none is named.
+
+    Errors of network, login and server, each of a class of its own, become one `OSError`.
+    """
     try:
-        yield
+        yield create_repo(to.repo_id, private=to.private, exist_ok=True, token=to.token, **kind)
     except Exception as error:
         reasons, cause = [str(error)], error.__cause__
         while cause is not None:  # the client names the file, the server why it refused
             reasons.append(str(cause))
             cause = cause.__cause__
         raise OSError(
-            f"cannot push to {repo_id}: {': '.join(reasons)}; is there a network, and are you "
+            f"cannot push to {to.repo_id}: {': '.join(reasons)}; is there a network, and are you "
             "logged in (hf auth login)?"
         ) from None

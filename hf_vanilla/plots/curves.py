@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -147,7 +147,7 @@ def save_curves(
             figure, text = whole.subfigures(2, 1, height_ratios=[tall, below])
         rows = figure.subplots(len(heights), sharex=True, squeeze=False, height_ratios=heights)
         for axes, (title, inside) in zip(rows[:, 0], panels.items(), strict=False):
-            _draw_panel(axes, runs, inside, floors or {})
+            _draw_panel(axes, runs, inside, floors or {}, colours)
             if len(runs) > 1:
                 axes.set_title(title, loc="left")
         rows[-1, 0].set_xlabel("optimizer step")
@@ -219,6 +219,7 @@ def _draw_panel(
     runs: Mapping[str, Entries],
     measures: Mapping[str, Measure],
     floors: Mapping[str, float | None],
+    colours: Theme,
 ) -> None:
     """The curves of one panel, the floor of smoothed losses, axes and legend."""
     for run, entries in runs.items():
@@ -226,18 +227,11 @@ def _draw_panel(
             _draw(axes, _points(entries, name), run if len(runs) > 1 else measure.label)
     _set_scale(axes, next(iter(measures.values())))
     if "loss" in measures:
-        _draw_floors(axes, [floor for floor in floors.values() if floor])
+        for index, floor in enumerate(sorted({floor for floor in floors.values() if floor})):
+            label = None if index else "smoothing floor: no smoothed loss can be lower"
+            axes.axhline(floor, linestyle=":", linewidth=1.2, color=colours.text, label=label)
     if len(axes.lines) > 1:
         axes.legend()
-
-
-def _draw_floors(axes: Any, floors: Iterable[float]) -> None:
-    """A dotted line at each lowest loss that smoothed targets allow."""
-    from matplotlib import rcParams
-
-    for index, floor in enumerate(sorted(set(floors))):
-        label = None if index else "smoothing floor: no smoothed loss can be lower"
-        axes.axhline(floor, linestyle=":", linewidth=1.2, color=rcParams["text.color"], label=label)
 
 
 def _points(entries: Entries, name: str) -> list[tuple[int, float]]:

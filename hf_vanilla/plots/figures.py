@@ -301,24 +301,19 @@ def read_plot(arguments: Sequence[str]) -> tuple[str, Any]:
         ValueError: a value is impossible.
     """
     if arguments and arguments[0] in ("-h", "--help"):
-        raise HelpShown(_help_of_all())
+        lines = [
+            f"  {name:12} {(load_part(options).__doc__ or '').splitlines()[0]}"
+            for name, (_, options) in all_figures().items()
+        ]
+        parser = ArgumentParser(
+            usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",
+            description="\n".join(["Draw a figure and save it as PNG or SVG:", "", *lines]),
+            formatter_class=RawDescriptionHelpFormatter,
+        )
+        raise HelpShown(parser)
     if not arguments or arguments[0].startswith("-"):
         raise UsageError(f"missing: which figure; first comes one of {', '.join(all_figures())}")
     name = arguments[0].replace("-", "_")
-    check_names("figures", {name: None}, all_figures(), error=UsageError)
-    return name, parse_options(
-        load_part(all_figures()[name][1]), arguments[1:], chosen=arguments[0]
-    )
-
-
-def _help_of_all() -> ArgumentParser:
-    """A parser whose help has the figures, a line each."""
-    lines = [
-        f"  {name:12} {(load_part(options).__doc__ or '').splitlines()[0]}"
-        for name, (_, options) in all_figures().items()
-    ]
-    return ArgumentParser(
-        usage="%(prog)s FIGURE [options]; %(prog)s FIGURE --help",
-        description="\n".join(["Draw a figure and save it as PNG or SVG:", "", *lines]),
-        formatter_class=RawDescriptionHelpFormatter,
-    )
+    figures = all_figures()
+    check_names("figures", {name: None}, figures, error=UsageError)
+    return name, parse_options(load_part(figures[name][1]), arguments[1:], chosen=arguments[0])

@@ -304,5 +304,5 @@ def test_another_kind_of_model_is_named(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "config.json").write_text('{"model_type": "yolos"}')
     save_file({"a": torch.zeros(1)}, tmp_path / "in" / "model.safetensors")
-    with pytest.raises(ValueError, match="model of type 'yolos': give a DETR model"):
+    with pytest.raises(ValueError, match="model of type 'yolos': give one of type 'detr'"):
         convert_detr(DetrOptions(input=str(tmp_path / "in"), output=str(tmp_path / "out")))

@@ -15,8 +15,7 @@ from hf_vanilla import (
     demo_model,
     load_translator,
 )
-from hf_vanilla.convert.export import ExportOptions, export
-from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
+from hf_vanilla.convert.export import ExportOptions, QuantizeOptions, export, quantize_folder
 from hf_vanilla.data.corpus import number_words
 from hf_vanilla.hub.card import languages_of
 from hf_vanilla.models.packing_vanilla import multiplies_bfloat16

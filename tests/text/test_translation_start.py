@@ -11,8 +11,8 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianConfig, MarianMTModel
 
 from hf_vanilla import train_tokenizer
+from hf_vanilla.convert.export import QuantizeOptions, quantize_folder
 from hf_vanilla.convert.marian import MarianOptions, convert_marian
-from hf_vanilla.convert.quantize import QuantizeOptions, quantize_folder
 from hf_vanilla.files import read_json_lines
 from hf_vanilla.plots.curves import LOG_FILE
 from hf_vanilla.text.prepare import PrepareOptions, prepare_shards

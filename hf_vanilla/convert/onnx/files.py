@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hf_vanilla.models.quantization_vanilla import LEAST_SCALE
 from hf_vanilla.options import install_hint
 
 OPSET = 20
+ANY = torch.export.Dim.AUTO  # an axis of any size
 DTYPES = ("float32", "int8")
 # a file of ONNX ends at 2 GiB: larger weights go to a file beside it
 LARGEST_FILE = 2**31 - 2**27
 LARGEST_WEIGHT = 64  # of an int8 weight, in size
+# name, an example, and axes of any size, as in `dynamic_shapes` of `torch.onnx.export`
+Input = tuple[str, Tensor, dict[int, Any]]
 
 
 def require_onnx() -> None:
@@ -38,30 +41,33 @@ def require_onnx() -> None:
 @torch.no_grad()
 def write_graph(
     graph: nn.Module,
-    inputs: tuple[Any, ...],
+    inputs: Sequence[Input | list[Input]],
+    outputs: Sequence[str],
     path: Path,
     *,
-    names: tuple[Sequence[str], Sequence[str]],
-    sizes: tuple[Any, ...],
-    dtype: str = "float32",
+    dtype: str,
 ) -> None:
     """Write one graph.
 
     Args:
         graph: float32, on the CPU.
-        inputs: examples of the arguments of its `forward`.
+        inputs: the arguments of its `forward`, each a tensor or a list of tensors.
+        outputs: their names.
         path: the `.onnx` file; beside it `PATH.data` for weights of more than `LARGEST_FILE`.
-        names: of its inputs and of its outputs, lists flattened.
-        sizes: axes of any size, as `dynamic_shapes` of `torch.onnx.export`.
         dtype: one of `DTYPES`.
     """
+    names = [each[0] for one in inputs for each in (one if isinstance(one, list) else [one])]
+    examples, sizes = (
+        tuple([each[i] for each in one] if isinstance(one, list) else one[i] for one in inputs)
+        for i in (1, 2)
+    )
     weights = sum(weight.nbytes for weight in graph.state_dict().values())
     with _quiet():
         program: Any = torch.onnx.export(
             graph.eval(),
-            inputs,
-            input_names=names[0],
-            output_names=names[1],
+            examples,
+            input_names=names,
+            output_names=outputs,
             dynamic_shapes=sizes,
             opset_version=OPSET,
             dynamo=True,

@@ -15,10 +15,9 @@ from hf_vanilla.models.configuration_vanilla_scene import OPTIONAL_INPUTS
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.tracks.forecaster import class_name, load_forecaster
 
-from .files import write_graph
+from .files import ANY, Input, write_graph
 
 RUNNERS = Path(__file__).with_name("runners")
-ANY = torch.export.Dim.AUTO
 # what a graph cannot do, by the class that does it
 SAMPLES = "draws samples or searches"
 FAULTS = {
@@ -28,19 +27,16 @@ FAULTS = {
     "VanillaForProposalTrajectoryPrediction": "gives lone agents other futures in ONNX Runtime",
     "VanillaForSocialProposalTrajectoryPrediction": "has a graph that ONNX Runtime does not run",
 }
-Inputs = dict[str, tuple[Tensor, tuple[int, ...]]]  # name -> an example, and its axes of any size
 
 
 class Outputs(nn.Module):
     """Some outputs of a model as a tuple, from inputs in the order of their names."""
 
-    def __init__(
-        self, model: PreTrainedModel, inputs: tuple[str, ...], outputs: tuple[str, ...]
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, inputs: list[str], outputs: list[str]) -> None:
         super().__init__()
         self.model, self.inputs, self.outputs = model, inputs, outputs
 
-    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, inputs: list[Tensor]) -> tuple[Tensor, ...]:
         """The outputs by name."""
         found = self.model(**dict(zip(self.inputs, inputs, strict=True)))
         return tuple(found[name] for name in self.outputs)
@@ -58,8 +54,8 @@ def export_classifier(name: str, folder: Path, dtype: str) -> None:
     height, width = classifier.model.config.image_height_width
     pixels = torch.randn(2, 3, height, width)
     check_channels(classifier.model.config.num_channels)
-    inputs: Inputs = {"pixel_values": (pixels, (0,))}
-    _write(classifier.model, folder, inputs, ("logits",), dtype=dtype, program="classify.py")
+    inputs: list[Input] = [("pixel_values", pixels, {0: ANY})]
+    _write(classifier.model, folder, inputs, ["logits"], dtype=dtype, program="classify.py")
     classifier.processor.save_pretrained(folder)
 
 
@@ -73,12 +69,13 @@ def export_detector(name: str, folder: Path, dtype: str) -> None:
     """
     detector = load_detector(name, device="cpu")
     pixels = torch.randn(2, 3, 64, 80)
-    inputs: Inputs = {
-        "pixel_values": (pixels, (0, 2, 3)),
-        "pixel_mask": (torch.ones(2, 64, 80, dtype=torch.long), (0, 1, 2)),
-    }
+    mask = torch.ones(2, 64, 80, dtype=torch.long)
+    inputs: list[Input] = [
+        ("pixel_values", pixels, {0: ANY, 2: ANY, 3: ANY}),
+        ("pixel_mask", mask, {0: ANY, 1: ANY, 2: ANY}),
+    ]
     check_channels(detector.model.config.num_channels)
-    outputs = "logits", "pred_boxes"
+    outputs = ["logits", "pred_boxes"]
     _write(detector.model, folder, inputs, outputs, dtype=dtype, program="detect.py")
     detector.processor.save_pretrained(folder)
 
@@ -105,45 +102,40 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
                 f"{name} has {field}={value}, whose inputs a graph does not take: export a model "
                 "trained without it"
             )
-    inputs, outputs = _forecaster_inputs(model.config), ("trajectories", "mode_logits")
+    inputs, outputs = _forecaster_inputs(model.config), ["trajectories", "mode_logits"]
     _write(model, folder, inputs, outputs, dtype=dtype, program="forecast.py")
 
 
 def _write(
     model: Any,
     folder: Path,
-    inputs: Inputs,
-    outputs: tuple[str, ...],
+    inputs: list[Input],
+    outputs: list[str],
     *,
     dtype: str,
     program: str,
 ) -> None:
     """Write the graph and config of a model, and its program of `runners/`."""
-    write_graph(
-        Outputs(model.float(), tuple(inputs), outputs),
-        tuple(example for example, _ in inputs.values()),
-        folder / "model.onnx",
-        names=(list(inputs), outputs),
-        sizes=(tuple(dict.fromkeys(axes, ANY) for _, axes in inputs.values()),),
-        dtype=dtype,
-    )
+    graph = Outputs(model.float(), [name for name, *_ in inputs], outputs)
+    write_graph(graph, [inputs], outputs, folder / "model.onnx", dtype=dtype)
     model.config.save_pretrained(folder)
     shutil.copy(RUNNERS / program, folder)
 
 
-def _forecaster_inputs(config: Any) -> Inputs:
-    reads, steps = entry_of(config).reads, config.observed_steps
-    if not reads:
-        past = torch.randn(3, steps, 2).cumsum(1)
-        is_observed = torch.ones(3, steps, dtype=torch.bool)
-        return {"past_values": (past, (0,)), "past_observed_mask": (is_observed, (0,))}
+def _forecaster_inputs(config: Any) -> list[Input]:
+    steps = config.observed_steps
     agents, lanes, points = 4, 5, 6
+    rows = {0: ANY, 1: ANY}
     past = torch.randn(2, agents, steps, 2).cumsum(2)
-    return {
-        "past_values": (past, (0, 1)),
-        "past_observed_mask": (torch.ones(2, agents, steps, dtype=torch.bool), (0, 1)),
-        "agent_mask": (torch.ones(2, agents, dtype=torch.bool), (0, 1)),
-        "lane_values": (torch.randn(2, lanes, points, 2), (0, 1, 2)),
-        "lane_mask": (torch.ones(2, lanes, points, dtype=torch.bool), (0, 1, 2)),
-        "lane_kinds": (torch.zeros(2, lanes, dtype=torch.long), (0, 1)),
-    }
+    is_observed = torch.ones(2, agents, steps, dtype=torch.bool)
+    if not entry_of(config).reads:
+        rows = {0: ANY}
+        return [("past_values", past[0], rows), ("past_observed_mask", is_observed[0], rows)]
+    return [
+        ("past_values", past, rows),
+        ("past_observed_mask", is_observed, rows),
+        ("agent_mask", torch.ones(2, agents, dtype=torch.bool), rows),
+        ("lane_values", torch.randn(2, lanes, points, 2), rows | {2: ANY}),
+        ("lane_mask", torch.ones(2, lanes, points, dtype=torch.bool), rows | {2: ANY}),
+        ("lane_kinds", torch.zeros(2, lanes, dtype=torch.long), rows),
+    ]

@@ -12,12 +12,20 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
 
-from hf_vanilla.models.attention_vanilla import split_heads
+from hf_vanilla.convert.weight_names import refuse
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 
-from .files import write_graph
-from .graphs import LOWEST, cache_of, source_mask
-from .translators import ANY, empty_cache, load_for_export, write_encoder, written_decoding
+from .files import ANY, Input, write_graph
+from .translators import (
+    LOWEST,
+    cache_of,
+    empty_cache,
+    keys_and_values,
+    load_for_export,
+    source_mask,
+    write_encoder,
+    written_decoding,
+)
 
 CACHES = [f"{side}.{kind}" for side in ("decoder", "encoder") for kind in ("key", "value")]
 # by this name, transformers.js gives an empty cache the size of the batch
@@ -58,10 +66,8 @@ class MergedDecoderGraph(nn.Module):
         own = [past[i] for i in range(len(past)) if i % 4 < 2]
         source = []
         for layer, keys, values in zip(self.decoder.layers, past[2::4], past[3::4], strict=True):
-            of_source = layer.encoder_attn
             missing = encoder_hidden_states[:, keys.shape[2] :]  # all or nothing
-            new_keys = split_heads(of_source.k_proj(missing), of_source.head_dim)
-            new_values = split_heads(of_source.v_proj(missing), of_source.v_head_dim)
+            new_keys, new_values = keys_and_values(layer.encoder_attn, missing)
             source += [torch.cat((keys, new_keys), 2), torch.cat((values, new_values), 2)]
         cache = EncoderDecoderCache(cache_of(own), cache_of(source))
         ones = torch.ones(length, slots + length)
@@ -104,11 +110,9 @@ def export_for_transformers_js(name: str, folder: Path, dtype: str) -> None:
     _write_decoder(model, graphs / f"decoder_model_merged{suffix}.onnx", dtype)
     config = model.config.to_dict() | {"model_type": "marian", "architectures": ["MarianMTModel"]}
     decoding = written_decoding(model)
+    same = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bad_words_ids")
     greedy = {
-        "decoder_start_token_id": decoding.decoder_start_token_id,
-        "eos_token_id": decoding.eos_token_id,
-        "pad_token_id": decoding.pad_token_id,
-        "bad_words_ids": decoding.bad_words_ids,
+        **{name: getattr(decoding, name) for name in same},
         "max_length": decoding.max_length or model.config.max_position_embeddings,
         "num_beams": 1,
     }
@@ -129,19 +133,18 @@ def check_layout(model: VanillaForConditionalGeneration) -> None:
     Raises:
         ValueError: there are some; all are named.
     """
-    config, reasons = model.config, []
-    heads = config.decoder_attention_heads
-    if config.encoder_attention_heads != heads:
-        reasons.append(
-            f"{config.encoder_attention_heads} heads in the encoder and {heads} in the decoder "
-            "(needed: equal numbers)"
-        )
-    if any(width * heads != config.d_model for width in config.head_widths(heads)):
-        reasons.append("head_dim or v_head_dim (needed: d_model / heads)")
-    if config.position_embedding_type != "sinusoidal":
-        reasons.append(f"{config.position_embedding_type} positions (needed: sinusoidal)")
-    if reasons:
-        raise ValueError(f"transformers.js cannot express this model: {'; '.join(reasons)}")
+    config, positions = model.config, model.config.position_embedding_type
+    encoder, decoder = config.encoder_attention_heads, config.decoder_attention_heads
+    reasons = {
+        f"{encoder} heads in the encoder and {decoder} in the decoder (needed: equal numbers)": (
+            encoder != decoder
+        ),
+        "head_dim or v_head_dim (needed: d_model / heads)": any(
+            width * decoder != config.d_model for width in config.head_widths(decoder)
+        ),
+        f"{positions} positions (needed: sinusoidal)": positions != "sinusoidal",
+    }
+    refuse("transformers.js", reasons)
 
 
 def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: str) -> None:
@@ -153,29 +156,18 @@ def _write_decoder(model: VanillaForConditionalGeneration, path: Path, dtype: st
         for states in (*own[layer : layer + 2], *of_source[layer : layer + 2])
     ]
     names = [f"{i}.{cache}" for i in range(model.config.decoder_layers) for cache in CACHES]
-    write_graph(
-        MergedDecoderGraph(model),
+    inputs: list[Input | list[Input]] = [
+        ("encoder_attention_mask", torch.ones(batch, source, dtype=torch.long), {0: BATCH, 1: ANY}),
+        ("input_ids", torch.ones(batch, length, dtype=torch.long), {0: BATCH, 1: ANY}),
         (
-            torch.ones(batch, source, dtype=torch.long),
-            torch.ones(batch, length, dtype=torch.long),
+            "encoder_hidden_states",
             torch.zeros(batch, source, model.config.d_model),
-            past,
-        ),
-        path,
-        names=(
-            [
-                "encoder_attention_mask",
-                "input_ids",
-                "encoder_hidden_states",
-                *(f"past_key_values.{name}" for name in names),
-            ],
-            ["logits", *(f"present.{name}" for name in names)],
-        ),
-        sizes=(
             {0: BATCH, 1: ANY},
-            {0: BATCH, 1: ANY},
-            {0: BATCH, 1: ANY},
-            [{0: BATCH, 2: ANY} for _ in past],
         ),
-        dtype=dtype,
-    )
+        [
+            (f"past_key_values.{name}", states, {0: BATCH, 2: ANY})
+            for name, states in zip(names, past, strict=True)
+        ],
+    ]
+    outputs = ["logits", *(f"present.{name}" for name in names)]
+    write_graph(MergedDecoderGraph(model), inputs, outputs, path, dtype=dtype)
