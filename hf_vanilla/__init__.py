@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 # `python -m hf_vanilla` is a command, and this file is imported before `__main__`. Torch reads the
 # variables for its threads when it is imported, by the lines below.
 if sys.argv[:1] == ["-m"] and "hf_vanilla" in sys.orig_argv:
-    from hf_vanilla.cpus import limit_threads
+    from hf_vanilla.cpus import limit_torch
 
-    limit_threads(os.environ)
+    limit_torch(os.environ)
 
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig

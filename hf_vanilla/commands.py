@@ -243,7 +243,7 @@ def run_command(name: str, arguments: Sequence[str] | None = None) -> None:
     """
     rest = sys.argv[1:] if arguments is None else arguments
     _open_standard_streams()
-    _beside("cpus").limit_threads(os.environ)
+    _beside("cpus").limit_torch(os.environ)
     sys.argv = [f"{PROGRAM} {name}", *rest]  # argparse takes the program's name from argv[0]
     command = COMMANDS[name]
     with _exit_without_traceback():

@@ -51,6 +51,14 @@ def test_cpu_quota_is_the_lowest_limit_of_the_control_groups(tmp_path, files, qu
         ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7", "OMP_NUM_THREADS": "2"}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "2"}),
         ({"OMP_NUM_THREADS": "5"}, {"GOMP_SPINCOUNT": "3000", "OMP_NUM_THREADS": "5"}),
+        (
+            {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "9"},
+            {
+                "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "9",
+                "GOMP_SPINCOUNT": "3000",
+                "OMP_NUM_THREADS": "2",
+            },
+        ),
     ],
     ids=str,
 )
@@ -60,11 +68,11 @@ def test_threads_follow_the_quota_unless_the_user_has_set_them(
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "130000 100000\n"}
     write_tree(tmp_path, files)
     monkeypatch.setattr(cpus, "_cpus_of_process", lambda: 16)
-    cpus.limit_threads(given, tmp_path)
-    assert given == expected
+    cpus.limit_torch(given, tmp_path)
+    assert given == {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", **expected}
 
 
 def test_without_a_quota_the_number_of_threads_is_left_to_torch(tmp_path):
     environment = {}
-    cpus.limit_threads(environment, tmp_path)
-    assert environment == {"GOMP_SPINCOUNT": "3000"}
+    cpus.limit_torch(environment, tmp_path)
+    assert environment == {"GOMP_SPINCOUNT": "3000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
