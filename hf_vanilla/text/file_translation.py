@@ -82,6 +82,7 @@ def translate_file(options: TranslateOptions) -> Path | None:
     """
     # without cpu=True, processes on a machine without GPUs do not connect to each other
     processes = PartialState(cpu=not torch.cuda.is_available())
+    processes.wait_for_everyone()  # one that ends earlier by an error would cut the others off
     if not options.model:
         options = replace(options, model=demo_model())
         if processes.is_main_process:
