@@ -44,7 +44,7 @@ def run_ranks(monkeypatch):
 
     def run(function):
         def call(index):
-            ranks.own = Rank(process_index=index)
+            ranks.own = Rank(process_index=index, wait_for_everyone=barrier.wait)
             return function(ranks.own)
 
         with ThreadPoolExecutor(2) as pool:
