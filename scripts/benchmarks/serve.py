@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -240,13 +240,12 @@ async def throughput(
 async def endurance(
     service: Service, expected: dict[str, object], options: ServeBenchmarkOptions
 ) -> None:
-    """Print what a crowd gets, and the growth of memory meanwhile, after a quarter of it before.
+    """Print what a crowd gets, and the growth of memory meanwhile, after as much to warm up.
 
     Memory goes up and down by a tenth from batch to batch, so growth compares the medians of the
     first and of the last quarter of the time.
     """
-    before = replace(options, seconds=options.seconds / 4, requests=options.requests // 4)
-    await crowd(service, expected, before)
+    await crowd(service, expected, options)
     memory: list[float] = []
 
     async def watch() -> None:
