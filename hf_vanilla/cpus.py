@@ -10,14 +10,16 @@ from pathlib import Path
 
 
 def limit_torch(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
-    """Set variables that keep torch fast on busy and limited CPUs, and small; before its import.
+    """Set variables for the speed and the memory of torch on CPUs, before torch is imported.
 
     Threads of OpenMP wait actively for each other, which takes the CPU from other processes: beside
     four busy processes, training is five times faster with a short wait (`GOMP_SPINCOUNT=3000`),
     and one tenth slower on an idle machine. Torch also starts one thread per CPU, although the CPU
-    quota of a container may allow fewer. oneDNN keeps 1,024 compiled products of different shapes,
-    about .3 MB each, and a search has many shapes; with 128, 600 sentences take as long and 240 MiB
-    less. Variables that the user has set stay as they are.
+    quota of a container may allow fewer.
+
+    oneDNN compiles each matrix product for its shape, and keeps the latest 1,024, about 0.3 MB
+    each. A search has many shapes. With 128 in the cache, 600 sentences take 240 MiB less, and as
+    long. Variables that the user has set stay as they are.
 
     Args:
         environment: `os.environ`.
