@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from .generation_vanilla import filling_ids
-from .search_vanilla import LOWEST, BeamState, Candidates, can_improve, finish, of_beams
+from .search_vanilla_beams import LOWEST, BeamState, Candidates, can_improve, finish, of_beams
 
 IMPOSSIBLE = LOWEST / 2  # scores below belong to no hypothesis
 START = -1  # in place of a token id: the start of a translation

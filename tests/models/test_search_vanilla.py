@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from hf_vanilla.models.search_vanilla import initial_state, rows_to_keep
+from hf_vanilla.models.search_vanilla import rows_to_keep
+from hf_vanilla.models.search_vanilla_beams import initial_state
 
 CASES = {
     "all stay": ([True, True, True], [0, 1, 2]),

@@ -22,6 +22,7 @@ from hf_vanilla.plots.curves import RECIPE_FILE
 from hf_vanilla.text.file_translation import TranslateOptions, translate_file
 from hf_vanilla.training import (
     comparison,
+    comparison_statistics,
     sweep,
 )
 from hf_vanilla.training.checkpointing import all_checkpoints
@@ -437,8 +438,10 @@ def test_the_bootstrap_agrees_with_that_of_sacrebleu():
     )()
     theirs = results["BLEU"]
     test = TestSet(source="", reference="")
-    counts = [comparison.sentence_counts(texts, references, test) for texts in (base, other)]
-    found = comparison.paired_bootstrap([counts[1]], [counts[0]], samples=1000)
+    counts = [
+        comparison_statistics.sentence_counts(texts, references, test) for texts in (base, other)
+    ]
+    found = comparison_statistics.paired_bootstrap([counts[1]], [counts[0]], samples=1000)
     assert found.value == pytest.approx(theirs[1].score - theirs[0].score)
     assert found.low < found.value < found.high
     # both are shares of 1,000 draws
@@ -450,17 +453,17 @@ def test_two_seeds_are_compared_by_the_mean_of_their_scores():
     references = ["a b c d e f", "g h i j k l"]
     test = TestSet(source="", reference="")
     good, bad = (
-        comparison.sentence_counts(texts, references, test)
+        comparison_statistics.sentence_counts(texts, references, test)
         for texts in (references, noisy(references, 0.4, 0))
     )
     every = np.arange(2)
-    found = comparison.paired_bootstrap([good, bad], [bad], samples=10)
+    found = comparison_statistics.paired_bootstrap([good, bad], [bad], samples=10)
     assert found.value == pytest.approx((good.bleu(every) - bad.bleu(every)) / 2)
 
 
 def test_the_rank_correlation_is_that_of_scipy():
     first, second = np.random.default_rng(0).integers(5, size=(2, 9)).tolist()
-    assert comparison.rank_correlation(first, second) == pytest.approx(
+    assert comparison_statistics.rank_correlation(first, second) == pytest.approx(
         spearmanr(first, second).statistic
     )
-    assert comparison.rank_correlation(first, [2] * 9) is None
+    assert comparison_statistics.rank_correlation(first, [2] * 9) is None

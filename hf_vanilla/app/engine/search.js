@@ -1,5 +1,5 @@
 // Greedy and beam search (6.1) of one sentence, with the results of `generate()`; n beams. In Python:
-// search_vanilla.py, and n_best.py for what becomes of a candidate.
+// search_vanilla_beams.py, and n_best.py for what becomes of a candidate.
 
 const SHOWN = 5; // candidates of a step of greedy search, which itself looks at one
 
