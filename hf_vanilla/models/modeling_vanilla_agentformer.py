@@ -16,12 +16,12 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .attention_vanilla_agentformer import AgentAwareAttention
 from .configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from .inputs_vanilla_forecaster import known_future, known_positions, rollout_steps
 from .kernels_vanilla import at_least_float32
 from .pretrained_vanilla import VanillaPreTrainedModel
 from .stacks_vanilla_agentformer import (
-    AgentAwareAttention,
     ContextEncoder,
     FutureDecoder,
     FutureEncoder,

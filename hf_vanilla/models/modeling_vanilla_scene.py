@@ -17,10 +17,10 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_vanilla_scene import OPTIONAL_INPUTS, VanillaSceneConfig
 from .inputs_vanilla_forecaster import distances, known_future, known_positions, per_known_step
-from .inputs_vanilla_scene import Rows, read_rows
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import CROSS_ATTENTIONS, decoder_layers
 from .pretrained_vanilla import VanillaPreTrainedModel
+from .rows_vanilla_scene import Rows, read_rows
 from .stacks_vanilla_scene import FUSIONS, SceneTokens, read_by_seeds
 
 SMALLEST_SPREAD = 0.1  # of velocity_std: a smaller one would let single steps rule the loss

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_scene import FEATURES, Rows, reach
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers, encoder_layers
 from .modeling_vanilla_scene import Mixture, MixtureHead, VanillaScenePreTrainedModel, seeds
+from .rows_vanilla_scene import FEATURES, Rows, reach
 from .stacks_vanilla_scene import (
     AGENTS,
     TIME,

@@ -15,7 +15,6 @@ from transformers import initialization as init
 
 from .configuration_vanilla_scene import VanillaSceneConfig
 from .inputs_vanilla_forecaster import distances, k_means, nearest, per_known_step
-from .inputs_vanilla_scene import Rows, read_rows
 from .kernels_vanilla import at_least_float32
 from .layers_vanilla import decoder_layers
 from .modeling_vanilla_scene import (
@@ -28,6 +27,7 @@ from .modeling_vanilla_scene import (
     seeds,
 )
 from .positions_vanilla import sinusoid
+from .rows_vanilla_scene import Rows, read_rows
 from .stacks_vanilla_scene import FullEncoder, Grid, SceneTokens, read_by_seeds
 
 K_MEANS_ROUNDS = 50

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from .attention_vanilla import VanillaAttention
 from .configuration_vanilla_scene import VanillaSceneConfig
-from .inputs_vanilla_scene import FEATURES, SIZE_FEATURES, Rows, Seen, reach
 from .kernels_vanilla import VanillaDropout
 from .layers_vanilla import VanillaDecoderLayer, VanillaEncoderLayer
 from .positions_vanilla import sinusoid
+from .rows_vanilla_scene import FEATURES, SIZE_FEATURES, Rows, Seen, reach
 
 TIME, AGENTS = "time", "agents"
 FAMILIES = 3  # own steps, others, lanes; with traffic lights one more

@@ -23,9 +23,10 @@ from hf_vanilla.data.image_models import (
     load_image_processor,
 )
 from hf_vanilla.families import Measure
+from hf_vanilla.models.backbone_vanilla_detr import load_backbone
 from hf_vanilla.models.configuration_vanilla_detr import VanillaDetrConfig
 from hf_vanilla.models.loss_vanilla_detr import NO_LABEL
-from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection, load_backbone
+from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from hf_vanilla.families import entry_of
-from hf_vanilla.models.inputs_vanilla_scene import Rows
 from hf_vanilla.models.modeling_vanilla_scene import VanillaForSceneTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_scene_forms import VanillaForGatedTrajectoryPrediction
 from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     VanillaForProposalTrajectoryPrediction,
 )
+from hf_vanilla.models.rows_vanilla_scene import Rows
 
 from .forecaster import relative_outputs
 from .road_maps import RoadMap

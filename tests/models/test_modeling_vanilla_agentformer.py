@@ -7,6 +7,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.testing import assert_close
 
+from hf_vanilla.models.attention_vanilla_agentformer import AgentAwareAttention
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.modeling_vanilla_agentformer import (
     JointErrors,
@@ -14,7 +15,6 @@ from hf_vanilla.models.modeling_vanilla_agentformer import (
     VanillaForJointTrajectoryPrediction,
 )
 from hf_vanilla.models.positions_vanilla import sinusoid
-from hf_vanilla.models.stacks_vanilla_agentformer import AgentAwareAttention
 
 SIZES = {
     "observed_steps": 5,

@@ -9,7 +9,6 @@ from scene_models import CLASSES, GRID, SIZES, scene_model, scenes, without_futu
 from torch.testing import assert_close
 
 from hf_vanilla.models.configuration_vanilla_scene import VanillaSceneConfig
-from hf_vanilla.models.inputs_vanilla_scene import read_rows
 from hf_vanilla.models.modeling_vanilla_scene import Mixture, Truth, closest_future_loss, thin
 from hf_vanilla.models.modeling_vanilla_scene_forms import AgentGate, nearest_neighbors
 from hf_vanilla.models.modeling_vanilla_scene_proposals import (
@@ -19,6 +18,7 @@ from hf_vanilla.models.modeling_vanilla_scene_proposals import (
     proposals_of_regions,
     region_loss,
 )
+from hf_vanilla.models.rows_vanilla_scene import read_rows
 from hf_vanilla.models.stacks_vanilla_scene import (
     ENCODERS,
     Grid,
