@@ -22,7 +22,8 @@ from .decoding import doubt
 from .engines import TorchEngine
 from .markup import Markup, take_out
 from .n_best import Hypothesis
-from .page import MAX_BEAMS, MAX_TOKENS, PageService, TextPage
+from .page import MAX_BEAMS, MAX_TOKENS, TextPage
+from .page_service import PageService
 from .text_translator import Piece, SentenceSplitter, joined, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states

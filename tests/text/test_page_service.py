@@ -4,11 +4,13 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from hf_vanilla.text import page as service_module
+from hf_vanilla.text import page_search
+from hf_vanilla.text import page_service as service_module
 from hf_vanilla.text.attentions import attentions
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.page import MAX_MESSAGE, Lengths, PageService, Sampling, Search, one_line
+from hf_vanilla.text.page_search import Lengths, Sampling, Search
+from hf_vanilla.text.page_service import MAX_MESSAGE, PageService, one_line
 from hf_vanilla.text.translator import Translator
 
 SENTENCE = "three one four"
@@ -117,7 +119,8 @@ def test_ids_that_are_no_translation_are_refused(trained_run):
 
 
 def test_a_search_that_takes_too_long_is_stopped_and_reported(trained_run, monkeypatch):
-    monkeypatch.setattr(service_module, "MAX_SECONDS", 0)
+    for module in (page_search, service_module):
+        monkeypatch.setattr(module, "MAX_SECONDS", 0)
     with pytest.raises(ValueError, match=r"stopped after 0 seconds: give a shorter text"):
         PageService().translate(str(trained_run), SENTENCE, Search(2))
 
@@ -195,7 +198,7 @@ def test_an_error_of_a_model_is_reported_in_one_line(ask, monkeypatch):
     def fail(*_, **__):
         raise RuntimeError("out\nof memory")
 
-    monkeypatch.setattr(service_module, "best_translations", fail)
+    monkeypatch.setattr(page_search, "best_translations", fail)
     with pytest.raises(ValueError, match=r"failed at this text: out of memory$"):
         ask(SENTENCE)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from hf_vanilla.app.worker import Worker
-from hf_vanilla.text import page
+from hf_vanilla.text import page_service
 from hf_vanilla.text.loading import load_translator
-from hf_vanilla.text.page import PageService, Search
+from hf_vanilla.text.page_search import Search
+from hf_vanilla.text.page_service import PageService
 from hf_vanilla.text.translator import translate
 
 SENTENCE = "three one four"
@@ -105,7 +106,7 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
         loaded.append(name)
         return load_translator(name, **options)
 
-    monkeypatch.setattr(page, "load_translator", load)
+    monkeypatch.setattr(page_service, "load_translator", load)
     service = PageService()
     assert len(set(at_once(service.describe, [str(trained_run)] * 4))) == 1
     assert loaded == [str(trained_run)]
@@ -114,7 +115,9 @@ def test_a_model_that_many_ask_for_is_loaded_once(trained_run, monkeypatch):
 def test_the_least_recently_used_model_is_dropped(trained_run, tmp_path, monkeypatch):
     loaded = []
     pair = load_translator(str(trained_run))
-    monkeypatch.setattr(page, "load_translator", lambda name, **_: loaded.append(name) or pair)
+    monkeypatch.setattr(
+        page_service, "load_translator", lambda name, **_: loaded.append(name) or pair
+    )
     service = PageService(cached_models=2)
     for name in ("a", "b", "a", "c", "a", "b"):
         service.describe(name)

@@ -10,7 +10,7 @@ from hf_vanilla.text.alignments import Aligner
 from hf_vanilla.text.attentions import CROSS, attentions
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.n_best import best_translations
-from hf_vanilla.text.page import PageService
+from hf_vanilla.text.page_service import PageService
 from hf_vanilla.text.translator import translate
 
 expect = pytest.importorskip("playwright.sync_api").expect

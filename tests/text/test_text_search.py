@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_vanilla.text.page import Lengths, Sampling, filled_in
+from hf_vanilla.text.page_search import Lengths, Sampling, filled_in
 
 
 def test_settings_of_sampling_that_are_no_numbers_in_range_are_refused():
