@@ -1,11 +1,13 @@
-"""How many CPUs a process may use, and the variables by which torch learns it.
+"""How many CPUs a process may use, how it keeps memory, and the variables by which torch learns it.
 
 This file imports only the standard library: it is read before torch is.
 """
 
+import ctypes
 import math
 import os
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -32,6 +34,29 @@ def limit_torch(environment: MutableMapping[str, str], root: Path = Path("/")) -
     # without a quota torch's own choice: one thread per physical core
     if allowed < _cpus_of_process() and "OMP_NUM_THREADS" not in environment:
         environment["OMP_NUM_THREADS"] = str(allowed)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library reuse big arrays instead of handing each back to the kernel.
+
+    Training on a CPU frees and allocates the same large arrays at every step; by default each comes
+    back as thousands of page faults, which can take longer than the arithmetic. Linux with glibc
+    only; elsewhere nothing happens.
+    """
+    # <malloc.h>: M_MMAP_MAX = -4, M_TRIM_THRESHOLD = -1
+    with suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL("libc.so.6")
+        allocator.mallopt(-4, 0)
+        allocator.mallopt(-1, 2**31 - 1)
+
+
+def return_freed_memory() -> None:
+    """Hand freed memory between arrays in use back to the kernel; Linux with glibc only.
+
+    By default glibc keeps it, and batches of ever other shapes leave ever other gaps.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def usable_cpus(root: Path = Path("/")) -> int:

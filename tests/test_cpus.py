@@ -1,5 +1,9 @@
 """CPUs of a process: control groups, and variables that the user has set."""
 
+import platform
+import subprocess
+import sys
+
 import pytest
 
 from hf_vanilla import cpus
@@ -76,3 +80,31 @@ def test_without_a_quota_the_number_of_threads_is_left_to_torch(tmp_path):
     environment = {}
     cpus.limit_torch(environment, tmp_path)
     assert environment == {"GOMP_SPINCOUNT": "3000", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+
+
+HELD = """
+from hf_vanilla.cpus import return_freed_memory
+
+def held():
+    (line,) = [line for line in open("/proc/self/status") if line.startswith("RssAnon")]
+    return int(line.split()[1]) / 1024
+
+largest = bytearray(24 << 20)
+del largest
+before, small, large = held(), [], []
+for _ in range(40):  # a small array that stays behind each large one
+    large.append(bytearray(b"a") * (2 << 20))
+    small.append(bytearray(b"a") * 5000)
+large.clear()
+print(held() - before)
+return_freed_memory()
+print(held() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a function of glibc")
+def test_freed_arrays_between_others_leave_the_process():
+    found = subprocess.run([sys.executable, "-c", HELD], capture_output=True, check=True, text=True)
+    freed, returned = map(float, found.stdout.split())
+    assert freed > 70  # glibc keeps such gaps, since a larger array has raised its limit
+    assert returned < 5

@@ -55,6 +55,20 @@ def test_other_functions_are_computed_apart(held):
     assert (doubled.batches, other.batches) == ([[0], [1, 3]], [[2]])
 
 
+def test_freed_memory_is_returned_at_intervals(monkeypatch):
+    returned = []
+    monkeypatch.setattr("hf_vanilla.app.worker.return_freed_memory", lambda: returned.append(1))
+    for seconds, times in ((0.0, 3), (60.0, 0)):
+        monkeypatch.setattr("hf_vanilla.app.worker.RETURN_SECONDS", seconds)
+        worker = Worker()
+        for value in (1, 2, 3):
+            (future,) = worker.submit(Doubled(), [value], [1])
+            future.result(60)
+        worker.close()
+        assert len(returned) == times
+        returned.clear()
+
+
 def test_what_fails_spares_its_batch(held):
     worker, doubled = held
     futures = worker.submit(doubled, [1, -1, 3, 4], [1] * 4)

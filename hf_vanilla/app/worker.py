@@ -12,8 +12,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_vanilla.cpus import return_freed_memory
+
 MOST_WAITING = 1024  # values in the queue
 BATCH_SIZE = 1024  # of a batch: its values times the largest of their sizes
+RETURN_SECONDS = 5.0  # between two returns of freed memory, which costs up to 0.1 seconds
 
 
 class BusyError(Exception):
@@ -119,6 +122,7 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
+        returned = time.monotonic()
         while works := self._taken():
             running = [work for work in works if work.future.set_running_or_notify_cancel()]
             started = time.monotonic()
@@ -127,6 +131,9 @@ class Worker:
                 self.batches += 1
                 self.values += len(running)
                 self.seconds += time.monotonic() - started
+                if time.monotonic() > returned + RETURN_SECONDS:
+                    return_freed_memory()
+                    returned = time.monotonic()
 
     def _taken(self) -> list[_Work]:
         """The next batch, removed from the queue; empty: there will be none."""

@@ -1,10 +1,9 @@
 """Engines translate a batch of token ids: `generate()` of a model, CTranslate2, ONNX Runtime."""
 
-import ctypes
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_vanilla.cpus import return_freed_memory
 from hf_vanilla.loading import load_saved
 from hf_vanilla.models.generation_vanilla import has_source_limit, merged_settings
 from hf_vanilla.models.packing_vanilla import pack
@@ -411,8 +411,7 @@ def load_engine(
         others.append(further)
     for one in (model, *others):
         pack(one)
-    with suppress(OSError, AttributeError):  # of int8 weights, the float ones have left 40 MiB
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    return_freed_memory()  # 40 MiB of the float weights, where they are now int8
     if others:
         generate_kwargs["ensemble"] = Ensemble(others, ensemble_average)
     return TorchEngine(model, tokenizer, **generate_kwargs)

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
 
+from hf_vanilla.cpus import keep_freed_memory
 from hf_vanilla.families import load_part
 from hf_vanilla.files import PARTIAL, write_files
 from hf_vanilla.options import noted
@@ -28,7 +29,7 @@ from hf_vanilla.plots.curves import RECIPE_FILE
 
 from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
-from .processes import keep_freed_memory, make_accelerator, use_faster_products
+from .processes import make_accelerator, use_faster_products
 from .recipe import Recipe, TrainRecipe, read_recipe
 from .task import Order, Task, weights_fingerprint
 

@@ -3,13 +3,11 @@
 Shapes: N tokens, I inputs, O outputs.
 """
 
-import ctypes
 import logging
 import os
 import re
 import signal
 import warnings
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -169,20 +167,6 @@ def chosen_trackers(recipe: TrainRecipe) -> list[str]:
         if name not in installed:
             raise ImportError(f"trackers={name}: it is not installed (pip install {name})")
     return list(recipe.trackers)
-
-
-def keep_freed_memory() -> None:
-    """Let the C library reuse big arrays instead of handing each back to the kernel.
-
-    Training on a CPU frees and allocates the same large arrays at every step; by default each comes
-    back as thousands of page faults, which can take longer than the arithmetic. Linux with glibc
-    only; elsewhere nothing happens.
-    """
-    # <malloc.h>: M_MMAP_MAX = -4, M_TRIM_THRESHOLD = -1
-    with suppress(OSError, AttributeError):
-        allocator = ctypes.CDLL("libc.so.6")
-        allocator.mallopt(-4, 0)
-        allocator.mallopt(-1, 2**31 - 1)
 
 
 @torch.no_grad()

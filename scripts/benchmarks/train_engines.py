@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import MarianConfig, MarianMTModel
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
+from hf_vanilla.cpus import keep_freed_memory
 from hf_vanilla.training.optimization import paper_adam
-from hf_vanilla.training.processes import keep_freed_memory, use_faster_products
+from hf_vanilla.training.processes import use_faster_products
 
 SMALL = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3}
 SMALL |= {"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024}
