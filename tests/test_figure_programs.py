@@ -41,6 +41,20 @@ def test_each_program_draws_its_file_in_both_themes(monkeypatch, tmp_path, capsy
                 assert image.convert("L").getpixel((0, 0)) == pytest.approx(lightness, abs=8)
 
 
+def test_the_costs_of_the_service_are_those_of_the_table(tmp_path, figures):
+    page = """| sentences/s; CPU ms of a sentence | small | `large` |
+|---|---|---|
+| 1 client | 20; 30 | 1.5; 900 |
+| 64 clients | 200; 4 | 3; 250 |
+| answers | 0 of 2 | 0 of 2 |
+"""
+    runpy.run_path(str(PROGRAMS / "serve.py"))["save_costs"](page, tmp_path / "serve.png")
+    (axes,) = figures[-1].axes
+    points = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert points == {"small": [[20, 30], [200, 4]], "large": [[1.5, 900], [3, 250]]}
+    assert [text.get_text() for text in axes.texts] == ["1", "64"] * 2
+
+
 def test_the_architecture_has_the_numbers_of_the_config(
     monkeypatch, tmp_path, figures, tiny_config
 ):

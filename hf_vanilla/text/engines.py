@@ -1,5 +1,6 @@
 """Engines translate a batch of token ids: `generate()` of a model, CTranslate2, ONNX Runtime."""
 
+import inspect
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,13 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from hf_vanilla.cpus import return_freed_memory
 from hf_vanilla.loading import load_saved
@@ -74,6 +81,9 @@ class TorchEngine:
             None: torch's generator as it is.
         **generate_kwargs: passed on to `model.generate`. Of several returned sequences the first,
             which beam search ranks best, is the translation.
+
+    Raises:
+        ValueError: `generate()` has no such option.
     """
 
     def __init__(
@@ -84,6 +94,12 @@ class TorchEngine:
         seed: int | None = None,
         **generate_kwargs: Any,
     ) -> None:
+        settings = vars(GenerationConfig()).keys() | vars(model.generation_config).keys()
+        known = settings | inspect.signature(GenerationMixin.generate).parameters.keys()
+        if unknown := ", ".join(sorted(generate_kwargs.keys() - known - {"ensemble"})):
+            raise ValueError(
+                f"{unknown}: generate() has no such option; the size of batches is tokens_per_batch"
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.seed = seed
@@ -385,8 +401,8 @@ def load_engine(
 
     Raises:
         ValueError: the engine is unknown, the folder has no model for it, the dtype is not
-            possible, a token id is beyond the vocabulary, the models of an ensemble have
-            different vocabularies, or an ensemble is to sample.
+            possible, an option is unknown, a token id is beyond the vocabulary, the models of an
+            ensemble have different vocabularies, or an ensemble is to sample.
         OSError: no model is found under this name.
     """
     _check_choice(engine, dtype, ensemble)

@@ -220,6 +220,13 @@ def test_a_translator_of_an_engine_takes_no_search_options(trained):
         Translator(TorchEngine(*trained), num_beams=2)
 
 
+def test_an_unknown_option_is_refused_before_the_first_sentence(trained_run, trained):
+    for make in (lambda: Translator(trained_run, batch_size=64, top_q=1),
+                 lambda: TorchEngine(*trained, batch_size=64, top_q=1)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"batch_size, top_q: generate\(\) has no"):
+            make()
+
+
 def test_a_window_below_1_is_refused(trained):
     with pytest.raises(ValueError, match="window=0: give a positive number"):
         Translator(TorchEngine(*trained), window=0)
