@@ -49,11 +49,14 @@ SAMPLES = 20
 TIMED_AGENTS, BATCH = 1000, 256
 DATA = {"eth_ucy": "ETH/UCY", "junctions": "junctions"}
 OUTSIDE = ("crowds_zara03", "uni_examples")  # no test scene contains them
-SINGLE = ("constant velocity", "TF, one track")  # rows of OUTSIDE beside the best ones
+ONE = "--form one --speed_change 0.1 --model.heading_decay 0"
+MEAN = "TF, mean with constant velocity"
+SINGLE = ("constant velocity", "TF, one track", MEAN)  # rows of OUTSIDE beside the best ones
 BEST = 5
 OF_TRACKS = {
     "constant velocity": None,
-    "TF, one track": "--form one --speed_change 0.1 --model.heading_decay 0",
+    "TF, one track": ONE,
+    MEAN: f"{ONE} --model.constant_velocity_share 0.5",
     "TF_q": "--form quantized",
     "TF, as in the paper": "--form tf_paper --mirror 0 --speed_change 0 --position_noise 0 "
     "--model.dropout 0.1",

@@ -98,6 +98,8 @@ class VanillaTracksConfig(VanillaForecasterConfig):
             after the true ones (teacher forcing), in the form with one future.
         rollout_loss_weight (`float`, defaults to 1.0): weight of the distance of the positions that
             the model reaches on its own steps, in the form with one future.
+        constant_velocity_share (`float`, defaults to 0.0): share of constant velocity in the
+            forecast of the form with one future, outside training; 0.5: the mean of both tracks.
 
     Raises:
         huggingface_hub.errors.StrictDataclassError: a value has the wrong type or cannot be built;
@@ -124,6 +126,7 @@ class VanillaTracksConfig(VanillaForecasterConfig):
     final_loss_weight: float | int = 0.3
     forcing_loss_weight: float | int = 0.0
     rollout_loss_weight: float | int = 1.0
+    constant_velocity_share: float | int = 0.0
 
     def validate_weights(self) -> None:
         """Counts and units are positive, weights of the loss are not negative."""
@@ -132,6 +135,10 @@ class VanillaTracksConfig(VanillaForecasterConfig):
         self.require_at_least_zero(*parts, "score_loss_weight", "final_loss_weight")
         if not any(getattr(self, name) for name in parts):
             raise ValueError(f"{' and '.join(parts)} are both 0: raise one")
+        if not 0 <= self.constant_velocity_share <= 1:
+            raise ValueError(
+                f"constant_velocity_share={self.constant_velocity_share}: give a share from 0 to 1"
+            )
         if len(self.velocity_mean) != 2 or len(self.velocity_deviation) != 2:
             raise ValueError("velocity_mean and velocity_deviation: give two numbers each")
         if min(self.velocity_deviation) <= 0:

@@ -343,6 +343,10 @@ class VanillaForTrajectoryPrediction(VanillaTracksPreTrainedModel):
                 predicted = past.axes.positions(steps)
                 distance = mean_distance(predicted, truth.positions, truth.is_known, **divisor)
                 loss = loss + config.rollout_loss_weight * distance
+        if config.constant_velocity_share and not self.training:
+            steps = torch.lerp(
+                steps, past.velocity.unsqueeze(1).to(steps), config.constant_velocity_share
+            )
         return VanillaTrajectoryOutput(
             loss=loss,
             trajectories=past.axes.positions(steps).unsqueeze(1),

@@ -15,6 +15,7 @@ from hf_vanilla.models.modeling_vanilla_tracks import (
     mean_distance,
 )
 from hf_vanilla.models.modeling_vanilla_tracks_forms import VanillaForMultimodalTrajectoryPrediction
+from hf_vanilla.tracks.forecaster import SimpleForecaster
 
 SIZES = {
     "observed_steps": 5,
@@ -224,6 +225,21 @@ def test_a_model_whose_head_is_zero_walks_straight_on(form):
     assert_close(found, expected.unsqueeze(1).expand_as(found), **NEAR)
 
 
+def test_a_share_of_constant_velocity_is_in_the_forecast_and_not_in_the_loss(one):
+    past, future = split(walks())
+    mask = torch.ones(4, past.shape[1])
+    mask[2, -2] = 0
+    plain = one(past, mask, future)
+    one.config.constant_velocity_share = 0.25
+    mixed = one(past, mask, future)
+    straight = SimpleForecaster("constant_velocity", one.config)(past, mask).trajectories
+    assert (straight - plain.trajectories).abs().max() > 0.1
+    assert_close(mixed.trajectories, 0.25 * straight + 0.75 * plain.trajectories, **NEAR)
+    assert_close(mixed.loss, plain.loss, rtol=0, atol=0)
+    own = one.train()(past, mask, future).trajectories
+    assert_close(own, plain.trajectories, **NEAR)
+
+
 # --- losses ------------------------------------------------------------------------------------
 
 
@@ -370,6 +386,7 @@ def test_an_agent_whose_last_step_is_missing_is_named(model):
         ({"velocity_std": 0}, "velocity_std=0"),
         ({"d_model": 25, "encoder_attention_heads": 5, "decoder_attention_heads": 5}, "odd"),
         ({"score_loss_weight": -1}, "score_loss_weight=-1"),
+        ({"constant_velocity_share": 1.5}, "constant_velocity_share=1.5: give a share"),
     ],
 )
 def test_a_config_that_cannot_be_built_is_refused(options, message):
