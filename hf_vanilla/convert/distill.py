@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.bleu import Scores
 from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
 from hf_vanilla.files import whole_folder, write_text
-from hf_vanilla.loading import check_section, read_settings
+from hf_vanilla.loading import check_section, model_folder, read_settings
 from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files
@@ -271,7 +271,8 @@ def _comparison(models: Sequence[str], recipe: Recipe) -> str:
     sizes = " | ".join(f"times as fast, batch {size}" for size in BATCH_SIZES)
     rows = [f"| model | MB | BLEU | chrF | chrF of the first | {sizes} |", "|---" * 8 + "|"]
     for number, (name, score) in enumerate(zip(models, scores, strict=True)):
-        size = sum(file.stat().st_size for file in Path(name).glob("*.safetensors")) / 1e6
+        files = Path(model_folder(name)).glob("*.safetensors")
+        size = sum(file.stat().st_size for file in files) / 1e6
         times = " | ".join(f"{speed[number]:.2f}" for speed in speeds)
         rows.append(
             f"| {name} | {size:.1f} | {score.bleu:.2f} | {score.chrf:.2f} | "

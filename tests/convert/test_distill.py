@@ -16,7 +16,8 @@ from hf_vanilla.convert.distill import DistillOptions, distill
 from hf_vanilla.data.lines import read_lines
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
-from hf_vanilla.text.loading import load_translator
+from hf_vanilla.text.loading import demo_model, load_translator
+from hf_vanilla.training.recipe import read_recipe
 
 STUDENT = {"max_steps": 8, "warmup_steps": 2, "save_steps": 4, "trackers": ["none"]}
 
@@ -81,6 +82,15 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_does_noth
     shutil.copytree(trained_run, other)
     with pytest.raises(ValueError, match="earlier run"):
         distill(options_of(tmp_path, other, corpus_files, recipe, **files))
+
+
+def test_the_size_of_a_model_of_the_package_is_in_the_table(corpus_files, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "times_as_fast", lambda *_: [1.0])
+    recipe = read_recipe(["--recipe", student(tmp_path, corpus_files, model=small_run.MODEL)])
+    size = sum(file.stat().st_size for file in Path(demo_model()).glob("*.safetensors")) / 1e6
+    table = module._comparison(["numbers"], recipe)
+    assert table.splitlines()[2].startswith(f"| numbers | {size:.1f} | ")
+    assert size > 1
 
 
 def test_ready_translations_need_no_teacher_and_odd_pairs_are_dropped(

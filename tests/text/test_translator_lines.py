@@ -151,12 +151,6 @@ def test_a_batch_too_large_for_memory_is_halved_until_it_fits(trained, warnings_
     assert sizes[:2] == [5, 2]
 
 
-def test_an_engine_that_fails_for_every_sentence_raises_its_error(trained):
-    translator = Translator(TorchEngine(*trained, no_such_setting=1))
-    with pytest.raises(ValueError, match="no_such_setting"):
-        list(translator.translate(GOOD))
-
-
 def test_an_error_at_every_sentence_is_raised_even_if_an_empty_sentence_works(trained):
     engine = FailsFor(trained, *GOOD)
     with pytest.raises(ValueError, match="no sentence can be translated: out of memory in line 3"):
