@@ -1,4 +1,4 @@
-"""How many CPUs a process may use, how it keeps memory, and the variables by which torch learns it.
+"""How many CPUs a process may use, the variables that tell torch, and freed memory.
 
 This file imports only the standard library: it is read before torch is.
 """
@@ -53,7 +53,7 @@ def keep_freed_memory() -> None:
 def return_freed_memory() -> None:
     """Hand freed memory between arrays in use back to the kernel; Linux with glibc only.
 
-    By default glibc keeps it, and batches of ever other shapes leave ever other gaps.
+    By default glibc keeps it, and with batches of changing shapes a process grows.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

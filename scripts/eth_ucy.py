@@ -40,7 +40,11 @@ class TableOptions(Options):
     folder: str = option(text="folder of the eight text files")
     output: str = option("runs/eth_ucy", "folder of the runs and scores")
     seeds: int = option(3, "runs of each scene", at_least=1)
-    form: str = option("modes", "mean: of one and constant velocity", choices=tuple(FORM_OPTIONS))
+    form: str = option(
+        "modes",
+        "form of the models; mean: TF (one) and constant velocity",
+        choices=tuple(FORM_OPTIONS),
+    )
     max_steps: int | None = option(
         None, "optimizer steps of each run; default: the recipe's", at_least=500
     )

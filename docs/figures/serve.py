@@ -51,7 +51,7 @@ def save_costs(page: str, path: Path, *, theme: str = "light") -> None:
                 style = {"textcoords": "offset points", "xytext": (6, 5), "fontsize": 9}
                 axes.annotate(clients, point, **style)
         axes.set(
-            title="More clients share batches: cost of a sentence with 1, 8 and 64 clients",
+            title="More clients share batches: cost of a sentence by number of clients",
             xlabel="sentences per second",
             ylabel="CPU milliseconds of a sentence",
             xscale="log",
