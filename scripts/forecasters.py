@@ -3,10 +3,10 @@
     python scripts/forecasters.py --folder FOLDER_OF_ETH_UCY [--page docs/forecasters.md]
 
 The five rows of a table with the smallest best-of-K errors get more seeds, and those of ETH/UCY are
-trained once more without the two files that no test scene contains, on which the third table scores
-them. A row that has its file of scores is not made again, and a model that is in its folder is not
-trained again, so the command continues after a stop. Each training is a process of its own with one
-thread.
+trained again, with as many, without the two files that no test scene contains, on which the third
+table scores them. A row that has its file of scores is not made again, and a model that is in its
+folder is not trained again, so the command continues after a stop. Each training is a process of
+its own with one thread.
 """
 
 import json
@@ -127,8 +127,10 @@ def table(options: TableOptions) -> str:
         about = f", test scene {options.test_scene}" if data == "eth_ucy" else ""
         parts += [f"{title}{about}:", markdown(rows, COLUMNS)]
         if data == "eth_ucy":
-            asked = [name for name in names if name in (*SINGLE, *best)]
-            outside = {name: rows_of(name, "outside", options) for name in asked}
+            for name in names:
+                if name in (*SINGLE, *best):
+                    seeds = options.seeds if names[name] else 1
+                    outside[name] = rows_of(name, "outside", options, seeds)
     columns = {
         f"{file} {key}": f"{file}, {title}"
         for file in OUTSIDE
@@ -151,7 +153,9 @@ def best_rows(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     return sorted(values, key=values.__getitem__)[:BEST]
 
 
-def arguments_of_models(data: str, options: TableOptions) -> dict[str, list[str] | None]:
+def arguments_of_models(
+    data: str, options: TableOptions, seed: int = 0
+) -> dict[str, list[str] | None]:
     """Arguments of `hf-vanilla train` by row; None: a model without weights."""
     common = ON_JUNCTIONS
     if data != "junctions":
@@ -165,7 +169,7 @@ def arguments_of_models(data: str, options: TableOptions) -> dict[str, list[str]
     for name, own in STAGES.items():
         found[name] = f"{common['joint']} {own}".split()
     first, second = STAGES
-    found[second] = [*found[second], "--first_stage", str(model_folder(first, data, options))]
+    found[second] = [*found[second], "--first_stage", str(model_folder(first, data, options, seed))]
     for name, section in read_yaml(Path(SWEEP))["runs"].items():
         if name != SAME_AS_INTERLEAVED:
             own = [f"--{key}={value}" for key, value in section.items()]
@@ -203,7 +207,7 @@ def row(name: str, data: str, options: TableOptions, seed: int = 0) -> dict[str,
     scores = folder.with_suffix(".json")
     if scores.is_file():
         return json.loads(scores.read_text(encoding="utf-8"))
-    arguments = arguments_of_models(data, options)[name]
+    arguments = arguments_of_models(data, options, seed)[name]
     if arguments is None:
         found = measured(name.replace(" ", "_"), data, options)
     else:
@@ -212,7 +216,7 @@ def row(name: str, data: str, options: TableOptions, seed: int = 0) -> dict[str,
                 return None
             first, second = STAGES
             if name == second:
-                row(first, data, options)
+                row(first, data, options, seed)
             train([*arguments, "--seed", str(seed)], folder)
         found = measured(str(folder), data, options)
     minutes = minutes_file(folder)

@@ -12,6 +12,7 @@ import small_run
 import yaml
 from datasets import Dataset, Features, Translation
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file
 
 from hf_vanilla.text.data import load_corpus
 from hf_vanilla.training.recipe import read_recipe
@@ -95,3 +96,20 @@ def test_a_recipe_trains_on_stand_in_data_as_it_would_on_its_own(name, tmp_path,
     seen = (folder / "tokenizer.json").read_text(encoding="utf-8")
     assert "seven" in seen
     assert "sieben" in seen
+
+
+def test_bi_simcut_trains_both_directions_and_then_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = (RECIPES / f"iwslt14_{name}.yaml" for name in ("both", "simcut"))
+    write_files(tmp_path, yaml.safe_load(second.read_text(encoding="utf-8")))
+    changes = [f"--{key}={value}" for key, value in SMALL.items()]
+    both = train(read_recipe(["--recipe", str(first), *changes]))
+    again = [*changes, "--initial_model", str(both)]
+    one = train(read_recipe(["--recipe", str(second), *again]))
+    seen = (both / "tokenizer.json").read_text(encoding="utf-8")
+    assert "seven" in seen
+    assert "sieben" in seen
+    assert (one / "tokenizer.json").read_text(encoding="utf-8") == seen
+    before, after = (load_file(folder / "model.safetensors") for folder in (both, one))
+    moved = max((after[name] - before[name]).abs().max().item() for name in before)
+    assert 0 < moved < 0.01  # two small updates of the first stage's weights
