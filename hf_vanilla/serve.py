@@ -148,7 +148,7 @@ def open_app(options: AppOptions) -> None:
 
 
 @contextmanager
-def listening(options: ServeOptions, settings: Settings | None = None) -> Iterator[tuple[Any, str]]:
+def listening(options: ServeOptions, settings: Settings) -> Iterator[tuple[Any, str]]:
     """A server that has its address and its models; its `run` answers.
 
     Args:
@@ -169,7 +169,7 @@ def listening(options: ServeOptions, settings: Settings | None = None) -> Iterat
     with bound(options.host, options.port) as listener:
         worker = Worker(max_wait_seconds=options.max_wait_ms / 1000)
         try:
-            served = served_by(options.model or [demo_model()], settings or Settings(), worker)
+            served = served_by(options.model or [demo_model()], settings, worker)
             access = Access(options.host, options.origin, keys, served.most_bytes)
             host, port = listener.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"

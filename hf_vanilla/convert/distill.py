@@ -272,10 +272,10 @@ def _comparison(models: Sequence[str], recipe: Recipe) -> str:
     rows = [f"| model | MB | BLEU | chrF | chrF of the first | {sizes} |", "|---" * 8 + "|"]
     for number, (name, score) in enumerate(zip(models, scores, strict=True)):
         files = Path(model_folder(name)).glob("*.safetensors")
-        size = sum(file.stat().st_size for file in files) / 1e6
+        size = sum(file.stat().st_size for file in files) / 1e6  # 0: a Hub id
         times = " | ".join(f"{speed[number]:.2f}" for speed in speeds)
         rows.append(
-            f"| {name} | {size:.1f} | {score.bleu:.2f} | {score.chrf:.2f} | "
+            f"| {name} | {f'{size:.1f}' if size else '-'} | {score.bleu:.2f} | {score.chrf:.2f} | "
             f"{score.chrf / max(scores[0].chrf, 1e-9):.1%} | {times} |"
         )
     return "\n".join([*rows, "", f"{BEAMS} beams; {scores[0].bleu_signature}", ""])

@@ -79,7 +79,7 @@ def is_plain_search(settings: GenerationConfig) -> bool:
 # --- length penalty ----------------------------------------------------------------------------
 
 
-def length_penalty(length: int, alpha: float, form: str) -> float:
+def length_penalty(length: float, alpha: float, form: str) -> float:
     """What the log-probability of a hypothesis is divided by.
 
     Args:
@@ -121,7 +121,7 @@ class GnmtExponent(float):
 
     def __rpow__(self, length: float, modulus: None = None) -> float:
         """GNMT penalty of a hypothesis of `length` tokens."""
-        return ((5 + length) / 6) ** float(self)
+        return length_penalty(length, float(self), "gnmt")
 
 
 # --- settings of one call ----------------------------------------------------------------------

@@ -22,7 +22,7 @@ ARGOVERSE_STEP_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Names of the columns of a CSV or Parquet file; the last three may be missing.
+    """Names of the columns of a CSV or Parquet file; the last two may be missing.
 
     Attributes:
         frame: whole numbers.
@@ -31,7 +31,6 @@ class Columns:
         y: likewise.
         scene: where a file holds several scenes.
         kind: such as pedestrian.
-        heading: radians.
     """
 
     frame: str = "frame"
@@ -40,7 +39,6 @@ class Columns:
     y: str = "y"
     scene: str | None = None
     kind: str | None = None
-    heading: str | None = None
 
 
 ARGOVERSE_COLUMNS = Columns(
@@ -50,7 +48,6 @@ ARGOVERSE_COLUMNS = Columns(
     y="position_y",
     scene="scenario_id",
     kind="object_type",
-    heading="heading",
 )
 
 
@@ -60,7 +57,7 @@ def read_columns(text: str) -> Columns:
     Raises:
         ValueError: it has another form, or a key that there is not.
     """
-    known = ("frame", "agent", "x", "y", "scene")
+    known = vars(Columns())
     pairs = [part.strip().partition("=") for part in text.split(",")] if text.strip() else []
     for key, _, name in pairs:
         if key not in known or not name:
@@ -166,10 +163,10 @@ def read_eth_ucy(path: Path, _: Columns) -> Rows:
 
 
 def read_agentformer(path: Path, _: Columns) -> Rows:
-    """AgentFormer's 17 columns: frame, id, kind; from the 12th width, length, x, z, y, heading."""
+    """AgentFormer's 17 columns: frame, id, kind; from the 12th width, length, x, z, y."""
     rows = _text_rows(path, AGENTFORMER_COLUMNS)
-    numbers = _numbers(path, rows, (0, 1, 11, 12, 13, 15, 16))
-    frame, agent, width, length, x, y, heading = numbers
+    numbers = _numbers(path, rows, (0, 1, 11, 12, 13, 15))
+    frame, agent, width, length, x, y = numbers
     return Rows(
         source=str(path),
         frame=frame,
@@ -178,7 +175,6 @@ def read_agentformer(path: Path, _: Columns) -> Rows:
         columns={
             "kind": np.array([row[2] for row in rows], dtype=object),
             "size": np.stack((length, width), 1),
-            "heading": heading,
         },
     )
 
@@ -246,8 +242,6 @@ def read_table(path: Path, columns: Columns) -> Rows:
     extra = {}
     if "kind" in wanted:
         extra["kind"] = read("kind").to_numpy()
-    if "heading" in wanted:
-        extra["heading"] = number("heading")
     positions = np.empty((len(names), 2))
     for column, key in enumerate(("x", "y")):
         positions[:, column] = number(key)

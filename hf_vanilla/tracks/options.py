@@ -55,7 +55,7 @@ class TrackFileOptions(Options):
     columns: str = option(
         "",
         "columns of a table that have other names, such as frame=timestep,x=east; of frame, agent, "
-        "x and y; scene=NAME where a file holds several scenes",
+        "x and y; scene=NAME where a file holds several scenes, kind=NAME of agents' kinds",
         of_data=True,
     )
     frame_seconds: float | None = option(

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 LONGEST_STEP = 50.0  # a longer displacement in one step is counted as a jump
 SHORTEST_MOVE = 1e-3  # where nothing moves farther in a step, positions may be in degrees
 BLOCK_ROWS = 100_000  # at a time, where a copy of a whole table would be large
-COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size", "heading")
+COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size")
 AGENT_KINDS = ("unknown", "vehicle", "pedestrian", "cyclist", "motorcyclist", "bus", "other")
 # names of Argoverse 2 are those of `AGENT_KINDS`; of nuScenes in AgentFormer's form:
 OTHER_NAMES = {
@@ -43,7 +43,6 @@ class TrackTable:
         unit: of the positions.
         kind: `(N,)` such as "Pedestrian", where the file says so.
         size: `(N, 2)` length and width, likewise.
-        heading: `(N,)` radians, likewise.
         maps: lanes of each scene, None for a scene without; None: there are no maps.
     """
 
@@ -58,7 +57,6 @@ class TrackTable:
     unit: str = "m"
     kind: np.ndarray | None = None
     size: np.ndarray | None = None
-    heading: np.ndarray | None = None
     maps: tuple[RoadMap | None, ...] | None = None
 
     def __len__(self) -> int:
@@ -152,7 +150,7 @@ class Rows:
         first_line: number of the line of the first row.
         scene: `(N,)` names where one file holds several scenes.
         step_seconds: where the file states it.
-        columns: `kind`, `size` and `heading`, where there are.
+        columns: `kind` and `size`, where there are.
     """
 
     source: str
@@ -237,7 +235,7 @@ def check_positive(**numbers: float) -> None:
 
 
 def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
-    """One table of several.
+    """One table of several; where only some have kinds or sizes, the others' are unknown.
 
     Raises:
         ValueError: there is none, or rates or units differ.
@@ -260,9 +258,18 @@ def join_tables(parts: Sequence[TrackTable]) -> TrackTable:
     join = np.concatenate
     columns: dict[str, Any] = {
         name: join([getattr(part, name) for part in parts])
-        for name in ("frame", "positions", "frames_per_step", "kind", "size", "heading")
-        if all(getattr(part, name) is not None for part in parts)
+        for name in ("frame", "positions", "frames_per_step")
     }
+    for name, unknown in (("kind", np.array("unknown", object)), ("size", np.zeros(2))):
+        values = [getattr(part, name) for part in parts]
+        if any(value is not None for value in values):
+            shapes = [(len(part), *unknown.shape) for part in parts]
+            columns[name] = join(
+                [
+                    np.broadcast_to(unknown, shape) if value is None else value
+                    for value, shape in zip(values, shapes, strict=True)
+                ]
+            )
     return TrackTable(
         agent=join([part.agent + shift for part, shift in zip(parts, agents, strict=False)]),
         scene=join([part.scene + shift for part, shift in zip(parts, numbers, strict=False)]),

@@ -39,10 +39,10 @@ def write_scenario(folder, name, *, steps=110, road=None, seed=0):
     for track, first in (("AV", 0), ("31", 0), ("32", 70)):
         start, speed = draw.normal(0, 5, 2), draw.normal(0, 1, 2)
         rows += [
-            (track, "vehicle", step, *(start + 0.1 * step * speed), 0.0, name)
+            (track, "vehicle", step, *(start + 0.1 * step * speed), name)
             for step in range(first, steps)
         ]
-    names = ("track_id", "object_type", "timestep", "position_x", "position_y", "heading")
+    names = ("track_id", "object_type", "timestep", "position_x", "position_y")
     columns = dict(zip((*names, "scenario_id"), zip(*rows, strict=True), strict=True))
     folder = folder / name
     folder.mkdir(parents=True)

@@ -11,7 +11,13 @@ import pytest
 from numpy.testing import assert_allclose
 
 from hf_vanilla.tracks.built_in_tracks import FORK_ODDS, built_in_tracks, fork_branches
-from hf_vanilla.tracks.formats import Columns, TrackSource, read_homography, read_tracks
+from hf_vanilla.tracks.formats import (
+    Columns,
+    TrackSource,
+    read_columns,
+    read_homography,
+    read_tracks,
+)
 from hf_vanilla.tracks.table import AGENT_KINDS, Rows, join_tables, resample, table_of_rows
 from hf_vanilla.tracks.windows import cut_windows, pasts_of_rows
 
@@ -176,6 +182,20 @@ def test_names_of_kinds_and_sizes_that_a_file_does_not_know():
     assert not without.sizes_of(np.arange(3)).any()
 
 
+def test_a_table_names_kinds_and_joins_tables_without_any(tmp_path):
+    text = "frame,agent,x,y,type\n0,a,1,2,Cyclist\n0,b,3,4,bus\n1,a,1,3,Cyclist\n"
+    source = TrackSource(columns=read_columns("kind=type"), frame_seconds=0.4)
+    typed = read_tracks(write(tmp_path / "a.csv", text), source)
+    plain = read_tracks(tmp_path / "a.csv", TrackSource(frame_seconds=0.4))
+    sized = replace(plain, size=np.full((3, 2), 2.0))
+    joined = join_tables([typed, sized, typed])
+    kinds = [AGENT_KINDS[kind] for kind in joined.kinds_of(np.arange(9))]
+    own = ["cyclist", "cyclist", "bus"]  # by agent
+    assert kinds == [*own, *["unknown"] * 3, *own]
+    assert joined.sizes_of(np.arange(9))[:, 0].tolist() == [0] * 3 + [2] * 3 + [0] * 3
+    assert join_tables([plain, plain]).kind is None
+
+
 def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
     for name in ("one", "two"):
         columns = {
@@ -185,7 +205,6 @@ def test_argoverse_scenarios_keep_agents_of_different_scenes_apart(tmp_path):
             "position_y": [0.0, 0.0],
             "scenario_id": [name] * 2,
             "object_type": ["vehicle"] * 2,
-            "heading": [0.0, 0.0],
         }
         pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"{name}.parquet")
     scenes = read_tracks(tmp_path)

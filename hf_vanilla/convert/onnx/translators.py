@@ -240,7 +240,7 @@ class DecoderGraph(nn.Module):
         model: VanillaForConditionalGeneration,
         forbidden: list[int],
         *,
-        is_renormalized: bool = False,
+        is_renormalized: bool,
     ) -> None:
         super().__init__()
         self.decoder: Any = model.model.decoder
