@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedIOBase
 from itertools import zip_longest
 from pathlib import Path
@@ -20,10 +21,20 @@ def read_lines(path: str | Path) -> Iterator[str]:
         ValueError: a line is not UTF-8; the message names file and line.
         OSError: the file cannot be read, or a `.gz` file is incomplete or damaged.
     """
-    path = Path(path)
+    with opened(Path(path)) as file:
+        yield from decoded_lines(file, str(path))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedIOBase | BinaryIO]:
+    """The bytes of a file, plain or `.gz`.
+
+    Raises:
+        OSError: the file cannot be read, or a `.gz` file is incomplete or damaged.
+    """
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
-            yield from decoded_lines(file, str(path))
+            yield file
         except EOFError:
             raise OSError(f"{path} is incomplete: its compressed data has no end") from None
         except (gzip.BadGzipFile, zlib.error) as error:

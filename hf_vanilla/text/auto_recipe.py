@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_vanilla.data.lines import read_lines
+from hf_vanilla.data.lines import check_text_file, read_lines
 from hf_vanilla.options import made_options
 
 from .data import load_corpus
@@ -86,6 +86,9 @@ def _number_of_pairs(options: TranslationDataOptions) -> int:
     files = [corpus.source for corpus in options.corpora]
     if options.train_files:
         files = [options.train_files[0]]
+    for path in files:
+        if not check_text_file(path).is_file():
+            raise ValueError(f"{path} is a pipe, but recipe auto reads it twice: give a file")
     if files:
         return sum(1 for path in files for _ in read_lines(path))
     if options.prepared is not None:

@@ -168,6 +168,8 @@ class SentenceDecoder:
             rows = {}
             for index in indices:
                 try:
+                    if not isinstance(texts[index], str):
+                        raise ValueError(f"{texts[index]!r} is no text")
                     (rows[index],) = self._input_ids([texts[index]])
                 except Exception as error:
                     self._record_failure(window[index].line, error)

@@ -176,7 +176,8 @@ class TranslationDataOptions(PairOptions):
             )
         if self.validation_source is not None and not self._trains_on_files:
             raise ValueError(
-                "validation files need train_source and train_target, prepared or mixture"
+                f"validation_source={self.validation_source!r} needs training files beside it: "
+                "give train_source and train_target, prepared or mixture"
             )
         if self.rdrop_alpha and self.simcut_alpha:
             raise ValueError(

@@ -253,7 +253,7 @@ class TextService:
             {
                 "code": code,
                 "name": NAMES.get(code, code),
-                "targets": [model.target for model in self.models if model.source == code],
+                "targets": list(dict.fromkeys(m.target for m in self.models if m.source == code)),
             }
             for code in codes
         ]
@@ -288,7 +288,8 @@ class TextService:
                 {target} <= {"", model.target, *_any(model)}
             ):
                 return model
-        pairs = ", ".join(f"{model.source} to {model.target}" for model in self.models)
+        names = (f"{model.source} to {model.target}" for model in self.models)
+        pairs = ", ".join(dict.fromkeys(names))
         raise ValueError(f"There is no model from {source!r} to {target!r}: there is {pairs}.")
 
     # --- our own ----------------------------------------------------------------------------------

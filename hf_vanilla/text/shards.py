@@ -4,7 +4,6 @@ A shard is done when its output file exists, because files are written under a t
 renamed. `manifest.json` lists the shards and the settings of the run.
 """
 
-import gzip
 import json
 import os
 import socket
@@ -14,6 +13,7 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import Any
 
+from hf_vanilla.data.lines import opened
 from hf_vanilla.files import PARTIAL, whole_file, write_text
 
 from .n_best import Hypothesis
@@ -258,7 +258,7 @@ def _split(
 def _text_parts(path: Path, lines_per_shard: int) -> list[tuple[int, int]]:
     """First byte and number of lines of each part of a text file."""
     if path.suffix == ".gz":
-        with gzip.open(path, "rb") as packed:
+        with opened(path) as packed:
             return [(0, sum(1 for _ in packed))]
     parts: list[tuple[int, int]] = []
     with path.open("rb") as file:
@@ -327,7 +327,7 @@ def cell(text: str) -> str:
 def _lines(shard: Shard) -> Iterator[str]:
     """Lines of a shard; a byte that is not UTF-8 becomes a surrogate, so only its line fails."""
     path = Path(shard.source)
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    with opened(path) as file:
         file.seek(shard.begin)
         lines: Iterable[bytes] = islice(file, shard.lines)
         for number, line in enumerate(lines, start=shard.first_line):

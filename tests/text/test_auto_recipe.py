@@ -1,5 +1,6 @@
 """`--recipe auto`: settings by the number of pairs, and warnings of settings that cannot work."""
 
+import os
 import re
 from pathlib import Path
 
@@ -53,8 +54,11 @@ def test_the_table_of_the_docs_has_these_rows():
 
 
 def test_what_auto_cannot_count_is_one_line(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     cases = (
         ([], "give --train_source and --train_target"),
+        (["--train_source", str(pipe), "--train_target", str(pipe)], "pipe is a pipe, but recipe"),
         (["--task", "image_classification", "--dataset", "photos"], "is of task translation"),
         (["--train_source", "nowhere", "--train_target", "nowhere"], "nowhere"),
     )

@@ -121,6 +121,21 @@ def test_other_settings_are_refused_in_an_output_that_was_begun(plan, changes):
         plan(**changes)
 
 
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (lambda data: data[:-9], "d.txt.gz is incomplete: its compressed data has no end"),
+        (lambda data: data[:12] + b"\xff" * 9 + data[21:], "d.txt.gz is damaged or no gzip file"),
+        (lambda _: b"plain text", "d.txt.gz is damaged or no gzip file: Not a gzipped file"),
+    ],
+)
+def test_a_damaged_compressed_input_is_named(plan, corpus, damaged, message):
+    path = corpus / "d.txt.gz"
+    path.write_bytes(damaged(path.read_bytes()))
+    with pytest.raises(OSError, match=message):
+        plan()
+
+
 def test_a_changed_input_is_refused_in_an_output_that_was_begun(plan, corpus):
     plan()
     with (corpus / "b.txt").open("a") as file:

@@ -202,6 +202,14 @@ def test_a_model_that_cannot_serve_is_refused_at_the_start(tmp_path, trained_run
             serve(ServeOptions(model=[name]))
 
 
+def test_two_models_of_one_pair_of_languages_are_one_pair():
+    served = served_by([demo_model(), demo_model("help-en-de")], Settings(), Worker())
+    english, german = served.facts["/languages"]()
+    assert (english["targets"], german["targets"]) == (["de"], [])
+    with pytest.raises(ValueError, match=r"from 'fr' to 'de': there is en to de\."):
+        asyncio.run(served.calls["/translate"]({"q": "un", "source": "fr", "target": "de"}))
+
+
 def test_a_learned_position_model_refuses_what_is_over_its_length(trained, tmp_path):
     model, tokenizer = trained
     from hf_vanilla import VanillaForConditionalGeneration

@@ -118,6 +118,7 @@ def test_a_line_that_the_tokenizer_refuses_becomes_empty_and_is_reported(trained
     assert [text.split(":")[0] for text in warnings] == [
         f"line {n} cannot be translated and becomes empty" for n in (12, 14)
     ]
+    assert warnings[1].endswith(": None is no text")
 
 
 def test_a_line_for_which_the_engine_fails_changes_no_other(trained, warnings_of):

@@ -427,7 +427,7 @@ def test_values_that_do_not_fit_are_refused_with_the_remedy():
         ({**FILES, "dataset": "x"}, "dataset='x' and train_source='a.en': give one of them"),
         (
             {"validation_source": "b", "validation_target": "c"},
-            "validation files need train_source",
+            "validation_source='b' needs training files beside it",
         ),
     ]
     for options, message in cases:
