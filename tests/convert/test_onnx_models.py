@@ -22,7 +22,9 @@ from hf_vanilla.images.classifier import Classifier
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.tracks.forecast import forecasts
 from hf_vanilla.tracks.forecaster import new_forecaster, predict
+from hf_vanilla.tracks.formats import TrackSource, read_tracks
 
 for name in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(name)
@@ -93,7 +95,7 @@ def test_a_classifier_of_square_images_writes_csv(tmp_path):
 
 def test_programs_are_short():
     for program in ("classify.py", "detect.py", "forecast.py"):
-        assert len((RUNNERS / program).read_text().splitlines()) < 60
+        assert len((RUNNERS / program).read_text().splitlines()) < 80
 
 
 def test_what_draws_samples_is_refused(tmp_path):
@@ -166,6 +168,32 @@ def test_a_forecaster_gives_the_same_futures(form, tmp_path):
             np.testing.assert_allclose(b, a, atol=1e-3)
     if form == "modes":
         check_forecasts_of_a_table(folder, past, seen, theirs)
+
+
+@pytest.mark.release
+def test_each_agent_is_forecast_from_its_own_last_frame(tmp_path):
+    """As by `hf-vanilla forecast`: with the others of that frame, also those seen later."""
+    model = scene_model("gate").float()
+    model.save_pretrained(tmp_path / "model")
+    tracks = np.random.default_rng(1).normal(size=(4, 9, 2)).cumsum(1)
+    spans = {"left": (0, 5), "stays": (0, 9), "comes": (3, 9), "crosses": (1, 6)}
+    rows = [
+        (2 * t, agent, *tracks[row, t])
+        for row, (agent, span) in enumerate(spans.items())
+        for t in range(*span)
+    ]
+    table = "\n".join(",".join(map(str, row)) for row in [("frame", "agent", "x", "y"), *rows])
+    (tmp_path / "tracks.csv").write_text(table)
+    scenes = read_tracks(tmp_path / "tracks.csv", TrackSource(frame_seconds=0.2))
+    done = typed(exported(tmp_path / "model"), "forecast.py", "2", text=table)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {tuple(row[:3]): row[3:] for row in csv.reader(done.stdout.splitlines())}
+    expected = [row for part in forecasts(model, scenes) for row in part.to_pylist()]
+    assert len(found) == len(expected) == 4 * 4 * 3
+    for row in expected:
+        values = found[row["agent"], str(row["mode"]), str(row["step"])]
+        wanted = [row[name] for name in ("x", "y", "probability")]
+        np.testing.assert_allclose(np.array(values, float), wanted, atol=1e-3)
 
 
 def check_forecasts_of_a_table(folder, past, seen, theirs):
