@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from scene_models import SCENE_FORMS, scene_model
 
 from hf_vanilla.convert.export import ExportOptions, export
 from hf_vanilla.convert.onnx.models import FAULTS, RUNNERS
+from hf_vanilla.data.images import as_rgb
 from hf_vanilla.families import TASKS
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import Classifier
@@ -26,7 +28,8 @@ from hf_vanilla.tracks.forecast import forecasts
 from hf_vanilla.tracks.forecaster import new_forecaster, predict
 from hf_vanilla.tracks.formats import TrackSource, read_tracks
 
-for name in ("onnx", "onnxscript", "onnxruntime"):
+onnx = pytest.importorskip("onnx")
+for name in ("onnxscript", "onnxruntime"):
     pytest.importorskip(name)
 
 EXPORTED_FORMS = [
@@ -35,6 +38,20 @@ EXPORTED_FORMS = [
     "density",
     *sorted(SCENE_FORMS.keys() - {"proposals", "proposals_paper"}),
 ]
+GRAPHS = {
+    "classify": """<ir_version: 10, opset_import: ["": 20]>
+        means (float[B, 3, H, W] pixel_values) => (float[B, 3] logits) <int64[2] sides = {2, 3}>
+        { logits = ReduceMean<keepdims = 0>(pixel_values, sides) }""",
+    "detect": """<ir_version: 10, opset_import: ["": 20]>
+        means (float[B, 3, H, W] pixel_values, int64[B, H, W] pixel_mask)
+            => (float[B, 1, 3] logits, float[1, 1, 4] pred_boxes)
+        <int64[2] sides = {2, 3}, int64[1] one = {1}, float[1, 1, 4] box = {0.5, 0.5, 0.5, 0.5}>
+        {
+            means = ReduceMean<keepdims = 0>(pixel_values, sides)
+            logits = Unsqueeze(means, one)
+            pred_boxes = Identity(box)
+        }""",
+}
 
 
 def exported(folder, **options):
@@ -45,6 +62,22 @@ def exported(folder, **options):
 def typed(folder, program, *arguments, text=""):
     command = [sys.executable, "-c", BLOCKED, str(folder / program), *arguments]
     return subprocess.run(command, input=text, capture_output=True, check=False, text=True)
+
+
+@pytest.fixture(params=GRAPHS)
+def simple(request, tmp_path):
+    """A program and its folder, with a graph whose logits are the means of the channels."""
+    program, folder = request.param, tmp_path / "exported"
+    folder.mkdir()
+    onnx.save(onnx.parser.parse_model(GRAPHS[program]), folder / "model.onnx")
+    (folder / "config.json").write_text('{"id2label": {"0": "a", "1": "b", "2": "c"}}')
+    processor = image_processor((9, 7), [], [])
+    if program == "detect":
+        processor = detection_files.detection_processor(9, 12)
+    processor.image_mean, processor.image_std = [0.0] * 3, [0.1, 0.2, 0.3]
+    processor.save_pretrained(folder)
+    shutil.copy(RUNNERS / f"{program}.py", folder)
+    return program, folder
 
 
 def picture(width, height):
@@ -91,6 +124,31 @@ def test_a_classifier_of_square_images_writes_csv(tmp_path):
     done = typed(folder, "classify.py", str(tmp_path / "large.png"))
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert re.match("error: .*large.png: .*400000000 pixels", done.stderr)
+
+
+def test_images_of_16_bits_are_scaled_as_in_the_package(simple, tmp_path):
+    program, folder = simple
+    wide = Image.fromarray(np.linspace(9_000, 40_000, 108).astype(np.uint16).reshape(9, 12))
+    wide.save(tmp_path / "wide.png")
+    as_rgb(wide).save(tmp_path / "narrow.png")
+    paths = [str(tmp_path / name) for name in ("wide.png", "narrow.png")]
+    done = typed(folder, f"{program}.py", *paths)
+    (first, *ours), (second, *expected) = csv.reader(done.stdout.splitlines())
+    assert ([first, second], ours, done.stderr) == (paths, expected, "")
+    assert 0.7 < float(ours[1]) < 0.95
+
+
+@pytest.mark.parametrize("program", GRAPHS)
+def test_programs_take_the_images_that_the_package_takes(program):
+    read = runner_of(RUNNERS, program).as_rgb
+    turned = picture(4, 3)
+    turned.getexif()[0x0112] = 6
+    images = [picture(5, 4).convert(mode) for mode in ("1", "L", "LA", "P", "RGBA", "CMYK")]
+    for image in (turned, *images, Image.new("I", (2, 3), 200), Image.new("I", (2, 3), 999)):
+        assert read(image).tobytes() == as_rgb(image).tobytes()
+        assert read(image).size == as_rgb(image).size
+    with pytest.raises(ValueError, match="floating-point numbers of unknown range"):
+        read(Image.new("F", (2, 3)))
 
 
 def test_programs_are_short():

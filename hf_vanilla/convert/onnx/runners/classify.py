@@ -27,8 +27,7 @@ class Classifier:
     def pixels(self, image: Image.Image) -> np.ndarray:
         """`(3, H, W)` float32: in the model's size, scaled and normalized."""
         settings, size = self.settings, self.settings["size"]
-        image = ImageOps.exif_transpose(image).convert("RGB")
-        image = image.resize((size["width"], size["height"]), settings["resample"])
+        image = as_rgb(image).resize((size["width"], size["height"]), settings["resample"])
         values = np.asarray(image, np.float32) * np.float32(settings["rescale_factor"])
         mean, deviation = (np.array(settings[n], np.float32) for n in ("image_mean", "image_std"))
         return ((values - mean) / deviation).transpose(2, 0, 1)
@@ -39,6 +38,18 @@ class Classifier:
         (logits,) = self.session.run(None, {"pixel_values": pixels})
         weights = np.exp(logits - logits.max(1, keepdims=True))
         return weights / weights.sum(1, keepdims=True)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image in three channels of 8 bits, turned as its EXIF data says."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+        wide = np.asarray(image).astype(np.float32)
+        scale = 255 / 65535 if wide.max(initial=0) > 255 or ";16" in image.mode else 1
+        image = Image.fromarray(np.rint(wide * scale).clip(0, 255).astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of unknown range")
+    return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
 
 
 if __name__ == "__main__":
