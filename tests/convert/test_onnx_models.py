@@ -151,6 +151,23 @@ def test_programs_take_the_images_that_the_package_takes(program):
         read(Image.new("F", (2, 3)))
 
 
+def test_a_broken_image_costs_one_line_and_the_others_go_on(simple, tmp_path):
+    program, folder = simple
+    Image.new("RGB", (9, 7), "white").save(tmp_path / "good.png")
+    content = (tmp_path / "good.png").read_bytes()
+    (tmp_path / "bad.png").write_bytes(content[:40] + b"\xff" * 9 + content[49:])
+    paths = [str(tmp_path / name) for name in ("bad.png", "none.png", "good.png")]
+    done = typed(folder, f"{program}.py", *paths)
+    assert [row[0] for row in csv.reader(done.stdout.splitlines())] == paths[2:]
+    for path, line in zip(paths[:2], done.stderr.splitlines(), strict=True):
+        assert line.startswith(f"error: {path}: ")
+    assert done.returncode == 1
+    assert typed(folder, f"{program}.py", paths[2]).returncode == 0
+    done = typed(folder, f"{program}.py")
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert done.stderr.startswith(f"usage: {program}.py [-h] IMAGE")
+
+
 def test_programs_are_short():
     for program in ("classify.py", "detect.py", "forecast.py"):
         assert len((RUNNERS / program).read_text().splitlines()) < 80

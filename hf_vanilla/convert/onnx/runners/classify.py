@@ -4,6 +4,7 @@ python classify.py IMAGE ... > labels.csv
 classify.Classifier("FOLDER").probabilities([PIL.Image.open("a.png")])
 """
 
+import argparse
 import csv
 import json
 import sys
@@ -53,11 +54,17 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write path, label and probability of images.")
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    paths, is_bad = parser.parse_args().images, False
     classifier, write = Classifier(), csv.writer(sys.stdout, lineterminator="\n").writerow
-    for path in sys.argv[1:]:
+    for path in paths:
         try:
             probabilities = classifier.probabilities([Image.open(path)])[0]
-        except (ValueError, OSError, Image.DecompressionBombError) as error:
-            sys.exit(f"error: {path}: {error}")
+        except Exception as error:  # a damaged file fails in many ways
+            print(f"error: {path}: {error}", file=sys.stderr)
+            is_bad = True
+            continue
         best = int(probabilities.argmax())
         write((path, classifier.labels[best], f"{probabilities[best]:.4f}"))
+    sys.exit(is_bad)

@@ -4,6 +4,7 @@ python detect.py IMAGE ... > objects.csv
 detect.Detector("FOLDER").detect(PIL.Image.open("a.png"), threshold=0.7)
 """
 
+import argparse
 import csv
 import json
 import sys
@@ -61,11 +62,17 @@ def as_rgb(image: Image.Image) -> Image.Image:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write path, label, score and box of objects.")
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    paths, is_bad = parser.parse_args().images, False
     detector, write = Detector(), csv.writer(sys.stdout, lineterminator="\n").writerow
-    for path in sys.argv[1:]:
+    for path in paths:
         try:
             objects = detector.detect(Image.open(path))
-        except (ValueError, OSError, Image.DecompressionBombError) as error:
-            sys.exit(f"error: {path}: {error}")
+        except Exception as error:  # a damaged file fails in many ways
+            print(f"error: {path}: {error}", file=sys.stderr)
+            is_bad = True
+            continue
         for label, score, *box in objects:
             write((path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box)))
+    sys.exit(is_bad)
