@@ -15,7 +15,8 @@ from onnx_folders import BLOCKED, runner_of
 from PIL import Image
 from scene_models import SCENE_FORMS, scene_model
 
-from hf_vanilla.convert.export import ExportOptions, export
+from hf_vanilla import quantize
+from hf_vanilla.convert.export import ExportOptions, QuantizeOptions, export, quantize_folder
 from hf_vanilla.convert.onnx.models import FAULTS, RUNNERS
 from hf_vanilla.data.images import as_rgb
 from hf_vanilla.families import TASKS
@@ -83,6 +84,32 @@ def simple(request, tmp_path):
 def picture(width, height):
     values = np.random.default_rng(width).integers(0, 255, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(values)
+
+
+def test_what_is_for_translators_is_refused_by_the_task_of_the_model(tmp_path):
+    ours = tmp_path / "vit"
+    image_models.vit().save_pretrained(ours)
+    for options, remedy in (
+        ({"format": "ctranslate2"}, "use --format onnx"),
+        ({"layout": "transformers.js"}, "leave --layout out"),
+    ):
+        with pytest.raises(ValueError, match=f"vit is of image_classification: {remedy}"):
+            exported(ours, **options)
+    with pytest.raises(ValueError, match=r"this command quantizes translation .*quantize\(model"):
+        quantize_folder(QuantizeOptions(model=str(ours), output=f"{ours}-int8"))
+
+
+def test_an_int8_model_is_not_exported(tmp_path):
+    vit, processor = image_models.vit(), image_processor((15, 20), [0.5] * 3, [0.5] * 3)
+    quantize(vit).save_pretrained(tmp_path / "vit")
+    processor.save_pretrained(tmp_path / "vit")
+    tracks = new_forecaster(VanillaTracksConfig(d_model=24)).eval()
+    quantize(tracks).save_pretrained(tmp_path / "tracks")
+    detector = detection_files.tiny_detector(tmp_path / "detr")
+    quantize(detector).save_pretrained(tmp_path / "detr")
+    for name in ("vit", "tracks", "detr"):
+        with pytest.raises(ValueError, match=f"{name} has int8 weights, .* give the float model"):
+            exported(tmp_path / name)
 
 
 @pytest.mark.release
