@@ -80,12 +80,16 @@ def export(options: ExportOptions) -> Path:
 
     Raises:
         ImportError: the format's library is not installed.
-        ValueError: the format cannot express the model; the message names all reasons.
+        ValueError: the format or layout is for translators alone, or cannot express the model;
+            the message names all reasons.
         OSError: the model is not found, or the output exists.
     """
-    is_onnx = options.format == "onnx"
+    is_onnx, task = options.format == "onnx", task_or_default(options.model)
+    if task != "translation" and (not is_onnx or options.layout != "plain"):
+        remedy = "leave --layout out" if is_onnx else "use --format onnx"
+        raise ValueError(f"{options.model} is of {task}: {remedy}")
     (require_onnx if is_onnx else import_ctranslate2)()
-    write = ONNX[task_or_default(options.model)] if is_onnx else ctranslate2.export_translator
+    write = ONNX[task] if is_onnx else ctranslate2.export_translator
     if options.layout == "transformers.js":
         write = export_for_transformers_js
     with whole_folder(options.output) as folder:
@@ -108,9 +112,14 @@ def quantize_folder(options: QuantizeOptions) -> Path:
     """Write the quantized model of a folder, with its tokenizer and card; returns the new folder.
 
     Raises:
-        ValueError: the model is not one of this package, or is quantized already.
+        ValueError: the model is no translator of this package, or is quantized already.
         OSError: the model is not found, or the output exists.
     """
+    if (task := task_or_default(options.model)) != "translation":
+        raise ValueError(
+            f"{options.model} is of {task}: this command quantizes translation models; in Python, "
+            "hf_vanilla.quantize(model)"
+        )
     with whole_folder(options.output) as folder:
         model, tokenizer = load_translator(
             options.model, dtype="float32", device=torch.device("cpu")

@@ -134,11 +134,10 @@ class Translator:
     def _advance(self, beams: Beams, log_probs: Any, tokens: Any, length: int) -> None:
         """Finish candidates that end, and continue the best others; both arrays are `(n, 2n)`."""
         beams.is_done = is_last = length == beams.limit
-        beams.parents = range(self.beams)
+        beams.parents, others = range(self.beams), []
         if is_last and self.config.get("forced_eos_token_id") is not None:
             tokens[:], log_probs[:, 0], log_probs[:, 1:] = self.end, 0, LOWEST
         sums = (beams.scores[:, None] + log_probs).ravel()
-        others = []
         for rank, index in enumerate(np.argsort(-sums, kind="stable")[: 2 * self.beams].tolist()):
             parent, token = index // log_probs.shape[1], int(tokens.flat[index])
             ids = [*beams.ids[parent], token]
@@ -183,7 +182,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="default: one for each core")
     options = parser.parse_args()
     translator, number = Translator(threads=options.threads), 0
-    while lines := [line.decode("utf-8-sig") for line in islice(sys.stdin.buffer, WINDOW)]:
+    while lines := [line.decode().rstrip("\r\n") for line in islice(sys.stdin.buffer, WINDOW)]:
+        lines[0] = lines[0] if number else lines[0].removeprefix("\ufeff")  # byte order mark
         for found in translator.n_best(lines, 1 if options.n_best is None else options.n_best):
             number += 1
             for one in found if options.n_best else []:

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import shutil
 import subprocess
 import sys
 
@@ -14,17 +15,22 @@ from onnx_folders import BLOCKED, runner_of
 from PIL import Image
 from scene_models import SCENE_FORMS, scene_model
 
-from hf_vanilla.convert.export import ExportOptions, export
+from hf_vanilla import quantize
+from hf_vanilla.convert.export import ExportOptions, QuantizeOptions, export, quantize_folder
 from hf_vanilla.convert.onnx.models import FAULTS, RUNNERS
+from hf_vanilla.data.images import as_rgb
 from hf_vanilla.families import TASKS
 from hf_vanilla.images.batches import image_processor
 from hf_vanilla.images.classifier import Classifier
 from hf_vanilla.models.configuration_vanilla_agentformer import VanillaAgentFormerConfig
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.tracks.forecast import forecasts
 from hf_vanilla.tracks.forecaster import new_forecaster, predict
+from hf_vanilla.tracks.formats import TrackSource, read_tracks
 
-for name in ("onnx", "onnxscript", "onnxruntime"):
+onnx = pytest.importorskip("onnx")
+for name in ("onnxscript", "onnxruntime"):
     pytest.importorskip(name)
 
 EXPORTED_FORMS = [
@@ -33,6 +39,20 @@ EXPORTED_FORMS = [
     "density",
     *sorted(SCENE_FORMS.keys() - {"proposals", "proposals_paper"}),
 ]
+GRAPHS = {
+    "classify": """<ir_version: 10, opset_import: ["": 20]>
+        means (float[B, 3, H, W] pixel_values) => (float[B, 3] logits) <int64[2] sides = {2, 3}>
+        { logits = ReduceMean<keepdims = 0>(pixel_values, sides) }""",
+    "detect": """<ir_version: 10, opset_import: ["": 20]>
+        means (float[B, 3, H, W] pixel_values, int64[B, H, W] pixel_mask)
+            => (float[B, 1, 3] logits, float[1, 1, 4] pred_boxes)
+        <int64[2] sides = {2, 3}, int64[1] one = {1}, float[1, 1, 4] box = {0.5, 0.5, 0.5, 0.5}>
+        {
+            means = ReduceMean<keepdims = 0>(pixel_values, sides)
+            logits = Unsqueeze(means, one)
+            pred_boxes = Identity(box)
+        }""",
+}
 
 
 def exported(folder, **options):
@@ -45,9 +65,51 @@ def typed(folder, program, *arguments, text=""):
     return subprocess.run(command, input=text, capture_output=True, check=False, text=True)
 
 
+@pytest.fixture(params=GRAPHS)
+def simple(request, tmp_path):
+    """A program and its folder, with a graph whose logits are the means of the channels."""
+    program, folder = request.param, tmp_path / "exported"
+    folder.mkdir()
+    onnx.save(onnx.parser.parse_model(GRAPHS[program]), folder / "model.onnx")
+    (folder / "config.json").write_text('{"id2label": {"0": "a", "1": "b", "2": "c"}}')
+    processor = image_processor((9, 7), [], [])
+    if program == "detect":
+        processor = detection_files.detection_processor(9, 12)
+    processor.image_mean, processor.image_std = [0.0] * 3, [0.1, 0.2, 0.3]
+    processor.save_pretrained(folder)
+    shutil.copy(RUNNERS / f"{program}.py", folder)
+    return program, folder
+
+
 def picture(width, height):
     values = np.random.default_rng(width).integers(0, 255, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(values)
+
+
+def test_what_is_for_translators_is_refused_by_the_task_of_the_model(tmp_path):
+    ours = tmp_path / "vit"
+    image_models.vit().save_pretrained(ours)
+    for options, remedy in (
+        ({"format": "ctranslate2"}, "use --format onnx"),
+        ({"layout": "transformers.js"}, "leave --layout out"),
+    ):
+        with pytest.raises(ValueError, match=f"vit is of image_classification: {remedy}"):
+            exported(ours, **options)
+    with pytest.raises(ValueError, match=r"this command quantizes translation .*quantize\(model"):
+        quantize_folder(QuantizeOptions(model=str(ours), output=f"{ours}-int8"))
+
+
+def test_an_int8_model_is_not_exported(tmp_path):
+    vit, processor = image_models.vit(), image_processor((15, 20), [0.5] * 3, [0.5] * 3)
+    quantize(vit).save_pretrained(tmp_path / "vit")
+    processor.save_pretrained(tmp_path / "vit")
+    tracks = new_forecaster(VanillaTracksConfig(d_model=24)).eval()
+    quantize(tracks).save_pretrained(tmp_path / "tracks")
+    detector = detection_files.tiny_detector(tmp_path / "detr")
+    quantize(detector).save_pretrained(tmp_path / "detr")
+    for name in ("vit", "tracks", "detr"):
+        with pytest.raises(ValueError, match=f"{name} has int8 weights, .* give the float model"):
+            exported(tmp_path / name)
 
 
 @pytest.mark.release
@@ -91,9 +153,51 @@ def test_a_classifier_of_square_images_writes_csv(tmp_path):
     assert re.match("error: .*large.png: .*400000000 pixels", done.stderr)
 
 
+def test_images_of_16_bits_are_scaled_as_in_the_package(simple, tmp_path):
+    program, folder = simple
+    wide = Image.fromarray(np.linspace(9_000, 40_000, 108).astype(np.uint16).reshape(9, 12))
+    wide.save(tmp_path / "wide.png")
+    as_rgb(wide).save(tmp_path / "narrow.png")
+    paths = [str(tmp_path / name) for name in ("wide.png", "narrow.png")]
+    done = typed(folder, f"{program}.py", *paths)
+    (first, *ours), (second, *expected) = csv.reader(done.stdout.splitlines())
+    assert ([first, second], ours, done.stderr) == (paths, expected, "")
+    assert 0.7 < float(ours[1]) < 0.95
+
+
+@pytest.mark.parametrize("program", GRAPHS)
+def test_programs_take_the_images_that_the_package_takes(program):
+    read = runner_of(RUNNERS, program).as_rgb
+    turned = picture(4, 3)
+    turned.getexif()[0x0112] = 6
+    images = [picture(5, 4).convert(mode) for mode in ("1", "L", "LA", "P", "RGBA", "CMYK")]
+    for image in (turned, *images, Image.new("I", (2, 3), 200), Image.new("I", (2, 3), 999)):
+        assert read(image).tobytes() == as_rgb(image).tobytes()
+        assert read(image).size == as_rgb(image).size
+    with pytest.raises(ValueError, match="floating-point numbers of unknown range"):
+        read(Image.new("F", (2, 3)))
+
+
+def test_a_broken_image_costs_one_line_and_the_others_go_on(simple, tmp_path):
+    program, folder = simple
+    Image.new("RGB", (9, 7), "white").save(tmp_path / "good.png")
+    content = (tmp_path / "good.png").read_bytes()
+    (tmp_path / "bad.png").write_bytes(content[:40] + b"\xff" * 9 + content[49:])
+    paths = [str(tmp_path / name) for name in ("bad.png", "none.png", "good.png")]
+    done = typed(folder, f"{program}.py", *paths)
+    assert [row[0] for row in csv.reader(done.stdout.splitlines())] == paths[2:]
+    for path, line in zip(paths[:2], done.stderr.splitlines(), strict=True):
+        assert line.startswith(f"error: {path}: ")
+    assert done.returncode == 1
+    assert typed(folder, f"{program}.py", paths[2]).returncode == 0
+    done = typed(folder, f"{program}.py")
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert done.stderr.startswith(f"usage: {program}.py [-h] IMAGE")
+
+
 def test_programs_are_short():
     for program in ("classify.py", "detect.py", "forecast.py"):
-        assert len((RUNNERS / program).read_text().splitlines()) < 60
+        assert len((RUNNERS / program).read_text().splitlines()) < 80
 
 
 def test_what_draws_samples_is_refused(tmp_path):
@@ -166,6 +270,32 @@ def test_a_forecaster_gives_the_same_futures(form, tmp_path):
             np.testing.assert_allclose(b, a, atol=1e-3)
     if form == "modes":
         check_forecasts_of_a_table(folder, past, seen, theirs)
+
+
+@pytest.mark.release
+def test_each_agent_is_forecast_from_its_own_last_frame(tmp_path):
+    """As by `hf-vanilla forecast`: with the others of that frame, also those seen later."""
+    model = scene_model("gate").float()
+    model.save_pretrained(tmp_path / "model")
+    tracks = np.random.default_rng(1).normal(size=(4, 9, 2)).cumsum(1)
+    spans = {"left": (0, 5), "stays": (0, 9), "comes": (3, 9), "crosses": (1, 6)}
+    rows = [
+        (2 * t, agent, *tracks[row, t])
+        for row, (agent, span) in enumerate(spans.items())
+        for t in range(*span)
+    ]
+    table = "\n".join(",".join(map(str, row)) for row in [("frame", "agent", "x", "y"), *rows])
+    (tmp_path / "tracks.csv").write_text(table)
+    scenes = read_tracks(tmp_path / "tracks.csv", TrackSource(frame_seconds=0.2))
+    done = typed(exported(tmp_path / "model"), "forecast.py", "2", text=table)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {tuple(row[:3]): row[3:] for row in csv.reader(done.stdout.splitlines())}
+    expected = [row for part in forecasts(model, scenes) for row in part.to_pylist()]
+    assert len(found) == len(expected) == 4 * 4 * 3
+    for row in expected:
+        values = found[row["agent"], str(row["mode"]), str(row["step"])]
+        wanted = [row[name] for name in ("x", "y", "probability")]
+        np.testing.assert_allclose(np.array(values, float), wanted, atol=1e-3)
 
 
 def check_forecasts_of_a_table(folder, past, seen, theirs):

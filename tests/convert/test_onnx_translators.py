@@ -196,10 +196,27 @@ def test_texts_are_those_of_the_command_translate(model, tokenizer, folder):
         runner_of(folder).Translator(folder).n_best(["one"], 5)
 
 
+def typed_in(folder, text, *options):
+    command = [sys.executable, "-c", BLOCKED, str(folder / "translate.py"), *options]
+    return subprocess.run(command, input=text, capture_output=True, check=False)
+
+
+def test_line_ends_are_no_part_of_a_sentence(tmp_path):
+    """The tokenizer of `numbers` keeps white space, and so a line end would be a token."""
+    options = {"model": "numbers", "output": str(tmp_path / "numbers"), "format": "onnx"}
+    folder = export(ExportOptions(**options))
+    lines = ["six thousand, eight hundred and ninety", "", "\ufefftwenty-one", "forty-two "]
+    expected = "".join(f"{text}\n" for text in Translator("numbers").translate(lines))
+    for end in ("\n", "\r\n"):
+        text = "\ufeff" + "".join(line + end for line in lines)
+        done = typed_in(folder, text.encode())
+        assert (done.stdout.decode(), done.stderr, done.returncode) == (expected, b"", 0)
+    assert expected.startswith("sechstausendachthundertneunzig\n\n")
+
+
 def test_the_program_runs_without_torch(folder):
     def typed(text, *options):
-        command = [sys.executable, "-c", BLOCKED, str(folder / "translate.py"), *options]
-        return subprocess.run(command, input=text, capture_output=True, check=False)
+        return typed_in(folder, text, *options)
 
     texts = runner_of(folder).Translator(folder).translate(["one two", "", "three"])
     done = typed(b"\xef\xbb\xbfone two\n\nthree")

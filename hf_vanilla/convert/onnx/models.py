@@ -13,6 +13,7 @@ from hf_vanilla.families import entry_of
 from hf_vanilla.images.classifier import load_classifier
 from hf_vanilla.models.configuration_vanilla_scene import OPTIONAL_INPUTS
 from hf_vanilla.objects.detector import load_detector
+from hf_vanilla.text.loading import require_float
 from hf_vanilla.tracks.forecaster import class_name, load_forecaster
 
 from .files import ANY, Input, write_graph
@@ -51,6 +52,7 @@ def export_classifier(name: str, folder: Path, dtype: str) -> None:
         dtype: of the weights.
     """
     classifier = load_classifier(name, device="cpu")
+    require_float(classifier.model, name)
     height, width = classifier.model.config.image_height_width
     pixels = torch.randn(2, 3, height, width)
     check_channels(classifier.model.config.num_channels)
@@ -68,6 +70,7 @@ def export_detector(name: str, folder: Path, dtype: str) -> None:
         dtype: of the weights.
     """
     detector = load_detector(name, device="cpu")
+    require_float(detector.model, name)
     pixels = torch.randn(2, 3, 64, 80)
     mask = torch.ones(2, 64, 80, dtype=torch.long)
     inputs: list[Input] = [
@@ -92,6 +95,7 @@ def export_forecaster(name: str, folder: Path, dtype: str) -> None:
         ValueError: a graph cannot do what the model does.
     """
     model = load_forecaster(name, device="cpu")
+    require_float(model, name)
     if (form := class_name(model.config)) in FAULTS:
         raise ValueError(
             f"{name} is a {form}, which {FAULTS[form]}: export a model of another form"

@@ -4,6 +4,7 @@ python classify.py IMAGE ... > labels.csv
 classify.Classifier("FOLDER").probabilities([PIL.Image.open("a.png")])
 """
 
+import argparse
 import csv
 import json
 import sys
@@ -27,8 +28,7 @@ class Classifier:
     def pixels(self, image: Image.Image) -> np.ndarray:
         """`(3, H, W)` float32: in the model's size, scaled and normalized."""
         settings, size = self.settings, self.settings["size"]
-        image = ImageOps.exif_transpose(image).convert("RGB")
-        image = image.resize((size["width"], size["height"]), settings["resample"])
+        image = as_rgb(image).resize((size["width"], size["height"]), settings["resample"])
         values = np.asarray(image, np.float32) * np.float32(settings["rescale_factor"])
         mean, deviation = (np.array(settings[n], np.float32) for n in ("image_mean", "image_std"))
         return ((values - mean) / deviation).transpose(2, 0, 1)
@@ -41,12 +41,30 @@ class Classifier:
         return weights / weights.sum(1, keepdims=True)
 
 
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image in three channels of 8 bits, turned as its EXIF data says."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+        wide = np.asarray(image).astype(np.float32)
+        scale = 255 / 65535 if wide.max(initial=0) > 255 or ";16" in image.mode else 1
+        image = Image.fromarray(np.rint(wide * scale).clip(0, 255).astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of unknown range")
+    return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write path, label and probability of images.")
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    paths, is_bad = parser.parse_args().images, False
     classifier, write = Classifier(), csv.writer(sys.stdout, lineterminator="\n").writerow
-    for path in sys.argv[1:]:
+    for path in paths:
         try:
             probabilities = classifier.probabilities([Image.open(path)])[0]
-        except (ValueError, OSError, Image.DecompressionBombError) as error:
-            sys.exit(f"error: {path}: {error}")
+        except Exception as error:  # a damaged file fails in many ways
+            print(f"error: {path}: {error}", file=sys.stderr)
+            is_bad = True
+            continue
         best = int(probabilities.argmax())
         write((path, classifier.labels[best], f"{probabilities[best]:.4f}"))
+    sys.exit(is_bad)

@@ -4,6 +4,7 @@ python detect.py IMAGE ... > objects.csv
 detect.Detector("FOLDER").detect(PIL.Image.open("a.png"), threshold=0.7)
 """
 
+import argparse
 import csv
 import json
 import sys
@@ -24,19 +25,19 @@ class Detector:
         self.session = InferenceSession(Path(folder) / "model.onnx")
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """`(1, 3, H, W)` float32: resized as in training, scaled and normalized."""
+        """`(1, 3, H, W)` float32 of an RGB image: resized as in training, scaled, normalized."""
         settings, size, (short, long) = self.settings, self.settings["size"], sorted(image.size)
         edge = min(size["shortest_edge"], size["longest_edge"] * short / long)
         sides = (short, long) if round(edge) == short else (round(edge), int(edge * long / short))
         width, height = sides if image.width == short else sides[::-1]
-        image = image.convert("RGB").resize((max(1, width), max(1, height)), settings["resample"])
+        image = image.resize((max(1, width), max(1, height)), settings["resample"])
         values = np.asarray(image, np.float32) * np.float32(settings["rescale_factor"])
         mean, deviation = (np.array(settings[n], np.float32) for n in ("image_mean", "image_std"))
         return ((values - mean) / deviation).transpose(2, 0, 1)[None]
 
     def detect(self, image: Image.Image, threshold: float = 0.7) -> list[tuple]:
         """Label, score, left, top, right and bottom in pixels of each object, the surest first."""
-        pixels = self.pixels(image := ImageOps.exif_transpose(image))
+        pixels = self.pixels(image := as_rgb(image))
         mask = np.ones((1, *pixels.shape[2:]), np.int64)  # 0 where a batch has padding
         logits, boxes = self.session.run(None, {"pixel_values": pixels, "pixel_mask": mask})
         weights = np.exp(logits[0] - logits[0].max(1, keepdims=True))
@@ -48,12 +49,30 @@ class Detector:
         return [(self.labels[of.argmax()], float(of.max()), *box) for of, box in rows]
 
 
+def as_rgb(image: Image.Image) -> Image.Image:
+    """An image in three channels of 8 bits, turned as its EXIF data says."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # Pillow would clip 16 bits at 255
+        wide = np.asarray(image).astype(np.float32)
+        scale = 255 / 65535 if wide.max(initial=0) > 255 or ";16" in image.mode else 1
+        image = Image.fromarray(np.rint(wide * scale).clip(0, 255).astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of unknown range")
+    return (image.convert("RGBA") if image.mode == "P" else image).convert("RGB")
+
+
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write path, label, score and box of objects.")
+    parser.add_argument("images", nargs="+", metavar="IMAGE")
+    paths, is_bad = parser.parse_args().images, False
     detector, write = Detector(), csv.writer(sys.stdout, lineterminator="\n").writerow
-    for path in sys.argv[1:]:
+    for path in paths:
         try:
             objects = detector.detect(Image.open(path))
-        except (ValueError, OSError, Image.DecompressionBombError) as error:
-            sys.exit(f"error: {path}: {error}")
+        except Exception as error:  # a damaged file fails in many ways
+            print(f"error: {path}: {error}", file=sys.stderr)
+            is_bad = True
+            continue
         for label, score, *box in objects:
             write((path, label, f"{score:.4f}", *(f"{side:.1f}" for side in box)))
+    sys.exit(is_bad)

@@ -2,7 +2,8 @@
 
 python forecast.py [FRAMES_PER_STEP] < tracks.csv > futures.csv
 forecast.Forecaster("FOLDER").predict(past, is_observed)
-tracks.csv: columns frame, agent, x, y; futures start at its newest frame. A agents, M modes.
+tracks.csv: columns frame, agent, x, y; each future starts at the agent's last frame.
+A agents, M modes.
 """
 
 import csv
@@ -46,14 +47,19 @@ if __name__ == "__main__":
     try:
         forecaster, stride = Forecaster(), int(sys.argv[1] if sys.argv[1:] else 1)
         seen = {(r["agent"], int(r["frame"])): (float(r["x"]), float(r["y"])) for r in rows}
-        if stride < 1 or not np.isfinite([*seen.values()]).all():
-            raise ValueError("needed: 1 frame per step or more, and positions that are finite")
-        frames = max(f for _, f in seen) + stride * np.arange(1 - forecaster.observed_steps, 1)
+        if stride < 1 or not seen or not np.isfinite([*seen.values()]).all():
+            raise ValueError("needed: 1 frame per step or more, and rows of finite positions")
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         sys.exit(f"error: line {rows.line_num}: {type(error).__name__}: {error}")
-    agents = [a for a in dict.fromkeys(agent for agent, _ in seen) if (a, frames[-1]) in seen]
-    past = np.array([[seen.get((a, f), (np.nan, np.nan)) for f in frames] for a in agents])
-    mask = np.isfinite(past[..., 0])
-    for agent, modes, shares in zip(agents, *forecaster.predict(past, mask), strict=True):
-        for (mode, step), x in np.ndenumerate(modes[..., 0]):
-            write((agent, mode, step + 1, x, modes[mode, step, 1], shares[mode]))
+    last: dict[str, int] = {}  # frame of each agent
+    for agent, frame in seen:
+        last[agent] = max(frame, last.get(agent, frame))
+    for end in sorted({*last.values()}):
+        agents = [a for a in last if (a, end) in seen]  # the others at this frame are read too
+        frames = end + stride * np.arange(1 - forecaster.observed_steps, 1)
+        past = np.array([[seen.get((a, f), (np.nan, np.nan)) for f in frames] for a in agents])
+        futures = forecaster.predict(past, np.isfinite(past[..., 0]))
+        for agent, modes, shares in zip(agents, *futures, strict=True):
+            if last[agent] == end:
+                for (mode, step), x in np.ndenumerate(modes[..., 0]):
+                    write((agent, mode, step + 1, x, modes[mode, step, 1], shares[mode]))
