@@ -348,11 +348,15 @@ def check_section(name: str, saved: Any, section: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a field differs; the message names it with both values.
     """
-    wrong = [
-        f"{field} is {getattr(saved, field)} there and {value} here"
-        for field, value in section.items()
-        if field not in MAY_DIFFER and getattr(saved, field) != value
-    ]
+    wrong = []
+    for field in (name for name in section if name not in MAY_DIFFER):
+        there, here = getattr(saved, field), section[field]
+        if isinstance(there, PreTrainedConfig):  # in a section, its keys and values
+            both = there.to_dict(), getattr(type(saved)(**{field: here}), field).to_dict()
+            names = [n for n in both[1] if n != "dtype" and both[0].get(n) != both[1][n]]
+            there, here = ({n: values.get(n) for n in names} for values in both)
+        if there != here:
+            wrong.append(f"{field} is {there} there and {here} here")
     if wrong:
         raise ValueError(
             f"initial_model={name!r} has another config: {'; '.join(wrong)}: set the section model "

@@ -296,6 +296,17 @@ def test_images_without_objects_teach_trainer_as_much_as_others(tmp_path):
     assert min(losses) > 1
 
 
+def test_a_recipe_may_start_from_the_model_that_it_made(tmp_path):
+    start = train(recipe(tmp_path / "start", max_steps=1, save_steps=1))
+    config = AutoModelForObjectDetection.from_pretrained(start).config
+    given = recipe(tmp_path / "run", initial_model=str(start))
+    assert given.config().backbone_config == config.backbone_config
+    other = {"backbone_config": {**TINY_BACKBONE, "depths": [1, 2]}}
+    told = r"backbone_config is {'depths': \[1, 1\]} there and {'depths': \[1, 2\]} here: set the"
+    with pytest.raises(ValueError, match=told):
+        recipe(tmp_path / "run", initial_model=str(start), model=other).config()
+
+
 def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_path):
     start = tiny_detector(tmp_path / "model").bfloat16()
     start.save_pretrained(tmp_path / "model")
