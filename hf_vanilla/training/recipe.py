@@ -382,7 +382,11 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     options, rest = _translated(options), list(arguments)
     path = options.pop("recipe", None)
     is_auto = path == AUTO and not Path(path).is_file()
-    file = {} if path is None or is_auto else _translated(read_yaml(recipe_file(path)))
+    file = (
+        {}
+        if path is None or is_auto
+        else _translated(read_yaml(recipe_file(path, options.get("task"))))
+    )
     tasks = [values.pop("task", None) for values in (options, file)]
     starts = [values.get("initial_model") for values in (options, file)]
     starts.insert(0, pop_option(list(rest), "--initial_model"))
@@ -522,8 +526,12 @@ def shipped_recipes() -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
-def recipe_file(name: str) -> Path:
+def recipe_file(name: str, task: str | None = None) -> Path:
     """The file of a recipe, by its path or its name.
+
+    Args:
+        name: or path.
+        task: of the recipe where it is known, for the message.
 
     Raises:
         FileNotFoundError: there is neither.
@@ -532,7 +540,8 @@ def recipe_file(name: str) -> Path:
     if Path(name).is_file():
         return Path(name)
     if name not in shipped:
-        close = difflib.get_close_matches(name, shipped, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(shipped)}"
+        known = [*shipped, AUTO] if task_entry(task or DEFAULT_TASK).auto else [*shipped]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
         raise FileNotFoundError(f"{name}: no such file, and no recipe of that name; {hint}")
     return shipped[name]
