@@ -274,7 +274,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         entry = task_entry(self.task)
-        check_names("model", self.model, load_part(entry.config)().to_dict())
+        _check_fields(self.model, self.task)
         for section, entries in self._sections.items():
             for name, value in entries.items():
                 if isinstance(value, float) and not math.isfinite(value):
@@ -351,6 +351,18 @@ class Recipe:
         return yaml.safe_dump({**changed, **sections}, sort_keys=False)
 
 
+def _check_fields(model: dict[str, Any], task: str) -> None:
+    """Refuse a field that the config of a task does not have, and name the tasks that have it."""
+    known = load_part(task_entry(task).config)().to_dict()
+    for field in [field for field in model if field not in known]:
+        if tasks := [n for n, e in TASKS.items() if field in load_part(e.config)().to_dict()]:
+            raise ValueError(
+                f"model.{field} is of task {' or '.join(tasks)}, and this recipe's task is "
+                f"{task}: give --task {tasks[0]}, or leave it out"
+            )
+    check_names("model", model, known)
+
+
 def read_recipe(arguments: Sequence[str]) -> Recipe:
     """A recipe from `--recipe FILE`, or the name of a shipped one, and options that override it.
 
@@ -382,11 +394,9 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     options, rest = _translated(options), list(arguments)
     path = options.pop("recipe", None)
     is_auto = path == AUTO and not Path(path).is_file()
-    file = (
-        {}
-        if path is None or is_auto
-        else _translated(read_yaml(recipe_file(path, options.get("task"))))
-    )
+    file: dict[str, Any] = {}
+    if path is not None and not is_auto:
+        file = _translated(read_yaml(recipe_file(path, options.get("task"))))
     tasks = [values.pop("task", None) for values in (options, file)]
     starts = [values.get("initial_model") for values in (options, file)]
     starts.insert(0, pop_option(list(rest), "--initial_model"))
