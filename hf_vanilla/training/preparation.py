@@ -290,8 +290,11 @@ def check_folder(recipe: Recipe, output_dir: Path, *, is_main: bool) -> None:
         is_main: whether this is the process that writes.
 
     Raises:
-        ValueError: the folder holds a run of another recipe, or something that is no run.
+        ValueError: the folder holds a run of another recipe, or something that is no run; or it is
+            a file.
     """
+    if output_dir.is_file():
+        raise ValueError(f"output_dir={output_dir} is a file: choose another folder")
     written = output_dir / RECIPE_FILE
     if written.is_file():
         changed = recipe.changes_from(read_recipe(["--recipe", str(written)]))

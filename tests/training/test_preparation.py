@@ -170,3 +170,11 @@ def test_what_needs_a_validation_set_is_refused_without_one(corpus_files, tmp_pa
     files = {name: corpus_files[name] for name in ("train_source", "train_target")}
     with pytest.raises(ValueError, match="need validation files"):
         small_run.recipe(tmp_path / "run", files, **option)
+
+
+def test_an_output_dir_that_is_a_file_is_refused_before_data_is_read(corpus_files, tmp_path):
+    files = {**corpus_files, "train_source": "nowhere.en"}
+    (tmp_path / "train.en").write_text("text")
+    with pytest.raises(ValueError, match=r"output_dir=.*train.en is a file: choose another folder"):
+        train(small_run.recipe(tmp_path / "train.en", files))
+    assert [path.name for path in tmp_path.glob("train.en*")] == ["train.en"]
