@@ -1,6 +1,7 @@
 """Object detection on the engine: it learns, resumes, and micro-batches do not matter."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -80,6 +81,13 @@ def test_a_short_training_learns_and_leaves_a_folder_for_the_auto_classes(tmp_pa
     found = pipeline("object-detection", model=str(folder))(image, threshold=0.0)
     assert {entry["label"] for entry in found} <= set("0123456789")
     assert "COCO AP" in (folder / "README.md").read_text()
+
+
+def test_the_pipeline_of_transformers_knows_the_model(tmp_path, caplog, monkeypatch):
+    tiny_detector(tmp_path)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert pipeline("object-detection", model=str(tmp_path)).model.config.num_queries == 7
+    assert "not supported" not in caplog.text
 
 
 def test_the_recipe_of_coco_trains_on_a_stand_in_from_a_pretrained_backbone(tmp_path, monkeypatch):
