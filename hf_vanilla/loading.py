@@ -209,8 +209,12 @@ def load_folder(folder: Path) -> tuple[PreTrainedModel, Any]:
 
 
 @contextmanager
-def found_on_hub(name: str | Path) -> Iterator[None]:
+def found_on_hub(name: str | Path, *, is_model: bool = True) -> Iterator[None]:
     """Say in one line that a name is neither a folder nor on the Hub.
+
+    Args:
+        name: what is loaded.
+        is_model: whether to name the models of the package, too.
 
     Raises:
         OSError: what is loaded inside is not found.
@@ -219,7 +223,8 @@ def found_on_hub(name: str | Path) -> Iterator[None]:
         yield
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         reason = str(error).splitlines()[0]
-        own = "" if "/" in str(name) else f"; the package has {', '.join(DEMO_MODELS)}"
+        has_own = is_model and "/" not in str(name)
+        own = f"; the package has {', '.join(DEMO_MODELS)}" if has_own else ""
         raise OSError(f"{name}: no such folder, and not found on the Hub: {reason}{own}") from None
 
 
@@ -250,7 +255,7 @@ def _one_line(name: str | Path, part: str) -> Iterator[None]:
         if Path(name).is_dir():
             yield
         else:
-            with found_on_hub(name):
+            with found_on_hub(name, is_model=part != "dataset"):
                 yield
     except (ImportError, FileNotFoundError):
         raise
@@ -348,11 +353,15 @@ def check_section(name: str, saved: Any, section: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a field differs; the message names it with both values.
     """
-    wrong = [
-        f"{field} is {getattr(saved, field)} there and {value} here"
-        for field, value in section.items()
-        if field not in MAY_DIFFER and getattr(saved, field) != value
-    ]
+    wrong = []
+    for field in (name for name in section if name not in MAY_DIFFER):
+        there, here = getattr(saved, field), section[field]
+        if isinstance(there, PreTrainedConfig):  # in a section, its keys and values
+            both = there.to_dict(), getattr(type(saved)(**{field: here}), field).to_dict()
+            names = [n for n in both[1] if n != "dtype" and both[0].get(n) != both[1][n]]
+            there, here = ({n: values.get(n) for n in names} for values in both)
+        if there != here:
+            wrong.append(f"{field} is {there} there and {here} here")
     if wrong:
         raise ValueError(
             f"initial_model={name!r} has another config: {'; '.join(wrong)}: set the section model "

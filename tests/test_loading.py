@@ -21,7 +21,7 @@ from hf_vanilla import (
 )
 from hf_vanilla.hub.card import hub_id, languages_of
 from hf_vanilla.images.classifier import load_classifier
-from hf_vanilla.loading import found_on_hub, load_folder, model_folder, read_settings
+from hf_vanilla.loading import found_on_hub, load_folder, load_rows, model_folder, read_settings
 from hf_vanilla.models.quantization_vanilla import quantize
 from hf_vanilla.objects.detector import load_detector
 from hf_vanilla.text.alignments import saved_head
@@ -167,6 +167,15 @@ def test_an_unknown_name_says_which_models_the_package_has():
         raise OSError("not there")
     with pytest.raises(OSError, match=r"Hub: not there$"), found_on_hub("someone/help"):
         raise OSError("not there")
+
+
+def test_an_unknown_dataset_is_not_told_with_models(monkeypatch):
+    def load_dataset(name):
+        raise FileNotFoundError("not there")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    with pytest.raises(OSError, match=r"^help: no such folder, and not .* Hub: not there$"):
+        load_rows("help")
 
 
 def test_text_on_stdin_never_consents_to_running_the_code_of_a_model(program, tmp_path):

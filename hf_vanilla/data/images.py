@@ -26,6 +26,7 @@ MOST_PIXELS = 50_000_000  # a file of a few kB can hold more; decoded, each take
 BUILT_IN_DIGITS = "digits"
 DIGIT_SIZE, DIGIT_LEVELS = 8, 16  # optdigits: 8 x 8 pixels of 0 to 16
 VALIDATION_NAMES = ("validation", "valid", "val", "test")
+SPLIT_NAMES = {*VALIDATION_NAMES, "train", "training", "dev", "testing", "evaluation"}
 
 
 class ImageError(ValueError):
@@ -181,7 +182,10 @@ def load_images(
     if path.is_file():
         return read_digit_file(path)
     if path.is_dir():
-        return read_image_folder(split_folder(path, split), label_names)
+        folder = split_folder(path, split)
+        if folder == path:
+            _check_no_splits(path, split)
+        return read_image_folder(folder, label_names)
     return _from_hub(source, split, image_column, label_column)
 
 
@@ -326,6 +330,18 @@ def image_cells(rows: Any, column: str, origin: str) -> ImageCells:
 
 
 # --- inside ------------------------------------------------------------------------------------
+
+
+def _check_no_splits(folder: Path, split: str) -> None:
+    """Refuse to take splits for classes; a class may have the name of a split, but no folders."""
+    inner = [entry for entry in folder.iterdir() if entry.is_dir()]
+    splits = sorted(entry.name for entry in inner if entry.name.casefold() in SPLIT_NAMES)
+    holds_classes = any(path.is_dir() for name in splits for path in (folder / name).iterdir())
+    if splits and (holds_classes or len(splits) == len(inner)):
+        raise ValueError(
+            f"{folder} has no folder {split!r}, but {', '.join(splits)}: choose one by --split, or "
+            "in training by --train_split and --validation_split"
+        )
 
 
 def _check_folders(folder: Path, found: Sequence[str], label_names: Sequence[str] | None) -> None:

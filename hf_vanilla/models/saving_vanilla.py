@@ -9,6 +9,7 @@ from typing import Any
 
 import transformers
 from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import is_vision_available
 
@@ -136,6 +137,8 @@ def register_families() -> None:
             PIPELINE_REGISTRY.register_pipeline(
                 name, _load(pipeline), pt_model=auto_model, type="text"
             )
+    # the pipeline checks a copy of this table, which lacks what the Auto class has registered
+    MODEL_FOR_OBJECT_DETECTION_MAPPING_NAMES["vanilla_detr"] = "VanillaForObjectDetection"
 
 
 def _load(name: Any) -> Any:

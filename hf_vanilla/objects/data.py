@@ -9,7 +9,7 @@ from hf_vanilla.training.recipe import Recipe
 from .detection import DetectionImages
 from .digit_scenes import DIGIT_SCENES, DigitScenes, digit_scenes
 from .options import DetectionData
-from .report import corner_form_hint
+from .report import box_form_hint
 from .sources import load_detection_images
 
 VALIDATION_SEED = 1_000_003  # scenes of a training seed are never those of the validation
@@ -85,7 +85,7 @@ def check_trainable(images: DetectionImages, num_queries: int) -> None:
 
     Raises:
         ValueError: there is no object, an image has more objects than queries, or boxes are given
-            as corners where left, top, width, height are expected.
+            as shares or corners where left, top, width, height in pixels are expected.
         FileNotFoundError: images do not exist.
     """
     images.require_files()
@@ -101,7 +101,7 @@ def check_trainable(images: DetectionImages, num_queries: int) -> None:
             f"{images.names[row]} has {counts[row]} objects, but the model has {num_queries} "
             "queries: set model.num_queries well above, or leave such images out"
         )
-    if hint := corner_form_hint(images):
+    if hint := box_form_hint(images):
         raise ValueError(f"{images.origin}: {hint}")
 
 

@@ -144,7 +144,7 @@ def _problems(
             f"{len(empty)} classes have no object ({', '.join(empty[:SHOWN])}): remove them or "
             "check the export"
         )
-    if hint := corner_form_hint(images):
+    if hint := box_form_hint(images):
         lines.append(hint)
     return lines
 
@@ -169,11 +169,12 @@ def _file_faults(images: DetectionImages) -> list[tuple[list[str], str]]:
     ]
 
 
-def corner_form_hint(images: DetectionImages) -> str | None:
-    """Says so where boxes look like left, top, right, bottom given as left, top, width, height.
+def box_form_hint(images: DetectionImages) -> str | None:
+    """Says so where boxes look like shares of the image, or like left, top, right, bottom.
 
-    Then right and bottom, read as sides, are larger than left and top nearly everywhere, and boxes
-    reach out of the image where they would lie inside if read the other way.
+    Shares are at most 1 nearly everywhere. Right and bottom, read as sides, are larger than left
+    and top nearly everywhere, and boxes reach out of the image where they would lie inside if read
+    the other way.
     """
     boxes = np.concatenate([entry.boxes for entry in images.objects] or [np.zeros((0, 4))])
     if not len(boxes):
@@ -181,6 +182,12 @@ def corner_form_hint(images: DetectionImages) -> str | None:
     left_top, sides = boxes[:, :2], boxes[:, 2:] - boxes[:, :2]
     owner = np.repeat(np.arange(len(images)), [len(entry) for entry in images.objects])
     whole = images.sizes[owner][:, ::-1]  # width, height
+    is_share = (left_top <= 1).all(axis=1) & (sides <= 1).all(axis=1) & (whole > 1).all(axis=1)
+    if is_share.mean() >= 0.99:
+        return (
+            f"{100 * is_share.mean():.0f} % of the boxes are shares of the image, all numbers at "
+            "most 1: multiply x and width by the width, y and height by the height"
+        )
     is_outside = (left_top + sides > whole + 1).any(axis=1)
     fits_otherwise = (sides > left_top).all(axis=1) & (sides <= whole + 1).all(axis=1)
     if is_outside.mean() < 0.1 or fits_otherwise.mean() < 0.99:

@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list, gather_object, set_seed
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from hf_vanilla.cpus import keep_freed_memory
 from hf_vanilla.families import load_part
@@ -37,6 +38,12 @@ if sys.platform != "win32":  # there folders are not locked
     import fcntl
 
 logger = logging.getLogger(__name__)
+
+# what `_write_settings` may write, the files of processors among it
+SETTINGS_FILES = {
+    *(RECIPE_FILE, CONFIG_NAME, GENERATION_CONFIG_NAME, "image_fingerprints.npy"),
+    *("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"),
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def prepare_run(recipe: Recipe) -> PreparedRun:
     output_dir = Path(options.output_dir)
     set_seed(options.seed)
     with accelerator.main_process_first():
-        check_folder(recipe, output_dir)
+        check_folder(recipe, output_dir, is_main=accelerator.is_main_process)
         task: Task = load_part(recipe.entry.prepare)(recipe)
         if not task.has_validation:
             _check_needs_no_validation(options)
@@ -271,17 +278,34 @@ def locked(folder: Path) -> Iterator[None]:
         file.close()
 
 
-def check_folder(recipe: Recipe, output_dir: Path) -> None:
+def check_folder(recipe: Recipe, output_dir: Path, *, is_main: bool) -> None:
     """Refuse to mix two runs in one folder.
 
+    A run of another recipe that ended before its first step left nothing but settings. They are
+    removed: its tokenizer, for instance, would be taken for one of this run.
+
+    Args:
+        recipe: of this run.
+        output_dir: its folder.
+        is_main: whether this is the process that writes.
+
     Raises:
-        ValueError: the folder holds a run of another recipe, or something that is no run.
+        ValueError: the folder holds a run of another recipe, or something that is no run; or it is
+            a file.
     """
+    if output_dir.is_file():
+        raise ValueError(f"output_dir={output_dir} is a file: choose another folder")
     written = output_dir / RECIPE_FILE
     if written.is_file():
         changed = recipe.changes_from(read_recipe(["--recipe", str(written)]))
         free = noted(recipe.train, "may_change") | noted(recipe.data, "may_change") | {"decoding"}
-        if names := sorted(changed.keys() - free):
+        names = sorted(changed.keys() - free)
+        found = {p.name for p in output_dir.iterdir() if p.suffix != PARTIAL}
+        if names and CONFIG_NAME in found and found <= SETTINGS_FILES:
+            # the recipe last: without it, the folder would hold no run
+            for name in sorted(found, key=RECIPE_FILE.__eq__) if is_main else ():
+                (output_dir / name).unlink()
+        elif names:
             shown = ", ".join("{} ({!r}, now {!r})".format(n, *changed[n]) for n in names)
             raise ValueError(
                 f"{output_dir} holds a run of another recipe, which differs in {shown}: choose "

@@ -274,7 +274,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         entry = task_entry(self.task)
-        check_names("model", self.model, load_part(entry.config)().to_dict())
+        _check_fields(self.model, self.task)
         for section, entries in self._sections.items():
             for name, value in entries.items():
                 if isinstance(value, float) and not math.isfinite(value):
@@ -351,6 +351,18 @@ class Recipe:
         return yaml.safe_dump({**changed, **sections}, sort_keys=False)
 
 
+def _check_fields(model: dict[str, Any], task: str) -> None:
+    """Refuse a field that the config of a task does not have, and name the tasks that have it."""
+    known = load_part(task_entry(task).config)().to_dict()
+    for field in [field for field in model if field not in known]:
+        if tasks := [n for n, e in TASKS.items() if field in load_part(e.config)().to_dict()]:
+            raise ValueError(
+                f"model.{field} is of task {' or '.join(tasks)}, and this recipe's task is "
+                f"{task}: give --task {tasks[0]}, or leave it out"
+            )
+    check_names("model", model, known)
+
+
 def read_recipe(arguments: Sequence[str]) -> Recipe:
     """A recipe from `--recipe FILE`, or the name of a shipped one, and options that override it.
 
@@ -382,7 +394,9 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     options, rest = _translated(options), list(arguments)
     path = options.pop("recipe", None)
     is_auto = path == AUTO and not Path(path).is_file()
-    file = {} if path is None or is_auto else _translated(read_yaml(recipe_file(path)))
+    file: dict[str, Any] = {}
+    if path is not None and not is_auto:
+        file = _translated(read_yaml(recipe_file(path, options.get("task"))))
     tasks = [values.pop("task", None) for values in (options, file)]
     starts = [values.get("initial_model") for values in (options, file)]
     starts.insert(0, pop_option(list(rest), "--initial_model"))
@@ -522,8 +536,12 @@ def shipped_recipes() -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
-def recipe_file(name: str) -> Path:
+def recipe_file(name: str, task: str | None = None) -> Path:
     """The file of a recipe, by its path or its name.
+
+    Args:
+        name: or path.
+        task: of the recipe where it is known, for the message.
 
     Raises:
         FileNotFoundError: there is neither.
@@ -532,7 +550,8 @@ def recipe_file(name: str) -> Path:
     if Path(name).is_file():
         return Path(name)
     if name not in shipped:
-        close = difflib.get_close_matches(name, shipped, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(shipped)}"
+        known = [*shipped, AUTO] if task_entry(task or DEFAULT_TASK).auto else [*shipped]
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
         raise FileNotFoundError(f"{name}: no such file, and no recipe of that name; {hint}")
     return shipped[name]

@@ -185,11 +185,16 @@ def _write_model(
 
 
 def _warn_of_no_success(run: PreparedRun, validation: Validation) -> None:
-    """Say so where the finished model has nothing right, by the main measure of that kind."""
+    """Say so where the finished model has nothing right, by two measures of that kind.
+
+    One alone may say little: sentences of one word have no 4-grams, so their BLEU is 0.
+    """
     measures = validation_measures(run.recipe.task)
     higher = [name for name, measure in measures.items() if measure.better == "higher"]
     main = [name for name in higher if name == run.recipe.best_by] or higher[:1]
-    if any(validation.values.get(name) == 0 for name in main):
+    others = [validation.values[n] for n in higher if n in validation.values and n not in main]
+    is_nothing = not others or 0 in others
+    if is_nothing and any(validation.values.get(name) == 0 for name in main):
         logger.warning(
             "%s of the finished model is 0: train longer, or lower learning_rate if the loss rose",
             measures[main[0]].label,

@@ -46,6 +46,32 @@ def test_a_split_is_a_subfolder(tmp_path):
     assert len(load_images(str(tmp_path), "test")) == 4
 
 
+@pytest.mark.parametrize(
+    ("folders", "split"),
+    [
+        (("Test", "Train"), "train"),
+        (("test", "train"), "trian"),
+        (("train", "validation", "notes"), "valid"),
+    ],
+    ids=str,
+)
+def test_splits_are_not_taken_for_classes(tmp_path, folders, split):
+    for name in folders:
+        colour_folder(tmp_path / name, count=1, names=("blue", "red") if name != "notes" else ())
+        (tmp_path / name).mkdir(exist_ok=True)
+    told = f"has no folder '{split}', but {folders[0]}, {folders[1]}: choose one by --split, or in"
+    with pytest.raises(
+        ValueError, match=rf"{told} training by --train_split and --validation_split"
+    ):
+        load_images(str(tmp_path), split)
+
+
+def test_a_class_may_have_the_name_of_a_split(tmp_path):
+    for name in ("car", "train"):
+        coloured(tmp_path / name / "0.png", (20, 20, 20))
+    assert load_images(str(tmp_path), "validation").label_names == ("car", "train")
+
+
 def test_the_built_in_digits_are_those_of_scikit_learn():
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     images = load_images("digits")

@@ -10,6 +10,7 @@ from detection_files import boxed_images, write_coco
 from PIL import Image
 from torch.testing import assert_close
 
+from hf_vanilla.objects.data import check_trainable
 from hf_vanilla.objects.detection import (
     BoxAugmentation,
     DetectionCollator,
@@ -335,6 +336,15 @@ def test_the_report_names_every_kind_of_problem():
     ):
         assert problem in told
     assert "at most 6 in one image" in told
+
+
+def test_the_report_finds_shares_given_as_pixels_and_training_refuses_them():
+    rows = [[(0, 0.1, 0.2, 0.5, 0.9), (1, 0.3, 0, 1, 1)], [(0, 0.9, 0.9, 1.2, 1.1)]]  # last: center
+    told = "boxes are shares of the image, all numbers at most 1: multiply x and width by the width"
+    assert told in str(detection_report(boxed_images(rows)))
+    with pytest.raises(ValueError, match=told):
+        check_trainable(boxed_images(rows), num_queries=9)
+    check_trainable(boxed_images([*rows, [(0, 3, 4, 20, 22)]]), num_queries=9)
 
 
 def test_the_report_finds_corners_given_as_sides():

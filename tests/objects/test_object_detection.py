@@ -1,6 +1,7 @@
 """Object detection on the engine: it learns, resumes, and micro-batches do not matter."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
@@ -80,6 +81,13 @@ def test_a_short_training_learns_and_leaves_a_folder_for_the_auto_classes(tmp_pa
     found = pipeline("object-detection", model=str(folder))(image, threshold=0.0)
     assert {entry["label"] for entry in found} <= set("0123456789")
     assert "COCO AP" in (folder / "README.md").read_text()
+
+
+def test_the_pipeline_of_transformers_knows_the_model(tmp_path, caplog, monkeypatch):
+    tiny_detector(tmp_path)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert pipeline("object-detection", model=str(tmp_path)).model.config.num_queries == 7
+    assert "not supported" not in caplog.text
 
 
 def test_the_recipe_of_coco_trains_on_a_stand_in_from_a_pretrained_backbone(tmp_path, monkeypatch):
@@ -294,6 +302,17 @@ def test_images_without_objects_teach_trainer_as_much_as_others(tmp_path):
         alone = [float(model(**DetectionCollator()([rows[row]])).loss) for row in range(3)]
     assert sorted(losses) == pytest.approx(sorted(alone), rel=1e-3)
     assert min(losses) > 1
+
+
+def test_a_recipe_may_start_from_the_model_that_it_made(tmp_path):
+    start = train(recipe(tmp_path / "start", max_steps=1, save_steps=1))
+    config = AutoModelForObjectDetection.from_pretrained(start).config
+    given = recipe(tmp_path / "run", initial_model=str(start))
+    assert given.config().backbone_config == config.backbone_config
+    other = {"backbone_config": {**TINY_BACKBONE, "depths": [1, 2]}}
+    told = r"backbone_config is {'depths': \[1, 1\]} there and {'depths': \[1, 2\]} here: set the"
+    with pytest.raises(ValueError, match=told):
+        recipe(tmp_path / "run", initial_model=str(start), model=other).config()
 
 
 def test_fine_tuning_gives_the_classes_of_the_file_and_keeps_the_queries(tmp_path):

@@ -9,10 +9,13 @@ import pytest
 import small_run
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
+from hf_vanilla.loading import load_saved
 from hf_vanilla.text.task import TranslationTask
 from hf_vanilla.training.checkpointing import all_checkpoints
 from hf_vanilla.training.preparation import prepare_run
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
 LONGER = {"max_steps": 8}
@@ -126,6 +129,39 @@ def test_a_run_killed_before_its_first_file_was_whole_begins_anew(corpus_files, 
     assert not list(folder.glob("*.partial"))
 
 
+def without_step(folder, files):
+    """The folder of a run that ends before its first step, by a misspelled option."""
+    with pytest.raises(ValueError, match="learning_rate_of='backbne': no trained weight"):
+        train(small_run.recipe(folder, files, learning_rate_of={"backbne": 1e-5}))
+
+
+def test_another_recipe_replaces_a_run_without_a_step(corpus_files, tmp_path):
+    without_step(tmp_path / "run", corpus_files)
+    assert len(load_saved(AutoTokenizer, tmp_path / "run")) == 290
+    (tmp_path / "run" / "files.partial").mkdir()
+    folder = train(small_run.recipe(tmp_path / "run", corpus_files, model={"vocab_size": 280}))
+    assert len(load_saved(AutoTokenizer, folder)) == 280
+    assert read_recipe(["--recipe", str(folder / "recipe.yaml")]).train.learning_rate_of == {}
+
+
+@pytest.mark.parametrize("name", ["checkpoint-2", "log.jsonl", "model.safetensors", "tokens.txt"])
+def test_a_run_that_began_is_not_replaced(corpus_files, tmp_path, name):
+    without_step(tmp_path / "run", corpus_files)
+    (tmp_path / "run" / name).touch()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(ValueError, match=r"another recipe, which differs in learning_rate_of \("):
+        train(small_run.recipe(tmp_path / "run", corpus_files))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_recipe_that_somebody_put_there_is_not_replaced(corpus_files, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("seed: 3  # as Ada had it\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="another recipe, which differs in"):
+        train(small_run.recipe(tmp_path / "run", corpus_files))
+    assert "Ada" in (tmp_path / "run" / "recipe.yaml").read_text(encoding="utf-8")
+
+
 # --- early errors ------------------------------------------------------------------------------
 
 
@@ -134,3 +170,11 @@ def test_what_needs_a_validation_set_is_refused_without_one(corpus_files, tmp_pa
     files = {name: corpus_files[name] for name in ("train_source", "train_target")}
     with pytest.raises(ValueError, match="need validation files"):
         small_run.recipe(tmp_path / "run", files, **option)
+
+
+def test_an_output_dir_that_is_a_file_is_refused_before_data_is_read(corpus_files, tmp_path):
+    files = {**corpus_files, "train_source": "nowhere.en"}
+    (tmp_path / "train.en").write_text("text")
+    with pytest.raises(ValueError, match=r"output_dir=.*train.en is a file: choose another folder"):
+        train(small_run.recipe(tmp_path / "train.en", files))
+    assert [path.name for path in tmp_path.glob("train.en*")] == ["train.en"]

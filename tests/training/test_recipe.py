@@ -195,6 +195,17 @@ def test_an_option_of_another_task_is_refused_by_naming_that_task(other_task, wr
         read_recipe(["--task", "other", "--tokens_per_step", "9"])
 
 
+def test_a_field_of_another_tasks_model_is_refused_by_naming_that_task(write):
+    told = "model.image_size is of task image_classification, and this recipe's task is "
+    told += "translation: give --task image_classification, or leave it out"
+    for arguments in (["--model.image_size", "32"], write("model:\n  image_size: 32\n")):
+        with pytest.raises(ValueError, match=told):
+            read_recipe(arguments)
+    told = "model.num_modes is of task trajectories or joint_trajectories or scene_trajectories"
+    with pytest.raises(ValueError, match=told):
+        read_recipe(["--task", "image_classification", "--model.num_modes", "4"])
+
+
 def test_help_shows_the_options_of_the_chosen_task_alone(other_task, capsys):
     with pytest.raises(SystemExit):
         read_recipe(["--task", "other", "--help"])

@@ -63,6 +63,9 @@ def test_a_validation_much_worse_than_the_best_is_reported_at_every_second_one(p
     [
         ({"nll": 9.0, "bleu": 0.0, "exact_match": 0.0}, True),
         ({"nll": 9.0, "bleu": 0.1, "exact_match": 0.0}, False),  # as is usual for sentences
+        ({"nll": 9.0, "bleu": 0.0, "chrf": 100.0, "exact_match": 100.0}, False),  # of one word each
+        ({"nll": 9.0, "bleu": 0.0, "chrf": 9.0, "exact_match": 0.0}, True),
+        ({"nll": 9.0, "bleu": 0.0}, True),
         ({"nll": 9.0}, False),
     ],
     ids=str,

@@ -65,6 +65,16 @@ def test_two_processes_train_the_same_weights_as_one(corpus_files, tmp_path, lau
     assert of_two == pytest.approx(of_one, rel=1e-4)  # over the pairs of both processes
 
 
+def test_two_processes_replace_a_run_without_a_step(corpus_files, tmp_path, launch):
+    failing = small_run.recipe(tmp_path / "run", corpus_files, learning_rate_of={"backbne": 1e-5})
+    with pytest.raises(ValueError, match="no trained weight"):
+        train(failing)
+    model = {"vocab_size": 280}
+    status, _, stderr = launch(small_run.recipe(tmp_path / "run", corpus_files, model=model))
+    assert status == 0, stderr
+    assert len(small_run.weights(tmp_path / "run")["model.shared.weight"]) == 280
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with GPUs two processes find each other")
 def test_two_processes_without_the_flag_are_refused_where_there_is_no_gpu(
     corpus_files, tmp_path, launch

@@ -47,9 +47,21 @@ def test_a_file_is_preferred_to_a_shipped_recipe_of_its_name(tmp_path, monkeypat
     [
         ("table3/bas", "did you mean 'table3/base'?"),
         ("zzz", "there are av2_small, av2_wayformer, "),
+        ("aut", "did you mean 'auto'?"),
     ],
 )
 def test_a_recipe_that_is_nowhere_is_told_with_those_there_are(name, hint):
     told = f"{name}: no such file, and no recipe of that name; {hint}"
     with pytest.raises(FileNotFoundError, match=re.escape(told)):
         read_recipe(["--recipe", name])
+
+
+@pytest.mark.parametrize(
+    ("task", "has_auto"),
+    [([], True), (["--task", "translation"], True), (["--task", "trajectories"], False)],
+    ids=str,
+)
+def test_auto_is_among_the_recipes_of_its_task(task, has_auto):
+    with pytest.raises(FileNotFoundError, match="there are av2_small") as caught:
+        read_recipe(["--recipe", "zzz", *task])
+    assert str(caught.value).endswith(", auto") == has_auto
