@@ -63,6 +63,13 @@ def test_the_third_table_trains_without_its_own_scenes_and_the_test_scene(table,
     assert folder == str(tmp_path / "others")
 
 
+def test_a_second_stage_starts_from_the_first_of_its_seed(table, tmp_path):
+    asked = options(table, tmp_path)
+    for seed, folder in ((0, "AgentFormer_first_stage"), (2, "AgentFormer_first_stage_2")):
+        arguments = table.arguments_of_models("eth_ucy", asked, seed)["AgentFormer, both stages"]
+        assert arguments[-2:] == ["--first_stage", str(tmp_path / "eth_ucy" / folder)]
+
+
 def test_the_best_rows_are_those_of_the_most_futures_that_all_have(table):
     both = {f"row {n}": [{"minADE6": 9 - n, "minADE20": n}] for n in range(7)}
     rows = {"one track": [{"minADE1": 0.1}], "missing": [], **both}
@@ -94,7 +101,7 @@ def test_a_page_gets_the_tables_between_its_marks(table, tmp_path, monkeypatch):
         f"0.500/1.000{three} | - | 50.00 % | 3.000/4.000{three} | 1.00 % |"
     )
     assert text.count(row) == 2
-    assert "| K modes | 0.250/0.750 | - | - | - |" in text
+    assert f"| K modes | 0.250/0.750{three} | - | - | - |" in text
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
