@@ -115,7 +115,7 @@ def require_float(model: PreTrainedModel, name: str) -> None:
         ValueError: it has int8 weights.
     """
     if is_quantized(model):
-        raise ValueError(f"{name} has int8 weights, which can only be used: give the float model")
+        raise ValueError(f"{name} has int8 weights: give the float model that was quantized")
 
 
 def demo_model(name: str = "numbers") -> str:

@@ -303,7 +303,7 @@ def check_folder(recipe: Recipe, output_dir: Path, *, is_main: bool) -> None:
         found = {p.name for p in output_dir.iterdir() if p.suffix != PARTIAL}
         if names and CONFIG_NAME in found and found <= SETTINGS_FILES:
             # the recipe last: without it, the folder would hold no run
-            for name in sorted(found, key=RECIPE_FILE.__eq__) if is_main else ():
+            for name in sorted(found, key=lambda name: name == RECIPE_FILE) if is_main else ():
                 (output_dir / name).unlink()
         elif names:
             shown = ", ".join("{} ({!r}, now {!r})".format(n, *changed[n]) for n in names)

@@ -108,7 +108,7 @@ def test_an_int8_model_is_not_exported(tmp_path):
     detector = detection_files.tiny_detector(tmp_path / "detr")
     quantize(detector).save_pretrained(tmp_path / "detr")
     for name in ("vit", "tracks", "detr"):
-        with pytest.raises(ValueError, match=f"{name} has int8 weights, .* give the float model"):
+        with pytest.raises(ValueError, match=f"{name} has int8 weights: give the float model"):
             exported(tmp_path / name)
 
 
