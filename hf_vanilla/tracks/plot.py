@@ -262,17 +262,20 @@ def save_walk(
     shown = [points for a in drawn for points in (a.past, a.future, *a.tracks)]
     if not shown:
         raise ValueError(f"no agent has two observed steps from frame {frames[0][0]} on")
+    last = max(number for number, (_, agents) in enumerate(frames) if agents)
     points = on_plane(np.concatenate(shown), _to_pixels(options))
     low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
+    middle, half = (low + high) / 2, 0.525 * (high - low).max()  # a square with a margin
     images = []
     with figure_style(options.theme):
         figure = new_figure(SIZE)
-        for frame, agents in frames:
+        for frame, agents in frames[: last + 1]:
             figure.clear()
             panel = figure.subplots()
             _paint(panel, agents, options, f"{name}, frame {frame}", road)
             if options.picture is None:
-                panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+                (left, bottom), (right, top) = middle - half, middle + half
+                panel.set(adjustable="box", xlim=(left, right), ylim=(bottom, top))
             figure.canvas.draw()
             images.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
     with whole_file(path) as unfinished:

@@ -88,6 +88,24 @@ def test_a_scene_walks_in_a_gif_one_step_per_picture(tracks, tmp_path):
     assert not np.array_equal(pictures[0], pictures[1])
 
 
+def test_a_gif_ends_with_the_tracks_and_shows_all_of_them(tracks, tmp_path, caplog):
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "walk.gif"
+    options = {"model": "constant_velocity", "input": tracks, "frame_seconds": 0.4}
+    plot_tracks(PlotTracksOptions(**options, frame=20, output=str(path)))
+    assert not caplog.records  # matplotlib once could not keep the limits
+    with image.open(path) as walk:
+        assert walk.n_frames == 5  # frames 20 to 24
+        pictures = []
+        for number in range(5):
+            walk.seek(number)
+            pictures.append(np.asarray(walk.convert("RGB")).astype(int))
+    is_blue = [(p[..., 2] - p[..., 0] > 60) & (p[..., 0] < 100) for p in pictures]
+    is_axis = (np.ptp(pictures[0], axis=-1) < 9) & (pictures[0].mean(-1) < 230)
+    left = is_axis.sum(0).argmax()  # the column of the y axis
+    assert left + 5 < np.flatnonzero(is_blue[0].any(0)).min()
+
+
 def test_a_gif_without_any_agent_is_refused(tracks, tmp_path):
     options = {"model": "constant_velocity", "input": tracks, "frame_seconds": 0.4}
     with pytest.raises(ValueError, match="from frame 90 on"):
