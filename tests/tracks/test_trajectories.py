@@ -101,6 +101,14 @@ def test_scenes_of_two_rates_cannot_be_joined():
         join_tables(parts)
 
 
+def test_numbers_and_names_of_agents_are_joined_as_names(tmp_path):
+    for agent in ("1", "ada"):
+        text = f"frame,agent,x,y\n0,{agent},0,0\n1,{agent},1,0\n"
+        write(tmp_path / f"{agent}.csv", text)
+    scenes = read_tracks(tmp_path, TrackSource(frame_seconds=0.4))
+    assert scenes.agent_names.tolist() == ["1", "ada"]
+
+
 # --- built-in tracks ---------------------------------------------------------------------------
 
 
