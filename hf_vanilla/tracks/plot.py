@@ -28,6 +28,7 @@ from .formats import on_plane, read_homography
 from .layout import agent_inputs
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
+from .scores import SAMPLING_SEED
 from .table import TrackTable
 from .windows import pasts_of_rows
 
@@ -187,7 +188,9 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
     if not len(rows):
         return []
     known = agent_inputs(config, table, rows)
-    tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
+    with torch.random.fork_rng():  # of a model that draws samples, the same ones each time
+        torch.manual_seed(SAMPLING_SEED)
+        tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
     found = []
     for number, row in enumerate(rows[:MOST_AGENTS]):
         per_step = table.frames_per_step[table.scene[row]]
