@@ -317,25 +317,26 @@ def _paint(
     for points, kind in [] if road is None else zip(road.lines, road.kinds, strict=True):
         style = LANE_STYLES[LANE_KINDS[kind]]
         line(points, color=colors.text, alpha=0.35, linewidth=1, linestyle=style, zorder=0)
-    for number, agent in enumerate(agents):
-        # names in the legend once
-        past, truth, modes = ("observed", "truth", "predicted") if not number else [None] * 3
+    for agent in agents:
         start = agent.past[-1:]
         strongest = agent.probabilities.max()
         for mode in range(len(agent.tracks))[::-1]:
             shade = 0.08 + 0.82 * agent.probabilities[mode] / strongest
             points = np.concatenate((start, agent.tracks[mode]))
-            label = modes if mode == 0 else None
+            label = "predicted" if mode == 0 else None
             line(points, color=colors.lines[1], alpha=shade, linewidth=1, label=label)
+        truth = "truth" if len(agent.future) > 1 else None  # it starts at the last observed step
         line(agent.future, color=colors.lines[2], linewidth=1.6, label=truth, linestyle="--")
-        line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label=past)
+        line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label="observed")
     if options.picture is None:
         panel.set_aspect("equal", adjustable="datalim")
         panel.set_xlabel(f"x ({options.unit})")
         panel.set_ylabel(f"y ({options.unit})")
     panel.set_title(title)
     if agents:
-        panel.legend()
+        handles, names = panel.get_legend_handles_labels()
+        of_name = dict(zip(names, handles, strict=True))  # each name once
+        panel.legend(of_name.values(), of_name.keys())
 
 
 def _picture(path: str) -> np.ndarray:

@@ -69,6 +69,18 @@ def test_tracks_of_the_plane_are_drawn_on_their_pixels_of_a_picture(tmp_path):
     assert options.read("walkers").positions.std() > 1  # the tracks themselves stay on the plane
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_legend_names_the_truth_of_any_agent_only_where_there_is_one(steps):
+    figure = pytest.importorskip("matplotlib.figure")
+    walk = np.stack((np.arange(6.0), np.zeros(6)), 1)
+    gone = Drawn("ada", walk[:3], walk[2:3], walk[None, 3:], np.ones(1))
+    seen = Drawn("ben", walk[:3], walk[2 : 2 + steps], walk[None, 3:], np.ones(1))
+    panel = figure.Figure().subplots()
+    _paint(panel, [gone, seen], PlotTracksOptions(model="linear_fit", input="walkers"), "place")
+    names = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert sorted(names) == ["observed", "predicted", "truth"][: 2 + (steps > 1)]
+
+
 def test_a_homography_without_its_picture_is_refused():
     with pytest.raises(ValueError, match=r"picture_homography=.h\.txt. needs a picture"):
         PlotTracksOptions(model="linear_fit", input="walkers", picture_homography="h.txt")
