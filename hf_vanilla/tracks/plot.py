@@ -145,8 +145,8 @@ def _check_attention(model: Any, options: PlotTracksOptions) -> None:
     if not has_scene_attention(model):
         raise ValueError(
             f"attention_of={options.attention_of!r}: {type(model).__name__} does not say whom an "
-            "agent attends to; models of scenes do, but for latent encoders and the form with "
-            "vectors: leave it out"
+            "agent attends to; models of scenes do, but for latent encoders and the forms vectors, "
+            "neighbors and proposals_paper: leave it out"
         )
     if not entry_of(model.config).is_joint:
         model.set_attn_implementation("eager")  # the only one that returns weights
