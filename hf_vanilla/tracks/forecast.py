@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
+import torch
 
 from hf_vanilla.families import entry_of
 from hf_vanilla.files import check_output_file, whole_file
@@ -21,6 +22,7 @@ from hf_vanilla.options import option
 
 from .forecaster import ForecasterOptions, check_rate, load_forecaster, predict
 from .layout import agent_inputs, rollout_arguments
+from .scores import SAMPLING_SEED
 from .table import TrackTable
 from .windows import by_group, groups_of_rows, pasts_of_rows
 
@@ -88,7 +90,9 @@ def forecast_file(options: ForecastOptions) -> None:
         ),
     )
     cut = (part.filter(pyarrow.compute.less_equal(part["step"], steps)) for part in tables)
-    _write(cut, options)
+    with torch.random.fork_rng():  # a forecast that draws samples can be repeated
+        torch.manual_seed(SAMPLING_SEED)
+        _write(cut, options)
 
 
 def forecasts(

@@ -233,12 +233,14 @@ def read_table(path: Path, columns: Columns) -> Rows:
             )
         return values
 
-    agent = read("agent")
-    if agent.null_count:
-        row = int(np.flatnonzero(agent.is_null().to_numpy())[0])
-        raise ValueError(f"{path}, line {row + first_line}: the agent is missing: name it")
-    names = agent.to_numpy()
-    del agent  # a column of a large file
+    def named(key: str) -> np.ndarray:
+        values = read(key)
+        if values.null_count:
+            row = int(np.flatnonzero(values.is_null().to_numpy())[0])
+            raise ValueError(f"{path}, line {row + first_line}: the {key} is missing: name it")
+        return values.to_numpy()
+
+    names = named("agent")
     extra = {}
     if "kind" in wanted:
         extra["kind"] = read("kind").to_numpy()
@@ -251,7 +253,7 @@ def read_table(path: Path, columns: Columns) -> Rows:
         agent=names,
         positions=positions,
         first_line=first_line,
-        scene=read("scene").to_numpy() if "scene" in wanted else None,
+        scene=named("scene") if "scene" in wanted else None,
         columns=extra,
     )
 

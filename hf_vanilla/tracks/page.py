@@ -228,6 +228,12 @@ def open_service(models: Sequence[str], settings: Any, worker: Worker) -> Served
         for frame in frames[:-1]:
             live.store(frame, of_frame[frame])
         futures = live.observe(frames[-1], of_frame[frames[-1]])
+        *earlier, newest = ({row[0] for row in of_frame[frame]} for frame in frames)
+        if not futures.agents and newest & set().union(*earlier):
+            raise ValueError(
+                f"No agent of frame {frames[-1]} has two rows within the observed steps of "
+                f"{live.frames_per_step} frames: give another frames_per_step."
+            )
         return {
             "frame": frames[-1],
             "agents": list(futures.agents),
@@ -243,11 +249,15 @@ def checked_rows(rows: Any) -> list[tuple[int, str, float, float]]:
     """Frame, agent, x and y of each row of a request.
 
     Raises:
-        ValueError: they are none, or too many.
+        ValueError: they are none, or too many, or a frame is no whole number.
     """
     if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
         raise ValueError(f"rows is not a list of 1 to {MOST_ROWS:,} rows.")
     try:
-        return [(int(frame), str(name), float(x), float(y)) for frame, name, x, y in rows]
+        checked = [(int(frame), str(name), float(x), float(y)) for frame, name, x, y in rows]
+        broken = next((row[0] for row in rows if float(row[0]) % 1), None)
     except (OverflowError, TypeError, ValueError):
         raise ValueError("A row is not a list of frame, agent, x and y.") from None
+    if broken is not None:
+        raise ValueError(f"frame {broken} is not a whole number: number the frames.")
+    return checked

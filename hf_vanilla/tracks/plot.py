@@ -28,6 +28,7 @@ from .formats import on_plane, read_homography
 from .layout import agent_inputs
 from .options import TrackFileOptions
 from .road_maps import LANE_KINDS, RoadMap
+from .scores import SAMPLING_SEED
 from .table import TrackTable
 from .windows import pasts_of_rows
 
@@ -144,8 +145,8 @@ def _check_attention(model: Any, options: PlotTracksOptions) -> None:
     if not has_scene_attention(model):
         raise ValueError(
             f"attention_of={options.attention_of!r}: {type(model).__name__} does not say whom an "
-            "agent attends to; models of scenes do, but for latent encoders and the form with "
-            "vectors: leave it out"
+            "agent attends to; models of scenes do, but for latent encoders and the forms vectors, "
+            "neighbors and proposals_paper: leave it out"
         )
     if not entry_of(model.config).is_joint:
         model.set_attn_implementation("eager")  # the only one that returns weights
@@ -187,7 +188,9 @@ def drawn_agents(model: Any, table: TrackTable, frame: int) -> list[Drawn]:
     if not len(rows):
         return []
     known = agent_inputs(config, table, rows)
-    tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
+    with torch.random.fork_rng():  # of a model that draws samples, the same ones each time
+        torch.manual_seed(SAMPLING_SEED)
+        tracks, probabilities = predict(model, past, mask, maps=table.maps_of(rows), agents=known)
     found = []
     for number, row in enumerate(rows[:MOST_AGENTS]):
         per_step = table.frames_per_step[table.scene[row]]
@@ -262,17 +265,20 @@ def save_walk(
     shown = [points for a in drawn for points in (a.past, a.future, *a.tracks)]
     if not shown:
         raise ValueError(f"no agent has two observed steps from frame {frames[0][0]} on")
+    last = max(number for number, (_, agents) in enumerate(frames) if agents)
     points = on_plane(np.concatenate(shown), _to_pixels(options))
     low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
+    middle, half = (low + high) / 2, 0.525 * (high - low).max()  # a square with a margin
     images = []
     with figure_style(options.theme):
         figure = new_figure(SIZE)
-        for frame, agents in frames:
+        for frame, agents in frames[: last + 1]:
             figure.clear()
             panel = figure.subplots()
             _paint(panel, agents, options, f"{name}, frame {frame}", road)
             if options.picture is None:
-                panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+                (left, bottom), (right, top) = middle - half, middle + half
+                panel.set(adjustable="box", xlim=(left, right), ylim=(bottom, top))
             figure.canvas.draw()
             images.append(Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB"))
     with whole_file(path) as unfinished:
@@ -311,25 +317,26 @@ def _paint(
     for points, kind in [] if road is None else zip(road.lines, road.kinds, strict=True):
         style = LANE_STYLES[LANE_KINDS[kind]]
         line(points, color=colors.text, alpha=0.35, linewidth=1, linestyle=style, zorder=0)
-    for number, agent in enumerate(agents):
-        # names in the legend once
-        past, truth, modes = ("observed", "truth", "predicted") if not number else [None] * 3
+    for agent in agents:
         start = agent.past[-1:]
         strongest = agent.probabilities.max()
         for mode in range(len(agent.tracks))[::-1]:
             shade = 0.08 + 0.82 * agent.probabilities[mode] / strongest
             points = np.concatenate((start, agent.tracks[mode]))
-            label = modes if mode == 0 else None
+            label = "predicted" if mode == 0 else None
             line(points, color=colors.lines[1], alpha=shade, linewidth=1, label=label)
+        truth = "truth" if len(agent.future) > 1 else None  # it starts at the last observed step
         line(agent.future, color=colors.lines[2], linewidth=1.6, label=truth, linestyle="--")
-        line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label=past)
+        line(agent.past, color=colors.lines[0], linewidth=2, marker=".", label="observed")
     if options.picture is None:
         panel.set_aspect("equal", adjustable="datalim")
         panel.set_xlabel(f"x ({options.unit})")
         panel.set_ylabel(f"y ({options.unit})")
     panel.set_title(title)
     if agents:
-        panel.legend()
+        handles, names = panel.get_legend_handles_labels()
+        of_name = dict(zip(names, handles, strict=True))  # each name once
+        panel.legend(of_name.values(), of_name.keys())
 
 
 def _picture(path: str) -> np.ndarray:

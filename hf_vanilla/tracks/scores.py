@@ -22,7 +22,7 @@ MISS_DISTANCE = 2.0
 COLLISION_DISTANCE = 0.2
 LEAST_LOG_DENSITY = -20.0  # of one step, as in published figures of this kind
 SMALLEST_VARIANCE = 1e-6
-SAMPLING_SEED = 0  # of futures that are drawn while scores are measured
+SAMPLING_SEED = 0  # of futures that are drawn by commands
 
 
 class TrackSums:

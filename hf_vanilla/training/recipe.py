@@ -28,7 +28,7 @@ from hf_vanilla.families import (
     validation_measures,
 )
 from hf_vanilla.file_values import check_names, is_finite_number, read_yaml, shown, yaml_value
-from hf_vanilla.loading import initial_config, task_or_default
+from hf_vanilla.loading import initial_config, read_settings, task_or_default
 from hf_vanilla.options import (
     Options,
     UsageError,
@@ -400,18 +400,16 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     tasks = [values.pop("task", None) for values in (options, file)]
     starts = [values.get("initial_model") for values in (options, file)]
     starts.insert(0, pop_option(list(rest), "--initial_model"))
-    task = next(filter(None, tasks), None) or task_or_default(next(filter(None, starts), None))
+    start = next(filter(None, starts), None)
+    task = next(filter(None, tasks), None) or task_or_default(start)
     entry = task_entry(task)
     classes = (TrainRecipe, load_part(entry.data))
     names = [*SECTIONS, *(declared.name for kind in classes for declared in fields(kind))]
     sections = {name: pop_section(rest, name) for name in SECTIONS}
     for values in (options, file):
         drop_retired(values, rest)
-    for name in [*file, *options, *given_options(rest)]:
-        if name not in names and (other := task_of_option(name)) is not None:
-            raise UsageError(
-                f"{name} is an option of task {other}, and this recipe's task is {task}"
-            )
+    unknown = [name for name in [*file, *options, *given_options(rest)] if name not in names]
+    _refuse_options_of_others(unknown, task, start)
     model = [f"model.{name}" for name in load_part(entry.config)().to_dict()]
     decoding = GenerationConfig().to_dict() if entry.decoding else ()
     adam = [f"adam.{declared.name}" for declared in fields(Adam)]
@@ -436,6 +434,22 @@ def recipe_of(options: Mapping[str, Any], arguments: Sequence[str] = ()) -> Reci
     values = merged(values, given, are_merged)
     train, data = (made_options(kind, values) for kind in classes)
     return Recipe(train=train, data=data, task=task, **{n: values[n] for n in SECTIONS})
+
+
+def _refuse_options_of_others(names: Sequence[str], task: str, start: str | None) -> None:
+    """Name the task that an option belongs to.
+
+    Raises:
+        UsageError: one of these options belongs to another task.
+        OSError: so it does, and the model to start from is not found.
+    """
+    for name in names:
+        if (other := task_of_option(name)) is not None:
+            if start is not None:
+                read_settings(start)  # of a model that is not there, its error says more
+            raise UsageError(
+                f"{name} is an option of task {other}, and this recipe's task is {task}"
+            )
 
 
 def _translated(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from hf_vanilla.families import DEFAULT_TASK, load_part, task_entry, validation_measures
 from hf_vanilla.files import read_json_lines, write_files
-from hf_vanilla.loading import task_or_default
-from hf_vanilla.options import parse_options, pop_option
+from hf_vanilla.loading import read_settings, task_or_default
+from hf_vanilla.options import UsageError, parse_options, pop_option
 from hf_vanilla.plots.curves import floor_of_run, save_curves
 
 from .checkpointing import (
@@ -212,12 +212,18 @@ def read_evaluation(arguments: Sequence[str]) -> tuple[str, Any]:
 
     Raises:
         UsageError: an option is unknown or missing.
+        OSError: so it is, and the model is not found.
     """
-    task = task_or_default(pop_option(list(arguments), "--model"))
+    name = pop_option(list(arguments), "--model")
+    task = task_or_default(name)
     entry, epilog = task_entry(task), EPILOG if task == DEFAULT_TASK else None
-    return entry.evaluate, parse_options(
-        load_part(entry.evaluate_options), arguments, epilog=epilog
-    )
+    options = load_part(entry.evaluate_options)
+    try:
+        return entry.evaluate, parse_options(options, arguments, epilog=epilog)
+    except UsageError:
+        if name is not None and task == DEFAULT_TASK:
+            read_settings(name)  # of a model that is not there, its error says more
+        raise
 
 
 def evaluate(evaluation: tuple[str, Any]) -> Any:

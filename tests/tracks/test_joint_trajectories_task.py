@@ -210,6 +210,18 @@ def test_forecasts_of_last_rows_are_those_of_all_rows(tracks, second_stage, tmp_
     assert {row["frame"] for row in tables["last"] if row["agent"] == 3} == {14}
 
 
+def test_the_samples_of_a_forecast_are_the_same_each_time(tracks, first_stage, tmp_path):
+    options = {"model": str(first_stage), "input": str(tracks), "frame_seconds": 0.4}
+    options |= {"columns": "scene=scene", "device": "cpu"}
+    found = []
+    for seed, at_once in ((1, None), (2, 1)):
+        torch.manual_seed(seed)
+        path = tmp_path / f"{seed}.csv"
+        forecast_file(ForecastOptions(**options, output=str(path), samples_at_once=at_once))
+        found.append(pyarrow.csv.read_csv(path)["x"].to_numpy())
+    assert_close(*map(torch.tensor, found), atol=1e-4, rtol=0)
+
+
 def test_a_forecast_longer_than_in_training_is_written_with_a_warning(
     tracks, first_stage, tmp_path, caplog
 ):

@@ -251,7 +251,8 @@ def test_the_figure_shows_whom_an_agent_looks_at(trained, tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="attention_of='7': the frame has 0, 1, 2"):
         plot_tracks(PlotTracksOptions(**asked, attention_of="7", overwrite=True))
     asked["model"] = "constant_velocity"
-    with pytest.raises(ValueError, match="SimpleForecaster does not say whom an agent attends to"):
+    told = "SimpleForecaster does not say whom .* the forms vectors, neighbors and proposals_paper"
+    with pytest.raises(ValueError, match=told):
         plot_tracks(PlotTracksOptions(**asked, attention_of="1", overwrite=True))
     with pytest.raises(ValueError, match="attention_of='1' is for one frame"):
         PlotTracksOptions(model="m", input="junctions", output="t.gif", attention_of="1")

@@ -101,9 +101,12 @@ def test_the_service_forecasts_the_agents_of_the_last_frame(folder, tracks, monk
         ({"rows": [[1, "ada", 0]]}, "A row is not a list"),
         ({"rows": [[1, "ada", 0, float("nan")]]}, "finite"),
         ({"rows": rows, "frames_per_step": 0}, "frames_per_step is not a number"),
+        ({"rows": [[0.4, "ada", 0, 0]]}, r"frame 0\.4 is not a whole number"),
+        ({"rows": [[10 * f, "ada", f, 0] for f in range(5)]}, "give another frames_per_step"),
     ):
         with pytest.raises(ValueError, match=problem):
             asyncio.run(forecast(body))
+    assert asyncio.run(forecast({"rows": [[0, "ada", 0, 0], [1, "ben", 0, 0]]}))["agents"] == []
 
 
 def test_a_frame_has_its_agents_with_what_really_came(page):

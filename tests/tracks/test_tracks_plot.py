@@ -69,6 +69,18 @@ def test_tracks_of_the_plane_are_drawn_on_their_pixels_of_a_picture(tmp_path):
     assert options.read("walkers").positions.std() > 1  # the tracks themselves stay on the plane
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_legend_names_the_truth_of_any_agent_only_where_there_is_one(steps):
+    figure = pytest.importorskip("matplotlib.figure")
+    walk = np.stack((np.arange(6.0), np.zeros(6)), 1)
+    gone = Drawn("ada", walk[:3], walk[2:3], walk[None, 3:], np.ones(1))
+    seen = Drawn("ben", walk[:3], walk[2 : 2 + steps], walk[None, 3:], np.ones(1))
+    panel = figure.Figure().subplots()
+    _paint(panel, [gone, seen], PlotTracksOptions(model="linear_fit", input="walkers"), "place")
+    names = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert sorted(names) == ["observed", "predicted", "truth"][: 2 + (steps > 1)]
+
+
 def test_a_homography_without_its_picture_is_refused():
     with pytest.raises(ValueError, match=r"picture_homography=.h\.txt. needs a picture"):
         PlotTracksOptions(model="linear_fit", input="walkers", picture_homography="h.txt")
@@ -86,6 +98,24 @@ def test_a_scene_walks_in_a_gif_one_step_per_picture(tracks, tmp_path):
             walk.seek(number)
             pictures.append(np.asarray(walk.convert("RGB")).copy())
     assert not np.array_equal(pictures[0], pictures[1])
+
+
+def test_a_gif_ends_with_the_tracks_and_shows_all_of_them(tracks, tmp_path, caplog):
+    image = pytest.importorskip("PIL.Image")
+    path = tmp_path / "walk.gif"
+    options = {"model": "constant_velocity", "input": tracks, "frame_seconds": 0.4}
+    plot_tracks(PlotTracksOptions(**options, frame=20, output=str(path)))
+    assert not caplog.records  # matplotlib once could not keep the limits
+    with image.open(path) as walk:
+        assert walk.n_frames == 5  # frames 20 to 24
+        pictures = []
+        for number in range(5):
+            walk.seek(number)
+            pictures.append(np.asarray(walk.convert("RGB")).astype(int))
+    is_blue = [(p[..., 2] - p[..., 0] > 60) & (p[..., 0] < 100) for p in pictures]
+    is_axis = (np.ptp(pictures[0], axis=-1) < 9) & (pictures[0].mean(-1) < 230)
+    left = is_axis.sum(0).argmax()  # the column of the y axis
+    assert left + 5 < np.flatnonzero(is_blue[0].any(0)).min()
 
 
 def test_a_gif_without_any_agent_is_refused(tracks, tmp_path):

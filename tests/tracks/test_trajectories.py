@@ -101,6 +101,14 @@ def test_scenes_of_two_rates_cannot_be_joined():
         join_tables(parts)
 
 
+def test_numbers_and_names_of_agents_are_joined_as_names(tmp_path):
+    for agent in ("1", "ada"):
+        text = f"frame,agent,x,y\n0,{agent},0,0\n1,{agent},1,0\n"
+        write(tmp_path / f"{agent}.csv", text)
+    scenes = read_tracks(tmp_path, TrackSource(frame_seconds=0.4))
+    assert scenes.agent_names.tolist() == ["1", "ada"]
+
+
 # --- built-in tracks ---------------------------------------------------------------------------
 
 
@@ -250,6 +258,12 @@ def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, 
     path = write(tmp_path / "a.csv", text)
     with pytest.raises(ValueError, match=message):
         read_tracks(path, TrackSource(frame_seconds=0.4))
+
+
+def test_a_row_without_its_scene_is_refused(tmp_path):
+    path = write(tmp_path / "a.csv", "scene,frame,agent,x,y\n1,0,1,2,3\n,1,1,2,3\n")
+    with pytest.raises(ValueError, match=r"line 3: the scene is missing"):
+        read_tracks(path, TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.4))
 
 
 def test_a_rate_that_nobody_states_is_asked_for(tmp_path):
