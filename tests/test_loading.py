@@ -145,6 +145,12 @@ def test_weights_of_an_older_class_are_refused_with_its_name(folders, tmp_path):
     assert text.endswith("if an older version of this class saved it, train it again")
 
 
+def test_a_model_of_another_family_is_no_translator(folders):
+    assert refusal("text", folders / "image").endswith(
+        "is of image_classification: give a translation model"
+    )
+
+
 # --- models of the package -----------------------------------------------------------------------
 
 

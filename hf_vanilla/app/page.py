@@ -99,7 +99,10 @@ def received_picture(url: str) -> "Image":
     """
     header, _, content = url.partition(",")
     if not header.startswith("data:") or not header.endswith(";base64"):
-        raise ValueError("This is no picture: choose an image file.")
+        raise ValueError(
+            "This is no picture: choose an image file; "
+            "in a request, image is data:image/png;base64,..."
+        )
     if len(content) * 3 / 4 > MOST_BYTES:
         raise ValueError(f"The picture has more than {MOST_BYTES >> 20} MiB: make it smaller.")
     try:

@@ -121,6 +121,11 @@ def _check_files(options: DistillOptions, recipe: Recipe) -> None:
             f"--student {options.student}: give a recipe of translation with validation_source and "
             "validation_target, on which teacher and student are compared"
         )
+    if not options.has_model and recipe.train.initial_model is not None:
+        raise ValueError(
+            f"--student {options.student} starts from initial_model={recipe.train.initial_model!r}:"
+            f" give its teacher's folder in place of {options.teacher}, or another recipe"
+        )
     others = [options.target] if options.target else []
     others += [] if options.has_model else [options.teacher]
     for path in (options.source, data.validation_source, data.validation_target):

@@ -364,8 +364,9 @@ def drawn_objects(image: "Image", found: Detections, label_names: Sequence[str])
             continue
         pen.rectangle((left, top, right, bottom), outline=colour, width=2)
         text = f"{label_names[label]} {score:.2f}"
-        corner = (left + 3, max(top - 12, 0))
-        pen.rectangle(pen.textbbox(corner, text), fill=colour)
+        corner = (left + 3, max(top - 14, 0))
+        x0, y0, x1, y1 = pen.textbbox(corner, text)
+        pen.rectangle((x0 - 2, y0 - 2, x1 + 2, y1 + 2), fill=colour)  # a margin, on dark images
         pen.text(corner, text, fill="black")
     return picture
 

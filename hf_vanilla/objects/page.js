@@ -120,10 +120,6 @@ canvas.addEventListener("click", (event) => {
 });
 canvas.addEventListener("keydown", (event) => {
   const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-  if (event.key === "Escape") {
-    chosen = null;
-    show();
-  }
   if (!(event.key in steps)) return;
   event.preventDefault();
   const [rows, columns] = answer.grid;
@@ -131,6 +127,11 @@ canvas.addEventListener("keydown", (event) => {
   const place = chosen?.place ?? middle;
   const [down, right] = chosen?.place === undefined ? [0, 0] : steps[event.key];
   choosePlace(Math.floor(place / columns) + down, (place % columns) + right);
+});
+part("results").addEventListener("keydown", (event) => {
+  if (event.key !== "Escape") return;
+  chosen = null;
+  show();
 });
 part("score").addEventListener("input", showBoxes);
 for (const radio of element.querySelectorAll("[name=direction]")) {

@@ -134,6 +134,11 @@ def test_what_does_not_fit_is_refused_in_one_line_before_anything_is_written(
         ({"teacher": str(tmp_path / "nobody")}, {}, "nobody"),
         ({"target": str(short)}, {}, "short"),
         ({"teacher": str(short)}, {}, "short"),
+        (
+            {"teacher": corpus_files["train_target"]},
+            {"initial_model": "runs/start"},
+            "initial_model='runs/start'",
+        ),
         ({"student": "studnt_6_2"}, {}, "did you mean 'student_6_2'"),
     )
     for changes, recipe, told in cases:

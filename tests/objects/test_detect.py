@@ -10,6 +10,7 @@ from detection_files import tiny_detector, write_coco
 from PIL import Image
 
 from hf_vanilla.objects.detector import (
+    Detections,
     detect_files,
     drawn_objects,
     load_detector,
@@ -82,6 +83,16 @@ def test_a_thin_image_is_searched_like_the_others_of_its_folder(folder, capsys):
     assert len(object_attention(detector, images[0]).found) == 7
     shown = drawn_objects(images[0], detector.detect(images[:1])[0], detector.label_names)
     assert shown.size == (1, 4000)
+
+
+def test_the_name_of_a_box_is_readable_on_a_black_image():
+    box = np.array([[50.0, 100.0, 200.0, 200.0]])
+    found = Detections(np.array([0]), np.array([0.97]), box, np.array([0]))
+    pixels = np.asarray(drawn_objects(Image.new("RGB", (256, 256)), found, ("8",)))[:98]  # above it
+    ys, xs = pixels.any(2).nonzero()
+    label = pixels[ys.min() : ys.max() + 1, xs.min() : xs.max() + 1].astype(int)
+    for edge in (label[0], label[-1], label[:, 0], label[:, -1]):
+        assert (edge == label[0, 0]).all()  # no letter touches the image beside the label
 
 
 def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path):

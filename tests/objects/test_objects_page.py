@@ -149,6 +149,8 @@ def test_the_page_works_by_keyboard(visit, page, files):
         tab.keyboard.press("Tab")  # after the picture, its boxes
         tab.keyboard.press("Enter")
         assert shown_weights(tab) == rows(found["cross"], height * width)[0].tolist()
+        tab.keyboard.press("Escape")
+        assert shown_weights(tab) == []
         tab.locator("canvas.picture").focus()
         tab.keyboard.press("ArrowDown")
         tab.keyboard.press("ArrowRight")
