@@ -253,7 +253,7 @@ def detect_files(request: ImageRequest) -> None:
 
     Raises:
         ValueError: the model is another, or an image is unreadable and the options say to stop.
-        OSError: the output cannot be written.
+        OSError: the output cannot be written, or a drawing would replace its image.
     """
     options = request.options
     detector = load_detector(options.model, device=options.device)
@@ -331,7 +331,11 @@ def line_of(result: FileResult[Detections], label_names: Sequence[str]) -> str:
 def _drawing(
     results: Iterable[FileResult[Detections]], folder: Path, label_names: Sequence[str]
 ) -> Iterator[FileResult[Detections]]:
-    """Draw each readable image into a folder while results pass, under its name."""
+    """Draw each readable image into a folder while results pass, under its name.
+
+    Raises:
+        FileExistsError: it is the folder of an image that the drawing would replace.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     used: set[str] = set()
     for number, result in enumerate(results):
@@ -339,10 +343,16 @@ def _drawing(
             stem = Path(result.name).stem
             name = stem if stem not in used else f"{stem}-{number}"  # of another folder
             used.add(name)
+            file = folder / f"{name}.png"
+            if file.exists() and file.samefile(result.name):
+                raise FileExistsError(
+                    f"draw={str(folder)!r} is the folder of {result.name}, which the drawing would "
+                    "replace: give another folder"
+                )
             found = result.result
             shown = found.above(0.5) if len(found) > 50 else found
             picture = drawn_objects(open_image(result.name), shown, label_names)
-            picture.save(folder / f"{name}.png")
+            picture.save(file)
         yield result
 
 

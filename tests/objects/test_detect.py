@@ -111,6 +111,13 @@ def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monk
         detect(folder, capsys, "-", "--stop_at_unreadable", "True")
 
 
+def test_a_drawing_never_replaces_its_image(folder, capsys):
+    before = (folder / "in" / "a.png").read_bytes()
+    with pytest.raises(FileExistsError, match=r"is the folder of .*a\.png.*: give another"):
+        detect(folder, capsys, folder / "in", "--draw", folder / "in")
+    assert (folder / "in" / "a.png").read_bytes() == before
+
+
 def test_wrong_uses_are_refused(folder, tmp_path):
     with pytest.raises(UsageError, match="missing: paths"):
         read_detection(["--model", "m"])
