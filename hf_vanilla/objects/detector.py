@@ -4,7 +4,6 @@ Shapes: B batch, Q queries, K classes, S = h * w positions of the feature map.
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -222,7 +221,7 @@ class CocoIds:
     """The ids of a COCO file; without one, the image's path and the label's number.
 
     Attributes:
-        images: id by file name; None: no file was given.
+        images: id by file name, whose folders may be fewer than a path's; None: no file was given.
         categories: id of each label.
     """
 
@@ -237,7 +236,8 @@ class CocoIds:
         """
         if self.images is None:
             return path
-        for name in (path, os.path.basename(path)):
+        parts = Path(path).parts  # a file name of the annotations may have folders
+        for name in (path, *("/".join(parts[first:]) for first in range(len(parts)))):
             if name in self.images:
                 return self.images[name]
         raise ValueError(f"{path} is not among the {len(self.images)} images of the annotations")

@@ -10,6 +10,7 @@ from detection_files import tiny_detector, write_coco
 from PIL import Image
 
 from hf_vanilla.objects.detector import (
+    CocoIds,
     detect_files,
     drawn_objects,
     load_detector,
@@ -93,6 +94,14 @@ def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path)
     assert len(results) == 7  # every query
     assert {entry["image_id"] for entry in results} == {7}
     assert {entry["category_id"] for entry in results} <= {3, 18}
+
+
+def test_file_names_of_annotations_may_have_folders():
+    ids = CocoIds({"val/a.png": 3, "a.png": 5}, ())
+    assert ids.image_id("/photos/val/a.png") == 3
+    assert ids.image_id("other/a.png") == 5
+    with pytest.raises(ValueError, match=r"val/b\.png is not among the 2 images"):
+        ids.image_id("val/b.png")
 
 
 def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monkeypatch):
