@@ -31,20 +31,19 @@ from .weight_names import (
 
 IMAGE_SIZE = (96, 128)  # of the random image that both models are compared on
 DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
-SAME_FIELDS = (
-    *("num_queries", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
-    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "d_model"),
-    *("dropout", "attention_dropout", "activation_dropout", "activation_function"),
-    *("num_channels", "dilation", "class_cost", "bbox_cost", "giou_cost"),
-    *("bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient"),
-)
-SEGMENTER = "detr."  # prefix of the detector inside a segmentation model
-MASK_HEADS = ("mask_head.", "bbox_attention.")
-UNUSED = "num_batches_tracked"  # of a norm whose statistics are frozen
 INTEGER_FIELDS = (
     *("class_cost", "bbox_cost", "giou_cost"),
     *("bbox_loss_coefficient", "giou_loss_coefficient"),
 )
+SAME_FIELDS = (
+    *("num_queries", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "d_model"),
+    *("dropout", "attention_dropout", "activation_dropout", "activation_function"),
+    *("num_channels", "dilation", "eos_coefficient", *INTEGER_FIELDS),
+)
+SEGMENTER = "detr."  # prefix of the detector inside a segmentation model
+MASK_HEADS = ("mask_head.", "bbox_attention.")
+UNUSED = "num_batches_tracked"  # of a norm whose statistics are frozen
 
 
 @dataclass(frozen=True, kw_only=True)
