@@ -175,6 +175,8 @@ def sample_lines(entries: Entries) -> list[tuple[str, str]]:
     for number, sample in enumerate(shown[-1]["samples"]):
         lines.append((SOURCE, sample["source"]))
         for entry in shown:
+            if number >= len(entry["samples"]):
+                continue  # fewer sentences were translated then
             text = entry["samples"][number]["translation"]
             mark = RIGHT if text == sample["reference"] else ""
             lines.append((f"step {entry['step']:,}", f"{mark}{text}"))

@@ -110,6 +110,13 @@ def test_a_sample_that_is_wrong_at_the_end_has_its_reference():
     assert lines == [("source", "a house"), ("step 50", "zwei"), ("reference", REFERENCE)]
 
 
+def test_a_resumed_run_may_translate_more_sentences():
+    first, second = validations("zwei", "ein Haus")
+    more = {"source": "two", "reference": "zwei", "translation": "zwei"}
+    second["samples"].append(more)
+    assert sample_lines([first, second])[-2:] == [("source", "two"), ("step 100", "✓ zwei")]
+
+
 def test_long_samples_are_cut_and_wide_characters_count_twice(panels):
     for character, columns in (("x", 88), ("漢", 44)):  # the last has perhaps no font
         text = panels(mine=validations(character * 100))[-1].texts[3].get_text()
