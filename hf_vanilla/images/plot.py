@@ -64,6 +64,8 @@ def plot_patches(options: PlotPatchesOptions) -> Path:
     else:
         image = open_image(str(options.image))
         attention = patch_attention(classifier, image)
+        if getattr(classifier.processor, "do_center_crop", None):
+            image = classifier.seen(image)  # patches are of the part that is cut out
         if options.kind == "rollout":
             save_rollout(image, attention, path)
         else:
