@@ -96,6 +96,23 @@ def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path)
     assert {entry["category_id"] for entry in results} <= {3, 18}
 
 
+def test_labels_without_a_category_are_left_out_with_a_warning(folder, capsys, tmp_path, caplog):
+    annotations = write_coco(tmp_path / "coco")
+    arguments = (tmp_path / "coco" / "a.png", "--format", "coco", "--annotations", annotations)
+    model = tiny_detector(folder / "model", names=("N/A", "dog", "N/A"))  # as in published models
+    for label, expected in ((0, []), (1, [18] * 7)):
+        with torch.no_grad():
+            model.class_labels_classifier.bias[label] += 100
+        model.save_pretrained(folder / "model")
+        results = json.loads(detect(folder, capsys, *arguments))
+        assert [entry["category_id"] for entry in results] == expected
+        model.class_labels_classifier.bias.data.zero_()
+    assert "boxes.json has no category 'N/A', labels of the model: such objects" in caplog.text
+    tiny_detector(folder / "model", names=("bird", "cow"))
+    with pytest.raises(ValueError, match="has no category 'bird', a label of the model"):
+        detect(folder, capsys, *arguments)
+
+
 def test_file_names_of_annotations_may_have_folders():
     ids = CocoIds({"val/a.png": 3, "a.png": 5}, ())
     assert ids.image_id("/photos/val/a.png") == 3
