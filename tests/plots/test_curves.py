@@ -55,6 +55,12 @@ def test_the_curves_are_those_of_the_log_without_the_mean(panels):
     assert drawn[0].figure.get_suptitle() == "Training: mine"
 
 
+def test_a_loss_below_zero_is_on_a_linear_scale(panels):
+    entries = [{"step": 1, "loss": 0.7}, {"step": 2, "loss": -0.4}]  # as of a density
+    (loss,) = panels(mine=entries)
+    assert (loss.get_yscale(), loss.get_ylim()[0] < -0.4) == ("linear", True)
+
+
 @pytest.mark.parametrize("score", [None, 0.0])
 def test_a_run_without_a_score_has_no_empty_panel_for_it(panels, score):
     entries = [*ENTRIES[:2], {"step": 2, "validation_nll": 3.0}]
