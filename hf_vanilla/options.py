@@ -309,7 +309,7 @@ def _add_option(group: Any, declared: Field, hint: Any) -> None:
     text, types = declared.metadata.get("help", ""), _runtime_types(hint)
     facts: dict[str, Any] = {"help": text}
     if "read" not in declared.metadata:
-        facts["default"] = None if declared.default in (MISSING, ()) else declared.default
+        facts["default"] = None if declared.default is MISSING else declared.default
         facts["nargs"] = "+" if list in types else None
         facts["choices"] = declared.metadata.get("choices")
     if bool in types:

@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, HfArgumentParser, Trainer, Training
 
 from hf_vanilla.data.images import load_images
 from hf_vanilla.images.batches import Augmentation
-from hf_vanilla.images.trainer import ImageRows, accuracy, with_new_head
+from hf_vanilla.images.trainer import ImageRows, accuracy, processed_size, with_new_head
 
 
 @dataclass
@@ -31,6 +31,9 @@ options, arguments = parser.parse_args_into_dataclasses()
 
 images = load_images(options.dataset)
 processor = AutoImageProcessor.from_pretrained(options.model)
+height, width = processed_size(processor)
+processor.size = {"height": height, "width": width}
+processor.do_center_crop = False  # training resizes the whole image, so use does too
 model = with_new_head(options.model, images.label_names)  # zeros, unless the classes are the same
 validation = None
 if options.validation is not None:

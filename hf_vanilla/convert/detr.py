@@ -31,19 +31,19 @@ from .weight_names import (
 
 IMAGE_SIZE = (96, 128)  # of the random image that both models are compared on
 DEPTHS = {"resnet50": [3, 4, 6, 3], "resnet101": [3, 4, 23, 3]}
-SAME_FIELDS = (
-    *("num_queries", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
-    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "d_model"),
-    *("dropout", "attention_dropout", "activation_dropout", "activation_function"),
-    *("num_channels", "dilation", "class_cost", "bbox_cost", "giou_cost"),
-    *("bbox_loss_coefficient", "giou_loss_coefficient", "eos_coefficient"),
-)
-MASK_HEADS = ("mask_head.", "bbox_attention.")
-UNUSED = "num_batches_tracked"  # of a norm whose statistics are frozen
 INTEGER_FIELDS = (
     *("class_cost", "bbox_cost", "giou_cost"),
     *("bbox_loss_coefficient", "giou_loss_coefficient"),
 )
+SAME_FIELDS = (
+    *("num_queries", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
+    *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim", "d_model"),
+    *("dropout", "attention_dropout", "activation_dropout", "activation_function"),
+    *("num_channels", "dilation", "eos_coefficient", *INTEGER_FIELDS),
+)
+SEGMENTER = "detr."  # prefix of the detector inside a segmentation model
+MASK_HEADS = ("mask_head.", "bbox_attention.")
+UNUSED = "num_batches_tracked"  # of a norm whose statistics are frozen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def from_detr(
         ValueError: tensors are left over, missing or of another shape; the message names them all.
     """
     weights = {
-        name.removeprefix("detr."): weight
+        name.removeprefix(SEGMENTER): weight
         for name, weight in weights.items()
         if not name.endswith(UNUSED)
     }
@@ -171,8 +171,8 @@ def config_of_weights(
     Raises:
         ValueError: the names are not the authors'.
     """
+    names_of(weights)  # names the kin, if it is one
     if "query_embed.weight" not in weights:
-        names_of(weights)  # names the kin, if it is one
         raise ValueError("these names are not the authors': convert the folder, not its file")
     queries, d_model = weights["query_embed.weight"].shape
     sides = ("encoder", "decoder")
@@ -345,7 +345,7 @@ def _authors_weights(path: Path) -> dict[str, Tensor]:
     weights = content.get("model", content) if isinstance(content, dict) else None
     if not is_state_dict(weights):
         raise ValueError(f"{path} holds no state dict under 'model': give a file of the authors")
-    return weights
+    return {name.removeprefix(SEGMENTER): weight for name, weight in weights.items()}
 
 
 # --- names --------------------------------------------------------------------------------------
@@ -436,15 +436,16 @@ def names_of(weights: Iterable[str]) -> Names:
         ValueError: it is none of the known forms; the message says what it looks like.
     """
     known = set(weights)
+    if found := {kin for mark, kin in KIN.items() if any(mark in name for name in known)}:
+        hint = " or ".join(sorted(found))
+        raise ValueError(f"these weights are not DETR's: they look like {hint}")
     if any(name.startswith("transformer.encoder.") for name in known):
         return {**authors_names(), **torchvision_backbone("backbone.0.body.")}
     version = 5 if any(".mlp.fc1." in name for name in known) else 4
     places = ("model.backbone.conv_encoder.model.", "model.backbone.model.")
     prefix = next((p for p in places if any(name.startswith(p) for name in known)), None)
     if prefix is None or "model.query_position_embeddings.weight" not in known:
-        found = {kin for mark, kin in KIN.items() if any(mark in name for name in known)}
-        hint = f": they look like {' or '.join(sorted(found))}" if found else ""
-        raise ValueError(f"these weights are not DETR's{hint}")
+        raise ValueError("these weights are not DETR's")
     names = transformers_names(version=version)
     for inner in (f"{prefix}_backbone.", prefix):  # of timm, in transformers 4
         if any(name.startswith(f"{inner}conv1.") for name in known):

@@ -395,7 +395,8 @@ def config_values(settings: Mapping[str, Any], sharing: Sharing) -> dict[str, An
         sharing: which tables are shared.
     """
     is_learned = bool(settings.get("encoder_learned_pos"))
-    dropout = settings.get("relu_dropout") or settings.get("activation_dropout") or 0.0
+    # the older name counts where the newer one has 0, as in fairseq
+    dropout = settings.get("activation_dropout") or settings.get("relu_dropout") or 0.0
     smoothing = settings.get("label_smoothing") or 0.0
     is_smoothed = "smoothed" in str(settings.get("criterion"))
     return {

@@ -29,7 +29,7 @@ from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.options import Options, option
 
-from .checkpoint_files import load_encoder_decoder, settings_of_type, toolkit_of_path
+from .checkpoint_files import MARIAN, load_encoder_decoder, settings_of_type, toolkit_of_path
 from .marian_npz import npz_of, read_npz, read_npz_tokenizer
 from .weight_names import (
     Names,
@@ -248,7 +248,8 @@ def compare(
 
 def _read_marian(name: str) -> tuple[MarianMTModel, dict[str, Any], list[str]]:
     """The model in float32, its loading info, and flags that our model cannot express."""
-    if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))):
+    # beside a config.json, files of Marian itself are not read
+    if Path(name).is_dir() and (toolkit := toolkit_of_path(Path(name))) not in (None, MARIAN):
         raise ValueError(f"{name} is {toolkit}")
     settings = settings_of_type(name, "marian")
     faults = [

@@ -182,6 +182,7 @@ def _config(
         found = ", ".join(map(str, sorted(sizes))) or "none"
         raise ValueError(f"{path}: {' and '.join(tables)} need one size, found {found}")
     pad, width = sizes.pop(), settings.get("transformer-dim-ffn", 2048)
+    activation = settings.get("transformer-ffn-activation", "swish")
     return MarianConfig(
         vocab_size=pad + 1,
         decoder_vocab_size=pad + 1,
@@ -194,7 +195,8 @@ def _config(
         decoder_attention_heads=settings["transformer-heads"],
         encoder_ffn_dim=width,
         decoder_ffn_dim=settings.get("transformer-decoder-dim-ffn") or width,
-        activation_function=settings.get("transformer-ffn-activation", "swish"),
+        # Marian's gelu is x * sigmoid(1.702 x)
+        activation_function="quick_gelu" if activation == "gelu" else activation,
         dropout=settings.get("transformer-dropout", 0.1),
         scale_embedding=True,
         pad_token_id=pad,

@@ -38,7 +38,7 @@ from .weight_names import (
 logger = logging.getLogger(__name__)
 
 # of the body, without its prefix
-_BODY = {
+MODEL_NAMES: Names = {
     "embeddings.cls_token": "embeddings.class_token",
     "embeddings.position_embeddings": "embeddings.positions",
     "embeddings.patch_embeddings.projection.{kind}": "embeddings.patch_projection.{kind}",
@@ -54,9 +54,8 @@ _BODY = {
     "layernorm.{kind}": "layer_norm.{kind}",
     "pooler.dense.{kind}": "pooler.{kind}",
 }
-MODEL_NAMES: Names = _BODY
 CLASSIFIER_NAMES: Names = {
-    **{f"vit.{theirs}": f"model.{ours}" for theirs, ours in _BODY.items()},
+    **{f"vit.{theirs}": f"model.{ours}" for theirs, ours in MODEL_NAMES.items()},
     "classifier.{kind}": "classifier.{kind}",
 }
 # fields that mean the same in both configs

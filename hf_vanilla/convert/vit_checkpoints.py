@@ -304,6 +304,7 @@ def _google_config(
         encoder_layers=count_layers(arrays, "Transformer/encoderblock_"),
         encoder_attention_heads=query.shape[1],
         encoder_ffn_dim=fed.shape[1],
+        activation_function="gelu_pytorch_tanh",  # flax's gelu; timm and transformers use erf
         has_pooler="pre_logits/kernel" in arrays,
         num_labels=head.shape[1],
         layer_norm_eps=1e-6,

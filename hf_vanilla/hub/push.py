@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import (
     CommitOperationAdd,
     ModelCard,
@@ -77,7 +78,7 @@ def push_folder(options: PushOptions) -> str:
     """Push model, tokenizer, generation config and card of a folder; returns the address.
 
     Raises:
-        ValueError: the folder holds no model.
+        ValueError: the folder holds no model, or its card is damaged.
         OSError: the Hub refuses; nothing of the model is there then.
     """
     folder = Path(model_folder(options.model))
@@ -89,16 +90,16 @@ def push_folder(options: PushOptions) -> str:
     if options.space:
         return _push_space(folder, to)
     model, tokenizer = load_folder(folder)
-    card = folder / CARD_FILE
-    return push_model(
-        model,
-        tokenizer,
-        ModelCard.load(card)
-        if card.is_file()
-        else bare_card(folder.resolve().name, model.config.model_type),
-        to,
-        with_code=options.with_code,
-    )
+    file = folder / CARD_FILE
+    try:
+        card = (
+            ModelCard.load(file)
+            if file.is_file()
+            else bare_card(folder.resolve().name, model.config.model_type)
+        )
+    except yaml.YAMLError as error:
+        raise ValueError(f"{file}: its metadata is not YAML: {error}: correct it") from None
+    return push_model(model, tokenizer, card, to, with_code=options.with_code)
 
 
 def _push_space(model: Path, to: Repository) -> str:

@@ -86,6 +86,18 @@ class Classifier:
             for indices, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
 
+    def seen(self, image: "Image") -> "Image":
+        """An RGB image after resizing and cropping, as the model sees it."""
+        from PIL import Image
+
+        pixels = self.processor(image, return_tensors="pt")["pixel_values"][0]  # (3, H, W)
+        mean, deviation = (
+            torch.tensor(values).view(-1, 1, 1)
+            for values in (self.processor.image_mean, self.processor.image_std)
+        )
+        levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
+        return Image.fromarray(levels.permute(1, 2, 0).numpy())  # (H, W, 3)
+
     def classify(
         self, paths: Iterable[str], *, top_k: int = 5, batch_size: int = 32
     ) -> Iterator[FileResult[tuple[Guess, ...]]]:

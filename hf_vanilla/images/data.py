@@ -98,13 +98,13 @@ def training_and_validation(
     """The two parts of the data.
 
     Raises:
-        ValueError: the classes of the parts differ.
+        ValueError: the classes of the parts differ, or the data have no such split.
         OSError: nothing is found under a name.
     """
     columns = {"image_column": options.image_column, "label_column": options.label_column}
     is_digits = options.dataset == BUILT_IN_DIGITS
-    split = options.train_split or ("first_half" if is_digits else "train")
-    train = load_images(options.dataset, split, **columns)
+    train_split = options.train_split or ("first_half" if is_digits else "train")
+    train = load_images(options.dataset, train_split, **columns)
     source, validation_split = options.validation or options.dataset, options.validation_split
     if validation_split is None and options.validation is None:
         folders = (name for name in VALIDATION_NAMES if (Path(options.dataset) / name).is_dir())
@@ -117,6 +117,12 @@ def training_and_validation(
         raise ValueError(
             f"{validation.origin} has other classes than {train.origin}: "
             f"{', '.join(validation.label_names[:5])} and {', '.join(train.label_names[:5])}"
+        )
+    is_other = options.validation is not None or split == train_split
+    if not is_other and np.array_equal(validation.fingerprints, train.fingerprints):
+        raise ValueError(
+            f"validation_split={split!r}: {train.origin} has no such split, and would be validated "
+            "on its training images: give validation or validation_share"
         )
     return train, validation
 

@@ -21,7 +21,7 @@ from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
 from .classifier import Classifier, load_classifier
-from .plot import save_confusion
+from .plot import check_classes_fit, save_confusion
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +187,8 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
     """Classify all images and compare with their labels.
 
     Raises:
-        ValueError: the classes of the images are unknown to the model, or there is no image.
+        ValueError: the classes of the images are unknown to the model, or too many for the figure,
+            or there is no image.
         OSError: nothing is found under a name, or the figure exists and `overwrite` is off.
     """
     path = None
@@ -195,6 +196,8 @@ def evaluate_images(options: EvaluateImagesOptions) -> ImageScores:
         path = check_output(options.confusion, overwrite=options.overwrite)
     classifier = load_classifier(options.model, device=options.device)
     config = classifier.model.config
+    if path is not None:
+        check_classes_fit(config.num_labels)
     names = [config.id2label[index] for index in range(config.num_labels)]
     images = labelled_as(options, names)
     scores = score_classifier(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from hf_vanilla.app.page import (
@@ -82,24 +81,11 @@ class ImagePage:
         attention = patch_attention(self.classifier, image)
         return {
             "labels": [vars(guess) for guess in attention.guesses],
-            "image": self._seen(image),
+            "image": picture_url(self.classifier.seen(image)),
             "grid": list(attention.grid),
             "weights": _thousandths(attention.of_class_token.flatten(2)),
             "rollout": _thousandths(attention.rollout.flatten()),
         }
-
-    def _seen(self, image: "Image") -> str:
-        """The image after resizing and cropping, as a `data:` URL of a PNG file."""
-        from PIL import Image
-
-        processor = self.classifier.processor
-        pixels = processor(image, return_tensors="pt")["pixel_values"][0]  # (3, H, W)
-        mean, deviation = (
-            torch.tensor(values).view(-1, 1, 1)
-            for values in (processor.image_mean, processor.image_std)
-        )
-        levels = ((pixels * deviation + mean).clamp(0, 1) * 255).round().byte()
-        return picture_url(Image.fromarray(levels.permute(1, 2, 0).numpy()))  # (H, W, 3)
 
     def page(self) -> Page:
         """Its files and functions."""

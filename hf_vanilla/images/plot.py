@@ -64,6 +64,8 @@ def plot_patches(options: PlotPatchesOptions) -> Path:
     else:
         image = open_image(str(options.image))
         attention = patch_attention(classifier, image)
+        if getattr(classifier.processor, "do_center_crop", None):
+            image = classifier.seen(image)  # patches are of the part that is cut out
         if options.kind == "rollout":
             save_rollout(image, attention, path)
         else:
@@ -166,6 +168,16 @@ def save_filters(filters: Tensor, path: Path) -> None:
     save_figure(figure, path)
 
 
+def check_classes_fit(count: int) -> None:
+    """Refuse a figure of too many classes.
+
+    Raises:
+        ValueError: there are more than a figure can show.
+    """
+    if count > MOST_CLASSES:
+        raise ValueError(f"{count} classes do not fit into a figure: at most {MOST_CLASSES}")
+
+
 @figure_style()
 def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) -> None:
     """Save how often each class was taken for each other.
@@ -176,11 +188,10 @@ def save_confusion(confusion: Tensor, label_names: tuple[str, ...], path: Path) 
         path: figure file.
 
     Raises:
-        ValueError: there are more classes than a figure can show.
+        ValueError: as of `check_classes_fit`.
     """
     count = len(label_names)
-    if count > MOST_CLASSES:
-        raise ValueError(f"{count} classes do not fit into a figure: at most {MOST_CLASSES}")
+    check_classes_fit(count)
     side = min(12.0, 2.5 + 0.35 * count)
     figure, panels = image_panels(1, 1, inches=side)
     panel, shares = panels[0][0], confusion / confusion.sum(1, keepdim=True).clamp(min=1)

@@ -136,7 +136,7 @@ def protocol_line(images: DetectionImages) -> str:
 
 
 def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any:
-    """The evaluation of faster-coco-eval, accumulated and summarized; images have their row as id.
+    """The evaluation of faster-coco-eval, accumulated and summarized; see `truth_content` for ids.
 
     Raises:
         ImportError: it is not installed.
@@ -147,7 +147,7 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
         raise ImportError(f"AP needs faster-coco-eval: {install_hint('vision')}") from None
     quiet = {"print_function": lambda *_: None}
     truth = COCO(truth_content(images), **quiet)
-    results = coco_results(found, images.category_ids, range(len(images)))
+    results = coco_results(found, range(len(images.label_names)), range(len(images)))
     evaluation = COCOeval_faster(truth, truth.loadRes(results), "bbox", **quiet)
     evaluation.evaluate()
     evaluation.accumulate()
@@ -156,8 +156,12 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
 
 
 def truth_content(images: DetectionImages) -> dict[str, Any]:
-    """The annotations as a COCO file has them, with rows as image ids: a name may be an id too."""
-    return coco_content(replace(images, image_ids=list(range(len(images)))))
+    """The annotations as a COCO file has them, with rows and labels as ids.
+
+    The evaluation sorts both, and a file's ids may be names, or in another order than the labels.
+    """
+    labels = tuple(range(len(images.label_names)))
+    return coco_content(replace(images, image_ids=range(len(images)), category_ids=labels))
 
 
 def score_detector(

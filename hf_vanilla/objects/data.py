@@ -76,6 +76,15 @@ def prepare_detection(recipe: Recipe) -> DetectionSets:
             split=options.validation_split or "validation",
         ).relabelled(train.label_names)
         validation.require_files()
+        if (
+            options.validation is None
+            and options.validation_split != options.train_split
+            and validation.fingerprint == train.fingerprint
+        ):
+            raise ValueError(
+                f"validation_split={options.validation_split!r}: {train.origin} has no such split, "
+                "and would be validated on its training images: give validation"
+            )
     log_sets(train, validation)
     return DetectionSets(train, validation)
 

@@ -4,7 +4,7 @@ Shapes: B batch, Q queries, K classes, S = h * w positions of the feature map.
 """
 
 import json
-import os
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
+
+logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "vanilla_detr"
 FORMATS = ("jsonl", "coco")
@@ -222,12 +224,12 @@ class CocoIds:
     """The ids of a COCO file; without one, the image's path and the label's number.
 
     Attributes:
-        images: id by file name; None: no file was given.
-        categories: id of each label.
+        images: id by file name, whose folders may be fewer than a path's; None: no file was given.
+        categories: id of each label; None: it is no category of the file.
     """
 
     images: dict[str, Any] | None
-    categories: tuple[int, ...]
+    categories: tuple[Any, ...]
 
     def image_id(self, path: str) -> Any:
         """The id of an image.
@@ -237,7 +239,8 @@ class CocoIds:
         """
         if self.images is None:
             return path
-        for name in (path, os.path.basename(path)):
+        parts = Path(path).parts  # a file name of the annotations may have folders
+        for name in (path, *("/".join(parts[first:]) for first in range(len(parts)))):
             if name in self.images:
                 return self.images[name]
         raise ValueError(f"{path} is not among the {len(self.images)} images of the annotations")
@@ -253,7 +256,7 @@ def detect_files(request: ImageRequest) -> None:
 
     Raises:
         ValueError: the model is another, or an image is unreadable and the options say to stop.
-        OSError: the output cannot be written.
+        OSError: the output cannot be written, or a drawing would replace its image.
     """
     options = request.options
     detector = load_detector(options.model, device=options.device)
@@ -272,10 +275,11 @@ def detect_files(request: ImageRequest) -> None:
     with output_file(options.output) as file:
         if options.format == "coco":
             entries: list[dict[str, Any]] = []
+            is_known = np.asarray([category is not None for category in ids.categories])
             for result in passing:
                 if result.result is not None:
-                    image_ids = [ids.image_id(result.name)]
-                    entries += coco_results([result.result], ids.categories, image_ids)
+                    found = result.result.where(is_known[result.result.labels])
+                    entries += coco_results([found], ids.categories, [ids.image_id(result.name)])
             json.dump(entries, file)
             file.write("\n")
         else:
@@ -284,19 +288,25 @@ def detect_files(request: ImageRequest) -> None:
 
 
 def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:
-    """The ids that results are written with.
+    """The ids that results are written with; warns of labels that are no category of the file.
 
     Raises:
-        ValueError: a label of the model is no category of the file.
+        ValueError: no label of the model is a category of the file.
     """
     if annotations is None:
         return CocoIds(None, tuple(range(len(label_names))))
     truth = read_coco(Path(annotations))
     of_name = dict(zip(truth.label_names, truth.category_ids, strict=True))
-    if missing := [name for name in label_names if name not in of_name]:
+    missing = [name for name in label_names if name not in of_name]
+    if len(missing) == len(label_names):
         raise ValueError(f"{annotations} has no category {missing[0]!r}, a label of the model")
+    if missing:
+        logger.warning(
+            "%s has no category %s, labels of the model: such objects are left out",
+            *(annotations, ", ".join(map(repr, dict.fromkeys(missing)))),
+        )
     images = dict(zip(truth.names, truth.image_ids, strict=True))
-    return CocoIds(images, tuple(of_name[name] for name in label_names))
+    return CocoIds(images, tuple(of_name.get(name) for name in label_names))
 
 
 def coco_results(
@@ -331,7 +341,11 @@ def line_of(result: FileResult[Detections], label_names: Sequence[str]) -> str:
 def _drawing(
     results: Iterable[FileResult[Detections]], folder: Path, label_names: Sequence[str]
 ) -> Iterator[FileResult[Detections]]:
-    """Draw each readable image into a folder while results pass, under its name."""
+    """Draw each readable image into a folder while results pass, under its name.
+
+    Raises:
+        FileExistsError: it is the folder of an image that the drawing would replace.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     used: set[str] = set()
     for number, result in enumerate(results):
@@ -339,10 +353,16 @@ def _drawing(
             stem = Path(result.name).stem
             name = stem if stem not in used else f"{stem}-{number}"  # of another folder
             used.add(name)
+            file = folder / f"{name}.png"
+            if file.exists() and file.samefile(result.name):
+                raise FileExistsError(
+                    f"draw={str(folder)!r} is the folder of {result.name}, which the drawing would "
+                    "replace: give another folder"
+                )
             found = result.result
             shown = found.above(0.5) if len(found) > 50 else found
             picture = drawn_objects(open_image(result.name), shown, label_names)
-            picture.save(folder / f"{name}.png")
+            picture.save(file)
         yield result
 
 

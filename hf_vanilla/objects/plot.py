@@ -48,7 +48,7 @@ class PlotObjectsOptions(Options):
         choices=KINDS,
     )
     threshold: float = option(0.5, "lowest score of an object", at_least=0, at_most=1)
-    pixels: list[str] = option((), "X,Y of each pixel for kind encoder, such as 120,80 30,45")
+    pixels: list[str] = option([], "X,Y of each pixel for kind encoder, such as 120,80 30,45")
     output: str = option("objects.png", "figure file, .png or .svg")
     overwrite: bool = option(False, "replace an existing figure")
 

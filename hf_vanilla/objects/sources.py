@@ -352,7 +352,8 @@ def _hub_names(feature: Any) -> tuple[str, ...] | None:
 
 def _numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
     """File and number of each line of a text file, for messages, and the line; no empty ones."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    # str.splitlines() would also cut at U+2028 and U+0085, which JSON strings may contain
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
         if line.strip():
             yield f"{path}, line {number}", line.strip()
 

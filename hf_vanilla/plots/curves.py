@@ -175,6 +175,8 @@ def sample_lines(entries: Entries) -> list[tuple[str, str]]:
     for number, sample in enumerate(shown[-1]["samples"]):
         lines.append((SOURCE, sample["source"]))
         for entry in shown:
+            if number >= len(entry["samples"]):
+                continue  # fewer sentences were translated then
             text = entry["samples"][number]["translation"]
             mark = RIGHT if text == sample["reference"] else ""
             lines.append((f"step {entry['step']:,}", f"{mark}{text}"))
@@ -251,13 +253,13 @@ def _draw(axes: Any, points: list[tuple[int, float]], label: str) -> None:
 
 
 def _set_scale(axes: Any, measure: Measure) -> None:
+    values = [value for line in axes.lines for value in line.get_ydata()]
     if measure is RATE:
         axes.set_ylim(0, None)
         axes.yaxis.set_major_formatter("{x:g}")
     elif measure.better == "higher":  # from 0: otherwise a tenth of a point could fill the panel
-        highest = max(max(line.get_ydata(), default=0) for line in axes.lines)
-        axes.set_ylim(0, 1.05 * highest or 1)
-    else:  # losses fall by factors
+        axes.set_ylim(0, 1.05 * max(values, default=0) or 1)
+    elif not any(value <= 0 for value in values):  # losses fall by factors; a density's can be < 0
         axes.set_yscale("log", subs=[1, 1.5, 2, 3, 5, 7])
         for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
             set_formatter("{x:g}")

@@ -13,24 +13,13 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from train_engines import SIZES
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 from hf_vanilla.commands import run
 from hf_vanilla.models.packing_vanilla import pack
 from hf_vanilla.models.quantization_vanilla import quantize
 
-SIZES: dict[str, dict[str, int]] = {
-    "small": {
-        "d_model": 256,
-        "encoder_layers": 3,
-        "decoder_layers": 3,
-        "encoder_ffn_dim": 1024,
-        "decoder_ffn_dim": 1024,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-    },
-    "base": {},
-}
 DTYPES = ("float32", "bfloat16", "int8")
 # an operator belongs to the first kind that has a part of its name
 KINDS = {

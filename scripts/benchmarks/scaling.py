@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
+from train_engines import SMALL
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 from hf_vanilla.commands import run
@@ -24,15 +25,6 @@ from hf_vanilla.data.batching import TokenBatchSampler
 from hf_vanilla.files import write_text
 from hf_vanilla.plots.figures import figure_style, new_figure, save_figure
 
-SIZES = {
-    "d_model": 256,
-    "encoder_layers": 3,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 1024,
-    "decoder_ffn_dim": 1024,
-}
 BATCH, LENGTH, BEAMS, VOCABULARY = 16, 32, 4, 8_000
 PANELS = {
     "length": ("tokens of source and translation", (16, 32, 64, 128, 256, 512)),
@@ -82,7 +74,7 @@ def _decoding(
     *, length: int = LENGTH, beams: int = BEAMS, vocabulary: int = VOCABULARY
 ) -> Callable[[], object]:
     torch.manual_seed(0)
-    model = VanillaForConditionalGeneration(VanillaConfig(vocab_size=vocabulary, **SIZES)).eval()
+    model = VanillaForConditionalGeneration(VanillaConfig(vocab_size=vocabulary, **SMALL)).eval()
     ids = torch.randint(5, vocabulary, (BATCH, length))
     given = {"num_beams": beams, "max_new_tokens": length, "min_new_tokens": length}
     model.generate(ids[:1, :4], num_beams=beams, max_new_tokens=2)  # warm-up

@@ -257,6 +257,21 @@ def test_a_segmentation_head_is_an_error_unless_it_is_left_out(theirs):
     from_detr(weights, _config(theirs), without_masks=True)
 
 
+def test_a_segmentation_file_of_the_authors_is_converted_without_its_head(theirs, tmp_path):
+    weights = to_authors(from_detr(theirs.state_dict(), _config(theirs)))
+    weights = {f"detr.{name}": weight for name, weight in weights.items()}
+    weights["mask_head.lay1.weight"] = torch.zeros(3)
+    torch.save({"model": weights}, tmp_path / "panoptic.pth")
+    given = {"input": str(tmp_path / "panoptic.pth"), "output": str(tmp_path / "ours"), "heads": 3}
+    with pytest.raises(ValueError, match=r"segmentation head \(1 tensors.*--without_masks"):
+        convert_detr(DetrOptions(**given))
+    convert_detr(DetrOptions(**given, without_masks=True))
+    ours = VanillaForObjectDetection.from_pretrained(tmp_path / "ours")
+    assert_close(
+        ours.model.query_positions.weight, theirs.model.query_position_embeddings.weight, **EXACT
+    )
+
+
 def test_every_missing_and_left_over_tensor_is_named(theirs):
     weights = dict(theirs.state_dict())
     del weights["model.encoder.layers.0.mlp.fc2.bias"]
@@ -271,6 +286,11 @@ def test_every_missing_and_left_over_tensor_is_named(theirs):
     [("sampling_offsets.weight", "Deformable DETR"), ("ref_point_head.0.bias", "Conditional DETR")],
 )
 def test_kin_of_detr_are_named(mark, kin, theirs):
+    authors = {"query_embed.weight": torch.zeros(7, 16)}  # Deformable DETR has queries, too
+    for more in ({}, authors):
+        weights = {f"transformer.encoder.layers.0.{mark}": torch.zeros(1), **more}
+        with pytest.raises(ValueError, match=f"not DETR's: they look like {kin}"):
+            config_of_weights(weights, heads=8)
     with pytest.raises(ValueError, match=f"not DETR's: they look like {kin}"):
         from_detr({f"model.decoder.{mark}": torch.zeros(1)}, _config(theirs))
 

@@ -96,6 +96,12 @@ def test_learned_positions_lose_their_first_two_rows():
     assert cut["a"] is table
 
 
+def test_the_older_name_of_the_activation_dropout_counts_where_the_newer_one_is_0():
+    for newer, used in ((0.2, 0.2), (0.0, 0.1), (None, 0.1)):
+        settings = theirs.settings(activation_dropout=newer, relu_dropout=0.1)
+        assert config_values(settings, sharing_of(settings))["activation_dropout"] == used
+
+
 def test_label_smoothing_depends_on_the_criterion():
     sharing = Sharing(of_sides=True, of_output=True)
     plain = theirs.settings(criterion="cross_entropy")

@@ -228,6 +228,11 @@ def test_the_tokenizer_of_both_sides_is_converted(tmp_path, separate):
     assert (tokenizer.model_max_length, tokenizer.pad_token_id) == (64, source_size - 1)
 
 
+def test_weights_of_marian_beside_the_config_are_not_read(folder):
+    (folder / "model.npz").write_text("not read")
+    assert (converted(folder) / "model.safetensors").is_file()
+
+
 def test_check_compares_before_writing(folder, caplog):
     with caplog.at_level("INFO", logger="hf_vanilla"):
         converted(folder, check=True)

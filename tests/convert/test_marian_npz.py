@@ -141,6 +141,15 @@ def test_positions_and_epsilon_are_those_of_marian(tmp_path):
     assert ours.config.layer_norm_eps == 1e-6
 
 
+def test_gelu_is_that_of_marian(tmp_path):
+    written(tmp_path / "theirs", {"transformer-ffn-activation": "gelu"})
+    ours, _ = converted(tmp_path / "theirs")
+    numbers = torch.linspace(-3, 3, 13)
+    for stack in (ours.model.encoder, ours.model.decoder):
+        found = stack.layers[0].activation_fn(numbers)
+        torch.testing.assert_close(found, numbers * torch.sigmoid(1.702 * numbers))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

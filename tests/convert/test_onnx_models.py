@@ -18,6 +18,7 @@ from scene_models import SCENE_FORMS, scene_model
 from hf_vanilla import quantize
 from hf_vanilla.convert.export import ExportOptions, QuantizeOptions, export, quantize_folder
 from hf_vanilla.convert.onnx.models import FAULTS, RUNNERS
+from hf_vanilla.convert.vit_checkpoints import timm_processor
 from hf_vanilla.data.images import as_rgb
 from hf_vanilla.families import TASKS
 from hf_vanilla.images.batches import image_processor
@@ -132,6 +133,20 @@ def test_a_classifier_gives_the_same_probabilities(tmp_path):
     assert done.stderr.startswith(f"error: {tmp_path / 'b.png'}: ")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", [(16, 16), (9, 20)])
+def test_a_classifier_cuts_images_as_models_of_timm_read_them(size, tmp_path):
+    onnx.save(onnx.parser.parse_model(GRAPHS["classify"]), tmp_path / "model.onnx")
+    (tmp_path / "config.json").write_text('{"id2label": {"0": "a", "1": "b", "2": "c"}}')
+    pretrained = {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.3, 0.4], "crop_pct": 0.9}
+    config = image_models.vit(image_size=list(size), patch_size=1).config
+    processor = timm_processor(config, {"pretrained_cfg": pretrained})
+    processor.save_pretrained(tmp_path)
+    read = runner_of(RUNNERS, "classify").Classifier(tmp_path)
+    for image in (picture(31, 47), picture(40, 23), picture(16, 16)):
+        expected = processor(image, return_tensors="np")["pixel_values"][0]
+        np.testing.assert_allclose(read.pixels(image), expected, atol=1e-6)
 
 
 @pytest.mark.release

@@ -206,7 +206,8 @@ def by_the_authors_arrays(arrays, images):
         out = torch.einsum("bnlk,nkd->bld", weights @ value, arrays[f"{attention}/out/kernel"])
         states = states + out + arrays[f"{attention}/out/bias"]
         normed = norm(states, f"{block}/LayerNorm_2")
-        for number, act in ((0, nn.functional.gelu), (1, lambda fed: fed)):
+        # flax's gelu is the approximation by tanh
+        for number, act in ((0, nn.GELU(approximate="tanh")), (1, nn.Identity())):
             dense = f"{block}/MlpBlock_3/Dense_{number}"
             normed = act(normed @ arrays[f"{dense}/kernel"] + arrays[f"{dense}/bias"])
         states = states + normed

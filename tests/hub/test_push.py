@@ -210,6 +210,15 @@ def test_a_folder_without_a_model_is_refused_before_anything_is_sent(hub, tmp_pa
     assert hub.calls == []
 
 
+def test_a_card_that_is_damaged_is_named_before_anything_is_sent(hub, trained, tmp_path):
+    for part in trained:
+        part.save_pretrained(tmp_path)
+    (tmp_path / "README.md").write_text("---\nlicense: a: b\n---\n# Mine\n")
+    with pytest.raises(ValueError, match=r"README\.md: its metadata is not YAML: mapping values"):
+        push_folder(PushOptions(model=str(tmp_path), repo_id="me/tiny"))
+    assert hub.calls == []
+
+
 def test_a_space_of_another_family_or_with_code_is_refused_before_anything_is_sent(hub, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "vanilla_vit"}')
     for changes, message in (({}, "make a Docker Space"), ({"with_code": True}, "one of them")):

@@ -156,6 +156,16 @@ def test_a_share_of_the_training_images_validates_where_nothing_else_does(images
     assert prepare(asked).images.validation.images.names == task.images.validation.images.names
 
 
+def test_training_images_do_not_stand_for_a_split_that_is_not_there(images):
+    options = {"dataset": str(images / "train"), "validation_split": "val"}
+    with pytest.raises(ValueError, match=r"validation_split='val': .*train has no such split"):
+        training_and_validation(ImageDataOptions(**options))
+    same = {"validation": options["dataset"]}, {"train_split": "val"}  # as they were asked for
+    for changes in same:
+        train, validation = training_and_validation(ImageDataOptions(**options | changes))
+        assert len(train) == len(validation) == 18
+
+
 def test_a_validation_folder_has_the_classes_of_training(images, tmp_path):
     coloured(images / "validation" / "green" / "0.png", (0, 200, 0))
     with pytest.raises(ValueError, match="class folder 'green', which is not among the 2 labels"):

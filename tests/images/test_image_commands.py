@@ -60,6 +60,15 @@ def test_evaluate_takes_the_options_of_the_task_of_the_model(images, tmp_path):
         evaluate(read_evaluation([*command, "--confusion", str(figure)]))
 
 
+def test_too_many_classes_for_a_figure_are_refused_before_images_are_read(tmp_path):
+    folder = model_folder(tmp_path / "model", [f"class {number}" for number in range(101)])
+    options = EvaluateImagesOptions(
+        model=str(folder), dataset="not read", confusion=str(tmp_path / "c.png"), device="cpu"
+    )
+    with pytest.raises(ValueError, match="101 classes do not fit into a figure: at most 100"):
+        evaluate_images(options)
+
+
 def test_labels_are_compared_by_name_not_by_number(images, tmp_path):
     one = model_folder(tmp_path / "one", ["blue", "red"])
     model = AutoModelForImageClassification.from_pretrained(one)

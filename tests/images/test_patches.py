@@ -41,6 +41,21 @@ def test_rollout_positions_and_filters_are_drawn(folder):
     assert draw(folder, kind="filters").count('id="axes_') == 24
 
 
+@pytest.mark.parametrize("kind", ["attention", "rollout"])
+def test_attention_is_drawn_on_the_part_of_the_image_that_the_model_sees(folder, kind, monkeypatch):
+    processor = image_processor((15, 20), [0.5] * 3, [0.5] * 3)
+    processor.size, processor.crop_size = {"shortest_edge": 30}, {"height": 15, "width": 20}
+    processor.do_center_crop = True
+    processor.save_pretrained(folder / "model")
+    shown = []
+    monkeypatch.setattr(
+        "hf_vanilla.images.plot.show_image", lambda panel, image, *_: shown.append(image)
+    )
+    draw(folder, kind=kind, image=str(folder / "image.png"))
+    middle = Image.open(folder / "image.png").crop((10, 7, 30, 22))
+    assert {image.tobytes() for image in shown} == {middle.tobytes()}
+
+
 def test_the_command_line_draws_patches(folder):
     arguments = ["patches", "--model", str(folder / "model"), "--kind", "positions"]
     path = plot(read_plot([*arguments, "--output", str(folder / "p.png")]))

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_twelve_figures_equal_pycocotools():
         for entry, area in zip(truth.dataset["annotations"], areas, strict=True):
             entry["area"] = float(area)
         truth.createIndex()
-        results = coco_results(detected, images.category_ids, range(len(images)))
+        results = coco_results(detected, range(3), range(len(images)))
         evaluation = theirs.COCOeval(truth, truth.loadRes(results), "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
@@ -89,6 +90,14 @@ def test_exact_detections_score_one_and_none_score_zero():
     assert score_detections(exact, images).figures["AP"] == pytest.approx(1)
     nothing = score_detections([found(), found()], images)
     assert (nothing.figures["AP"], nothing.count_error) == (0, 1)
+
+
+@pytest.mark.parametrize("ids", [(7, 3), ("y", "x"), (7, "x")])
+def test_scores_of_classes_have_their_names_whatever_the_ids(ids):
+    images = boxed_images([[(0, 1, 1, 9, 9)], [(1, 5, 5, 30, 20)]], names=("dog", "cat"))
+    images = replace(images, category_ids=ids)
+    scores = score_detections([found((0, 0.9, 1, 1, 9, 9)), found()], images)
+    assert scores.by_class == (("dog", pytest.approx(1), pytest.approx(1)), ("cat", 0, 0))
 
 
 def test_one_false_alarm_above_gives_half_by_hand():

@@ -10,6 +10,7 @@ from detection_files import tiny_detector, write_coco
 from PIL import Image
 
 from hf_vanilla.objects.detector import (
+    CocoIds,
     Detections,
     detect_files,
     drawn_objects,
@@ -106,6 +107,31 @@ def test_coco_results_carry_the_ids_of_the_annotations(folder, capsys, tmp_path)
     assert {entry["category_id"] for entry in results} <= {3, 18}
 
 
+def test_labels_without_a_category_are_left_out_with_a_warning(folder, capsys, tmp_path, caplog):
+    annotations = write_coco(tmp_path / "coco")
+    arguments = (tmp_path / "coco" / "a.png", "--format", "coco", "--annotations", annotations)
+    model = tiny_detector(folder / "model", names=("N/A", "dog", "N/A"))  # as in published models
+    for label, expected in ((0, []), (1, [18] * 7)):
+        with torch.no_grad():
+            model.class_labels_classifier.bias[label] += 100
+        model.save_pretrained(folder / "model")
+        results = json.loads(detect(folder, capsys, *arguments))
+        assert [entry["category_id"] for entry in results] == expected
+        model.class_labels_classifier.bias.data.zero_()
+    assert "boxes.json has no category 'N/A', labels of the model: such objects" in caplog.text
+    tiny_detector(folder / "model", names=("bird", "cow"))
+    with pytest.raises(ValueError, match="has no category 'bird', a label of the model"):
+        detect(folder, capsys, *arguments)
+
+
+def test_file_names_of_annotations_may_have_folders():
+    ids = CocoIds({"val/a.png": 3, "a.png": 5}, ())
+    assert ids.image_id("/photos/val/a.png") == 3
+    assert ids.image_id("other/a.png") == 5
+    with pytest.raises(ValueError, match=r"val/b\.png is not among the 2 images"):
+        ids.image_id("val/b.png")
+
+
 def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monkeypatch):
     (folder / "in" / "bad.png").write_bytes(b"nothing")
     listed = "".join(f"{folder / 'in' / name}.png\n" for name in ("bad", "a"))
@@ -120,6 +146,13 @@ def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monk
     monkeypatch.setattr("sys.stdin", io.StringIO(listed))
     with pytest.raises(ValueError, match="damaged"):
         detect(folder, capsys, "-", "--stop_at_unreadable", "True")
+
+
+def test_a_drawing_never_replaces_its_image(folder, capsys):
+    before = (folder / "in" / "a.png").read_bytes()
+    with pytest.raises(FileExistsError, match=r"is the folder of .*a\.png.*: give another"):
+        detect(folder, capsys, folder / "in", "--draw", folder / "in")
+    assert (folder / "in" / "a.png").read_bytes() == before
 
 
 def test_wrong_uses_are_refused(folder, tmp_path):

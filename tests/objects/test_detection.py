@@ -178,7 +178,8 @@ def test_metadata_and_yolo_folders_give_the_boxes_of_the_coco_file(tmp_path):
     folder.mkdir()
     truth.open(0).save(folder / "a.png")
     entry = {"file_name": "a.png", "objects": {"bbox": [[2, 3, 10, 5]], "categories": ["dog"]}}
-    (folder / "metadata.jsonl").write_text(json.dumps(entry))
+    line = json.dumps({**entry, "text": "a\u2028b\u0085c"}, ensure_ascii=False)
+    (folder / "metadata.jsonl").write_text(f"{line}\n", encoding="utf-8")
     yolo = tmp_path / "yolo"
     for name in ("images", "labels"):
         (yolo / name / "train").mkdir(parents=True)

@@ -237,6 +237,7 @@ def test_training_reads_coco_files_and_scores_the_validation(tmp_path):
         ({}, {"images_per_step": 3, "images_per_batch": 2}, "not a multiple"),
         ({}, {"shortest_edge": 90}, "longest_edge=64 is smaller"),
         ({}, {"smallest_scale": 1.5}, "smallest_scale=1.5"),
+        ({}, {"validation_split": "val"}, "validation_split='val': .*json has no such split"),
     ],
 )
 def test_bad_recipes_end_before_training(tmp_path, model, data, told):

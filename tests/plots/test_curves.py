@@ -55,6 +55,12 @@ def test_the_curves_are_those_of_the_log_without_the_mean(panels):
     assert drawn[0].figure.get_suptitle() == "Training: mine"
 
 
+def test_a_loss_below_zero_is_on_a_linear_scale(panels):
+    entries = [{"step": 1, "loss": 0.7}, {"step": 2, "loss": -0.4}]  # as of a density
+    (loss,) = panels(mine=entries)
+    assert (loss.get_yscale(), loss.get_ylim()[0] < -0.4) == ("linear", True)
+
+
 @pytest.mark.parametrize("score", [None, 0.0])
 def test_a_run_without_a_score_has_no_empty_panel_for_it(panels, score):
     entries = [*ENTRIES[:2], {"step": 2, "validation_nll": 3.0}]
@@ -108,6 +114,13 @@ def test_samples_of_a_few_validations_stand_below_the_curves(panels):
 def test_a_sample_that_is_wrong_at_the_end_has_its_reference():
     lines = sample_lines(validations("zwei"))
     assert lines == [("source", "a house"), ("step 50", "zwei"), ("reference", REFERENCE)]
+
+
+def test_a_resumed_run_may_translate_more_sentences():
+    first, second = validations("zwei", "ein Haus")
+    more = {"source": "two", "reference": "zwei", "translation": "zwei"}
+    second["samples"].append(more)
+    assert sample_lines([first, second])[-2:] == [("source", "two"), ("step 100", "✓ zwei")]
 
 
 def test_long_samples_are_cut_and_wide_characters_count_twice(panels):

@@ -7,7 +7,11 @@ import pytest
 import small_run
 from image_files import colour_folder
 from image_models import vit
-from transformers import AutoModelForImageClassification, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
+    AutoModelForSeq2SeqLM,
+)
 
 from hf_vanilla.images.batches import image_processor
 
@@ -58,6 +62,8 @@ def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path)
         colour_folder(tmp_path / "photos" / split, count=4)
     vit().save_pretrained(tmp_path / "vit")
     processor = image_processor((15, 20), [0.4, 0.5, 0.6], [0.3, 0.2, 0.1])
+    processor.size, processor.crop_size = {"shortest_edge": 17}, {"height": 15, "width": 20}
+    processor.do_center_crop = True  # as of a model of timm
     processor.save_pretrained(tmp_path / "vit")
     given = ("--model=vit", "--dataset=photos", "--validation=photos", "--output_dir=tuned")
     script("finetune_images.py", *given, "--flip=0.5", *TRAINER)
@@ -65,3 +71,5 @@ def test_finetune_images_gives_a_model_the_classes_of_a_folder(script, tmp_path)
     assert model.config.id2label == {0: "blue", 1: "red"}
     scores = json.loads((tmp_path / "tuned" / "eval_results.json").read_text(encoding="utf-8"))
     assert 0 <= scores["eval_accuracy"] <= 1
+    saved = AutoImageProcessor.from_pretrained(tmp_path / "tuned")
+    assert (dict(saved.size), saved.do_center_crop) == ({"height": 15, "width": 20}, False)

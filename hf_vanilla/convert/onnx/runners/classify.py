@@ -26,9 +26,16 @@ class Classifier:
         self.session = InferenceSession(folder / "model.onnx")
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """`(3, H, W)` float32: in the model's size, scaled and normalized."""
-        settings, size = self.settings, self.settings["size"]
-        image = as_rgb(image).resize((size["width"], size["height"]), settings["resample"])
+        """`(3, H, W)` float32: in the model's size or cut to it, scaled and normalized."""
+        settings, size, image = self.settings, self.settings["size"], as_rgb(image)
+        width, height = size.get("width"), size.get("height")
+        if edge := size.get("shortest_edge"):  # the aspect is kept
+            width, height = (int(edge * side / min(image.size)) for side in image.size)
+        image = image.resize((width, height), settings["resample"])
+        if settings.get("do_center_crop"):
+            cut = settings["crop_size"]
+            left, top = (width - cut["width"]) // 2, (height - cut["height"]) // 2
+            image = image.crop((left, top, left + cut["width"], top + cut["height"]))
         values = np.asarray(image, np.float32) * np.float32(settings["rescale_factor"])
         mean, deviation = (np.array(settings[n], np.float32) for n in ("image_mean", "image_std"))
         return ((values - mean) / deviation).transpose(2, 0, 1)
