@@ -274,8 +274,6 @@ def _fault(name: str | Path, part: str, error: Exception) -> str:
             f"{name} cannot be loaded: it needs code of its own, which could do anything on this "
             "computer: convert it, or load it in Python by transformers"
         )
-    if "Unrecognized configuration class" in text:
-        return f"{name} is a model of another task (it has no {part}): give another model"
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
         text = "its file of weights is damaged, or contains more than weights"
     elif not isinstance(error, ValueError | OSError):

@@ -127,12 +127,6 @@ def test_a_damaged_folder_is_refused_in_one_line_that_names_it(family, folders, 
         refusal(family, folder)
 
 
-def test_a_model_of_another_task_is_refused_by_its_name(folders):
-    told = r"tracks is a model of another task \(it has no AutoModelForSeq2SeqLM\): give another"
-    with pytest.raises(ValueError, match=told):
-        load_translator(str(folders / "tracks"))
-
-
 def test_weights_of_an_older_class_are_refused_with_its_name(folders, tmp_path):
     folder = Path(shutil.copytree(folders / "scene", tmp_path / "old"))
     weights = load_file(folder / WEIGHTS)
