@@ -24,7 +24,7 @@ from .markup import Markup, take_out
 from .n_best import Hypothesis
 from .page import MAX_BEAMS, MAX_TOKENS, TextPage
 from .page_service import PageService
-from .text_translator import Piece, SentenceSplitter, joined, with_markup
+from .text_translator import Piece, SentenceSplitter, is_readable, joined, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
 # tags of HTML between which sentences end, with the white space around them; it begins where a run
@@ -423,7 +423,7 @@ def _texts(body: Any, name: str) -> list[str]:
     if not any(text.strip() for text in texts):
         raise ValueError(f"There is no text in {name}.")
     for text in texts:
-        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        if "\0" in text or not is_readable(text):
             raise ValueError("A text has NUL or half of a surrogate pair, which are no characters.")
     return texts
 
