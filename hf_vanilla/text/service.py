@@ -184,7 +184,7 @@ class Model:
         Raises:
             ValueError: it is too long, or in an alphabet that the model does not know.
         """
-        markup = take_out(sentence) if is_html else None
+        markup = take_out(sentence, is_html=True) if is_html else None
         plain = sentence if markup is None else markup.plain
         ids = self.tokenizer(" ".join(plain.split()), verbose=False).input_ids
         if len(ids) > self.limit:

@@ -82,7 +82,7 @@ def test_texts_lists_forms_html_and_alternatives(ask):
     form = "".join([*parts, "--x--\r\n"]).encode()
     found = ask("translate", form, kind="multipart/form-data; boundary=x")
     assert found == {"translatedText": "sieben"}
-    html = "<p>forty-two</p><br><b>one thousand nine</b>"
+    html = "<p>forty&#45;two</p><br><b>one&nbsp;thousand nine</b>"
     found = ask("translate", {"q": html, **PAIR, "format": "html", "alternatives": 2})
     assert found["translatedText"] == "<p>zweiundvierzig</p><br><b>eintausendneun</b>"
     assert len(found["alternatives"]) == 2
