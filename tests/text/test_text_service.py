@@ -250,7 +250,7 @@ def test_keys_and_another_origin(tmp_path):
     keys.write_text("\n")
     with pytest.raises(ValueError, match="the file has no key"):
         serve(ServeOptions(api_key=str(keys)))
-    keys.write_text("first\nsecond\n")
+    keys.write_text("\ufefffirst\nsecond\n", encoding="utf-8")  # some editors write this mark
     site = "https://translate.example.org"
     body = {"q": "two", **PAIR}
     with served(demo_model(), options={"api_key": str(keys), "origin": site}) as address:
