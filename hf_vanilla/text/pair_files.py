@@ -167,6 +167,8 @@ class AlignOptions(Options):
             raise ValueError(f"head={self.head} needs a layer")
         if self.gold is not None and self.layer is not None:
             raise ValueError("gold measures every layer: give no layer")
+        if self.gold is not None and self.output != STANDARD_STREAM:
+            raise ValueError("gold prints a table and aligns nothing: give no output")
 
 
 def align_files(options: AlignOptions) -> Path | str | None:

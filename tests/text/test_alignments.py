@@ -279,6 +279,7 @@ def test_the_best_head_is_chosen_and_used(trained_run, tmp_path, monkeypatch):
         ({}, "give both --source and --target"),
         ({"gold": "numbers", "source": "x"}, "has its own texts"),
         ({"source": "x", "target": "y", "head": 1}, "head=1 needs a layer"),
+        ({"gold": "numbers", "output": "x"}, "gold prints a table and aligns nothing"),
         ({"source": "x", "target": "y", "format": "x"}, "format='x': choose one of"),
     ],
 )
