@@ -27,12 +27,15 @@ from .page_service import PageService
 from .text_translator import Piece, SentenceSplitter, is_readable, joined, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
-# tags of HTML between which sentences end, with the white space around them; it begins where a run
-# of white space begins, so that a long run is read once
+# elements of HTML without text to translate, up to their ends
+UNREAD = "|".join(rf"{name}\b.*?(?:</{name}\b[^<>]*>|\Z)" for name in ("script", "style"))
+# these and tags of HTML between which sentences end, with the white space around them; it begins
+# where a run of white space begins, so that a long run is read once
 BLOCK = re.compile(
-    r"(?<!\s)(\s*(?:</?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
-    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>\s*)+)",
-    re.IGNORECASE,
+    rf"(?<!\s)(\s*(?:<(?:{UNREAD}|!doctype\b[^<>]*>"
+    r"|/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
+    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>)\s*)+)",
+    re.IGNORECASE | re.DOTALL,
 )
 MOST_CHARACTERS = 20_000  # of the texts of a request
 MOST_TEXTS, MOST_SENTENCES = 256, 512

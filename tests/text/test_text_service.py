@@ -183,10 +183,17 @@ def test_html_of_the_usual_kinds_is_whole():
         check_html(text)
 
 
+def test_scripts_styles_and_the_document_type_are_not_translated(ask):
+    html = "<!DOCTYPE html>\n<STYLE>two {{}}</style><p>{}</p><script>if (two) {{}}</script> {}"
+    found = ask("translate", {"q": html.format("two", "seven"), **PAIR, "format": "html"})
+    assert found["translatedText"] == html.format("zwei", "sieben")
+
+
 def test_long_white_space_in_html_does_not_stop_the_service():
     started = time.process_time()
     text = "two" + " " * 19_000 + "3"
     assert BLOCK.split(f"one <p> {text}") == ["one", " <p> ", text]
+    assert BLOCK.split("<script>" * 2500) == ["", "<script>" * 2500, ""]
     assert time.process_time() - started < 1
 
 
