@@ -399,7 +399,7 @@ def load_engine(
     Args:
         name: folder or Hub id; for `"ctranslate2"` and `"onnx"` a folder of `hf-vanilla export`.
         engine: one of `ENGINES`.
-        device: where to compute; None: a GPU if there is one.
+        device: where to compute; None: a GPU if there is one. `"onnx"` computes on the CPU.
         dtype: as for `Translator`.
         ensemble: further models, which decode together with the first one.
         ensemble_average: mean of their `"probabilities"` or `"log_probabilities"`.
