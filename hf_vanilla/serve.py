@@ -171,7 +171,8 @@ def listening(options: ServeOptions, settings: Settings) -> Iterator[tuple[Any, 
         worker = Worker(max_wait_seconds=options.max_wait_ms / 1000)
         try:
             served = served_by(options.model or [demo_model()], settings, worker)
-            access = Access(options.host, options.origin, keys, served.most_bytes)
+            origin = options.origin and options.origin.lower()
+            access = Access(options.host, origin, keys, served.most_bytes)
             host, port = listener.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
             yield Server(served, listener, worker, access), address

@@ -252,6 +252,10 @@ def test_other_names_and_pages_of_other_sites_are_refused(address):
         assert "access-control-allow-origin" not in headers_of_answer
 
 
+def test_a_name_of_the_service_may_have_capitals():
+    access.Access(host="My-Machine").check_host("My-Machine:7860")
+
+
 def test_keys_and_another_origin(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("\n")
@@ -260,7 +264,8 @@ def test_keys_and_another_origin(tmp_path):
     keys.write_text("\ufefffirst\nsecond\n", encoding="utf-8")  # some editors write this mark
     site = "https://translate.example.org"
     body = {"q": "two", **PAIR}
-    with served(demo_model(), options={"api_key": str(keys), "origin": site}) as address:
+    options = {"api_key": str(keys), "origin": site.replace("example", "Example")}
+    with served(demo_model(), options=options) as address:
         for path, given, headers, status in (
             ("translate", body, {}, 401),
             ("translate", {**body, "api_key": "third"}, {}, 401),
