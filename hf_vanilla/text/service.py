@@ -169,10 +169,6 @@ class Model:
         self._fragments = service.fragments(name)
         self._splitter = SentenceSplitter("en" if self.source == UNKNOWN else self.source)
 
-    def search(self, n: int, *, has_links: bool) -> BatchSearch:
-        """How it translates."""
-        return BatchSearch(self.service, self.name, n, has_links)
-
     def blocks(self, text: str, *, is_html: bool) -> list[str | list[Piece]]:
         """The sentences of each block of a text, and between them what is not translated."""
         parts = BLOCK.split(text) if is_html else [text]
@@ -229,7 +225,7 @@ class TextService:
         model = self._of_languages(_text(body, "source", "auto"), _text(body, "target", ""))
         given = body.get("alternatives") not in (None, "", 0, "0")
         alternatives = whole_number(body, "alternatives", 1, MAX_BEAMS - 1) if given else 0
-        search = model.search(1 + alternatives, has_links=False)
+        search = BatchSearch(model.service, model.name, 1 + alternatives)
         plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
         found = await asyncio.gather(*futures)
         ways = [[_text_of(blocks, found, n) for n in range(1 + alternatives)] for blocks in plan]
@@ -305,9 +301,8 @@ class TextService:
         if model is None:
             names = ", ".join(one.shown for one in self.models)
             raise ValueError(f"There is no model {name!r}: there is {names}.")
-        search = model.search(
-            whole_number(body, "n_best", 1, MAX_BEAMS), has_links=_flag(body, "alignment")
-        )
+        n_best = whole_number(body, "n_best", 1, MAX_BEAMS)
+        search = BatchSearch(model.service, model.name, n_best, _flag(body, "alignment"))
         plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
         if _flag(body, "stream"):
             return _streamed(plan, futures)
