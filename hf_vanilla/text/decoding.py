@@ -75,7 +75,6 @@ class SentenceDecoder:
         window: int = WINDOW_LINES,
         processes: PartialState | None = None,
     ) -> None:
-        check_tokens_per_batch(tokens_per_batch)
         if window < 1:
             raise ValueError(f"window={window}: give a positive number")
         self.tokenizer = tokenizer
@@ -344,13 +343,3 @@ def first_numbers(lines: Sequence[int]) -> str:
     """The first line numbers of many, for a message."""
     numbers = ", ".join(map(str, lines[:SHOWN_LINES]))
     return numbers + (", ..." if len(lines) > SHOWN_LINES else "")
-
-
-def check_tokens_per_batch(tokens_per_batch: int) -> None:
-    """Refuse a limit below 1.
-
-    Raises:
-        ValueError: it is below 1.
-    """
-    if tokens_per_batch < 1:
-        raise ValueError(f"tokens_per_batch={tokens_per_batch}: give a positive number")
