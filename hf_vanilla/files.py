@@ -74,15 +74,20 @@ def write_text(path: Path, text: str) -> None:
         unfinished.write_text(text, encoding="utf-8")
 
 
-def write_files(folder: Path, write: Callable[[Path], Any]) -> None:
+def write_files(folder: Path, write: Callable[[Path], Any], *, mark: str = "") -> None:
     """Let `write` fill a temporary folder, then move each file into `folder`.
 
     The files of `folder` are complete at every moment, whenever the process is killed.
 
+    Args:
+        folder: of the finished files.
+        write: gets the temporary folder.
+        mark: as for `whole_file`.
+
     Raises:
         OSError: the disk is full, or refuses for another reason.
     """
-    unfinished = folder / f"files{PARTIAL}"
+    unfinished = folder / f"files{mark}{PARTIAL}"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:

@@ -18,6 +18,7 @@ from typing import Any
 
 from hf_vanilla.app.page import Served
 from hf_vanilla.app.worker import Worker
+from hf_vanilla.data.lines import read_lines
 from hf_vanilla.families import load_part, task_entry
 from hf_vanilla.hub.card import public_name
 from hf_vanilla.loading import task_or_default
@@ -170,7 +171,8 @@ def listening(options: ServeOptions, settings: Settings) -> Iterator[tuple[Any, 
         worker = Worker(max_wait_seconds=options.max_wait_ms / 1000)
         try:
             served = served_by(options.model or [demo_model()], settings, worker)
-            access = Access(options.host, options.origin, keys, served.most_bytes)
+            origin = options.origin and options.origin.lower()
+            access = Access(options.host, origin, keys, served.most_bytes)
             host, port = listener.getsockname()[:2]
             address = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
             yield Server(served, listener, worker, access), address
@@ -204,12 +206,12 @@ def _keys(file: str | None) -> tuple[str, ...]:
     """The keys of a file.
 
     Raises:
-        ValueError: it has none.
+        ValueError: it has none, or is not UTF-8.
         OSError: it cannot be read.
     """
     if file is None:
         return ()
-    keys = tuple(filter(None, map(str.strip, Path(file).read_text(encoding="utf-8").splitlines())))
+    keys = tuple(filter(None, map(str.strip, read_lines(file))))
     if not keys:
         raise ValueError(f"api_key={file!r}: the file has no key")
     return keys

@@ -29,8 +29,9 @@ class Access:
 
     Attributes:
         host: that it listens on.
-        origin: of another site whose pages may ask, such as `https://example.org`; None: no site.
-            Its name is also a name of this service, for a reverse proxy.
+        origin: of another site whose pages may ask, in lower case as browsers send it, such as
+            `https://example.org`; None: no site. Its name is also a name of this service, for a
+            reverse proxy.
         keys: one of them is needed; none: all may ask.
         most_bytes: of a request.
     """
@@ -47,7 +48,7 @@ class Access:
             HTTPException: the name is neither an IP address, localhost, nor that of an option.
         """
         name = urlsplit(f"//{host}").hostname or ""
-        named = {"localhost", self.host, urlsplit(self.origin or "").hostname}
+        named = {"localhost", self.host.lower(), urlsplit(self.origin or "").hostname}
         with suppress(ValueError):
             ipaddress.ip_address(name)
             return

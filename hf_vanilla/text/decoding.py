@@ -75,7 +75,6 @@ class SentenceDecoder:
         window: int = WINDOW_LINES,
         processes: PartialState | None = None,
     ) -> None:
-        check_tokens_per_batch(tokens_per_batch)
         if window < 1:
             raise ValueError(f"window={window}: give a positive number")
         self.tokenizer = tokenizer
@@ -84,7 +83,6 @@ class SentenceDecoder:
         self.processes = processes
         self.failed: list[int] = []
         self._fragments = fragment_ids(tokenizer)
-        self._decode_rows: Decode | None = None
         self._has_translated = False
         self._error: Exception | None = None  # the engine's latest
 
@@ -106,15 +104,16 @@ class SentenceDecoder:
             progress: show a progress bar, on the main process.
             total: number of sentences, for the progress bar.
         """
-        self._decode_rows = decode
         is_main = self.processes is None or self.processes.is_main_process
         is_hidden = not progress or not is_main or sys.stderr is None
         sentences = iter(sentences)
         with tqdm(total=total, unit="sent", disable=is_hidden, desc="Translating") as bar:
             while window := list(islice(sentences, self.window)):
-                yield from self._translate_window(window, bar, blank)
+                yield from self._translate_window(window, decode, bar, blank)
 
-    def _translate_window(self, window: list[Sentence], bar: tqdm, blank: Any) -> list[Any]:
+    def _translate_window(
+        self, window: list[Sentence], decode: Decode, bar: tqdm, blank: Any
+    ) -> list[Any]:
         rows = self._tokenize(window)
         bar.update(len(window) - len(rows))
         batches = self._batches(rows)
@@ -123,7 +122,7 @@ class SentenceDecoder:
             batches = batches[self.processes.process_index :: self.processes.num_processes]
         found: list[tuple[int, Any]] = []
         for batch in batches:
-            found += self._translate_batch(rows, batch, window)
+            found += self._translate_batch(rows, batch, window, decode)
             bar.update(len(batch))
         if self.processes is not None:
             found = gather_object(found)
@@ -190,17 +189,24 @@ class SentenceDecoder:
         return batches_of_similar_length(lengths, self.tokens_per_batch)
 
     def _translate_batch(
-        self, rows: dict[int, list[int]], batch: list[int], window: list[Sentence]
+        self,
+        rows: dict[int, list[int]],
+        batch: list[int],
+        window: list[Sentence],
+        decode: Decode,
     ) -> list[tuple[int, Any]]:
         """Indices and results; a batch that fails is halved until one sentence is left."""
         try:
-            phrases = [window[i].phrases for i in batch]
-            found = self._decode([rows[i] for i in batch], phrases)
+            found = decode([rows[i] for i in batch], [window[i].phrases for i in batch])
+            if len(found) != len(batch):
+                raise ValueError(
+                    f"the engine returned {len(found)} texts for {len(batch)} sentences"
+                )
             return list(zip(batch, found, strict=True))
         except Exception as error:  # of any kind, out of memory included
             if len(batch) == 1:
                 self._error = error
-                if not self._works(rows[batch[0]][-1:]):
+                if not _works(decode, rows[batch[0]][-1:]):
                     if isinstance(error, ValueError | OSError):
                         raise
                     raise self._no_translation() from error
@@ -210,28 +216,21 @@ class SentenceDecoder:
         return [
             pair
             for part in (batch[:half], batch[half:])
-            for pair in self._translate_batch(rows, part, window)
+            for pair in self._translate_batch(rows, part, window, decode)
         ]
-
-    def _decode(self, rows: list[list[int]], phrases: list[Sequence[str]]) -> list[Any]:
-        assert self._decode_rows is not None
-        found = self._decode_rows(rows, phrases)
-        if len(found) != len(rows):
-            raise ValueError(f"the engine returned {len(found)} texts for {len(rows)} sentences")
-        return found
-
-    def _works(self, row: list[int]) -> bool:
-        """Whether the engine can translate a sentence that is only an end token."""
-        try:
-            self._decode([row], [()])
-        except Exception:
-            return False
-        return True
 
     def _record_failure(self, line: int, error: Exception) -> None:
         reason = " ".join(str(error).split())
         logger.warning("line %d cannot be translated and becomes empty: %s", line, reason)
         self.failed.append(line)
+
+
+def _works(decode: Decode, row: list[int]) -> bool:
+    """Whether the engine can translate a sentence that is only an end token."""
+    try:
+        return len(decode([row], [()])) == 1
+    except Exception:
+        return False
 
 
 def batches_of_similar_length(lengths: Mapping[int, int], tokens_per_batch: int) -> list[list[int]]:
@@ -344,13 +343,3 @@ def first_numbers(lines: Sequence[int]) -> str:
     """The first line numbers of many, for a message."""
     numbers = ", ".join(map(str, lines[:SHOWN_LINES]))
     return numbers + (", ..." if len(lines) > SHOWN_LINES else "")
-
-
-def check_tokens_per_batch(tokens_per_batch: int) -> None:
-    """Refuse a limit below 1.
-
-    Raises:
-        ValueError: it is below 1.
-    """
-    if tokens_per_batch < 1:
-        raise ValueError(f"tokens_per_batch={tokens_per_batch}: give a positive number")

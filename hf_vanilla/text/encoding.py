@@ -23,7 +23,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hf_vanilla.file_values import checked, shown
-from hf_vanilla.files import digest_of, whole_file, write_files, write_text
+from hf_vanilla.files import digest_of, whole_file, write_files
 from hf_vanilla.loading import load_saved
 
 ENCODED = Features(
@@ -333,16 +333,18 @@ def write_shards(
         corpus=_corpus_fingerprint(pairs),
         tokenizer=tokenizer_fingerprint(tokenizer),
     )
+    mark = f".{part}"  # parts that start at once write the same files
     if (folder / PREPARED).is_file():
         _check_same(folder, prepared)
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        write_files(folder, tokenizer.save_pretrained)
-        write_text(folder / PREPARED, json.dumps(asdict(prepared), indent=1) + "\n")
+        write_files(folder, tokenizer.save_pretrained, mark=mark)
+        with whole_file(folder / PREPARED, mark=mark) as unfinished:
+            unfinished.write_text(json.dumps(asdict(prepared), indent=1) + "\n", encoding="utf-8")
     for shard in shards_of_part(len(pairs), pairs_per_shard, part, parts):
         path = prepared.path(folder, shard)
         if not path.is_file():
-            with whole_file(path, mark=f".{part}") as unfinished:
+            with whole_file(path, mark=mark) as unfinished:
                 _write_shard(unfinished, pairs, prepared.rows(shard), tokenizer)
         yield shard
 

@@ -46,18 +46,23 @@ ONNX_DECODING = frozenset(
         "num_beams",
     }
 )
-# fields of a generation config that CTranslate2 supports, or that do not concern the search
-CTRANSLATE2_DECODING = ONNX_DECODING | {
+# fields that a call may change with CTranslate2
+CTRANSLATE2_CHANGES = (ONNX_DECODING - {"early_stopping", "length_penalty_form"}) | {
     "bad_words_ids",
-    "bos_token_id",
-    "decoder_start_token_id",
-    "eos_token_id",
     "min_length",
     "min_new_tokens",
     "no_repeat_ngram_size",
     "num_return_sequences",
-    "pad_token_id",
     "renormalize_logits",
+}
+# fields of a generation config that CTranslate2 supports, or that do not concern the search
+CTRANSLATE2_DECODING = CTRANSLATE2_CHANGES | {
+    "bos_token_id",
+    "decoder_start_token_id",
+    "early_stopping",
+    "eos_token_id",
+    "length_penalty_form",
+    "pad_token_id",
     "transformers_version",
 }
 
@@ -239,7 +244,7 @@ class CTranslate2Engine:
 
     Raises:
         ImportError: `ctranslate2` is not installed.
-        ValueError: the folder is not such an export, or CTranslate2 does not support a field.
+        ValueError: the folder is not such an export, or CTranslate2 cannot change a field.
     """
 
     def __init__(
@@ -253,12 +258,13 @@ class CTranslate2Engine:
                 "write one with hf-vanilla export"
             )
         self.tokenizer = load_saved(AutoTokenizer, folder)
-        if unknown := sorted(decoding.keys() - CTRANSLATE2_DECODING):
-            names = ", ".join(sorted(CTRANSLATE2_DECODING))
+        self.decoding = load_saved(GenerationConfig, folder)
+        others = decoding.keys() - CTRANSLATE2_CHANGES
+        if unknown := sorted(n for n in others if decoding[n] != getattr(self.decoding, n, None)):
+            names = ", ".join(sorted(CTRANSLATE2_CHANGES))
             raise ValueError(
                 f"CTranslate2 does not support {', '.join(unknown)}; it supports {names}"
             )
-        self.decoding = load_saved(GenerationConfig, folder)
         for name, value in decoding.items():
             setattr(self.decoding, name, value)
         self._source_tokens = _vocabulary(folder, "source")
@@ -393,7 +399,7 @@ def load_engine(
     Args:
         name: folder or Hub id; for `"ctranslate2"` and `"onnx"` a folder of `hf-vanilla export`.
         engine: one of `ENGINES`.
-        device: where to compute; None: a GPU if there is one.
+        device: where to compute; None: a GPU if there is one. `"onnx"` computes on the CPU.
         dtype: as for `Translator`.
         ensemble: further models, which decode together with the first one.
         ensemble_average: mean of their `"probabilities"` or `"log_probabilities"`.

@@ -15,6 +15,7 @@ Where they go:
 - A pair without words is placed likewise, and what lies inside a pair stays inside.
 """
 
+import html
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -80,16 +81,22 @@ class Markup:
         text: with them.
         plain: what is translated.
         root: all items; it has none itself.
+        is_html: between the items, `&` begins a character reference, such as `&amp;`.
     """
 
     text: str
     plain: str
     root: Node
+    is_html: bool = False
 
     @property
     def needs_alignment(self) -> bool:
         """Whether there is anything to put into the translation."""
         return bool(self.root.children) or NUMBER.search(self.plain) is not None
+
+    def written(self, text: str) -> str:
+        """Text of a translation as it stands between items."""
+        return html.escape(text, quote=False) if self.is_html else text
 
 
 def parts(text: str) -> Spans:
@@ -97,21 +104,26 @@ def parts(text: str) -> Spans:
     return [match.span() for match in PART.finditer(text)]
 
 
-def take_out(text: str) -> Markup:
-    """Separate a text from its tags, URLs, addresses and variables."""
+def take_out(text: str, *, is_html: bool = False) -> Markup:
+    """Separate a text from its tags, URLs, addresses and variables.
+
+    Args:
+        text: with them.
+        is_html: it has character references, which become what they stand for.
+    """
+    read = html.unescape if is_html else str
     plain, found = "", []
     last = 0
     for run in ITEMS.finditer(text):
-        plain += text[last : run.start()]
+        plain += read(text[last : run.start()])
         items = list(_items(text, run))
         found += [(len(plain), item) for item in items]
         plain += _instead(text, run, items)
         last = run.end()
-    plain += text[last:]
+    plain += read(text[last:])
     blank = len(plain) - len(plain.lstrip())
-    return Markup(
-        text, plain.strip(), _tree([(at - blank, item) for at, item in found], plain.strip())
-    )
+    root = _tree([(at - blank, item) for at, item in found], plain.strip())
+    return Markup(text, plain.strip(), root, is_html)
 
 
 def _items(text: str, run: re.Match[str]) -> Iterator[Item]:

@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -60,7 +60,7 @@ def put_back(markup: Markup, translation: str, links: Links, terms: Sequence[Ter
     numbers = [i for i, text in enumerate(texts) if NUMBER.fullmatch(text) and i not in covered]
     missing = _keep_numbers(texts, numbers, words)
     root = Node([], 0, markup.root.last, [*markup.root.children, *missing])
-    return _joined(translation, words, _gaps(root, words, texts))
+    return _joined(translation, words, _gaps(root, words, texts), markup.written)
 
 
 def _words(
@@ -339,8 +339,13 @@ def _point(
 # --- text ---------------------------------------------------------------------------------------
 
 
-def _joined(translation: str, words: Sequence[Word], gaps: Sequence[Sequence[Item]]) -> str:
-    """The text of all words and items."""
+def _joined(
+    translation: str,
+    words: Sequence[Word],
+    gaps: Sequence[Sequence[Item]],
+    written: Callable[[str], str],
+) -> str:
+    """The text of all words, as they are `written`, and items."""
     text, end = "", 0
     same = 0  # so many last characters are those of the translation
     for number, word in enumerate(words):
@@ -358,7 +363,7 @@ def _joined(translation: str, words: Sequence[Word], gaps: Sequence[Sequence[Ite
         same = same + len(space) if is_same else 0
         if _extends(text, word.text) > same:
             text, same = text + " ", 0
-        text += word.text
+        text += written(word.text)
         same += len(word.text) if is_same else 0
     return text + _gap("", gaps[-1], text[-1:], "")
 

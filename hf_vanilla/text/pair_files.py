@@ -14,7 +14,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from hf_vanilla.data.corpus import built_in_numbers, number_words
-from hf_vanilla.data.lines import read_pairs
+from hf_vanilla.data.lines import read_lines, read_pairs
 from hf_vanilla.files import check_output_file
 from hf_vanilla.options import Options, option
 
@@ -167,6 +167,8 @@ class AlignOptions(Options):
             raise ValueError(f"head={self.head} needs a layer")
         if self.gold is not None and self.layer is not None:
             raise ValueError("gold measures every layer: give no layer")
+        if self.gold is not None and self.output != STANDARD_STREAM:
+            raise ValueError("gold prints a table and aligns nothing: give no output")
 
 
 def align_files(options: AlignOptions) -> Path | str | None:
@@ -230,7 +232,7 @@ def _gold_of_files(options: AlignOptions) -> list[AlignedPair]:
     assert options.target is not None
     assert options.gold is not None
     rows = list(read_pairs(options.source, options.target))
-    lines = Path(options.gold).read_text(encoding="utf-8").splitlines()
+    lines = list(read_lines(options.gold))
     if len(lines) != len(rows):
         raise ValueError(f"{options.gold} has {len(lines)} lines, but there are {len(rows)} pairs")
     pairs = []

@@ -24,15 +24,18 @@ from .markup import Markup, take_out
 from .n_best import Hypothesis
 from .page import MAX_BEAMS, MAX_TOKENS, TextPage
 from .page_service import PageService
-from .text_translator import Piece, SentenceSplitter, joined, with_markup
+from .text_translator import Piece, SentenceSplitter, is_readable, joined, with_markup
 
 UNKNOWN = "und"  # the code of a language that no card states
-# tags of HTML between which sentences end, with the white space around them; it begins where a run
-# of white space begins, so that a long run is read once
+# elements of HTML without text to translate, up to their ends
+UNREAD = "|".join(rf"{name}\b.*?(?:</{name}\b[^<>]*>|\Z)" for name in ("script", "style"))
+# these and tags of HTML between which sentences end, with the white space around them; it begins
+# where a run of white space begins, so that a long run is read once
 BLOCK = re.compile(
-    r"(?<!\s)(\s*(?:</?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
-    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>\s*)+)",
-    re.IGNORECASE,
+    rf"(?<!\s)(\s*(?:<(?:{UNREAD}|!doctype\b[^<>]*>"
+    r"|/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figure|footer|form|h[1-6]"
+    r"|header|hr|li|main|nav|ol|p|pre|section|t(?:able|body|d|foot|h|head|r)|ul)\b[^<>]*>)\s*)+)",
+    re.IGNORECASE | re.DOTALL,
 )
 MOST_CHARACTERS = 20_000  # of the texts of a request
 MOST_TEXTS, MOST_SENTENCES = 256, 512
@@ -166,10 +169,6 @@ class Model:
         self._fragments = service.fragments(name)
         self._splitter = SentenceSplitter("en" if self.source == UNKNOWN else self.source)
 
-    def search(self, n: int, *, has_links: bool) -> BatchSearch:
-        """How it translates."""
-        return BatchSearch(self.service, self.name, n, has_links)
-
     def blocks(self, text: str, *, is_html: bool) -> list[str | list[Piece]]:
         """The sentences of each block of a text, and between them what is not translated."""
         parts = BLOCK.split(text) if is_html else [text]
@@ -184,7 +183,7 @@ class Model:
         Raises:
             ValueError: it is too long, or in an alphabet that the model does not know.
         """
-        markup = take_out(sentence) if is_html else None
+        markup = take_out(sentence, is_html=True) if is_html else None
         plain = sentence if markup is None else markup.plain
         ids = self.tokenizer(" ".join(plain.split()), verbose=False).input_ids
         if len(ids) > self.limit:
@@ -226,7 +225,7 @@ class TextService:
         model = self._of_languages(_text(body, "source", "auto"), _text(body, "target", ""))
         given = body.get("alternatives") not in (None, "", 0, "0")
         alternatives = whole_number(body, "alternatives", 1, MAX_BEAMS - 1) if given else 0
-        search = model.search(1 + alternatives, has_links=False)
+        search = BatchSearch(model.service, model.name, 1 + alternatives)
         plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
         found = await asyncio.gather(*futures)
         ways = [[_text_of(blocks, found, n) for n in range(1 + alternatives)] for blocks in plan]
@@ -302,9 +301,8 @@ class TextService:
         if model is None:
             names = ", ".join(one.shown for one in self.models)
             raise ValueError(f"There is no model {name!r}: there is {names}.")
-        search = model.search(
-            whole_number(body, "n_best", 1, MAX_BEAMS), has_links=_flag(body, "alignment")
-        )
+        n_best = whole_number(body, "n_best", 1, MAX_BEAMS)
+        search = BatchSearch(model.service, model.name, n_best, _flag(body, "alignment"))
         plan, futures = self._submitted(model, search, texts, is_html=_is_html(body))
         if _flag(body, "stream"):
             return _streamed(plan, futures)
@@ -423,7 +421,7 @@ def _texts(body: Any, name: str) -> list[str]:
     if not any(text.strip() for text in texts):
         raise ValueError(f"There is no text in {name}.")
     for text in texts:
-        if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        if "\0" in text or not is_readable(text):
             raise ValueError("A text has NUL or half of a surrogate pair, which are no characters.")
     return texts
 

@@ -75,7 +75,7 @@ class SentenceSplitter:
         White space in front of the first sentence is left out. A text with an unpaired surrogate,
         which no tokenizer reads, is one piece.
         """
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if not is_readable(text):
             return [Piece(text, "")]
         pieces: list[Piece] = []
         for part in self._segment(self._language, text):
@@ -232,7 +232,7 @@ def with_markup(
     ]
     links = aligner.align(pairs, parts_of=parts)
     return [
-        put_back(markup, text, found, of_one) if markup.needs_alignment else text
+        put_back(markup, text, found, of_one) if markup.needs_alignment else markup.written(text)
         for markup, text, found, of_one in zip(sources, translations, links, terms, strict=True)
     ]
 
@@ -242,10 +242,16 @@ def _without_markup(
 ) -> Iterator[Sentence]:
     """The sentences without items; `waiting` gets these and the line."""
     for sentence in sentences:
-        is_text = isinstance(sentence.text, str)
+        # what cannot be read fails in the translator, also where only an item cannot
+        is_text = isinstance(sentence.text, str) and is_readable(sentence.text)
         markup = take_out(sentence.text if is_text else "")
         waiting.append((markup, sentence.line))
         yield Sentence(markup.plain if is_text else sentence.text, sentence.line)
+
+
+def is_readable(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair, which neither tokenizers nor files take."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def joined(pieces: Sequence[Piece], translations: Sequence[str]) -> str:

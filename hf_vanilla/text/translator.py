@@ -16,13 +16,7 @@ from hf_vanilla.models.search_vanilla_constraints import Constraints
 from hf_vanilla.models.stacks_vanilla import VanillaTextPreTrainedModel
 
 from .alignments import Aligner, AlignmentHead, Links, saved_head
-from .decoding import (
-    TOKENS_PER_BATCH,
-    WINDOW_LINES,
-    Sentence,
-    SentenceDecoder,
-    check_tokens_per_batch,
-)
+from .decoding import TOKENS_PER_BATCH, WINDOW_LINES, Sentence, SentenceDecoder
 from .engines import Engine, TorchEngine, check_beams, check_n_best, load_engine
 from .generation_fields import check_own_search
 from .n_best import Hypothesis
@@ -86,7 +80,8 @@ class Translator(SentenceDecoder):
         processes: PartialState | None = None,
         **generate_kwargs: Any,
     ) -> None:
-        check_tokens_per_batch(tokens_per_batch)
+        if tokens_per_batch < 1:
+            raise ValueError(f"tokens_per_batch={tokens_per_batch}: give a positive number")
         folder = model if isinstance(model, str | Path) else None
         if isinstance(model, str | Path):
             device = None if processes is None else processes.device

@@ -242,7 +242,7 @@ def test_the_best_head_is_chosen_and_used(trained_run, tmp_path, monkeypatch):
     shutil.copytree(trained_run, folder, ignore=shutil.ignore_patterns("checkpoint-*"))
     (tmp_path / "s").write_text("three one\ntwo\n")
     (tmp_path / "t").write_text("drei eins\nzwei\n")
-    (tmp_path / "g").write_text("0-0 1-1\n0-0\n")
+    (tmp_path / "g").write_text("\ufeff0-0 1-1\n0-0\n", encoding="utf-8")
     files = {"source": str(tmp_path / "s"), "target": str(tmp_path / "t")}
     table = align_files(AlignOptions(model=str(folder), gold=str(tmp_path / "g"), **files))
     assert "layer 0:" in table
@@ -279,6 +279,7 @@ def test_the_best_head_is_chosen_and_used(trained_run, tmp_path, monkeypatch):
         ({}, "give both --source and --target"),
         ({"gold": "numbers", "source": "x"}, "has its own texts"),
         ({"source": "x", "target": "y", "head": 1}, "head=1 needs a layer"),
+        ({"gold": "numbers", "output": "x"}, "gold prints a table and aligns nothing"),
         ({"source": "x", "target": "y", "format": "x"}, "format='x': choose one of"),
     ],
 )

@@ -156,6 +156,10 @@ def test_an_option_that_ctranslate2_does_not_have_is_refused(exported):
         ValueError, match="CTranslate2 does not support top_k; it supports bad_words"
     ):
         CTranslate2Engine(exported, top_k=3)
+    for change in ({"length_penalty_form": "gnmt"}, {"early_stopping": "never"}):
+        with pytest.raises(ValueError, match=f"does not support {next(iter(change))}; it"):
+            CTranslate2Engine(exported, **change)
+    CTranslate2Engine(exported, length_penalty_form="power")  # as its search is
 
 
 def test_each_engine_refuses_a_folder_of_the_other(exported, trained_run, tmp_path):

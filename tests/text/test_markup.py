@@ -37,6 +37,13 @@ def test_what_is_taken_out_of_a_source():
         assert take_out(text).plain == plain
 
 
+def test_character_references_of_html_are_translated_as_what_they_stand_for():
+    markup = take_out("Q&amp;A &lt;1&gt; <a href='?x=1&amp;y=2'>it&#39;s</a>", is_html=True)
+    assert markup.plain == "Q&A <1> it's"
+    text = put_back(markup, "F&A <1> ist", links_of(0, 1, 2, 3, 4, 5, 6))
+    assert text == "F&amp;A &lt;1&gt; <a href='?x=1&amp;y=2'>ist</a>"
+
+
 @pytest.mark.parametrize(
     ("part", "count"),
     [

@@ -18,6 +18,7 @@ from hf_vanilla.text.shards import (
     remove_leftovers,
     translate_shard,
 )
+from hf_vanilla.text.text_translator import TextTranslator
 from hf_vanilla.text.translator import Translator
 
 LINES = [source for source, _ in small_run.digit_pairs()[:23]]
@@ -184,6 +185,14 @@ def test_a_byte_that_is_not_utf8_fails_only_its_line_which_is_recorded(
     assert (failed_lines(first, folder), failed_lines(second, folder)) == ([1], [])
     assert texts(folder) == ["", *translator.translate(LINES[1:6])]
     assert (folder / (first.output + shards.FAILED)).read_text() == "1\n"
+
+
+def test_a_byte_that_is_not_utf8_in_a_tag_fails_its_line_too(plan, corpus, translator, tmp_path):
+    (corpus / "a.txt").write_bytes(b"<b title='caf\xe9'>three one</b>\none four\n")
+    (shard,) = plan(corpus / "a.txt").shards
+    translate_shard(TextTranslator(translator, keep_markup=True), shard, tmp_path / "out")
+    assert failed_lines(shard, tmp_path / "out") == [1]
+    assert texts(tmp_path / "out") == ["", *translator.translate(["one four"])]
 
 
 def test_a_byte_order_mark_is_removed(plan, corpus, translator, tmp_path):

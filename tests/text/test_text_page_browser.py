@@ -192,6 +192,17 @@ def test_a_late_answer_to_a_view_leaves_a_newer_message(visit, monkeypatch):
     expect(tab.locator(".problem")).to_contain_text("There is no text")
 
 
+def test_a_view_whose_request_failed_asks_again(visit):
+    tab = asked(visit())
+    tab.route("**/v1/view/inside", lambda route: route.fulfill(json={"error": "Too many wait."}))
+    show(tab, "layer")
+    expect(tab.locator(".problem")).to_have_text("Too many wait.")
+    tab.unroute("**/v1/view/inside")
+    show(tab, "map")
+    show(tab, "layer")
+    said(tab, "the weights go to")
+
+
 def test_two_visitors_at_once_see_their_own_results(visit, trained):
     sentences = ["three one four", "eight"]
     tabs = [visit(), visit()]

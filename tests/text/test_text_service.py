@@ -82,7 +82,7 @@ def test_texts_lists_forms_html_and_alternatives(ask):
     form = "".join([*parts, "--x--\r\n"]).encode()
     found = ask("translate", form, kind="multipart/form-data; boundary=x")
     assert found == {"translatedText": "sieben"}
-    html = "<p>forty-two</p><br><b>one thousand nine</b>"
+    html = "<p>forty&#45;two</p><br><b>one&nbsp;thousand nine</b>"
     found = ask("translate", {"q": html, **PAIR, "format": "html", "alternatives": 2})
     assert found["translatedText"] == "<p>zweiundvierzig</p><br><b>eintausendneun</b>"
     assert len(found["alternatives"]) == 2
@@ -183,10 +183,17 @@ def test_html_of_the_usual_kinds_is_whole():
         check_html(text)
 
 
+def test_scripts_styles_and_the_document_type_are_not_translated(ask):
+    html = "<!DOCTYPE html>\n<STYLE>two {{}}</style><p>{}</p><script>if (two) {{}}</script> {}"
+    found = ask("translate", {"q": html.format("two", "seven"), **PAIR, "format": "html"})
+    assert found["translatedText"] == html.format("zwei", "sieben")
+
+
 def test_long_white_space_in_html_does_not_stop_the_service():
     started = time.process_time()
     text = "two" + " " * 19_000 + "3"
     assert BLOCK.split(f"one <p> {text}") == ["one", " <p> ", text]
+    assert BLOCK.split("<script>" * 2500) == ["", "<script>" * 2500, ""]
     assert time.process_time() - started < 1
 
 
@@ -245,15 +252,20 @@ def test_other_names_and_pages_of_other_sites_are_refused(address):
         assert "access-control-allow-origin" not in headers_of_answer
 
 
+def test_a_name_of_the_service_may_have_capitals():
+    access.Access(host="My-Machine").check_host("My-Machine:7860")
+
+
 def test_keys_and_another_origin(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("\n")
     with pytest.raises(ValueError, match="the file has no key"):
         serve(ServeOptions(api_key=str(keys)))
-    keys.write_text("first\nsecond\n")
+    keys.write_text("\ufefffirst\nsecond\n", encoding="utf-8")  # some editors write this mark
     site = "https://translate.example.org"
     body = {"q": "two", **PAIR}
-    with served(demo_model(), options={"api_key": str(keys), "origin": site}) as address:
+    options = {"api_key": str(keys), "origin": site.replace("example", "Example")}
+    with served(demo_model(), options=options) as address:
         for path, given, headers, status in (
             ("translate", body, {}, 401),
             ("translate", {**body, "api_key": "third"}, {}, 401),

@@ -69,6 +69,23 @@ def test_parts_write_what_one_process_writes_and_nothing_twice(pairs, shards, ti
     assert all((other / n).read_bytes() == (shards / n).read_bytes() for n in names)
 
 
+def test_parts_that_start_at_once_do_not_disturb_each_other(
+    pairs, shards, tiny_tokenizer, monkeypatch
+):
+    other = shards.with_name("parts")
+    options = {"pairs_per_shard": 10, "parts": 2}
+    save = tiny_tokenizer.save_pretrained
+
+    def save_while_the_other_part_starts(folder):
+        monkeypatch.undo()
+        save(folder)
+        assert list(write_shards(pairs, tiny_tokenizer, other, part=2, **options)) == [1]
+
+    monkeypatch.setattr(tiny_tokenizer, "save_pretrained", save_while_the_other_part_starts)
+    assert list(write_shards(pairs, tiny_tokenizer, other, part=1, **options)) == [0, 2]
+    assert {path.name for path in other.iterdir()} == {path.name for path in shards.iterdir()}
+
+
 def test_a_stopped_preparation_writes_only_what_is_missing(pairs, shards, tiny_tokenizer):
     first, second, third = sorted(shards.glob("*.arrow"))
     expected, kept = second.read_bytes(), first.stat().st_mtime_ns

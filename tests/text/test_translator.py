@@ -210,6 +210,16 @@ def test_translations_are_yielded_before_the_input_ends(trained):
 # --- refused -----------------------------------------------------------------------------------
 
 
+def test_translations_go_on_after_another_list_was_asked_for(trained):
+    translator = Translator(TorchEngine(*trained), window=1)
+    expected = list(translator.translate(["one", "two three"]))
+    found = translator.translate(["one", "two three"])
+    first = next(found)
+    ((best, _),) = translator.n_best(["four"], 2)
+    assert [first, *found] == expected
+    assert best.text == translate(*trained, ["four"])[0]
+
+
 def test_a_folder_without_a_model_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(ValueError, match=r"has no config\.json; give the folder that training"):
         load_translator(str(tmp_path))

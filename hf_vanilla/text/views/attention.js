@@ -31,7 +31,7 @@ const nameOfHead = ({ attention, state: { kind, layer, head } }) =>
   `${kind}, layer ${layer}, ${head === MEAN ? `mean of ${attention.kinds[kind].shape[1]} heads` : `head ${head}`}`;
 
 /** `move` of a view whose rows are queries and whose columns, if any, are keys. */
-export function moveInGrid(pressed, now, hasKeys) {
+function moveInGrid(pressed, now, hasKeys) {
   const { state } = now, { queries, keys, isFromRight } = shown(now);
   const forward = isFromRight ? "ArrowLeft" : "ArrowRight", backward = isFromRight ? "ArrowRight" : "ArrowLeft";
   const across = { [forward]: 1, [backward]: -1 }[pressed];

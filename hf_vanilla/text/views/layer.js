@@ -11,7 +11,7 @@ const placeOf = ({ state }) => ({ kind: state.kind, layer: state.layer, head: ch
 export const shownKey = (weights, key) => key ?? weights.indexOf(Math.max(...weights));
 
 /** The first numbers of a vector, as many as there is room for. */
-export function someNumbers(values, width) {
+function someNumbers(values, width) {
   const texts = values.slice(0, 40).map((value) => signed(value));
   const count = clamp(1, Math.floor(width / 42), texts.length);
   return texts.slice(0, count).join("  ") + (count < values.length ? " …" : "");

@@ -168,4 +168,4 @@ export const overview = {
   frames: () => BOXES,
   frame: (index) => ({ box: index }),
 };
-export const BOXES = 16; // of the figure
+const BOXES = 16; // of the figure

@@ -42,6 +42,7 @@ function inside(place) {
     vectors.set(key, null);
     ask("inside", request).then((found) => {
       if (own !== vectors) return; // of an older translation
+      vectors.delete(key); // what failed is asked for again when the view is drawn again
       if (found.error) return showProblem(found.error);
       vectors.set(key, found);
       redraw();
