@@ -180,27 +180,28 @@ def remove_leftovers(output_dir: Path) -> None:
 def usable_checkpoint(output_dir: Path) -> Path | None:
     """The newest checkpoint that is not damaged; None where there is no checkpoint.
 
-    A damaged one is renamed to `checkpoint-N.damaged`, with a warning that names the file, so that
-    it is neither resumed from nor averaged. Call it on the main process first.
+    Every damaged one is renamed to `checkpoint-N.damaged`, with a warning that names the file, so
+    that it is neither resumed from nor averaged. Call it on the main process first.
 
     Raises:
         ValueError: all checkpoints are damaged.
     """
-    folders = all_checkpoints(output_dir)
-    for folder in reversed(folders):
+    folders, newest = all_checkpoints(output_dir), None
+    for folder in folders:
         problem = damage(folder)
         if problem is None:
-            return folder
+            newest = folder
+            continue
         aside = folder.with_name(f"{folder.name}.damaged")
         logger.warning("DAMAGED CHECKPOINT: %s; moved to %s", problem, aside.name)
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-    if folders:
+    if folders and newest is None:
         raise ValueError(
             f"every checkpoint in {output_dir} is damaged: restore one from a copy, or delete the "
             "folder to start anew"
         )
-    return None
+    return newest
 
 
 def damage(folder: Path) -> str | None:
