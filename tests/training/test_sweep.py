@@ -411,7 +411,7 @@ def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path, te
 )
 def test_a_verdict_needs_an_interval_on_one_side(low, high, published, verdict):
     found = comparison.Difference((low + high) / 2, low, high, 0.5)
-    row = comparison.RowDifference((0,), (0.3,), found, published)
+    row = comparison.RowDifference((0.3,), found, published)
     assert row.verdict == verdict
 
 
