@@ -247,12 +247,13 @@ def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
     check_names(f"{path}: test", section, [declared.name for declared in fields(TestSet)])
     if task != DEFAULT_TASK:
         raise ValueError(f"{path}: test is for task {DEFAULT_TASK}, and the task is {task}")
-    if not {"source", "reference"} <= section.keys():
-        raise ValueError(f"{path}: test needs source and reference")
     try:
-        test = TestSet(**typed_values([TestSet], section))
+        values = typed_values([TestSet], section)
     except ValueError as error:
         raise ValueError(f"{path}: test.{error}") from None
+    if not {"source", "reference"} <= values.keys():
+        raise ValueError(f"{path}: test needs source and reference")
+    test = TestSet(**values)
     check_bleu_tokenizer(test.tokenize)
     sizes = [sum(1 for _ in read_lines(check_text_file(f))) for f in (test.source, test.reference)]
     if sizes[0] != sizes[1]:

@@ -193,6 +193,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"runs": {"a": {"max_step": 3}}}, "runs.a: recipe: unknown key 'max_step'; did you mean"),
         ({"runs": {"a": {"bpe_dropout": 2}}}, "runs.a: bpe_dropout=2"),
         ({"test": {"source": "x"}}, "test needs source and reference"),
+        ({"test": {"source": "x", "reference": None}}, "test needs source and reference"),
         ({"test": {"sources": "x"}}, "unknown key 'sources'"),
         ({"test": {"source": 3, "reference": "x"}}, "test.source is 3: give a text"),
         ({"test": {"source": "x", "reference": "x", "lowercase": "maybe"}}, "give true or false"),
