@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from hf_vanilla.cpus import usable_cpus
 from hf_vanilla.data.bleu import check_bleu_tokenizer
@@ -210,7 +211,7 @@ def read_sweep(path: Path) -> Sweep:
         of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
         try:
             tasks.add(of_name[0].recipe().task)
-        except ValueError as error:
+        except (ValueError, StrictDataclassError) as error:
             raise ValueError(f"{where}: {error}") from None
         runs += of_name
     if len(tasks) > 1:
