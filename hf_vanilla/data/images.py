@@ -83,7 +83,8 @@ def header_size(source: "str | Path | BinaryIO") -> tuple[int, int]:
 
     try:
         with Image.open(source) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5  # the image lies on its side
+            # the image lies on its side; the size of a TIFF is that of the turned one already
+            turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) >= 5
             width, height = image.size
     except FileNotFoundError:
         raise

@@ -17,6 +17,7 @@ from hf_vanilla.data.images import (
     ImageError,
     changed_images,
     check_classes,
+    header_size,
     load_images,
     open_image,
     read_digit_file,
@@ -163,11 +164,14 @@ def test_an_animation_gives_its_first_frame(tmp_path):
     assert red > 200 > green
 
 
-def test_exif_orientation_is_applied(tmp_path):
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_exif_orientation_is_applied(suffix, tmp_path):
     image, exif = Image.new("RGB", (4, 2), (5, 5, 5)), Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
-    image.save(tmp_path / "turned.jpg", exif=exif)
-    assert open_image(tmp_path / "turned.jpg").size == (2, 4)
+    path = tmp_path / f"turned.{suffix}"
+    image.save(path, exif=exif)
+    assert open_image(path).size == (2, 4)
+    assert header_size(path) == (4, 2)
 
 
 def test_one_pixel_is_an_image_and_more_than_50_million_are_refused_by_the_header(
