@@ -409,7 +409,12 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
             raise ValueError(
                 f"{name} has no column {column!r}: choose among {', '.join(rows.column_names)}"
             )
-    labels, feature = rows[label_column], rows.features[label_column]
+    labels, feature = rows[label_column][:], rows.features[label_column]
+    if missing := labels.count(None):
+        raise ValueError(
+            f"{name} has {missing} images without a label in the column {label_column!r}: label "
+            "them, or leave them out"
+        )
     if isinstance(feature, ClassLabel):
         names, numbers = feature.names, labels
     else:

@@ -130,6 +130,11 @@ def test_a_dataset_of_the_hub_form_is_read_by_its_columns(tmp_path, monkeypatch)
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: texts)
     images = load_images("some/dataset", image_column="picture", label_column="kind")
     assert images.label_names == ("0", "1")
+    for kind in (features, features | {"kind": Value("string")}):
+        missing = Dataset.from_dict(rows | {"kind": [0, None, 1, None]}, features=Features(kind))
+        monkeypatch.setattr("datasets.load_dataset", lambda name, split, found=missing: found)
+        with pytest.raises(ValueError, match="2 images without a label in the column 'kind'"):
+            load_images("some/dataset", image_column="picture", label_column="kind")
 
 
 # --- kinds of files ----------------------------------------------------------------------------
