@@ -343,7 +343,7 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
         Names and means, in the dtype of the first folder; tied tensors once, as they are stored.
 
     Raises:
-        ValueError: there is none, or their tensors differ in name or shape.
+        ValueError: there is none, one is damaged, or their tensors differ in name or shape.
         FileNotFoundError: a folder holds no `model.safetensors`.
     """
     if not folders:
@@ -354,7 +354,10 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
         path = Path(folder) / WEIGHTS_FILE
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file; give folders that hold {WEIGHTS_FILE}")
-        weights = load_file(path)
+        try:
+            weights = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): restore it, or leave it out") from None
         shapes = {name: weight.shape for name, weight in weights.items()}
         if totals and shapes != {name: total.shape for name, total in totals.items()}:
             odd = sorted(
