@@ -63,14 +63,20 @@ class StepResult:
 
 
 class _Batches(Dataset):
-    """Batch number i of a run, for worker processes that make them ahead of time."""
+    """Batch number i of a run, for worker processes that make them ahead of time.
+
+    An error is returned: torch would put the traceback of a worker process into its message.
+    """
 
     def __init__(self, task: Task, order: Order, seed: int) -> None:
         self._task, self._order, self._seed = task, order, seed
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> Batch | ValueError | OSError:
         seed = (self._seed * SEED_STEP + number) ^ AUGMENTATION_SEED
-        return self._task.batch(self._order[number], torch.Generator().manual_seed(seed))
+        try:
+            return self._task.batch(self._order[number], torch.Generator().manual_seed(seed))
+        except (ValueError, OSError) as error:
+            return error
 
 
 def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, list[MicroBatch]]]:
@@ -78,7 +84,7 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
     processes = run.accelerator.num_processes
     first = first_step * run.per_step + run.accelerator.process_index
     data = _Batches(run.task, run.order, run.options.seed)
-    batches: Iterator[Batch] = (data[number] for number in count(first, processes))
+    batches: Any = (data[number] for number in count(first, processes))
     if run.options.dataloader_workers:
         loader = DataLoader(
             data,
@@ -91,11 +97,18 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
         batches = iter(loader)
     numbers = count(first, processes)
     last = run.per_step // processes - 1
+
+    def next_batch() -> Batch:
+        batch = next(batches)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
     for step in count(first_step + 1):
         yield (
             step,
             [
-                MicroBatch(next(numbers), next(batches), is_last=index == last)
+                MicroBatch(next(numbers), next_batch(), is_last=index == last)
                 for index in range(last + 1)
             ],
         )

@@ -113,6 +113,20 @@ def test_batches_made_by_worker_processes_give_the_same_weights(corpus_files, tm
     assert all(torch.equal(alone[name], helped[name]) for name in alone)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_while_a_batch_is_made_keeps_its_message(
+    workers, corpus_files, tmp_path, monkeypatch
+):
+    run = prepare_run(small_run.recipe(tmp_path, corpus_files, dataloader_workers=workers))
+
+    def batch(*_):
+        raise ValueError("red/3.png is damaged: replace it")
+
+    monkeypatch.setattr(type(run.task), "batch", batch)
+    with pytest.raises(ValueError, match=r"^red/3\.png is damaged: replace it$"):
+        next(training_steps(run, 0))
+
+
 def test_no_batch_is_kept_until_the_next_reading_on_a_gpu(corpus_files, tmp_path, monkeypatch):
     counting, seen, alive = training.sum_counts, [], []
 
