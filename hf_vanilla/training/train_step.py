@@ -1,7 +1,7 @@
 """The parts of an optimizer step: its micro-batches, their divisors, the update (5.3)."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -79,8 +79,13 @@ class _Batches(Dataset):
             return error
 
 
-def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, list[MicroBatch]]]:
-    """This process's micro-batches step by step, without end, after `first_step` steps."""
+def training_steps(
+    run: PreparedRun, first_step: int
+) -> Generator[tuple[int, list[MicroBatch]], None, None]:
+    """This process's micro-batches step by step, without end, after `first_step` steps.
+
+    Close it: worker processes ignore SIGTERM, so Python would wait for them at its exit.
+    """
     processes = run.accelerator.num_processes
     first = first_step * run.per_step + run.accelerator.process_index
     data = _Batches(run.task, run.order, run.options.seed)
@@ -104,14 +109,18 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
             raise batch
         return batch
 
-    for step in count(first_step + 1):
-        yield (
-            step,
-            [
-                MicroBatch(next(numbers), next_batch(), is_last=index == last)
-                for index in range(last + 1)
-            ],
-        )
+    try:
+        for step in count(first_step + 1):
+            yield (
+                step,
+                [
+                    MicroBatch(next(numbers), next_batch(), is_last=index == last)
+                    for index in range(last + 1)
+                ],
+            )
+    finally:  # not left to the iterator's end: the traceback of an error may keep it
+        if run.options.dataloader_workers:
+            batches._shutdown_workers()
 
 
 def _ignore_sigterm(_: int) -> None:
