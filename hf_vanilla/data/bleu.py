@@ -51,6 +51,7 @@ def score_translations(
 
     Raises:
         ValueError: the counts differ, there is nothing to score, or one side is a single text.
+        ImportError: the tokenizer needs a package that is not installed.
     """
     check_bleu_tokenizer(tokenize)
     for texts in (translations, references):
@@ -83,9 +84,15 @@ def check_bleu_tokenizer(name: str) -> None:
 
     Raises:
         ValueError: sacreBLEU has no tokenizer of this name.
+        ImportError: it needs a package that is not installed.
+        OSError: it needs a file that cannot be downloaded.
     """
     from sacrebleu.metrics import BLEU
 
     if name not in BLEU.TOKENIZERS:
         names = ", ".join(sorted(BLEU.TOKENIZERS))
         raise ValueError(f"tokenize={name!r}: choose one of {names}")
+    try:
+        BLEU(tokenize=name)
+    except RuntimeError as error:  # its message says what to install
+        raise ImportError(f"tokenize={name!r}: {' '.join(str(error).split())}") from None

@@ -120,21 +120,30 @@ def streams_from_dataset(
 
 
 def _saved_splits(folder: Path) -> dict[str, Dataset] | None:
-    """The splits of a folder of `save_to_disk` that have rows; None for anything else."""
-    if (folder / "dataset_dict.json").is_file():
-        names = json.loads((folder / "dataset_dict.json").read_text(encoding="utf-8"))["splits"]
-        folders = {name: folder / name for name in names}
-    elif (folder / "state.json").is_file():  # one Dataset, not a DatasetDict
-        folders = {"train": folder}
-    else:
+    """The splits of a folder of `save_to_disk` that have rows; None for anything else.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: a file of it is missing.
+    """
+    listed = folder / "dataset_dict.json"
+    if not listed.is_file() and not (folder / "state.json").is_file():
         return None
-    # load_from_disk() fails for splits without rows, which have no data file
-    states = {name: json.loads((path / "state.json").read_text()) for name, path in folders.items()}
-    return {
-        name: load_from_disk(str(path))
-        for name, path in folders.items()
-        if states[name]["_data_files"]
-    }
+    found: dict[str, Dataset] = {}
+    try:
+        folders = {"train": folder}  # one Dataset, not a DatasetDict
+        if listed.is_file():
+            names = json.loads(listed.read_text(encoding="utf-8"))["splits"]
+            folders = {name: folder / name for name in names}
+        for name, path in folders.items():
+            # load_from_disk() fails for splits without rows, which have no data file
+            if json.loads((path / "state.json").read_text(encoding="utf-8"))["_data_files"]:
+                found[name] = load_from_disk(str(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{folder} is damaged, or not written by save_to_disk ({error}): save it again"
+        ) from None
+    return found
 
 
 def _check_train(name: str, splits: Collection[str]) -> None:

@@ -83,7 +83,8 @@ def header_size(source: "str | Path | BinaryIO") -> tuple[int, int]:
 
     try:
         with Image.open(source) as image:
-            turned = image.getexif().get(0x0112, 1) >= 5  # the image lies on its side
+            # the image lies on its side; the size of a TIFF is that of the turned one already
+            turned = image.format != "TIFF" and image.getexif().get(0x0112, 1) >= 5
             width, height = image.size
     except FileNotFoundError:
         raise
@@ -408,7 +409,12 @@ def _from_hub(name: str, split: str, image_column: str, label_column: str) -> La
             raise ValueError(
                 f"{name} has no column {column!r}: choose among {', '.join(rows.column_names)}"
             )
-    labels, feature = rows[label_column], rows.features[label_column]
+    labels, feature = rows[label_column][:], rows.features[label_column]
+    if missing := labels.count(None):
+        raise ValueError(
+            f"{name} has {missing} images without a label in the column {label_column!r}: label "
+            "them, or leave them out"
+        )
     if isinstance(feature, ClassLabel):
         names, numbers = feature.names, labels
     else:

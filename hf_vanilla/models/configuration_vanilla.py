@@ -91,7 +91,7 @@ class VanillaConfig(VanillaTwoSidedConfig):
     vocab_size: int = 37_000
     decoder_vocab_size: int | None = None
     head_dim: int | None = None  # type: ignore[assignment]  # reads as a number
-    v_head_dim: int | None = None  # type: ignore[assignment]  # reads as a number
+    v_head_dim: int | None = None  # reads as a number
     final_layer_norm: bool = False
     scale_embedding: bool = True
     zero_pad_embedding: bool = True

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin
 from transformers.pipelines.base import Pipeline
 
-from .generation_vanilla import merged_settings, penalty_of
+from .generation_vanilla import merged_settings, penalty_of, prompt_length
 
 # written to the config of a saved model, for `pipeline()`
 CUSTOM_PIPELINES = {
@@ -145,11 +145,10 @@ class VanillaTranslationPipeline(Pipeline):
         sequences = found if isinstance(found, Tensor) else found.sequences
         given = generate_kwargs.get("generation_config")
         settings, _ = merged_settings(self.model.generation_config, given, generate_kwargs)
-        prompt = generate_kwargs.get("decoder_input_ids")
-        prompt_length = 1 if prompt is None else prompt.shape[-1]
+        first = prompt_length(settings, generate_kwargs.get("decoder_input_ids"))
         lengths = lengths_until_end(
             sequences,
-            prompt_length=prompt_length,
+            prompt_length=first,
             end_ids=settings.eos_token_id,
             pad_token_id=settings.pad_token_id,
         )
@@ -161,8 +160,7 @@ class VanillaTranslationPipeline(Pipeline):
         if return_scores:
             scores = found.get("sequences_scores")  # beam search has them
             if scores is None:
-                spans = (prompt_length, lengths)
-                scores = self._scores(input_tensors, sequences, spans, settings)
+                scores = self._scores(input_tensors, sequences, (first, lengths), settings)
             outputs["scores"] = scores.view(ids.shape[0], -1)  # (B, N)
         return outputs
 
@@ -174,7 +172,7 @@ class VanillaTranslationPipeline(Pipeline):
         settings: GenerationConfig,
     ) -> Tensor:
         """`(B * N,)` log-probability of the generated tokens, divided by the length penalty."""
-        prompt_length, lengths = spans
+        first, lengths = spans
         sources = {
             name: input_tensors[name].repeat_interleave(
                 sequences.shape[0] // input_tensors[name].shape[0], dim=0
@@ -185,9 +183,9 @@ class VanillaTranslationPipeline(Pipeline):
         log_probs = logits.float().log_softmax(dim=-1)  # (B * N, T - 1, V)
         chosen = log_probs.gather(-1, sequences[:, 1:, None]).squeeze(-1)
         index = torch.arange(1, sequences.shape[-1], device=sequences.device)
-        is_counted = (index >= prompt_length) & (index < lengths[:, None])
+        is_counted = (index >= first) & (index < lengths[:, None])
         totals = chosen.masked_fill(~is_counted, 0.0).sum(dim=-1)
-        counts = (lengths - prompt_length).clamp(min=1).tolist()
+        counts = (lengths - first).clamp(min=1).tolist()
         penalties = [penalty_of(count, settings) for count in counts]
         return totals / totals.new_tensor(penalties)
 

@@ -90,13 +90,8 @@ class VanillaPreTrainedConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of one encoder head's queries, keys and values."""
+        """Width of one encoder head's queries, keys and values, which transformers reads."""
         return self.d_model // max(self.encoder_attention_heads, 1)  # validation refuses 0
-
-    @property
-    def v_head_dim(self) -> int:
-        """Width of one head's values: `head_dim`."""
-        return self.head_dim
 
     def head_widths(self, num_heads: int) -> tuple[int, int]:
         """Widths of keys and of values in an attention with `num_heads` heads."""

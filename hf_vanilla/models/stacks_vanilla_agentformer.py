@@ -76,12 +76,10 @@ class Observed:
         """Who may attend to which observed steps, for so many query steps; None: all to all."""
         if self.is_complete:
             return None
-        return scene_mask(self, queries, self.positions.shape[2], self.observed_keys())
-
-    def observed_keys(self) -> Tensor:
-        """`(B, T A)` bool: which observed steps are keys; those of padding only for itself."""
+        # steps of padding are keys too, for itself alone
         is_key = self.is_observed | ~self.is_agent.unsqueeze(-1)
-        return is_key.transpose(1, 2).flatten(1)
+        is_key = is_key.transpose(1, 2).flatten(1)  # (B, T A)
+        return scene_mask(self, queries, self.positions.shape[2], is_key)
 
 
 def scene_mask(past: Observed, queries: int, keys: int, is_key: Tensor | None = None) -> Tensor:
@@ -278,12 +276,11 @@ class FutureEncoder(nn.Module):
         """
         inputs = past.future_inputs(future, is_known)  # (B, P, A, 4)
         steps, agents = inputs.shape[1:3]
-        mask = source_mask = None
+        mask, source_mask = None, past.source_mask(steps)
         if not (past.is_complete and is_known.all()):
             # an agent without any known step sees itself, so that no query is without a key
             is_key = is_known | ~is_known.any(dim=2, keepdim=True)
             mask = scene_mask(past, steps, steps, is_key.transpose(1, 2).flatten(1))
-            source_mask = scene_mask(past, steps, past.positions.shape[2], past.observed_keys())
         hidden_states = self.embedding(inputs)
         for layer in self.layers:
             hidden_states = layer(hidden_states, mask, context, source_mask, num_agents=agents)

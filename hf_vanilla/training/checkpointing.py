@@ -180,27 +180,28 @@ def remove_leftovers(output_dir: Path) -> None:
 def usable_checkpoint(output_dir: Path) -> Path | None:
     """The newest checkpoint that is not damaged; None where there is no checkpoint.
 
-    A damaged one is renamed to `checkpoint-N.damaged`, with a warning that names the file, so that
-    it is neither resumed from nor averaged. Call it on the main process first.
+    Every damaged one is renamed to `checkpoint-N.damaged`, with a warning that names the file, so
+    that it is neither resumed from nor averaged. Call it on the main process first.
 
     Raises:
         ValueError: all checkpoints are damaged.
     """
-    folders = all_checkpoints(output_dir)
-    for folder in reversed(folders):
+    folders, newest = all_checkpoints(output_dir), None
+    for folder in folders:
         problem = damage(folder)
         if problem is None:
-            return folder
+            newest = folder
+            continue
         aside = folder.with_name(f"{folder.name}.damaged")
         logger.warning("DAMAGED CHECKPOINT: %s; moved to %s", problem, aside.name)
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
-    if folders:
+    if folders and newest is None:
         raise ValueError(
             f"every checkpoint in {output_dir} is damaged: restore one from a copy, or delete the "
             "folder to start anew"
         )
-    return None
+    return newest
 
 
 def damage(folder: Path) -> str | None:
@@ -342,7 +343,7 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
         Names and means, in the dtype of the first folder; tied tensors once, as they are stored.
 
     Raises:
-        ValueError: there is none, or their tensors differ in name or shape.
+        ValueError: there is none, one is damaged, or their tensors differ in name or shape.
         FileNotFoundError: a folder holds no `model.safetensors`.
     """
     if not folders:
@@ -353,7 +354,10 @@ def average_checkpoints(folders: Sequence[Path]) -> dict[str, Tensor]:
         path = Path(folder) / WEIGHTS_FILE
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file; give folders that hold {WEIGHTS_FILE}")
-        weights = load_file(path)
+        try:
+            weights = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): restore it, or leave it out") from None
         shapes = {name: weight.shape for name, weight in weights.items()}
         if totals and shapes != {name: total.shape for name, total in totals.items()}:
             odd = sorted(

@@ -219,13 +219,11 @@ class RowDifference:
     """BLEU of a run against the baseline, beside the published difference.
 
     Attributes:
-        seeds: that both have finished.
-        of_seeds: difference with each of them.
+        of_seeds: difference with each seed that both have finished.
         difference: of the means, with its interval; None for the baseline itself.
         published: difference of the published scores; None where one is missing.
     """
 
-    seeds: tuple[int, ...]
     of_seeds: tuple[float, ...]
     difference: Difference | None
     published: float | None
@@ -285,7 +283,6 @@ def _difference(
         [counts[run][seeds[run].index(seed)] for seed in common] for run in (name, baseline)
     )
     return RowDifference(
-        seeds=tuple(common),
         of_seeds=tuple(a.bleu() - b.bleu() for a, b in zip(own, base, strict=True)),
         difference=(
             None if name == baseline or not common else paired_bootstrap(own, base, samples=samples)

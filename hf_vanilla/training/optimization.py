@@ -104,7 +104,6 @@ def make_schedule(optimizer: Optimizer, options: "TrainRecipe") -> LambdaLR:
         ValueError: the schedule does not fit `warmup_steps` and `max_steps`.
     """
     schedule, warmup_steps, max_steps = options.schedule, options.warmup_steps, options.max_steps
-    check_schedule(schedule, warmup_steps=warmup_steps, max_steps=max_steps)
     return LambdaLR(
         optimizer,
         lambda updates_done: share_of_peak(
@@ -140,7 +139,6 @@ def inverse_sqrt_schedule(optimizer: Optimizer, *, warmup_steps: int) -> LambdaL
     Raises:
         ValueError: `warmup_steps` is not positive.
     """
-    check_schedule("inverse_sqrt", warmup_steps=warmup_steps, max_steps=None)
     return LambdaLR(optimizer, lambda updates_done: share_of_peak(updates_done + 1, warmup_steps))
 
 

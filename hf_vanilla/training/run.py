@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ def _train(recipe: Recipe) -> tuple[Path | None, Accelerator]:
     log = MetricsLog(run.accelerator, recipe, run.task, progress)
     started = time.monotonic() - progress.seconds
     steps = training_steps(run, progress.step)
-    with _ended(run, log, progress) as signals:
+    with _ended(run, log, progress) as signals, closing(steps):
         while not is_over(options, progress):
             step, micro_batches = next(steps)
             is_logged = step % options.logging_steps == 0

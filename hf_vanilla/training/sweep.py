@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import IO, Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from hf_vanilla.cpus import usable_cpus
 from hf_vanilla.data.bleu import check_bleu_tokenizer
@@ -210,7 +211,7 @@ def read_sweep(path: Path) -> Sweep:
         of_name = [SweepRun(str(name), s, folder / f"{name}-seed-{s}", own) for s in seeds]
         try:
             tasks.add(of_name[0].recipe().task)
-        except ValueError as error:
+        except (ValueError, StrictDataclassError) as error:
             raise ValueError(f"{where}: {error}") from None
         runs += of_name
     if len(tasks) > 1:
@@ -247,12 +248,13 @@ def _test_set(path: Path, section: Any, task: str) -> TestSet | None:
     check_names(f"{path}: test", section, [declared.name for declared in fields(TestSet)])
     if task != DEFAULT_TASK:
         raise ValueError(f"{path}: test is for task {DEFAULT_TASK}, and the task is {task}")
-    if not {"source", "reference"} <= section.keys():
-        raise ValueError(f"{path}: test needs source and reference")
     try:
-        test = TestSet(**typed_values([TestSet], section))
+        values = typed_values([TestSet], section)
     except ValueError as error:
         raise ValueError(f"{path}: test.{error}") from None
+    if not {"source", "reference"} <= values.keys():
+        raise ValueError(f"{path}: test needs source and reference")
+    test = TestSet(**values)
     check_bleu_tokenizer(test.tokenize)
     sizes = [sum(1 for _ in read_lines(check_text_file(f))) for f in (test.source, test.reference)]
     if sizes[0] != sizes[1]:

@@ -1,7 +1,7 @@
 """The parts of an optimizer step: its micro-batches, their divisors, the update (5.3)."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -63,22 +63,33 @@ class StepResult:
 
 
 class _Batches(Dataset):
-    """Batch number i of a run, for worker processes that make them ahead of time."""
+    """Batch number i of a run, for worker processes that make them ahead of time.
+
+    An error is returned: torch would put the traceback of a worker process into its message.
+    """
 
     def __init__(self, task: Task, order: Order, seed: int) -> None:
         self._task, self._order, self._seed = task, order, seed
 
-    def __getitem__(self, number: int) -> Batch:
+    def __getitem__(self, number: int) -> Batch | ValueError | OSError:
         seed = (self._seed * SEED_STEP + number) ^ AUGMENTATION_SEED
-        return self._task.batch(self._order[number], torch.Generator().manual_seed(seed))
+        try:
+            return self._task.batch(self._order[number], torch.Generator().manual_seed(seed))
+        except (ValueError, OSError) as error:
+            return error
 
 
-def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, list[MicroBatch]]]:
-    """This process's micro-batches step by step, without end, after `first_step` steps."""
+def training_steps(
+    run: PreparedRun, first_step: int
+) -> Generator[tuple[int, list[MicroBatch]], None, None]:
+    """This process's micro-batches step by step, without end, after `first_step` steps.
+
+    Close it: worker processes ignore SIGTERM, so Python would wait for them at its exit.
+    """
     processes = run.accelerator.num_processes
     first = first_step * run.per_step + run.accelerator.process_index
     data = _Batches(run.task, run.order, run.options.seed)
-    batches: Iterator[Batch] = (data[number] for number in count(first, processes))
+    batches: Any = (data[number] for number in count(first, processes))
     if run.options.dataloader_workers:
         loader = DataLoader(
             data,
@@ -91,14 +102,25 @@ def training_steps(run: PreparedRun, first_step: int) -> Iterator[tuple[int, lis
         batches = iter(loader)
     numbers = count(first, processes)
     last = run.per_step // processes - 1
-    for step in count(first_step + 1):
-        yield (
-            step,
-            [
-                MicroBatch(next(numbers), next(batches), is_last=index == last)
-                for index in range(last + 1)
-            ],
-        )
+
+    def next_batch() -> Batch:
+        batch = next(batches)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    try:
+        for step in count(first_step + 1):
+            yield (
+                step,
+                [
+                    MicroBatch(next(numbers), next_batch(), is_last=index == last)
+                    for index in range(last + 1)
+                ],
+            )
+    finally:  # not left to the iterator's end: the traceback of an error may keep it
+        if run.options.dataloader_workers:
+            batches._shutdown_workers()
 
 
 def _ignore_sigterm(_: int) -> None:

@@ -287,6 +287,16 @@ def test_a_dataset_without_train_is_an_error_with_its_splits(tmp_path, read):
         read(str(tmp_path / "set"), source_column="en", target_column="de")
 
 
+@pytest.mark.parametrize("name", ["dataset_dict.json", "state.json", "*.arrow"])
+def test_a_damaged_folder_is_named(name, tmp_path):
+    DatasetDict(train=Dataset.from_list([PAIR])).save_to_disk(tmp_path / "set")
+    (path,) = (tmp_path / "set").rglob(name)
+    path.write_bytes(b"")
+    for read in (pairs_from_dataset, streams_from_dataset):
+        with pytest.raises(ValueError, match=r"set is damaged, or not written by save_to_disk \("):
+            read(str(tmp_path / "set"), source_column="en", target_column="de")
+
+
 # --- the built-in corpus --------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from hf_vanilla.data.images import (
     ImageError,
     changed_images,
     check_classes,
+    header_size,
     load_images,
     open_image,
     read_digit_file,
@@ -129,6 +130,11 @@ def test_a_dataset_of_the_hub_form_is_read_by_its_columns(tmp_path, monkeypatch)
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: texts)
     images = load_images("some/dataset", image_column="picture", label_column="kind")
     assert images.label_names == ("0", "1")
+    for kind in (features, features | {"kind": Value("string")}):
+        missing = Dataset.from_dict(rows | {"kind": [0, None, 1, None]}, features=Features(kind))
+        monkeypatch.setattr("datasets.load_dataset", lambda name, split, found=missing: found)
+        with pytest.raises(ValueError, match="2 images without a label in the column 'kind'"):
+            load_images("some/dataset", image_column="picture", label_column="kind")
 
 
 # --- kinds of files ----------------------------------------------------------------------------
@@ -163,11 +169,14 @@ def test_an_animation_gives_its_first_frame(tmp_path):
     assert red > 200 > green
 
 
-def test_exif_orientation_is_applied(tmp_path):
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_exif_orientation_is_applied(suffix, tmp_path):
     image, exif = Image.new("RGB", (4, 2), (5, 5, 5)), Image.Exif()
     exif[0x0112] = 6  # turned by 90 degrees
-    image.save(tmp_path / "turned.jpg", exif=exif)
-    assert open_image(tmp_path / "turned.jpg").size == (2, 4)
+    path = tmp_path / f"turned.{suffix}"
+    image.save(path, exif=exif)
+    assert open_image(path).size == (2, 4)
+    assert header_size(path) == (4, 2)
 
 
 def test_one_pixel_is_an_image_and_more_than_50_million_are_refused_by_the_header(

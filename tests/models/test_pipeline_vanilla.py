@@ -104,6 +104,18 @@ def test_scores_without_beams_are_those_of_the_model_itself(translator, trained,
         assert record["score"] == pytest.approx(expected, abs=1e-4)
 
 
+def test_a_prompt_is_not_scored_with_or_without_its_start_token(translator, trained):
+    _, tokenizer = trained
+    *word, _ = tokenizer(" acht").input_ids
+    asked = {"num_beams": 1, "return_scores": True}
+    (with_start,), (without,) = (
+        translator("one two", decoder_input_ids=torch.tensor([prompt]), **asked)
+        for prompt in ([0, *word], word)
+    )
+    assert with_start["translation_text"] == without["translation_text"]
+    assert with_start["score"] == pytest.approx(without["score"], abs=1e-6)
+
+
 def test_constraints_and_ensembles_of_a_call_reach_the_search(translator, trained):
     model, tokenizer = trained
     phrase = phrase_of(tokenizer, "acht acht")

@@ -4,7 +4,7 @@ import pytest
 import sacrebleu
 import small_run
 
-from hf_vanilla.data.bleu import Scores, score_translations
+from hf_vanilla.data.bleu import Scores, check_bleu_tokenizer, score_translations
 from hf_vanilla.text.engines import TorchEngine
 from hf_vanilla.text.evaluation import EvaluateOptions, evaluate_files, score_markup
 from hf_vanilla.text.translator import translate
@@ -81,6 +81,12 @@ def test_no_sentences_are_refused():
 def test_an_unknown_tokenizer_is_refused_and_the_known_ones_are_listed():
     with pytest.raises(ValueError, match=r"tokenize='moses': choose one of .*13a, char"):
         score_translations(TRANSLATIONS, REFERENCES, tokenize="moses")
+
+
+def test_a_tokenizer_whose_package_is_missing_is_refused_before_the_work(monkeypatch):
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    with pytest.raises(ImportError, match=r"tokenize='ja-mecab': .*pip install sacrebleu\[ja\]"):
+        check_bleu_tokenizer("ja-mecab")
 
 
 # --- files -------------------------------------------------------------------------------------

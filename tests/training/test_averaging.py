@@ -87,6 +87,14 @@ def test_a_shape_that_would_broadcast_is_refused(folder_with):
         average_checkpoints([first, second])
 
 
+def test_a_damaged_file_is_named(folder_with):
+    parts = [folder_with(name, a=torch.ones(7)) for name in ("x", "y")]
+    path = parts[1] / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ValueError, match=r"y/model.safetensors is damaged \(.*\): restore it"):
+        average_checkpoints(parts)
+
+
 def test_a_folder_without_weights_is_named(folder_with, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"empty/model\.safetensors: no such file"):

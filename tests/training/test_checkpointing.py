@@ -237,6 +237,20 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, caplog, n
     assert [path.name for path in all_checkpoints(folder)] == ["checkpoint-2"]
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_an_older_damaged_checkpoint_is_set_aside_before_it_is_averaged(run, caplog, name):
+    parts, _, folder = run
+    for step in (2, 4, 6):
+        save_checkpoint(parts, folder, {"step": step}, keep=Keeping(5))
+    cut(folder / "checkpoint-4" / name)
+    assert usable_checkpoint(folder) == folder / "checkpoint-6"
+    assert f"DAMAGED CHECKPOINT: {folder / 'checkpoint-4' / name}" in caplog.text
+    save_checkpoint(parts, folder, {"step": 8}, keep=Keeping(5))
+    assert [path.name for path in all_checkpoints(folder)] == [
+        f"checkpoint-{step}" for step in (2, 6, 8)
+    ]
+
+
 def test_a_folder_of_damaged_checkpoints_is_an_error_and_does_not_start_anew(run):
     parts, _, folder = run
     save_checkpoint(parts, folder, {"step": 2}, keep=Keeping(5))

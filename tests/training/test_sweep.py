@@ -193,6 +193,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"runs": {"a": {"max_step": 3}}}, "runs.a: recipe: unknown key 'max_step'; did you mean"),
         ({"runs": {"a": {"bpe_dropout": 2}}}, "runs.a: bpe_dropout=2"),
         ({"test": {"source": "x"}}, "test needs source and reference"),
+        ({"test": {"source": "x", "reference": None}}, "test needs source and reference"),
         ({"test": {"sources": "x"}}, "unknown key 'sources'"),
         ({"test": {"source": 3, "reference": "x"}}, "test.source is 3: give a text"),
         ({"test": {"source": "x", "reference": "x", "lowercase": "maybe"}}, "give true or false"),
@@ -202,6 +203,7 @@ def test_a_failed_run_is_named_and_the_others_are_finished(corpus_files, tmp_pat
         ({"options": {"seed": 7}}, "runs.small: seed=7: give seeds"),
         ({"runs": {"a": {"output_dir": "b"}}}, "runs.a: output_dir='b': give output_dir of the"),
         ({"runs": {"a": {"recipe": [1]}}}, r"runs.a: recipe is \[1\]: give a text"),
+        ({"runs": {"a": {"model": {"dropout": 2}}}}, "(?s)runs.a: .*dropout=2: give a rate"),
         ({"runs": {"a": {"published": "abc"}}}, "runs.a: published='abc': give a number"),
         ({"runs": {"a": {"published": float("nan")}}}, "runs.a: published=nan: give a number"),
     ],
@@ -411,7 +413,7 @@ def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path, te
 )
 def test_a_verdict_needs_an_interval_on_one_side(low, high, published, verdict):
     found = comparison.Difference((low + high) / 2, low, high, 0.5)
-    row = comparison.RowDifference((0,), (0.3,), found, published)
+    row = comparison.RowDifference((0.3,), found, published)
     assert row.verdict == verdict
 
 

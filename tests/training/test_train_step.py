@@ -1,6 +1,7 @@
 """One update: what compiling and recomputing may not change, and what stops a run."""
 
 import contextlib
+import multiprocessing
 import weakref
 from dataclasses import replace
 from itertools import islice
@@ -111,6 +112,30 @@ def test_batches_made_by_worker_processes_give_the_same_weights(corpus_files, tm
     ]
     alone, helped = (small_run.weights(folder) for folder in folders)
     assert all(torch.equal(alone[name], helped[name]) for name in alone)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_while_a_batch_is_made_keeps_its_message(
+    workers, corpus_files, tmp_path, monkeypatch
+):
+    run = prepare_run(small_run.recipe(tmp_path, corpus_files, dataloader_workers=workers))
+
+    def batch(*_):
+        raise ValueError("red/3.png is damaged: replace it")
+
+    monkeypatch.setattr(type(run.task), "batch", batch)
+    with pytest.raises(ValueError, match=r"^red/3\.png is damaged: replace it$"):
+        next(training_steps(run, 0))
+
+
+def test_worker_processes_end_with_a_run_that_fails(corpus_files, tmp_path, monkeypatch):
+    def fail(_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(training, "update_weights", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train(small_run.recipe(tmp_path / "run", corpus_files, dataloader_workers=1))
+    assert not multiprocessing.active_children()  # or Python would wait for them at its exit
 
 
 def test_no_batch_is_kept_until_the_next_reading_on_a_gpu(corpus_files, tmp_path, monkeypatch):
