@@ -374,7 +374,9 @@ def test_one_step_in_four_unequal_passes_has_the_gradient_of_one_pass(
             for i, part in enumerate(rows.tensor_split([1, 3, 8][: passes - 1]))
         ]
         with monkeypatch.context() as patch:
-            patch.setattr(training, "training_steps", lambda *_, s=(step, parts): iter([s]))
+            patch.setattr(
+                training, "training_steps", lambda *_, s=(step, parts): (one for one in [s])
+            )
             losses.append(log_of(train(recipe))[0]["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     for of_one, of_four in zip(*gradients, strict=True):
