@@ -20,7 +20,7 @@ from hf_vanilla.text.static_page import PageOptions, write_page
 
 # the page of the package's model, which the first pages show
 LIVE = "translate_page.html"
-SHOWN_ON = {"index.md": "## Quick start", "getting_started.md": "## Use the model in the package"}
+SHOWN_ON = {"index.md": "## Quick start", "getting_started.md": "## Use the models in the package"}
 FRAME = f"""
 <iframe class="live" src="{LIVE}" title="The model of the package in this browser"></iframe>
 
@@ -56,6 +56,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Replace links to files of the repository by links to their pages; show the model."""
     heading = SHOWN_ON.get(page.file.src_uri)
     if heading is not None:
+        if f"{heading}\n" not in markdown:
+            logger.warning("%s has no %s to show the model below", page.file.src_uri, heading)
         markdown = markdown.replace(f"{heading}\n", f"{heading}\n{FRAME}", 1)
     for source, name in ROOT_PAGES.items():
         markdown = markdown.replace(f"](../{source}", f"]({name}")

@@ -58,6 +58,11 @@ def test_a_page_loads_nothing_from_outside(site):
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text("utf-8"))
 
 
+@pytest.mark.parametrize("page", ["index.html", "getting_started.html"])
+def test_the_first_pages_show_the_model(site, page):
+    assert 'src="translate_page.html"' in (site / page).read_text("utf-8")
+
+
 def test_code_in_the_cells_of_tables_shows_no_escapes(site):
     for path in site.rglob("*.html"):
         codes = re.findall(r"<code[^>]*>(?:(?!</code>).)*", path.read_text("utf-8"), re.DOTALL)

@@ -117,9 +117,10 @@ class TextPage:
             return self.models[wanted]
         if self.models_folder is not None and "\0" not in wanted:
             folder = Path(self.models_folder).resolve()
-            path = (folder / wanted).resolve()
-            if path.is_relative_to(folder) and path.is_dir():
-                return str(path)
+            # in the app, whose folder is "/", a relative one is meant from where it was started
+            for path in ((folder / wanted).resolve(), Path(wanted).resolve()):
+                if path.is_relative_to(folder) and path.is_dir():
+                    return str(path)
         raise ValueError(f"{wanted}: there is no such model here: give {' or '.join(self.models)}.")
 
     def page(self) -> Page:

@@ -202,6 +202,13 @@ def test_visitors_read_no_folder_outside_the_given_one(trained_run, tmp_path, mo
     assert "number words" in none.load({"model": none.start()["models"][1]})["about"]
 
 
+def test_the_field_of_the_app_takes_a_folder_as_the_command_does(trained_run, monkeypatch):
+    page = TextPage(demo_model(), models_folder="/")
+    monkeypatch.chdir(trained_run.parent)
+    for name in (trained_run.name, str(trained_run)):
+        assert "1 + 1 layers" in page.load({"model": name})["about"]
+
+
 def test_examples_are_those_of_the_packages_models(trained_run):
     assert "forty-two" in TextPage(demo_model()).start()["examples"]
     assert (
