@@ -263,26 +263,39 @@ def image_paths(paths: Iterable[str]) -> Iterator[str]:
             yield path
 
 
-def reported(results: Iterable[FileResult], *, stops: bool) -> Iterator[FileResult]:
+def reported(
+    results: Iterable[FileResult], unreadable: list[str], *, stops: bool
+) -> Iterator[FileResult]:
     """The same results; warns of unreadable images and logs their number at the end.
 
     Args:
         results: of image files.
+        unreadable: gets the paths of these images, for `refuse_unreadable` after the output.
         stops: end at the first unreadable image.
 
     Raises:
         ImageError: it ended so.
     """
-    count = unreadable = 0
+    count = 0
     for result in results:
         count += 1
         if result.error is not None:
             if stops:
                 raise ImageError(result.error)
-            unreadable += 1
+            unreadable.append(result.name)
             logger.warning("%s", result.error)
         yield result
-    logger.info("%d images, %d of them unreadable", count, unreadable)
+    logger.info("%d images, %d of them unreadable", count, len(unreadable))
+
+
+def refuse_unreadable(unreadable: Sequence[str]) -> None:
+    """End a command whose output is complete but for these images.
+
+    Raises:
+        ImageError: there is one.
+    """
+    if unreadable:
+        raise ImageError(f"unreadable images: {len(unreadable)}, the first is {unreadable[0]}")
 
 
 @contextmanager

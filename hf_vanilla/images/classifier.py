@@ -23,6 +23,7 @@ from hf_vanilla.data.image_models import (
     load_image_model,
     output_file,
     read_image_request,
+    refuse_unreadable,
     reported,
     results_of_files,
 )
@@ -147,7 +148,8 @@ def classify_files(request: ImageRequest) -> None:
     """Write one line for each image, in the order of the paths; folders by sorted names.
 
     Raises:
-        ValueError: the model is another, or an image is unreadable and the options say to stop.
+        ValueError: the model is another, or an image is unreadable; the others have their lines
+            then, unless the options say to stop.
         OSError: the output cannot be written.
     """
     options = request.options
@@ -156,18 +158,20 @@ def classify_files(request: ImageRequest) -> None:
     results = classifier.classify(
         image_paths(request.paths), top_k=top_k, batch_size=options.batch_size
     )
+    unreadable: list[str] = []
     with output_file(options.output) as file:
         table = csv.writer(file, lineterminator="\n")
         if options.format == "csv":
             names = [f"{name}_{rank}" for rank in range(1, top_k + 1) for name in ("label", "p")]
             table.writerow(["path", *names, "error"])
-        for result in reported(results, stops=options.stop_at_unreadable):
+        for result in reported(results, unreadable, stops=options.stop_at_unreadable):
             if options.format == "csv":
                 table.writerow(cells_of(result, top_k))
             else:
                 entry = {"path": result.name, "labels": [vars(g) for g in result.result or ()]}
                 error = {"error": result.error} if result.error else {}
                 file.write(json.dumps(entry | error) + "\n")
+    refuse_unreadable(unreadable)
 
 
 def cells_of(result: FileResult[tuple[Guess, ...]], top_k: int) -> list[str]:

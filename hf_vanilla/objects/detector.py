@@ -24,6 +24,7 @@ from hf_vanilla.data.image_models import (
     load_image_model,
     output_file,
     read_image_request,
+    refuse_unreadable,
     reported,
     results_of_files,
 )
@@ -255,7 +256,8 @@ def detect_files(request: ImageRequest) -> None:
     """Write the objects of each image, in the order of the paths; folders by sorted names.
 
     Raises:
-        ValueError: the model is another, or an image is unreadable and the options say to stop.
+        ValueError: the model is another, or an image is unreadable; the others have their results
+            then, unless the options say to stop.
         OSError: the output cannot be written, or a drawing would replace its image.
     """
     options = request.options
@@ -266,9 +268,10 @@ def detect_files(request: ImageRequest) -> None:
     if lowest is None:
         lowest = 0.0 if options.format == "coco" else 0.5
     results = detector.detect_files(image_paths(request.paths), batch_size=options.batch_size)
+    unreadable: list[str] = []
     passing: Iterator[FileResult[Detections]] = (
         result if result.result is None else replace(result, result=result.result.above(lowest))
-        for result in reported(results, stops=options.stop_at_unreadable)
+        for result in reported(results, unreadable, stops=options.stop_at_unreadable)
     )
     if options.draw is not None:
         passing = _drawing(passing, Path(options.draw), names)
@@ -285,6 +288,7 @@ def detect_files(request: ImageRequest) -> None:
         else:
             for result in passing:
                 file.write(line_of(result, names) + "\n")
+    refuse_unreadable(unreadable)
 
 
 def coco_ids(annotations: str | None, label_names: Sequence[str]) -> CocoIds:

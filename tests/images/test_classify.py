@@ -61,7 +61,9 @@ def test_labels_equal_those_of_transformers_pipeline(folder, images):
 def test_every_path_gets_one_line_in_its_order(capsys, folder, images, tmp_path):
     bad = damaged(tmp_path / "bad")
     paths = [str(bad[0]), str(images), str(bad[1]), str(images / "b" / "1.png")]
-    rows = list(csv.reader(io.StringIO(run(capsys, "--model", folder, *paths, "--top_k", 2))))
+    with pytest.raises(ValueError, match=f"unreadable images: 2, the first is {paths[0]}"):
+        run(capsys, "--model", folder, *paths, "--top_k", 2)
+    rows = list(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert rows[0] == ["path", "label_1", "p_1", "label_2", "p_2", "error"]
     inner = [str(images / name) for name in ("a/0.png", "a/2.png", "a/4.png", "b/1.png", "b/3.png")]
     assert [row[0] for row in rows[1:]] == [paths[0], *inner, paths[2], paths[3]]
@@ -72,10 +74,9 @@ def test_every_path_gets_one_line_in_its_order(capsys, folder, images, tmp_path)
 
 def test_json_lines_hold_labels_and_errors(capsys, folder, images, tmp_path):
     (tmp_path / "empty.png").write_bytes(b"")
-    out = run(
-        *(capsys, "--format=jsonl", "--model", folder, images / "a", tmp_path / "empty.png"),
-    )
-    entries = [json.loads(line) for line in out.splitlines()]
+    with pytest.raises(ValueError, match="unreadable images: 1"):
+        run(capsys, "--format=jsonl", "--model", folder, images / "a", tmp_path / "empty.png")
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(entries) == 4
     probabilities = [guess["probability"] for guess in entries[0]["labels"]]
     assert len(probabilities) == 5

@@ -136,8 +136,9 @@ def test_unreadable_images_are_reported_and_drawing_goes_on(folder, capsys, monk
     (folder / "in" / "bad.png").write_bytes(b"nothing")
     listed = "".join(f"{folder / 'in' / name}.png\n" for name in ("bad", "a"))
     monkeypatch.setattr("sys.stdin", io.StringIO(listed))
-    out = detect(folder, capsys, "-", "--draw", folder / "drawn", "--threshold", "0")
-    bad, good = map(json.loads, out.splitlines())
+    with pytest.raises(ValueError, match=r"unreadable images: 1, the first is .*bad\.png"):
+        detect(folder, capsys, "-", "--draw", folder / "drawn", "--threshold", "0")
+    bad, good = map(json.loads, capsys.readouterr().out.splitlines())
     assert "is damaged or no image" in bad["error"]
     assert len(good["objects"]) == 7
     assert [path.name for path in (folder / "drawn").iterdir()] == ["a.png"]
