@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 
 from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.training import run as training
-from hf_vanilla.training.recipe import Recipe, TrainRecipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import Recipe
 
 ENGLISH = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GERMAN = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]

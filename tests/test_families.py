@@ -21,7 +21,8 @@ from hf_vanilla.options import option
 from hf_vanilla.plots.figures import plot, read_plot
 from hf_vanilla.serve import Settings, served_by
 from hf_vanilla.training.checkpointing import AverageOptions, average_run
-from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.task import RunFacts, Validation, Work
 from hf_vanilla.training.validation import evaluate, read_evaluation

@@ -15,7 +15,7 @@ from hf_vanilla.models.loss_vanilla import label_smoothed_loss
 from hf_vanilla.models.positions_vanilla import sinusoid
 from hf_vanilla.text.options import TranslationDataOptions
 from hf_vanilla.training.optimization import inverse_sqrt_schedule, paper_adam, peak_learning_rate
-from hf_vanilla.training.recipe import Adam, TrainRecipe
+from hf_vanilla.training.options import Adam, TrainRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE_3 = ROOT / "hf_vanilla" / "recipes" / "table3"

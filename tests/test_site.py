@@ -16,7 +16,7 @@ from mkdocs.config import load_config
 
 import hf_vanilla
 from hf_vanilla.text.options import TranslationDataOptions
-from hf_vanilla.training.recipe import TrainRecipe
+from hf_vanilla.training.options import TrainRecipe
 
 ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -9,9 +9,9 @@ import small_run
 import torch
 from torch import nn
 
+from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.preparation import check_shared, prepare_run
 from hf_vanilla.training.processes import average_running_statistics, make_accelerator
-from hf_vanilla.training.recipe import TrainRecipe
 from hf_vanilla.training.train_step import training_steps
 
 

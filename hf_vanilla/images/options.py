@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hf_vanilla.data.images import BUILT_IN_DIGITS
 from hf_vanilla.families import Measure
 from hf_vanilla.options import check_multiple, option
-from hf_vanilla.training.recipe import TrainRecipe
+from hf_vanilla.training.options import TrainRecipe
 
 from .batches import Augmentation
 

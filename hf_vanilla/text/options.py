@@ -11,7 +11,7 @@ from hf_vanilla.file_values import yaml_value
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.generation_vanilla import paper_decoding
 from hf_vanilla.options import Options, option
-from hf_vanilla.training.recipe import TrainRecipe
+from hf_vanilla.training.options import TrainRecipe
 
 from .generation_fields import check_fields
 from .mixture import MixtureCorpus, check_stages, read_mixture

@@ -12,7 +12,7 @@ from .formats import FORMATS, TrackSource, read_columns, read_homography, read_t
 from .table import TrackTable, resample
 
 if TYPE_CHECKING:
-    from hf_vanilla.training.recipe import TrainRecipe
+    from hf_vanilla.training.options import TrainRecipe
 
 UNIT = "units of the tracks"
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
-    from .recipe import TrainRecipe
+    from .options import TrainRecipe
 
 OPTIMIZER_CLASSES: dict[str, type[Adam]] = {"adam": Adam, "adamw": AdamW}
 

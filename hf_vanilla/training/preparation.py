@@ -30,8 +30,9 @@ from hf_vanilla.plots.curves import RECIPE_FILE
 
 from .checkpointing import checkpoint_state, remove_leftovers, usable_checkpoint
 from .optimization import make_optimizer, make_schedule
+from .options import TrainRecipe
 from .processes import make_accelerator, use_faster_products
-from .recipe import Recipe, TrainRecipe, read_recipe
+from .recipe import Recipe, read_recipe
 from .task import Order, Task, weights_fingerprint
 
 if sys.platform != "win32":  # there folders are not locked

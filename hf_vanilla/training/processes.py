@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 
 from hf_vanilla.models.onednn_vanilla import can_multiply, float_product, multiplies_bfloat16
 
-from .recipe import TrainRecipe
+from .options import TrainRecipe
 
 # the others wait while one process reads, tokenizes or writes; if one dies, the launcher ends all
 LONGEST_WAIT = timedelta(hours=6)

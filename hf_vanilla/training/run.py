@@ -22,9 +22,10 @@ from .checkpointing import (
     save_checkpoint,
 )
 from .metrics_log import MetricsLog, Progress
+from .options import TrainRecipe
 from .preparation import PreparedRun, locked, prepare_run
 from .processes import TERMINATED_STATUS, average_running_statistics
-from .recipe import Recipe, TrainRecipe
+from .recipe import Recipe
 from .train_step import (
     StepResult,
     all_finite,

@@ -17,7 +17,8 @@ from hf_vanilla.images.data import training_and_validation
 from hf_vanilla.images.evaluation import EvaluateImagesOptions, labelled_as, score_classifier
 from hf_vanilla.images.options import ImageDataOptions
 from hf_vanilla.images.task import prepare, training_flops
-from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,7 +31,8 @@ from hf_vanilla.objects.options import DetectionData
 from hf_vanilla.objects.sources import read_coco
 from hf_vanilla.objects.task import prepare
 from hf_vanilla.objects.trainer import DetectionRows, ap_metrics
-from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe, shipped_recipes
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import Recipe, read_recipe, shipped_recipes
 from hf_vanilla.training.run import train
 from hf_vanilla.training.validation import evaluate, read_evaluation
 

@@ -10,7 +10,8 @@ import small_run
 
 from hf_vanilla import VanillaConfig
 from hf_vanilla.text.options import TranslationDataOptions
-from hf_vanilla.training.recipe import TrainRecipe, read_recipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import read_recipe
 from hf_vanilla.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,8 @@ from hf_vanilla.tracks.forecast import ForecastOptions, forecast_file
 from hf_vanilla.tracks.options import JointDataOptions
 from hf_vanilla.tracks.scene_tasks import JointTrajectoryTask, SceneOrder
 from hf_vanilla.tracks.scene_tasks import prepare_joint as prepare
-from hf_vanilla.training.recipe import Recipe, TrainRecipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.validation import evaluate, read_evaluation
 

@@ -27,7 +27,8 @@ from hf_vanilla.tracks.plot import (
     plot_tracks,
 )
 from hf_vanilla.tracks.scene_tasks import prepare_scenes as prepare
-from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.validation import evaluate, read_evaluation
 

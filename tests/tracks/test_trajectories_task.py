@@ -15,7 +15,8 @@ from hf_vanilla.tracks import eth_ucy
 from hf_vanilla.tracks.built_in_tracks import built_in_tracks
 from hf_vanilla.tracks.options import TrackDataOptions
 from hf_vanilla.tracks.task import WindowOrder, prepare
-from hf_vanilla.training.recipe import Recipe, TrainRecipe, read_recipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import Recipe, read_recipe
 from hf_vanilla.training.run import train
 from hf_vanilla.training.task import RunFacts
 from hf_vanilla.training.validation import evaluate, read_evaluation

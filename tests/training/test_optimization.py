@@ -15,7 +15,8 @@ from hf_vanilla.training.optimization import (
     peak_learning_rate,
     share_of_peak,
 )
-from hf_vanilla.training.recipe import TrainRecipe, read_recipe
+from hf_vanilla.training.options import TrainRecipe
+from hf_vanilla.training.recipe import read_recipe
 
 
 def rates(steps, *, d_model=512, warmup_steps=4000, peak=None):

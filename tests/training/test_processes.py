@@ -10,6 +10,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 
 from hf_vanilla.models import modeling_vanilla
 from hf_vanilla.training import processes
+from hf_vanilla.training.options import TrainRecipe
 from hf_vanilla.training.processes import (
     PEAK_FLOPS,
     check_settings_of_accelerate,
@@ -20,7 +21,6 @@ from hf_vanilla.training.processes import (
     peak_flops,
     precision_in_words,
 )
-from hf_vanilla.training.recipe import TrainRecipe
 
 CONFIGS = Path(__file__).resolve().parents[2] / "scripts" / "accelerate"
 

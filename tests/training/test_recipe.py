@@ -11,7 +11,8 @@ from hf_vanilla import families
 from hf_vanilla.loading import task_of_model
 from hf_vanilla.options import option
 from hf_vanilla.text.options import TranslationDataOptions
-from hf_vanilla.training.recipe import Adam, Recipe, TrainRecipe, read_recipe
+from hf_vanilla.training.options import Adam, TrainRecipe
+from hf_vanilla.training.recipe import Recipe, read_recipe
 
 FILES = {
     "train_source": "a.en",

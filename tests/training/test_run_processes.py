@@ -12,7 +12,7 @@ import small_run
 import torch
 
 from hf_vanilla.files import read_json_lines
-from hf_vanilla.training.recipe import Adam
+from hf_vanilla.training.options import Adam
 from hf_vanilla.training.run import train
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,173 @@
+"""The options of a training run that every task has, with the paper's numbers as defaults (5.3)."""
+
+from dataclasses import dataclass
+
+from accelerate.utils import LoggerType
+
+from hf_vanilla.file_values import is_finite_number
+from hf_vanilla.options import Options, option
+
+from .optimization import SCHEDULES, check_schedule
+
+OPTIMIZERS = ("adam", "adamw")
+PRECISIONS = ("no", "bf16", "fp16")
+TRACKERS = tuple(str(kind) for kind in LoggerType if kind is not LoggerType.ALL)
+
+
+def _names_of_text(text: str) -> list[str]:
+    return [] if text in ("none", "[]") else [name.strip() for name in text.split(",")]
+
+
+def _rates_of_text(text: str) -> dict[str, float]:
+    rates = {}
+    for part in filter(None, text.split(",")):
+        prefix, _, rate = part.partition("=")
+        try:
+            rates[prefix.strip()] = float(rate)
+        except ValueError:
+            raise ValueError(
+                f"learning_rate_of={part!r}: give PREFIX=RATE, such as backbone=1e-5"
+            ) from None
+    return rates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Options):
+    """The numbers of Adam; the defaults are the paper's (5.3)."""
+
+    beta1: float = option(0.9, "decay of the first moment", at_least=0, below=1)
+    beta2: float = option(0.98, "decay of the second moment", at_least=0, below=1)
+    epsilon: float = option(1e-9, "added to the root of the second moment", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRecipe(Options):
+    """How to train: the options that every task has. The defaults train the paper's way."""
+
+    _argument_group_name = "options of every task"
+
+    output_dir: str = option(
+        "runs/train", "folder of the run: checkpoints, then the model", may_change=True
+    )
+    model_license: str | None = option(
+        None, "licence of the weights, for the model card", may_change=True, of_data=True
+    )
+
+    initial_model: str | None = option(
+        None,
+        "folder or Hub id of a trained model to start from, with its tokenizer or image processor; "
+        "other classes get a new head; default: random weights",
+    )
+    max_steps: int = option(100_000, "optimizer steps", at_least=1, may_change=True)
+    learning_rate: float | None = option(
+        None,
+        "peak of the schedule; default: (d_model * warmup_steps) ** -0.5, as in the paper",
+        above=0,
+    )
+    learning_rate_of: dict[str, float] = option(
+        {},
+        "other peaks by the beginning of a weight's name: PREFIX=RATE, several by commas, such as "
+        "backbone=1e-5; in a file, keys and values",
+        read=_rates_of_text,
+    )
+    schedule: str = option(
+        "inverse_sqrt",
+        "learning rate over the steps",
+        choices=tuple(SCHEDULES),
+    )
+    warmup_steps: int = option(4000, "optimizer steps to the peak", at_least=1)
+    optimizer: str = option("adam", "of the weights", choices=OPTIMIZERS)
+    weight_decay: float = option(
+        0.0,
+        "decay of weight matrices per unit of learning rate; norms, biases, positions: none",
+        at_least=0,
+    )
+    adam: Adam = option(
+        Adam(),
+        "beta1, beta2 and epsilon: --adam.KEY VALUE; default: 0.9, 0.98 and 1e-9, as in the paper",
+        is_section=True,
+    )
+    max_grad_norm: float = option(
+        0.0, "gradients are scaled down to this norm; 0: never", at_least=0
+    )
+    average_checkpoints: int = option(
+        5,
+        "last checkpoints to average; the finished model is the best by validation of this mean, "
+        "the best checkpoint and the last one",
+        at_least=1,
+        may_change=True,
+    )
+    average_best: bool = option(
+        default=False,
+        text="average the best checkpoints, by validation, instead of the last",
+        may_change=True,
+    )
+    best_by: str | None = option(
+        None, "measure that compares validations, such as nll or bleu; default: the task's first"
+    )
+    patience: int = option(
+        0,
+        "end after so many validations without a better one; 0: never",
+        at_least=0,
+        may_change=True,
+    )
+    seed: int = option(0, "of weights, order and dropout")
+    mixed_precision: str | None = option(
+        None,
+        "of products; default: as accelerate is set, else bf16 on GPUs that have it",
+        choices=PRECISIONS,
+    )
+    compile: bool = option(
+        default=False, text="compile the model by torch.compile", may_change=True
+    )
+    gradient_checkpointing: bool = option(
+        default=False,
+        text="compute the forward pass again for the backward pass: slower, less memory",
+        may_change=True,
+    )
+    use_cpu: bool = option(
+        default=False, text="train on the CPU even where there is a GPU", may_change=True
+    )
+    dataloader_workers: int = option(
+        0,
+        "processes that prepare batches beside each training process; 0: none",
+        at_least=0,
+        may_change=True,
+    )
+
+    eval_steps: int = option(
+        1000, "optimizer steps between validations", at_least=1, may_change=True
+    )
+    save_steps: int = option(
+        1000, "optimizer steps between checkpoints", at_least=1, may_change=True
+    )
+    save_total_limit: int = option(
+        5, "checkpoints kept; at least average_checkpoints", at_least=1, may_change=True
+    )
+    logging_steps: int = option(
+        50, "optimizer steps between lines of the log", at_least=1, may_change=True
+    )
+    trackers: list[str] | None = option(
+        None,
+        "accelerate's trackers, by commas, or none; default: tensorboard where installed",
+        choices=TRACKERS,
+        read=_names_of_text,
+        may_change=True,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for prefix, rate in self.learning_rate_of.items():
+            if not (is_finite_number(rate) and rate > 0):
+                raise ValueError(f"learning_rate_of {prefix}={rate}: give a positive number")
+        check_schedule(self.schedule, warmup_steps=self.warmup_steps, max_steps=self.max_steps)
+        if self.save_total_limit < self.average_checkpoints:
+            raise ValueError(
+                f"save_total_limit={self.save_total_limit} is smaller than average_checkpoints="
+                f"{self.average_checkpoints}: keep as many as are averaged"
+            )
+        if self.average_best and self.save_steps % self.eval_steps:
+            raise ValueError(
+                f"average_best needs each checkpoint validated: save_steps={self.save_steps} must "
+                f"be a multiple of eval_steps={self.eval_steps}"
+            )
