@@ -16,7 +16,7 @@ from .road_maps import with_map
 from .table import Rows, TrackTable, join_tables, resample, table_of_rows
 
 ETH_UCY_FRAME_SECONDS = 0.04
-AGENTFORMER_COLUMNS = 17
+AGENTFORMER_COLUMNS = (17, 18)  # the last one of nuScenes is its mask of agents to forecast
 ARGOVERSE_STEP_SECONDS = 0.1
 
 
@@ -148,7 +148,7 @@ def format_of(path: Path) -> str:
         return "trajnet"
     if ending == ".txt":
         with path.open(encoding="utf-8", errors="replace") as file:
-            is_wide = len(file.readline().split()) == AGENTFORMER_COLUMNS
+            is_wide = len(file.readline().split()) in AGENTFORMER_COLUMNS
         return "agentformer" if is_wide else "eth_ucy"
     raise ValueError(f"{path}: give --format, one of {', '.join(FORMATS)}")
 
@@ -158,15 +158,14 @@ def format_of(path: Path) -> str:
 
 def read_eth_ucy(path: Path, _: Columns) -> Rows:
     """Text of ETH and UCY: frame, person, x, y in metres; frames are 0.04 s apart."""
-    frame, agent, x, y = _numbers(path, _text_rows(path, 4), (0, 1, 2, 3))
+    frame, agent, x, y = _numbers(path, _text_rows(path, (4,)), (0, 1, 2, 3))
     return Rows(source=str(path), frame=frame, agent=_whole(agent), positions=np.stack((x, y), 1))
 
 
 def read_agentformer(path: Path, _: Columns) -> Rows:
-    """AgentFormer's 17 columns: frame, id, kind; from the 12th width, length, x, z, y."""
+    """AgentFormer's columns: frame, id, kind; from the 11th width, height, length, x, z, y."""
     rows = _text_rows(path, AGENTFORMER_COLUMNS)
-    numbers = _numbers(path, rows, (0, 1, 11, 12, 13, 15))
-    frame, agent, width, length, x, y = numbers
+    frame, agent, width, length, x, y = _numbers(path, rows, (0, 1, 10, 12, 13, 15))
     return Rows(
         source=str(path),
         frame=frame,
@@ -306,14 +305,14 @@ def on_plane(positions: np.ndarray, homography: np.ndarray) -> np.ndarray:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def _text_rows(path: Path, count: int) -> list[list[str]]:
+def _text_rows(path: Path, counts: Sequence[int]) -> list[list[str]]:
     rows = []
     for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         parts = text.split()
-        if len(parts) != count:
+        if len(parts) not in counts:
             raise ValueError(
-                f"{path}, line {line}: {len(parts)} columns instead of {count}: give the file's "
-                "format by --format"
+                f"{path}, line {line}: {len(parts)} columns instead of "
+                f"{' or '.join(map(str, counts))}: give the file's format by --format"
             )
         rows.append(parts)
     return rows

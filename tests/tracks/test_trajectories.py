@@ -164,15 +164,18 @@ def test_trajnet_leaves_predictions_out_and_knows_its_rate(tmp_path):
     assert scenes.step_seconds == pytest.approx(0.4)
 
 
-def test_the_17_columns_of_agentformer(tmp_path):
-    rest = "-1 " * 8 + "0.5 0.8 1.7"
-    text = "\n".join(f"{f} 7 Pedestrian {rest.strip()[:-4]} {f}.5 0 2.5 0.1" for f in (0, 1))
-    wide = "\n".join(line + " 0" * (17 - len(line.split())) for line in text.splitlines())
-    scenes = read_tracks(write(tmp_path / "a.txt", wide), TrackSource(frame_seconds=0.4))
-    assert scenes.kind.tolist() == ["Pedestrian"] * 2
-    assert scenes.size.shape == (2, 2)
-    assert scenes.kinds_of(np.array([1])).tolist() == [AGENT_KINDS.index("pedestrian")]
-    assert scenes.sizes_of(np.array([1]))[0] == pytest.approx([0.8, 0.5])
+@pytest.mark.parametrize("columns", [17, 18])  # ETH and UCY; nuScenes
+def test_the_columns_of_agentformer(tmp_path, columns):
+    unused = " ".join(["-1.0"] * 7)
+    text = "\n".join(
+        f"{f}.0 7.0 Construction {unused} 1.9 3.2 4.6 {f}.5 0 2.5 0.1 1.0" for f in (0, 1)
+    )
+    lines = [" ".join(line.split()[:columns]) for line in text.splitlines()]
+    path = write(tmp_path / "a.txt", "\n".join(lines))
+    scenes = read_tracks(path, TrackSource(frame_seconds=0.5))
+    assert scenes.positions.tolist() == [[0.5, 2.5], [1.5, 2.5]]
+    assert scenes.kinds_of(np.array([1])).tolist() == [AGENT_KINDS.index("vehicle")]
+    assert scenes.sizes_of(np.array([1]))[0] == pytest.approx([4.6, 1.9])  # length, width
 
 
 def test_names_of_kinds_and_sizes_that_a_file_does_not_know():
