@@ -172,7 +172,11 @@ def read_agentformer(path: Path, _: Columns) -> Rows:
         agent=_whole(agent),
         positions=np.stack((x, y), 1),
         columns={
-            "kind": np.array([row[2] for row in rows], dtype=object),
+            # of nuScenes a vehicle, of Argoverse 2 what stands at a building site
+            "kind": np.array(
+                ["Construction_vehicle" if row[2] == "Construction" else row[2] for row in rows],
+                dtype=object,
+            ),
             "size": np.stack((length, width), 1),
         },
     )

@@ -20,8 +20,8 @@ COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size")
 AGENT_KINDS = ("unknown", "vehicle", "pedestrian", "cyclist", "motorcyclist", "bus", "other")
 # names of Argoverse 2 are those of `AGENT_KINDS`; of nuScenes in AgentFormer's form:
 OTHER_NAMES = {
-    **dict.fromkeys(("car", "truck", "van", "trailer", "construction_vehicle"), "vehicle"),
-    **dict.fromkeys(("emergency", "construction"), "vehicle"),
+    **dict.fromkeys(("car", "truck", "van", "trailer"), "vehicle"),
+    **dict.fromkeys(("emergency", "construction_vehicle"), "vehicle"),
     **{"person": "pedestrian", "bicycle": "cyclist", "motorcycle": "motorcyclist"},
     **dict.fromkeys(("dontcare", "none", "nan", ""), "unknown"),
 }

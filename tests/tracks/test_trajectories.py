@@ -179,7 +179,16 @@ def test_the_columns_of_agentformer(tmp_path, columns):
 
 
 def test_names_of_kinds_and_sizes_that_a_file_does_not_know():
-    names = ["vehicle", "Car", "Bicycle", "riderless_bicycle", "static", "BUS", None, "unknown"]
+    names = [
+        "vehicle",
+        "Car",
+        "Bicycle",
+        "riderless_bicycle",
+        "construction",
+        "BUS",
+        None,
+        "unknown",
+    ]
     wanted = ["vehicle", "vehicle", "cyclist", "other", "other", "bus", "unknown", "unknown"]
     table = replace(
         built_in_tracks("walkers", agents=1, seed=0),
