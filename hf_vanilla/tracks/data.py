@@ -100,13 +100,15 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
         ValueError: a file does not match the options.
         OSError: a file cannot be read.
     """
+    chosen = None if options.validation is None else options.read(options.validation, seed=1)
     if options.left_out:
         split = leave_one_out(options.dataset, options.test_scene)
         step = options.step_seconds or split.train.step_seconds
-        return resample(split.train, step), resample(split.validation, step)
+        validation = resample(split.validation, step) if chosen is None else chosen
+        return resample(split.train, step), validation
     train = options.read(options.dataset)
-    if options.validation is not None:
-        return train, options.read(options.validation)
+    if chosen is not None:
+        return train, chosen
     if options.dataset in BUILT_IN:
         return train, options.read(options.dataset, seed=1)
     agents = np.unique(train.agent)

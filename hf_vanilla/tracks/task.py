@@ -150,7 +150,7 @@ class TrackTask:
         values |= others or {"ade": means["minADE1"], "fde": means["minFDE1"]}
         windows, options = self.validation, self.options
         data = "validation part"
-        if options.left_out:
+        if options.left_out and options.validation is None:
             data = f"ETH/UCY without {options.test_scene}, validation cut"
         protocol = Protocol.of(windows, data, seed=str(self.recipe.train.seed))
         return Validation(values, TrackScores(means, protocol))

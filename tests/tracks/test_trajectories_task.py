@@ -258,6 +258,14 @@ def test_a_recipe_keeps_its_test_scene_wherever_the_data_lies(eth_ucy_folder, ca
     assert test_file in everything.tracks.train.table.positions[:, 1]
 
 
+def test_chosen_tracks_validate_a_recipe_with_a_test_scene(eth_ucy_folder):
+    arguments = ["--recipe", "tracks_zara1", "--dataset", str(eth_ucy_folder)]
+    chosen = str(eth_ucy_folder / "biwi_hotel.txt")
+    task = prepare(read_recipe([*arguments, "--validation", chosen]))
+    assert set(task.validation.table.scene_names) == {"biwi_hotel"}
+    assert len(task.validation.table) == 50
+
+
 def test_other_tracks_with_such_a_recipe_are_told_how(tracks):
     with pytest.raises(FileNotFoundError, match=r"no biwi_eth.txt.*--test_scene none"):
         prepare(read_recipe(["--recipe", "tracks_zara1", "--dataset", str(tracks)]))
