@@ -52,8 +52,8 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     tables = training_and_validation(options)
     is_new = recipe.train.initial_model is None
     for table, source in zip(tables, (options.dataset, "validation"), strict=True):
-        if not is_new and table is not None:
-            check_rate(table, config, source)
+        if table is not None:
+            check_rate(table, tables[0] if is_new else config, source)
 
     how: dict[str, Any] = {
         "observed": config.observed_steps,

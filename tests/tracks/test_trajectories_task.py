@@ -208,6 +208,14 @@ def test_a_model_of_another_rate_is_not_scored_on_the_tracks(tracks, tmp_path):
         evaluate(read_evaluation(arguments))
 
 
+def test_a_new_model_is_not_validated_on_tracks_of_another_rate(tracks, tmp_path):
+    rows = [f"{10 * frame},a,{frame},0" for frame in range(20)]
+    path = tmp_path / "slow.csv"
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"validation has steps of 4 s, but .* 0.4 s"):
+        prepare(recipe(tmp_path / "run", tracks, data={"validation": str(path)}))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
