@@ -74,7 +74,7 @@ class TrackSums:
         """
         probabilities = mode_logits.double().softmax(-1)
         order = mode_logits.argsort(dim=1, descending=True, stable=True)
-        tracks, truth = trajectories.double(), future.double()
+        tracks, truth = trajectories.double(), torch.where(known.unsqueeze(-1), future, 0).double()
         errors = distances(tracks, truth.unsqueeze(1)) * known.unsqueeze(1)  # (B, M, P)
         has_any, has_last, steps = known.any(1), known[:, -1], known.sum(1).clamp(min=1)
         means, finals = errors.sum(-1) / steps.unsqueeze(1), errors[..., -1]  # (B, M)
@@ -95,7 +95,7 @@ class TrackSums:
             values["kde_nll"] = (nats * known).sum(1) / steps, has_any
         if spreads is not None:
             logits, spreads = mode_logits.double(), spreads.double()
-            nats = mixture_nats(tracks, logits, spreads, torch.nan_to_num(truth))
+            nats = mixture_nats(tracks, logits, spreads, truth)
             values["density_nll"] = (nats * known).sum(1) / steps, has_any
         if self.largest_step:
             start = torch.zeros_like(tracks[:, :, :1])

@@ -78,6 +78,16 @@ def test_sums_of_two_parts_equal_the_sums_of_all():
     assert_close(first.sums + second.sums, whole.sums)
 
 
+def test_what_is_not_known_of_a_future_changes_no_score():
+    found = []
+    for unknown in (0.0, math.nan, math.inf):
+        truth, sums = TRUTH.clone(), TrackSums(2, largest_step=5.5, has_spreads=True)
+        truth[2, 1] = unknown
+        sums.add(TRACKS, LOGITS, truth, KNOWN, spreads=torch.ones(3, 2, 2))
+        found.append(sums.means())
+    assert found[0] == found[1] == found[2]
+
+
 def test_kernel_density_equals_scipy():
     stats = pytest.importorskip("scipy.stats")
     tracks, future = torch.randn(2, 7, 3, 2).double(), torch.randn(2, 3, 2).double()
