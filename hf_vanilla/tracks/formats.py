@@ -187,10 +187,12 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
 
     Predictions in the same file are left out.
     """
-    found: list[tuple[Any, Any, Any, Any]] = []
-    rate, line = 0.0, 0
+    found: list[tuple[Any, ...]] = []
+    rate = 0.0
     with path.open(encoding="utf-8") as file:
-        for line, text in enumerate(filter(str.strip, file), start=1):
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
             try:
                 entry = json.loads(text)
                 rate = float(entry.get("scene", {}).get("fps") or rate or 0)
@@ -199,21 +201,20 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
                 track = entry.get("track")
                 if track is not None and track.get("prediction_number") is None:
                     point = float(track["x"]), float(track["y"])
-                    found.append((float(track["f"]), track["p"], *point))
+                    found.append((line, float(track["f"]), track["p"], *point))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
                     f"({type(error).__name__}: {error}): give 'track' with f, p, x, y, and a "
                     "positive fps"
                 ) from None
-    frame, agent, x, y = (
-        np.array(column) for column in (zip(*found, strict=True) if found else ([], [], [], []))
-    )
+    lines, frame, agent, x, y = map(np.array, zip(*found, strict=True) if found else [[]] * 5)
     return Rows(
         source=str(path),
         frame=frame,
         agent=agent,
         positions=np.stack((x, y), 1),
+        lines=lines,
         step_seconds=1 / rate if rate else None,
     )
 
@@ -255,7 +256,7 @@ def read_table(path: Path, columns: Columns) -> Rows:
         frame=number("frame"),
         agent=names,
         positions=positions,
-        first_line=first_line,
+        lines=range(first_line, first_line + len(names)),
         scene=named("scene") if "scene" in wanted else None,
         columns=extra,
     )

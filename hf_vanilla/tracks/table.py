@@ -1,6 +1,7 @@
 """Positions of moving agents in memory. Shapes: N rows of a table, S scenes."""
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -147,7 +148,7 @@ class Rows:
         frame: `(N,)` numbers.
         agent: `(N,)` names.
         positions: `(N, 2)`.
-        first_line: number of the line of the first row.
+        lines: number of the line of each row.
         scene: `(N,)` names where one file holds several scenes.
         step_seconds: where the file states it.
         columns: `kind` and `size`, where there are.
@@ -157,14 +158,14 @@ class Rows:
     frame: np.ndarray
     agent: np.ndarray
     positions: np.ndarray
-    first_line: int = 1
+    lines: Sequence[int] = range(1, sys.maxsize)
     scene: np.ndarray | None = None
     step_seconds: float | None = None
     columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     def line(self, row: int) -> str:
         """Where a row is, for messages."""
-        return f"{self.source}, line {row + self.first_line}"
+        return f"{self.source}, line {self.lines[row]}"
 
 
 def table_of_rows(

@@ -296,6 +296,19 @@ def test_a_homography_that_cannot_be_inverted_is_refused(tmp_path, text):
         read_homography(write(tmp_path / "h.txt", text))
 
 
+def test_a_bad_row_of_trajnet_is_named_by_its_line(tmp_path):
+    row = '{"track": {"f": 0, "p": %d, "x": %s, "y": 0}}'
+    head = ['{"scene": {"fps": 2.5}}', "", row % (1, 0)]
+    for bad, problem in (
+        (row % (2, "NaN"), "position"),
+        (row % (1, 5), "agent 1 is twice"),
+        ('{"track": 0}', "'{\"track\": 0}' is no object"),
+    ):
+        path = write(tmp_path / "a.ndjson", "\n".join([*head, bad]))
+        with pytest.raises(ValueError, match=rf"line 4: {problem}"):
+            read_tracks(path)
+
+
 @pytest.mark.parametrize(
     ("step", "message"), [(60.0, "1 displacements of more than 50"), (1e-5, "degrees")]
 )
