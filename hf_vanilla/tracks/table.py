@@ -368,8 +368,11 @@ def _check_numbers(rows: Rows) -> None:
 def _frames_per_step(
     rows: Rows, order: Any, frame: np.ndarray, agent: np.ndarray, scene: np.ndarray
 ) -> np.ndarray:
-    """`(S,)` most frequent advance of each scene's agents; all others must be its multiples."""
-    per_step = np.ones(scene.max() + 1, np.int64)
+    """`(S,)` most frequent advance of each scene's agents; all others must be its multiples.
+
+    A scene in which every agent is there once has that of the others.
+    """
+    per_step = np.zeros(scene.max() + 1, np.int64)
     counts: list[Counter[int]] = [Counter() for _ in per_step]
     for block in _blocks(len(frame)):
         advance, is_same = np.diff(frame[block]), agent[block][1:] == agent[block][:-1]
@@ -379,7 +382,7 @@ def _frames_per_step(
             counts[number].update(dict(zip(values.tolist(), times.tolist(), strict=True)))
     for number, of_scene in enumerate(counts):
         if not of_scene:
-            continue  # every agent is there once
+            continue
         most = max(of_scene.values())
         per_step[number] = step = min(value for value, times in of_scene.items() if times == most)
         if any(value % step for value in of_scene):
@@ -389,6 +392,7 @@ def _frames_per_step(
                 f"{rows.line(_row_of_file(order, row))}: an agent's frames advance by "
                 f"{frame[row] - frame[row - 1]}, but mostly by {step}: frames must have one rate"
             )
+    per_step[per_step == 0] = per_step.max(initial=1)
     return per_step
 
 

@@ -278,6 +278,15 @@ def test_a_row_without_its_scene_is_refused(tmp_path):
         read_tracks(path, TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.4))
 
 
+def test_a_scene_whose_agents_are_there_once_has_the_rate_of_the_others(tmp_path):
+    rows = ["scene,frame,agent,x,y", "a,0,1,0,0", "b,0,1,0,0", "b,10,1,1,0", "b,20,1,2,0"]
+    path = write(tmp_path / "a.csv", "\n".join(rows))
+    source = TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.04)
+    scenes = read_tracks(path, source)
+    assert scenes.frames_per_step.tolist() == [10, 10]
+    assert scenes.step_seconds == pytest.approx(0.4)
+
+
 def test_a_rate_that_nobody_states_is_asked_for(tmp_path):
     path = write(tmp_path / "a.csv", "frame,agent,x,y\n0,1,2,3\n")
     with pytest.raises(ValueError, match="--frame_seconds"):
