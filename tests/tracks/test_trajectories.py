@@ -272,9 +272,13 @@ def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, 
         read_tracks(path, TrackSource(frame_seconds=0.4))
 
 
-def test_a_row_without_its_scene_is_refused(tmp_path):
-    path = write(tmp_path / "a.csv", "scene,frame,agent,x,y\n1,0,1,2,3\n,1,1,2,3\n")
-    with pytest.raises(ValueError, match=r"line 3: the scene is missing"):
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [("1,0,1,2,3\n,1,1,2,3", "scene"), ("1,0,ada,2,3\n1,1,,2,3\n1,2,ada,2,3", "agent")],
+)
+def test_a_row_without_its_scene_or_agent_is_refused(tmp_path, rows, name):
+    path = write(tmp_path / "a.csv", f"scene,frame,agent,x,y\n{rows}\n")
+    with pytest.raises(ValueError, match=rf"line 3: the {name} is missing"):
         read_tracks(path, TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.4))
 
 
