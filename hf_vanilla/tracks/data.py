@@ -60,7 +60,8 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
         "predicted": config.predicted_steps,
         "allow_missing": options.allow_missing,
     }
-    train = cut_windows(tables[0], stride=options.stride, **how)
+    by_scene = "others" in recipe.entry.reads
+    train = cut_windows(tables[0], stride=options.stride, by_scene=by_scene, **how)
     if not len(train):
         shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
         raise ValueError(

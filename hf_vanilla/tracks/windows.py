@@ -76,6 +76,7 @@ def cut_windows(
     observed: int,
     predicted: int,
     stride: int = 1,
+    by_scene: bool = False,
     allow_missing: bool = False,
 ) -> Windows:
     """All windows of each agent.
@@ -84,7 +85,8 @@ def cut_windows(
         table: rows of agents.
         observed: steps T.
         predicted: steps P.
-        stride: steps from one window to the next.
+        stride: steps from one window to the next, counted from the start of each agent.
+        by_scene: count them from the scene's frame 0, so that all agents of a frame have a window.
         allow_missing: mask missing steps, where the last observed step and a later one are there;
             otherwise no window crosses a gap.
 
@@ -97,8 +99,12 @@ def cut_windows(
     first = np.arange(max(0, len(grid) - length + 1))
     first = first[segment[first] == segment[first + length - 1]]
     if stride > 1:
-        starts = np.flatnonzero(np.diff(segment, prepend=-1))
-        first = first[(first - starts[segment[first]]) % stride == 0]
+        starts = np.flatnonzero(np.diff(segment, prepend=-1))[segment[first]]
+        number = first - starts
+        if by_scene:
+            rows = grid[starts]
+            number += table.frame[rows] // table.frames_per_step[table.scene[rows]]
+        first = first[number % stride == 0]
     if allow_missing:
         known = np.concatenate(([0], np.cumsum(grid >= 0)))
         has_future = known[first + length] > known[first + observed]

@@ -65,6 +65,12 @@ def test_stride_counts_from_the_start_of_each_agent():
     assert scenes.frame[windows.last_rows].tolist() == [1, 3, 5, 2, 4]
 
 
+def test_a_stride_by_scene_keeps_the_agents_of_a_frame_together():
+    scenes = table(*walk("a", range(3, 10)), *walk("b", [4, 5, 6, 8, 9, 10]))
+    windows = cut_windows(scenes, observed=2, predicted=1, stride=2, by_scene=True)
+    assert scenes.frame[windows.last_rows].tolist() == [5, 7, 5, 9]
+
+
 def test_company_is_two_agents_in_one_window():
     scenes = table(*walk("a", range(4)), *walk("b", range(1, 4), y=1))
     windows = cut_windows(scenes, observed=2, predicted=1).with_company()
