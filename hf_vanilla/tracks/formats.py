@@ -94,6 +94,8 @@ class TrackSource:
 def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackTable:
     """All scenes of a file, or of the files in a folder sorted by name.
 
+    Where two files of a folder have scenes of one name, names begin with the file's path in it.
+
     Raises:
         ValueError: a file is not of the format, or a value is impossible; the message names file,
             line, value and remedy.
@@ -105,7 +107,17 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackT
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
         if not files:
             raise FileNotFoundError(f"{path} has no file that ends with {', '.join(known)}")
-        return join_tables([read_tracks(file, source) for file in files])
+        tables = [read_tracks(file, source) for file in files]
+        joined = join_tables(tables)
+        if len({*joined.scene_names}) == len(joined.scene_names):
+            return joined
+        within = [file.relative_to(path).with_suffix("") for file in files]
+        names = [
+            (file if name == file.name else file / name).as_posix()
+            for file, table in zip(within, tables, strict=True)
+            for name in table.scene_names
+        ]
+        return replace(joined, scene_names=tuple(names))
     if source.format is not None and source.format not in FORMATS:
         raise ValueError(f"format={source.format!r}: choose one of {', '.join(FORMATS)}")
     try:

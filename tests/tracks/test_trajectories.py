@@ -147,6 +147,18 @@ def test_text_of_eth_and_ucy(tmp_path):
     assert scenes.step_seconds == pytest.approx(0.4)
 
 
+def test_scenes_of_one_name_have_the_path_of_their_file(tmp_path):
+    (tmp_path / "val").mkdir()
+    for path in ("a.txt", "val/a.txt"):
+        write(tmp_path / path, "0 1 2 3\n10 1 2 3\n")
+    assert read_tracks(tmp_path).scene_names == ("a", "val/a")
+    (tmp_path / "val" / "a.txt").unlink()
+    for name in ("b", "c"):
+        write(tmp_path / f"{name}.csv", "scene,frame,agent,x,y\n0,0,1,2,3\n0,10,1,2,3\n")
+    source = TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.04)
+    assert read_tracks(tmp_path, source).scene_names == ("a", "b/0", "c/0")
+
+
 def test_csv_and_parquet_with_other_names_give_equal_tables(tmp_path):
     columns = {"t": [0, 1, 0], "who": ["b", "b", "a"], "px": [0.0, 1.0, 2.0], "py": [3.0, 4.0, 5.0]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
