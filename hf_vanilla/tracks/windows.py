@@ -47,7 +47,7 @@ class Windows:
     def with_company(self) -> "Windows":
         """Only windows of scenes with two agents or more in the window (Social-GAN's rule)."""
         groups = self.groups
-        return self[np.bincount(groups)[groups] >= 2] if len(self) else self
+        return self[np.bincount(groups)[groups] >= 2]
 
     def without_maps(self) -> "Windows":
         """The same windows of a table without its maps."""
