@@ -32,7 +32,8 @@ class TrackData:
         validation: windows to validate on; None where there are none.
         measured: fields of a new model's config, by name: rate and unit of the training tracks;
             `velocity_std`, the root of the mean square of a component of their displacements;
-            `largest_step`, the farthest one; mean and standard deviations in x and y.
+            `largest_step`, the farthest one; mean and standard deviations in x and y;
+            `reads_lanes` of a run without lanes.
     """
 
     train: Windows

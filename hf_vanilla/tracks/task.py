@@ -89,7 +89,8 @@ class TrackTask:
         measured = self.tracks.measured
         if start is not None:  # rate, unit and scale are its own
             largest_step = max(recipe.config().largest_step, measured["largest_step"])
-            measured = {"largest_step": largest_step}
+            measured = {name: value for name, value in measured.items() if name == "reads_lanes"}
+            measured["largest_step"] = largest_step
         measured = {name: value for name, value in measured.items() if name in entry.set_by_data}
         config = recipe.config(**measured, **entry.form_fields.get(self.form, {}))
         config.architectures = [entry.forms[self.form]]

@@ -49,10 +49,6 @@ class Windows:
         groups = self.groups
         return self[np.bincount(groups)[groups] >= 2]
 
-    def without_maps(self) -> "Windows":
-        """The same windows of a table without its maps."""
-        return replace(self, table=replace(self.table, maps=None))
-
     def positions(self, selected: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions of some windows, relative to each one's last observed position.
 
