@@ -324,7 +324,7 @@ def on_plane(positions: np.ndarray, homography: np.ndarray) -> np.ndarray:
 
 def _text_rows(path: Path, counts: Sequence[int]) -> list[list[str]]:
     rows = []
-    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for line, text in enumerate(path.read_text(encoding="utf-8").rstrip().splitlines(), start=1):
         parts = text.split()
         if len(parts) not in counts:
             raise ValueError(

@@ -140,7 +140,7 @@ def test_walkers_are_the_same_for_one_seed_only():
 
 
 def test_text_of_eth_and_ucy(tmp_path):
-    path = write(tmp_path / "eth.txt", "10\t2.0\t1.5\t-1\n0\t2.0\t1.0\t-1\n10\t1\t3\t4\n")
+    path = write(tmp_path / "eth.txt", "10\t2.0\t1.5\t-1\n0\t2.0\t1.0\t-1\n10\t1\t3\t4\n\n")
     scenes = read_tracks(path)
     assert scenes.agent_names.tolist() == [2, 1]
     assert scenes.frame.tolist() == [0, 10, 10]
