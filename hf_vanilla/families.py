@@ -240,7 +240,7 @@ TASKS = {
         measures="hf_vanilla.tracks.options:SCENE_MEASURES",
         prepare="hf_vanilla.tracks.scene_tasks:prepare_scenes",
         config="hf_vanilla.models.configuration_vanilla_scene:VanillaSceneConfig",
-        set_by_data=("step_seconds", "unit", "velocity_std", "largest_step"),
+        set_by_data=("step_seconds", "unit", "velocity_std", "largest_step", "reads_lanes"),
         forms={
             "fusion": "VanillaForSceneTrajectoryPrediction",
             "proposals": "VanillaForProposalTrajectoryPrediction",

@@ -46,7 +46,7 @@ class TableOptions(Options):
         choices=tuple(FORM_OPTIONS),
     )
     max_steps: int | None = option(
-        None, "optimizer steps of each run; default: the recipe's", at_least=500
+        None, "optimizer steps of each run; default: the recipe's", at_least=1
     )
 
 
@@ -74,7 +74,8 @@ def table(options: TableOptions) -> str:
 
 
 def _trained(scene: str, seed: int, options: TableOptions) -> dict[str, float]:
-    run_folder = Path(options.output) / f"{options.form}_{scene}_{seed}"
+    steps = "" if options.max_steps is None else f"_{options.max_steps}_steps"
+    run_folder = Path(options.output) / f"{options.form}_{scene}_{seed}{steps}"
     scores = run_folder / "test_scores.json"
     if not scores.is_file():
         arguments = ["--recipe", f"tracks_{scene}", "--dataset", options.folder]

@@ -180,7 +180,7 @@ def arguments_of_models(
 
 def _others_folder(options: TableOptions) -> Path:
     """A folder of the files that are neither of the test scene nor of `OUTSIDE`."""
-    folder = Path(options.output) / "others"
+    folder = Path(options.output) / f"others_{options.test_scene}"
     folder.mkdir(parents=True, exist_ok=True)
     for name in FIRST_VALIDATION_FRAME:
         link = folder / f"{name}.txt"
@@ -190,9 +190,10 @@ def _others_folder(options: TableOptions) -> Path:
 
 
 def model_folder(name: str, data: str, options: TableOptions, seed: int = 0) -> Path:
-    """The folder of a model."""
+    """The folder of a model; the training tracks of all but junctions depend on the test scene."""
     last = name.replace(", ", "_").replace(" ", "_") + (f"_{seed}" if seed else "")
-    return Path(options.output) / data / last
+    tracks = data if data == "junctions" else f"{data}_{options.test_scene}"
+    return Path(options.output) / tracks / last
 
 
 def rows_of(name: str, data: str, options: TableOptions, seeds: int = 1) -> list[dict[str, Any]]:

@@ -144,7 +144,8 @@ def _forecasts(model: Any, drawn: Junctions, change: str) -> tuple[np.ndarray, n
     if change == "no lanes":
         maps = [None] * scenes
     elif change == "other lanes":
-        maps = [_moved(maps[s - 1], middles[s] - middles[s - 1]) for s in range(scenes)]
+        before = [(drawn.maps[s - 1], middles[s] - middles[s - 1]) for s in range(scenes)]
+        maps = [replace(road, points=road.points + offset) for road, offset in before]
     elif change == "other cars":
         others = np.roll(past, 1, axis=0) - np.roll(middles, 1, axis=0)[:, None, None]
         past = np.concatenate((past[:, :1], others[:, 1:] + middles[:, None, None]), axis=1)
@@ -163,10 +164,6 @@ def _forecasts(model: Any, drawn: Junctions, change: str) -> tuple[np.ndarray, n
 
 def _parts(count: int, size: int) -> Iterator[slice]:
     return (slice(first, first + size) for first in range(0, count, size))
-
-
-def _moved(road: RoadMap | None, offset: np.ndarray) -> RoadMap | None:
-    return road and replace(road, points=road.points + offset)
 
 
 def _branch_odds(

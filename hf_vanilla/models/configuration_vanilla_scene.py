@@ -41,6 +41,8 @@ class VanillaSceneConfig(VanillaForecasterConfig):
             positions share the last. 0: sinusoids and no ReLU.
         max_others (`int`, defaults to 32): other agents that an agent sees, the nearest.
         max_lanes (`int`, defaults to 64): polylines that an agent sees, the nearest.
+        reads_lanes (`bool`, defaults to `True`): the model reads polylines; `False`: it was trained
+            without, and leaves out those that it is given.
         map_distance (`float`, defaults to 1000.0): a map of which no point is so close to an agent
             of its scene is refused, in units of the world.
         num_agent_kinds (`int`, defaults to 0): kinds of agents that Wayformer tells apart, of which
@@ -84,6 +86,7 @@ class VanillaSceneConfig(VanillaForecasterConfig):
     learned_positions: int = 0
     max_others: int = 32
     max_lanes: int = 64
+    reads_lanes: bool = True
     map_distance: float | int = 1000.0
     num_agent_kinds: int = 0
     reads_sizes: bool = False

@@ -86,7 +86,7 @@ def checked_scenes(  # noqa: PLR0913 - the inputs of every model of this family
         past_observed_mask: `(B, A, T)`, 1 = observed; None: all are.
         agent_mask: `(B, A)`, 1 = agent, 0 = padding; None: all are agents.
         lane_values: `(B, P, S, 2)` points of polylines in the world, in the order of driving;
-            None: there is no map.
+            None: there is no map. Not read under `reads_lanes=False`.
         lane_mask: `(B, P, S)`, 1 = point; None: all are.
         lane_kinds: `(B, P)` numbers below `num_lane_kinds`; None: all 0.
         agent_kinds: `(B, A)` numbers below `num_agent_kinds`, 0 where not known; None: nowhere.
@@ -185,7 +185,7 @@ def _polylines(
 ) -> Polylines:
     """Checked polylines; without any, one that is padding, so that no encoder has no token."""
     scenes = past.shape[0]
-    if values is None or (values.dim() == 4 and not values.shape[1]):
+    if not config.reads_lanes or values is None or (values.dim() == 4 and not values.shape[1]):
         points = past.new_zeros(scenes, 1, 2, 2)
         kind = torch.zeros(scenes, 1, dtype=torch.long, device=past.device)
         return Polylines(points, torch.zeros_like(points[..., 0], dtype=torch.bool), kind)

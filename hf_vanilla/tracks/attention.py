@@ -23,8 +23,6 @@ from hf_vanilla.models.rows_vanilla_scene import Rows
 from .forecaster import relative_outputs
 from .road_maps import RoadMap
 
-FACTORISED = ("sequential", "interleaved")
-
 
 @dataclass(frozen=True, eq=False)
 class SceneAttention:
@@ -115,7 +113,7 @@ def _by_sequence(model: Any, rows: Rows, weights: list[Tensor]) -> tuple[Tensor,
     config = model.config
     is_one_grid = (  # all families were in one factorised encoder
         isinstance(model, VanillaForSceneTrajectoryPrediction)
-        and config.encoder in FACTORISED
+        and config.encoder in ("sequential", "interleaved")
         and config.fusion != "late"
     )
     seen = (rows.own, rows.others, rows.lanes, rows.lights)

@@ -32,7 +32,8 @@ class TrackData:
         validation: windows to validate on; None where there are none.
         measured: fields of a new model's config, by name: rate and unit of the training tracks;
             `velocity_std`, the root of the mean square of a component of their displacements;
-            `largest_step`, the farthest one; mean and standard deviations in x and y.
+            `largest_step`, the farthest one; mean and standard deviations in x and y;
+            `reads_lanes` of a run without lanes.
     """
 
     train: Windows
@@ -52,15 +53,16 @@ def prepare_tracks(recipe: Recipe) -> TrackData:
     tables = training_and_validation(options)
     is_new = recipe.train.initial_model is None
     for table, source in zip(tables, (options.dataset, "validation"), strict=True):
-        if not is_new and table is not None:
-            check_rate(table, config, source)
+        if table is not None:
+            check_rate(table, tables[0] if is_new else config, source)
 
     how: dict[str, Any] = {
         "observed": config.observed_steps,
         "predicted": config.predicted_steps,
         "allow_missing": options.allow_missing,
     }
-    train = cut_windows(tables[0], stride=options.stride, **how)
+    by_scene = "others" in recipe.entry.reads
+    train = cut_windows(tables[0], stride=options.stride, by_scene=by_scene, **how)
     if not len(train):
         shorter = "lower model.observed_steps or model.predicted_steps" if is_new else "give others"
         raise ValueError(
@@ -100,13 +102,15 @@ def training_and_validation(options: WindowOptions) -> tuple[TrackTable, TrackTa
         ValueError: a file does not match the options.
         OSError: a file cannot be read.
     """
+    chosen = None if options.validation is None else options.read(options.validation, seed=1)
     if options.left_out:
         split = leave_one_out(options.dataset, options.test_scene)
         step = options.step_seconds or split.train.step_seconds
-        return resample(split.train, step), resample(split.validation, step)
+        validation = resample(split.validation, step) if chosen is None else chosen
+        return resample(split.train, step), validation
     train = options.read(options.dataset)
-    if options.validation is not None:
-        return train, options.read(options.validation)
+    if chosen is not None:
+        return train, chosen
     if options.dataset in BUILT_IN:
         return train, options.read(options.dataset, seed=1)
     agents = np.unique(train.agent)

@@ -104,6 +104,7 @@ def windows_to_score(
         observed=config.observed_steps,
         predicted=config.predicted_steps,
         stride=options.stride,
+        by_scene="others" in entry_of(config).reads,
         allow_missing=options.allow_missing,
     )
     windows = windows.with_company() if options.with_company else windows

@@ -264,7 +264,7 @@ def _sorted_modes(outputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def check_rate(table: TrackTable, config: Any, source: str) -> None:
-    """Refuse tracks whose steps are not those of a model.
+    """Refuse tracks whose steps are not those of a model, or of the tracks of a new one.
 
     Raises:
         ValueError: they take another time, or positions have another unit.

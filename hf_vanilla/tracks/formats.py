@@ -16,7 +16,7 @@ from .road_maps import with_map
 from .table import Rows, TrackTable, join_tables, resample, table_of_rows
 
 ETH_UCY_FRAME_SECONDS = 0.04
-AGENTFORMER_COLUMNS = 17
+AGENTFORMER_COLUMNS = (17, 18)  # the last one of nuScenes is its mask of agents to forecast
 ARGOVERSE_STEP_SECONDS = 0.1
 
 
@@ -94,6 +94,8 @@ class TrackSource:
 def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackTable:
     """All scenes of a file, or of the files in a folder sorted by name.
 
+    Where two files of a folder have scenes of one name, names begin with the file's path in it.
+
     Raises:
         ValueError: a file is not of the format, or a value is impossible; the message names file,
             line, value and remedy.
@@ -105,7 +107,17 @@ def read_tracks(path: str | Path, source: TrackSource = TrackSource()) -> TrackT
         files = sorted(file for file in path.rglob("*") if file.suffix.lower() in known)
         if not files:
             raise FileNotFoundError(f"{path} has no file that ends with {', '.join(known)}")
-        return join_tables([read_tracks(file, source) for file in files])
+        tables = [read_tracks(file, source) for file in files]
+        joined = join_tables(tables)
+        if len({*joined.scene_names}) == len(joined.scene_names):
+            return joined
+        within = [file.relative_to(path).with_suffix("") for file in files]
+        names = [
+            (file if name == file.name else file / name).as_posix()
+            for file, table in zip(within, tables, strict=True)
+            for name in table.scene_names
+        ]
+        return replace(joined, scene_names=tuple(names))
     if source.format is not None and source.format not in FORMATS:
         raise ValueError(f"format={source.format!r}: choose one of {', '.join(FORMATS)}")
     try:
@@ -148,7 +160,7 @@ def format_of(path: Path) -> str:
         return "trajnet"
     if ending == ".txt":
         with path.open(encoding="utf-8", errors="replace") as file:
-            is_wide = len(file.readline().split()) == AGENTFORMER_COLUMNS
+            is_wide = len(file.readline().split()) in AGENTFORMER_COLUMNS
         return "agentformer" if is_wide else "eth_ucy"
     raise ValueError(f"{path}: give --format, one of {', '.join(FORMATS)}")
 
@@ -158,22 +170,25 @@ def format_of(path: Path) -> str:
 
 def read_eth_ucy(path: Path, _: Columns) -> Rows:
     """Text of ETH and UCY: frame, person, x, y in metres; frames are 0.04 s apart."""
-    frame, agent, x, y = _numbers(path, _text_rows(path, 4), (0, 1, 2, 3))
+    frame, agent, x, y = _numbers(path, _text_rows(path, (4,)), (0, 1, 2, 3))
     return Rows(source=str(path), frame=frame, agent=_whole(agent), positions=np.stack((x, y), 1))
 
 
 def read_agentformer(path: Path, _: Columns) -> Rows:
-    """AgentFormer's 17 columns: frame, id, kind; from the 12th width, length, x, z, y."""
+    """AgentFormer's columns: frame, id, kind; from the 11th width, height, length, x, z, y."""
     rows = _text_rows(path, AGENTFORMER_COLUMNS)
-    numbers = _numbers(path, rows, (0, 1, 11, 12, 13, 15))
-    frame, agent, width, length, x, y = numbers
+    frame, agent, width, length, x, y = _numbers(path, rows, (0, 1, 10, 12, 13, 15))
     return Rows(
         source=str(path),
         frame=frame,
         agent=_whole(agent),
         positions=np.stack((x, y), 1),
         columns={
-            "kind": np.array([row[2] for row in rows], dtype=object),
+            # of nuScenes a vehicle, of Argoverse 2 what stands at a building site
+            "kind": np.array(
+                ["Construction_vehicle" if row[2] == "Construction" else row[2] for row in rows],
+                dtype=object,
+            ),
             "size": np.stack((length, width), 1),
         },
     )
@@ -184,10 +199,12 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
 
     Predictions in the same file are left out.
     """
-    found: list[tuple[Any, Any, Any, Any]] = []
-    rate, line = 0.0, 0
+    found: list[tuple[Any, ...]] = []
+    rate = 0.0
     with path.open(encoding="utf-8") as file:
-        for line, text in enumerate(filter(str.strip, file), start=1):
+        for line, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
             try:
                 entry = json.loads(text)
                 rate = float(entry.get("scene", {}).get("fps") or rate or 0)
@@ -196,21 +213,20 @@ def read_trajnet(path: Path, _: Columns) -> Rows:
                 track = entry.get("track")
                 if track is not None and track.get("prediction_number") is None:
                     point = float(track["x"]), float(track["y"])
-                    found.append((float(track["f"]), track["p"], *point))
+                    found.append((line, float(track["f"]), track["p"], *point))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{path}, line {line}: {text.strip()[:60]!r} is no object of TrajNet++ "
                     f"({type(error).__name__}: {error}): give 'track' with f, p, x, y, and a "
                     "positive fps"
                 ) from None
-    frame, agent, x, y = (
-        np.array(column) for column in (zip(*found, strict=True) if found else ([], [], [], []))
-    )
+    lines, frame, agent, x, y = map(np.array, zip(*found, strict=True) if found else [[]] * 5)
     return Rows(
         source=str(path),
         frame=frame,
         agent=agent,
         positions=np.stack((x, y), 1),
+        lines=lines,
         step_seconds=1 / rate if rate else None,
     )
 
@@ -252,7 +268,7 @@ def read_table(path: Path, columns: Columns) -> Rows:
         frame=number("frame"),
         agent=names,
         positions=positions,
-        first_line=first_line,
+        lines=range(first_line, first_line + len(names)),
         scene=named("scene") if "scene" in wanted else None,
         columns=extra,
     )
@@ -306,14 +322,14 @@ def on_plane(positions: np.ndarray, homography: np.ndarray) -> np.ndarray:
 # --- parts ---------------------------------------------------------------------------------------
 
 
-def _text_rows(path: Path, count: int) -> list[list[str]]:
+def _text_rows(path: Path, counts: Sequence[int]) -> list[list[str]]:
     rows = []
-    for line, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for line, text in enumerate(path.read_text(encoding="utf-8").rstrip().splitlines(), start=1):
         parts = text.split()
-        if len(parts) != count:
+        if len(parts) not in counts:
             raise ValueError(
-                f"{path}, line {line}: {len(parts)} columns instead of {count}: give the file's "
-                "format by --format"
+                f"{path}, line {line}: {len(parts)} columns instead of "
+                f"{' or '.join(map(str, counts))}: give the file's format by --format"
             )
         rows.append(parts)
     return rows
@@ -362,7 +378,8 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
                         "name in each row"
                     )
             return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
-        table = pyarrow.csv.read_csv(path)
+        missing = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # as of numbers
+        table = pyarrow.csv.read_csv(path, convert_options=missing)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is not a table with a header: {reason}") from None

@@ -238,4 +238,4 @@ class SceneDataOptions(SceneOptions):  # flat on the command line
         "neighbors: Gatformer; gate: Spatial-Channel; vectors: Huang et al.",
         choices=tuple(task_entry("scene_trajectories").forms),
     )
-    with_lanes: bool = option(default=True, text="read the lanes of tracks that have some")
+    with_lanes: bool = option(default=True, text="the model reads lanes, where tracks have some")

@@ -149,6 +149,7 @@ function source() {
 
 function chooseSource() {
   const scene = source();
+  for (const name of ["draw", "frame"]) cancel(name); // an answer for the last source is not shown
   part("stepper").hidden = scene === null;
   agents = [];
   lanes = [];
@@ -185,6 +186,7 @@ plane.addEventListener("pointerdown", (event) => {
   const group = event.target.closest("[data-agent]");
   if (group && source() !== null) choose(Number(group.dataset.agent), Number(event.target.dataset.mode ?? -1));
   if (source() !== null) return;
+  cancel("draw"); // an answer to the last path is not shown
   path = [pointOf(event)];
   agents = [];
   paint();
@@ -206,6 +208,11 @@ plane.addEventListener("pointerup", () => {
   const drawn = path;
   path = null;
   ask("draw", drawn);
+});
+
+plane.addEventListener("pointercancel", () => {
+  path = null;
+  plane.querySelector(".drawing")?.remove();
 });
 
 plane.addEventListener("keydown", (event) => {

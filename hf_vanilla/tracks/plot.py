@@ -349,11 +349,12 @@ def _picture(path: str) -> np.ndarray:
 
 
 def _fullest_frame(table: TrackTable, config: VanillaTracksConfig) -> int:
-    """The frame with most agents, among those with enough frames before and after it."""
+    """The frame of a scene with most agents, among those with enough frames before and after."""
     frames, counts = np.unique(table.frame, return_counts=True)
     inner = slice(min(config.observed_steps, len(frames)) - 1, None)
     frames, counts = frames[inner], counts[inner]
-    has_future = frames <= frames[-1] - config.predicted_steps * table.frames_per_step.min()
+    future = config.predicted_steps * table.frames_per_step[table.scene[0]]
+    has_future = frames <= frames[-1] - future
     if has_future.any():
         frames, counts = frames[has_future], counts[has_future]
     return int(frames[counts.argmax()])

@@ -173,7 +173,8 @@ def _lines(archive: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
         for edge in ("edge1", "edge2"):
             yield "crossing", _even(_points(crossing[edge]))
     for area in archive.get("drivable_areas", {}).values():
-        around = _points(area["area_boundary"])
+        corners = _points(area["area_boundary"])
+        around = np.concatenate((corners, corners[:1]))
         for first in range(0, len(around) - 1, LANE_POINTS - 1):
             yield "boundary", around[first : first + LANE_POINTS]
 

@@ -42,6 +42,7 @@ from .layout import (
     scene_middles,
 )
 from .options import JOINT_MEASURES, SCENE_MEASURES, SceneOptions
+from .road_maps import RoadMap
 from .scores import JointSums, TrackSums, add_scenes
 from .task import TrackTask
 from .windows import Windows, by_group
@@ -328,12 +329,10 @@ def prepare_scenes(recipe: Recipe) -> "SceneTrajectoryTask":
     options = recipe.data
     tracks = prepare_tracks(recipe)
     if not options.with_lanes:
-        validation = tracks.validation and tracks.validation.without_maps()
-        tracks = replace(tracks, train=tracks.train.without_maps(), validation=validation)
-    scenes = TrainingScenes.of(tracks.train, options)
-    maps = sum(road is not None for road in tracks.train.table.maps or ())
-    logger.info("training: %s; %d have lanes", scenes.describe(), maps)
-    return SceneTrajectoryTask(recipe, tracks, scenes)
+        tracks = replace(tracks, measured={**tracks.measured, "reads_lanes": False})
+    task = SceneTrajectoryTask(recipe, tracks, TrainingScenes.of(tracks.train, options))
+    logger.info("training: %s; %d have lanes", task.scenes.describe(), len(task.maps))
+    return task
 
 
 @dataclass(frozen=True)
@@ -348,6 +347,12 @@ class SceneTrajectoryTask(SceneTask):
         """The config of the recipe."""
         return self.recipe.config()
 
+    @cached_property
+    def maps(self) -> list[RoadMap]:
+        """The maps of training scenes whose lanes are read."""
+        maps = self.tracks.train.table.maps if self.options.with_lanes else None
+        return [road for road in maps or () if road is not None]
+
     def fit(self, model: Any) -> None:
         """Take the regions of proposals from the training scenes."""
         if hasattr(model, "set_regions"):
@@ -358,10 +363,9 @@ class SceneTrajectoryTask(SceneTask):
     def facts(self) -> dict[str, str]:
         """Fingerprints of windows and lanes."""
         facts = super().facts()
-        maps = [road for road in self.tracks.train.table.maps or () if road is not None]
-        if maps:
-            total = sum(float(road.points.sum()) for road in maps)
-            facts["training lanes"] = f"{sum(map(len, maps))}:{total:.9g}"
+        if self.maps:
+            total = sum(float(road.points.sum()) for road in self.maps)
+            facts["training lanes"] = f"{sum(map(len, self.maps))}:{total:.9g}"
         return facts
 
     def batch(self, scenes: np.ndarray, generator: torch.Generator) -> Batch:
@@ -379,12 +383,11 @@ class SceneTrajectoryTask(SceneTask):
         inputs = optional_inputs(agents, layout, middles)
         if "light_values" in inputs:
             inputs["light_values"] = inputs["light_values"] @ change
-        if table.maps is not None:
+        if self.maps:
             inputs |= map_inputs(table.maps_of(last_rows), layout, middles)
             inputs["lane_values"] = inputs["lane_values"] @ change.unsqueeze(1)
         return inputs
 
     def describe_training(self) -> str:
         """What the training data is cut into, in words."""
-        count = sum(road is not None for road in self.tracks.train.table.maps or ())
-        return f"{len(self.scenes.sizes):,} scenes, {count:,} maps of lanes"
+        return f"{len(self.scenes.sizes):,} scenes, {len(self.maps):,} maps of lanes"

@@ -66,15 +66,15 @@ class TrackSums:
         """Add windows to the sums; those without any known future step count nothing.
 
         Args:
-            trajectories: `(B, M, P, 2)`.
+            trajectories: `(B, M, P, 2)`, relative to the last observed position.
             mode_logits: `(B, M)`.
-            future: `(B, P, 2)`; anything where it is not known.
+            future: `(B, P, 2)` likewise; anything where it is not known.
             known: `(B, P)` bool; final errors are measured where the last step is known.
             spreads: `(B, M, P)` standard deviations, where the model states them.
         """
         probabilities = mode_logits.double().softmax(-1)
         order = mode_logits.argsort(dim=1, descending=True, stable=True)
-        tracks, truth = trajectories.double(), future.double()
+        tracks, truth = trajectories.double(), torch.where(known.unsqueeze(-1), future, 0).double()
         errors = distances(tracks, truth.unsqueeze(1)) * known.unsqueeze(1)  # (B, M, P)
         has_any, has_last, steps = known.any(1), known[:, -1], known.sum(1).clamp(min=1)
         means, finals = errors.sum(-1) / steps.unsqueeze(1), errors[..., -1]  # (B, M)
@@ -95,10 +95,11 @@ class TrackSums:
             values["kde_nll"] = (nats * known).sum(1) / steps, has_any
         if spreads is not None:
             logits, spreads = mode_logits.double(), spreads.double()
-            nats = mixture_nats(tracks, logits, spreads, torch.nan_to_num(truth))
+            nats = mixture_nats(tracks, logits, spreads, truth)
             values["density_nll"] = (nats * known).sum(1) / steps, has_any
         if self.largest_step:
-            is_far = tracks.diff(dim=2).norm(dim=-1).gt(self.largest_step)
+            start = torch.zeros_like(tracks[:, :, :1])
+            is_far = tracks.diff(dim=2, prepend=start).norm(dim=-1).gt(self.largest_step)
             values["off_speed_share"] = is_far.double().mean((1, 2)), torch.ones_like(has_any)
         for column, name in enumerate(self.names):
             value, counts = values[name]

@@ -1,6 +1,7 @@
 """Positions of moving agents in memory. Shapes: N rows of a table, S scenes."""
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,8 @@ COLUMNS = ("scene", "agent", "frame", "positions", "kind", "size")
 AGENT_KINDS = ("unknown", "vehicle", "pedestrian", "cyclist", "motorcyclist", "bus", "other")
 # names of Argoverse 2 are those of `AGENT_KINDS`; of nuScenes in AgentFormer's form:
 OTHER_NAMES = {
-    **dict.fromkeys(("car", "truck", "van", "trailer", "construction_vehicle"), "vehicle"),
-    **dict.fromkeys(("emergency", "construction"), "vehicle"),
+    **dict.fromkeys(("car", "truck", "van", "trailer"), "vehicle"),
+    **dict.fromkeys(("emergency", "construction_vehicle"), "vehicle"),
     **{"person": "pedestrian", "bicycle": "cyclist", "motorcycle": "motorcyclist"},
     **dict.fromkeys(("dontcare", "none", "nan", ""), "unknown"),
 }
@@ -147,7 +148,7 @@ class Rows:
         frame: `(N,)` numbers.
         agent: `(N,)` names.
         positions: `(N, 2)`.
-        first_line: number of the line of the first row.
+        lines: number of the line of each row.
         scene: `(N,)` names where one file holds several scenes.
         step_seconds: where the file states it.
         columns: `kind` and `size`, where there are.
@@ -157,14 +158,14 @@ class Rows:
     frame: np.ndarray
     agent: np.ndarray
     positions: np.ndarray
-    first_line: int = 1
+    lines: Sequence[int] = range(1, sys.maxsize)
     scene: np.ndarray | None = None
     step_seconds: float | None = None
     columns: dict[str, np.ndarray] = field(default_factory=dict)
 
     def line(self, row: int) -> str:
         """Where a row is, for messages."""
-        return f"{self.source}, line {row + self.first_line}"
+        return f"{self.source}, line {self.lines[row]}"
 
 
 def table_of_rows(
@@ -367,8 +368,11 @@ def _check_numbers(rows: Rows) -> None:
 def _frames_per_step(
     rows: Rows, order: Any, frame: np.ndarray, agent: np.ndarray, scene: np.ndarray
 ) -> np.ndarray:
-    """`(S,)` most frequent advance of each scene's agents; all others must be its multiples."""
-    per_step = np.ones(scene.max() + 1, np.int64)
+    """`(S,)` most frequent advance of each scene's agents; all others must be its multiples.
+
+    A scene in which every agent is there once has that of the others.
+    """
+    per_step = np.zeros(scene.max() + 1, np.int64)
     counts: list[Counter[int]] = [Counter() for _ in per_step]
     for block in _blocks(len(frame)):
         advance, is_same = np.diff(frame[block]), agent[block][1:] == agent[block][:-1]
@@ -378,7 +382,7 @@ def _frames_per_step(
             counts[number].update(dict(zip(values.tolist(), times.tolist(), strict=True)))
     for number, of_scene in enumerate(counts):
         if not of_scene:
-            continue  # every agent is there once
+            continue
         most = max(of_scene.values())
         per_step[number] = step = min(value for value, times in of_scene.items() if times == most)
         if any(value % step for value in of_scene):
@@ -388,6 +392,7 @@ def _frames_per_step(
                 f"{rows.line(_row_of_file(order, row))}: an agent's frames advance by "
                 f"{frame[row] - frame[row - 1]}, but mostly by {step}: frames must have one rate"
             )
+    per_step[per_step == 0] = per_step.max(initial=1)
     return per_step
 
 

@@ -89,7 +89,8 @@ class TrackTask:
         measured = self.tracks.measured
         if start is not None:  # rate, unit and scale are its own
             largest_step = max(recipe.config().largest_step, measured["largest_step"])
-            measured = {"largest_step": largest_step}
+            measured = {name: value for name, value in measured.items() if name == "reads_lanes"}
+            measured["largest_step"] = largest_step
         measured = {name: value for name, value in measured.items() if name in entry.set_by_data}
         config = recipe.config(**measured, **entry.form_fields.get(self.form, {}))
         config.architectures = [entry.forms[self.form]]
@@ -150,7 +151,7 @@ class TrackTask:
         values |= others or {"ade": means["minADE1"], "fde": means["minFDE1"]}
         windows, options = self.validation, self.options
         data = "validation part"
-        if options.left_out:
+        if options.left_out and options.validation is None:
             data = f"ETH/UCY without {options.test_scene}, validation cut"
         protocol = Protocol.of(windows, data, seed=str(self.recipe.train.seed))
         return Validation(values, TrackScores(means, protocol))

@@ -47,11 +47,7 @@ class Windows:
     def with_company(self) -> "Windows":
         """Only windows of scenes with two agents or more in the window (Social-GAN's rule)."""
         groups = self.groups
-        return self[np.bincount(groups)[groups] >= 2] if len(self) else self
-
-    def without_maps(self) -> "Windows":
-        """The same windows of a table without its maps."""
-        return replace(self, table=replace(self.table, maps=None))
+        return self[np.bincount(groups)[groups] >= 2]
 
     def positions(self, selected: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions of some windows, relative to each one's last observed position.
@@ -76,6 +72,7 @@ def cut_windows(
     observed: int,
     predicted: int,
     stride: int = 1,
+    by_scene: bool = False,
     allow_missing: bool = False,
 ) -> Windows:
     """All windows of each agent.
@@ -84,7 +81,8 @@ def cut_windows(
         table: rows of agents.
         observed: steps T.
         predicted: steps P.
-        stride: steps from one window to the next.
+        stride: steps from one window to the next, counted from the start of each agent.
+        by_scene: count them from the scene's frame 0, so that all agents of a frame have a window.
         allow_missing: mask missing steps, where the last observed step and a later one are there;
             otherwise no window crosses a gap.
 
@@ -97,8 +95,12 @@ def cut_windows(
     first = np.arange(max(0, len(grid) - length + 1))
     first = first[segment[first] == segment[first + length - 1]]
     if stride > 1:
-        starts = np.flatnonzero(np.diff(segment, prepend=-1))
-        first = first[(first - starts[segment[first]]) % stride == 0]
+        starts = np.flatnonzero(np.diff(segment, prepend=-1))[segment[first]]
+        number = first - starts
+        if by_scene:
+            rows = grid[starts]
+            number += table.frame[rows] // table.frames_per_step[table.scene[rows]]
+        first = first[number % stride == 0]
     if allow_missing:
         known = np.concatenate(([0], np.cumsum(grid >= 0)))
         has_future = known[first + length] > known[first + observed]

@@ -49,25 +49,34 @@ def test_a_row_is_made_once_and_one_that_is_not_trained_is_left_out(table, tmp_p
     assert table.rows_of("K modes", "junctions", asked, 3) == []
 
 
+def test_a_row_of_another_test_scene_is_another_one(table, tmp_path):
+    folders = {
+        table.model_folder("K modes", data, options(table, tmp_path, test_scene=scene))
+        for data in (*table.DATA, "outside")
+        for scene in ("eth", "zara1")
+    }
+    assert len(folders) == 5  # junctions have no test scene
+
+
 def test_the_third_table_trains_without_its_own_scenes_and_the_test_scene(table, tmp_path):
     asked = options(table, tmp_path)
     arguments = table.arguments_of_models("outside", asked)["early, full"]
     folder = arguments[arguments.index("--dataset") + 1]
-    assert sorted(file.stem for file in (tmp_path / "others").iterdir()) == [
+    assert sorted(file.stem for file in (tmp_path / "others_zara1").iterdir()) == [
         "biwi_eth",
         "biwi_hotel",
         "crowds_zara02",
         "students001",
         "students003",
     ]
-    assert folder == str(tmp_path / "others")
+    assert folder == str(tmp_path / "others_zara1")
 
 
 def test_a_second_stage_starts_from_the_first_of_its_seed(table, tmp_path):
     asked = options(table, tmp_path)
     for seed, folder in ((0, "AgentFormer_first_stage"), (2, "AgentFormer_first_stage_2")):
         arguments = table.arguments_of_models("eth_ucy", asked, seed)["AgentFormer, both stages"]
-        assert arguments[-2:] == ["--first_stage", str(tmp_path / "eth_ucy" / folder)]
+        assert arguments[-2:] == ["--first_stage", str(tmp_path / "eth_ucy_zara1" / folder)]
 
 
 def test_the_best_rows_are_those_of_the_most_futures_that_all_have(table):

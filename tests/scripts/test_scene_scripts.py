@@ -61,6 +61,21 @@ def test_changes_of_inputs_keep_the_arriving_car(monkeypatch):
         assert (seen["maps"][0] is drawn.maps[0]) == (change not in ("no lanes", "other lanes"))
 
 
+def test_runs_of_eth_and_ucy_with_other_steps_have_scores_of_their_own(monkeypatch, tmp_path):
+    table, trained = script("eth_ucy.py"), []
+
+    def train(recipe):
+        trained.append(recipe.train.max_steps)
+        Path(recipe.train.output_dir).mkdir()
+
+    monkeypatch.setattr(table, "train", train)
+    monkeypatch.setattr(table, "_scores", lambda *_: {"minADE1": len(trained)})
+    for steps, times in ((None, 1), (300, 2), (None, 1)):
+        asked = table.TableOptions(folder="eth_ucy", output=str(tmp_path), max_steps=steps)
+        assert table._trained("eth", 0, asked) == {"minADE1": times}
+    assert trained == [400, 300]
+
+
 def test_the_benchmark_of_encoders_writes_table_numbers_and_figure(monkeypatch, tmp_path):
     benchmark = script("benchmarks/scene_encoders.py")
     monkeypatch.setattr(benchmark, "TOKENS", (16, 32))

@@ -67,8 +67,8 @@ def test_a_folder_gives_scenarios_with_lanes_crossings_and_boundaries(tmp_path):
     assert road.points[0].tolist() == [[x, 0] for x in range(10)]
     assert road.points[1, :, 1].tolist() == [3.0] * 10  # between the boundaries
     assert road.points[1, -1].tolist() == [6, 3]
-    assert road.is_point.sum(1).tolist() == [10, 10, 10, 10, 10, 4]
-    assert road.points[5, :4].tolist() == [[9, 1], [10, 0], [11, 1], [12, 0]]
+    assert road.is_point.sum(1).tolist() == [10, 10, 10, 10, 10, 5]
+    assert road.points[5, :5].tolist() == [[9, 1], [10, 0], [11, 1], [12, 0], [0, 0]]  # closed
 
 
 @pytest.mark.parametrize(

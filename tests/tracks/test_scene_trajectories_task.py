@@ -131,6 +131,23 @@ def test_batches_hold_cars_and_lanes_turned_together(tmp_path):
     assert "lane_values" not in without.batch(scenes, torch.Generator().manual_seed(0))
 
 
+def test_a_model_trained_without_lanes_reads_none_later_and_keeps_its_lights(trained, tmp_path):
+    short = {"max_steps": 2, "eval_steps": 2, "save_steps": 2, "data": {"with_lanes": False}}
+    new = train(recipe(tmp_path / "new", model={"num_light_states": 4}, **short))
+    start = recipe(tmp_path / "tuned", initial_model=str(trained), **short)
+    tuned = train(replace(start, model={}))
+    table = built_in_tracks("junctions", agents=30, seed=0)
+    dark = tuple(replace(road, light_states=0 * road.light_states) for road in table.maps)
+    for folder in (new, tuned):
+        model = load_forecaster(str(folder), device="cpu")
+        found = [
+            next(forecasts(model, replace(table, maps=maps)))["x"].to_numpy()
+            for maps in (table.maps, dark, None)
+        ]
+        assert np.array_equal(found[1], found[2])  # without lights, a map says nothing
+        assert np.array_equal(found[0], found[1]) == (folder == tuned)
+
+
 def test_two_micro_batches_give_the_gradient_of_one(tmp_path):
     found = []
     for size in (4, 8):

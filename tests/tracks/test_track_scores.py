@@ -44,8 +44,14 @@ def test_errors_of_three_windows_by_hand():
     assert means["minFDE2"] == pytest.approx((5 + 0.5) / 2)
     assert means["miss_rate"] == pytest.approx(1 / 2)
     assert means["brier_minFDE"] == pytest.approx((5 + 0.75**2 + 0.5 + 0.25**2) / 2)
-    # steps between the two positions: (4, 5), (0, 2.5), (9, 8.6)
-    assert means["off_speed_share"] == pytest.approx((0 + 0 + 1) / 3)
+    # lengths of steps by mode: (3, 4), (1, 5); (1, 0), (3, 2.5); (9, 9), (2, 8.6)
+    assert means["off_speed_share"] == pytest.approx((0 + 0 + 3 / 4) / 3)
+
+
+def test_the_only_step_of_a_future_may_be_too_long():
+    sums = TrackSums(2, largest_step=2.0)
+    sums.add(TRACKS[:, :, :1], LOGITS, TRUTH[:, :1], KNOWN[:, :1])
+    assert sums.means()["off_speed_share"] == pytest.approx((1 / 2 + 1 / 2 + 1 / 2) / 3)
 
 
 def test_the_single_track_is_the_one_in_the_middle_not_the_most_probable():
@@ -70,6 +76,16 @@ def test_sums_of_two_parts_equal_the_sums_of_all():
     first.add(TRACKS[:1], LOGITS[:1], TRUTH[:1], KNOWN[:1])
     second.add(TRACKS[1:], LOGITS[1:], TRUTH[1:], KNOWN[1:])
     assert_close(first.sums + second.sums, whole.sums)
+
+
+def test_what_is_not_known_of_a_future_changes_no_score():
+    found = []
+    for unknown in (0.0, math.nan, math.inf):
+        truth, sums = TRUTH.clone(), TrackSums(2, largest_step=5.5, has_spreads=True)
+        truth[2, 1] = unknown
+        sums.add(TRACKS, LOGITS, truth, KNOWN, spreads=torch.ones(3, 2, 2))
+        found.append(sums.means())
+    assert found[0] == found[1] == found[2]
 
 
 def test_kernel_density_equals_scipy():

@@ -1,6 +1,7 @@
 """The page of trajectories: what its script gets, and the page in headless Chromium."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +251,36 @@ def by_mouse(shown):
     shown.wait_for_function(f"{display} == 'none'")
     shown.get_by_label("what really came").check()
     shown.wait_for_function(f"{display} == 'inline'")
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_an_answer_for_another_source_or_path_is_not_shown(visit):
+    held = []
+    with visit() as tab:
+        tab.route(re.compile("/v1/view/(frame|draw)"), lambda route: held.append(route))
+        for name, start in (("frame", "scene square"), ("draw", "draw a path")):
+            with tab.expect_request(f"**/v1/view/{name}"):
+                tab.locator("select.source").select_option(label=start)
+                if name == "draw":
+                    box = tab.locator(".plane").bounding_box()
+                    tab.mouse.move(box["x"] + 100, box["y"] + 200)
+                    tab.mouse.down()
+                    tab.mouse.move(box["x"] + 200, box["y"] + 200)
+                    tab.mouse.up()
+            if name == "draw":
+                tab.mouse.down()
+                tab.mouse.move(box["x"] + 300, box["y"] + 200)
+            else:
+                tab.locator("select.source").select_option(label="draw a path")
+            with tab.expect_response(f"**/v1/view/{name}"):
+                held.pop().continue_()
+            tab.evaluate("fetch('v1/view/none', { method: 'POST' }).then((found) => found.text())")
+            assert tab.locator(".agent").count() == 0
+        assert tab.locator(".drawing").count() == 1
+        tab.locator(".plane").dispatch_event("pointercancel")
+        tab.mouse.move(box["x"] + 100, box["y"] + 250)
+        assert tab.locator(".drawing").count() == 0
 
 
 def said(tab, text):

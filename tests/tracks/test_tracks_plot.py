@@ -7,7 +7,14 @@ from numpy.testing import assert_allclose
 from hf_vanilla.models.configuration_vanilla_tracks import VanillaTracksConfig
 from hf_vanilla.tracks.forecaster import SimpleForecaster
 from hf_vanilla.tracks.formats import TrackSource, read_tracks
-from hf_vanilla.tracks.plot import Drawn, PlotTracksOptions, _paint, drawn_agents, plot_tracks
+from hf_vanilla.tracks.plot import (
+    Drawn,
+    PlotTracksOptions,
+    _fullest_frame,
+    _paint,
+    drawn_agents,
+    plot_tracks,
+)
 
 
 @pytest.fixture
@@ -26,6 +33,19 @@ def test_past_truth_and_future_of_each_agent_are_drawn(tracks):
     assert_allclose(agents[1].past, [[0.5 * step, 2] for step in range(1, 9)])
     assert_allclose(agents[1].future, [[0.5 * step, 2] for step in range(8, 21)])
     assert_allclose(agents[1].tracks[0], agents[1].future[1:], atol=1e-5)
+
+
+def test_the_default_frame_has_a_whole_future_whatever_the_frames_of_other_scenes(tmp_path):
+    for name, advance in (("a", 10), ("b", 1)):
+        lines = ['{"scene": {"fps": 2.5}}']
+        for agent, first in ((1, 0), (2, 20)):  # from step 20 on there are two
+            row = '{"track": {"f": %d, "p": %d, "x": 0, "y": 0}}'
+            lines += [row % (advance * step, agent) for step in range(first, 25)]
+        (tmp_path / f"{name}.ndjson").write_text("\n".join(lines))
+    scenes = read_tracks(tmp_path)
+    for number, advance in ((0, 10), (1, 1)):
+        scene = scenes.rows(scenes.scene == number)
+        assert _fullest_frame(scene, VanillaTracksConfig()) <= 12 * advance
 
 
 def test_a_figure_is_drawn_on_a_plane_and_on_a_picture(tracks, tmp_path):

@@ -65,6 +65,12 @@ def test_stride_counts_from_the_start_of_each_agent():
     assert scenes.frame[windows.last_rows].tolist() == [1, 3, 5, 2, 4]
 
 
+def test_a_stride_by_scene_keeps_the_agents_of_a_frame_together():
+    scenes = table(*walk("a", range(3, 10)), *walk("b", [4, 5, 6, 8, 9, 10]))
+    windows = cut_windows(scenes, observed=2, predicted=1, stride=2, by_scene=True)
+    assert scenes.frame[windows.last_rows].tolist() == [5, 7, 5, 9]
+
+
 def test_company_is_two_agents_in_one_window():
     scenes = table(*walk("a", range(4)), *walk("b", range(1, 4), y=1))
     windows = cut_windows(scenes, observed=2, predicted=1).with_company()
@@ -134,11 +140,23 @@ def test_walkers_are_the_same_for_one_seed_only():
 
 
 def test_text_of_eth_and_ucy(tmp_path):
-    path = write(tmp_path / "eth.txt", "10\t2.0\t1.5\t-1\n0\t2.0\t1.0\t-1\n10\t1\t3\t4\n")
+    path = write(tmp_path / "eth.txt", "10\t2.0\t1.5\t-1\n0\t2.0\t1.0\t-1\n10\t1\t3\t4\n\n")
     scenes = read_tracks(path)
     assert scenes.agent_names.tolist() == [2, 1]
     assert scenes.frame.tolist() == [0, 10, 10]
     assert scenes.step_seconds == pytest.approx(0.4)
+
+
+def test_scenes_of_one_name_have_the_path_of_their_file(tmp_path):
+    (tmp_path / "val").mkdir()
+    for path in ("a.txt", "val/a.txt"):
+        write(tmp_path / path, "0 1 2 3\n10 1 2 3\n")
+    assert read_tracks(tmp_path).scene_names == ("a", "val/a")
+    (tmp_path / "val" / "a.txt").unlink()
+    for name in ("b", "c"):
+        write(tmp_path / f"{name}.csv", "scene,frame,agent,x,y\n0,0,1,2,3\n0,10,1,2,3\n")
+    source = TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.04)
+    assert read_tracks(tmp_path, source).scene_names == ("a", "b/0", "c/0")
 
 
 def test_csv_and_parquet_with_other_names_give_equal_tables(tmp_path):
@@ -164,19 +182,31 @@ def test_trajnet_leaves_predictions_out_and_knows_its_rate(tmp_path):
     assert scenes.step_seconds == pytest.approx(0.4)
 
 
-def test_the_17_columns_of_agentformer(tmp_path):
-    rest = "-1 " * 8 + "0.5 0.8 1.7"
-    text = "\n".join(f"{f} 7 Pedestrian {rest.strip()[:-4]} {f}.5 0 2.5 0.1" for f in (0, 1))
-    wide = "\n".join(line + " 0" * (17 - len(line.split())) for line in text.splitlines())
-    scenes = read_tracks(write(tmp_path / "a.txt", wide), TrackSource(frame_seconds=0.4))
-    assert scenes.kind.tolist() == ["Pedestrian"] * 2
-    assert scenes.size.shape == (2, 2)
-    assert scenes.kinds_of(np.array([1])).tolist() == [AGENT_KINDS.index("pedestrian")]
-    assert scenes.sizes_of(np.array([1]))[0] == pytest.approx([0.8, 0.5])
+@pytest.mark.parametrize("columns", [17, 18])  # ETH and UCY; nuScenes
+def test_the_columns_of_agentformer(tmp_path, columns):
+    unused = " ".join(["-1.0"] * 7)
+    text = "\n".join(
+        f"{f}.0 7.0 Construction {unused} 1.9 3.2 4.6 {f}.5 0 2.5 0.1 1.0" for f in (0, 1)
+    )
+    lines = [" ".join(line.split()[:columns]) for line in text.splitlines()]
+    path = write(tmp_path / "a.txt", "\n".join(lines))
+    scenes = read_tracks(path, TrackSource(frame_seconds=0.5))
+    assert scenes.positions.tolist() == [[0.5, 2.5], [1.5, 2.5]]
+    assert scenes.kinds_of(np.array([1])).tolist() == [AGENT_KINDS.index("vehicle")]
+    assert scenes.sizes_of(np.array([1]))[0] == pytest.approx([4.6, 1.9])  # length, width
 
 
 def test_names_of_kinds_and_sizes_that_a_file_does_not_know():
-    names = ["vehicle", "Car", "Bicycle", "riderless_bicycle", "static", "BUS", None, "unknown"]
+    names = [
+        "vehicle",
+        "Car",
+        "Bicycle",
+        "riderless_bicycle",
+        "construction",
+        "BUS",
+        None,
+        "unknown",
+    ]
     wanted = ["vehicle", "vehicle", "cyclist", "other", "other", "bus", "unknown", "unknown"]
     table = replace(
         built_in_tracks("walkers", agents=1, seed=0),
@@ -260,10 +290,23 @@ def test_a_csv_that_cannot_be_read_is_named_with_line_and_value(tmp_path, text, 
         read_tracks(path, TrackSource(frame_seconds=0.4))
 
 
-def test_a_row_without_its_scene_is_refused(tmp_path):
-    path = write(tmp_path / "a.csv", "scene,frame,agent,x,y\n1,0,1,2,3\n,1,1,2,3\n")
-    with pytest.raises(ValueError, match=r"line 3: the scene is missing"):
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [("1,0,1,2,3\n,1,1,2,3", "scene"), ("1,0,ada,2,3\n1,1,,2,3\n1,2,ada,2,3", "agent")],
+)
+def test_a_row_without_its_scene_or_agent_is_refused(tmp_path, rows, name):
+    path = write(tmp_path / "a.csv", f"scene,frame,agent,x,y\n{rows}\n")
+    with pytest.raises(ValueError, match=rf"line 3: the {name} is missing"):
         read_tracks(path, TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.4))
+
+
+def test_a_scene_whose_agents_are_there_once_has_the_rate_of_the_others(tmp_path):
+    rows = ["scene,frame,agent,x,y", "a,0,1,0,0", "b,0,1,0,0", "b,10,1,1,0", "b,20,1,2,0"]
+    path = write(tmp_path / "a.csv", "\n".join(rows))
+    source = TrackSource(columns=read_columns("scene=scene"), frame_seconds=0.04)
+    scenes = read_tracks(path, source)
+    assert scenes.frames_per_step.tolist() == [10, 10]
+    assert scenes.step_seconds == pytest.approx(0.4)
 
 
 def test_a_rate_that_nobody_states_is_asked_for(tmp_path):
@@ -282,6 +325,19 @@ def test_unsorted_frames_are_sorted(tmp_path):
 def test_a_homography_that_cannot_be_inverted_is_refused(tmp_path, text):
     with pytest.raises(ValueError, match=r"inverted|nine|three rows"):
         read_homography(write(tmp_path / "h.txt", text))
+
+
+def test_a_bad_row_of_trajnet_is_named_by_its_line(tmp_path):
+    row = '{"track": {"f": 0, "p": %d, "x": %s, "y": 0}}'
+    head = ['{"scene": {"fps": 2.5}}', "", row % (1, 0)]
+    for bad, problem in (
+        (row % (2, "NaN"), "position"),
+        (row % (1, 5), "agent 1 is twice"),
+        ('{"track": 0}', "'{\"track\": 0}' is no object"),
+    ):
+        path = write(tmp_path / "a.ndjson", "\n".join([*head, bad]))
+        with pytest.raises(ValueError, match=rf"line 4: {problem}"):
+            read_tracks(path)
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,14 @@ def test_a_model_of_another_rate_is_not_scored_on_the_tracks(tracks, tmp_path):
         evaluate(read_evaluation(arguments))
 
 
+def test_a_new_model_is_not_validated_on_tracks_of_another_rate(tracks, tmp_path):
+    rows = [f"{10 * frame},a,{frame},0" for frame in range(20)]
+    path = tmp_path / "slow.csv"
+    path.write_text("\n".join(["frame,agent,x,y", *rows]), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"validation has steps of 4 s, but .* 0.4 s"):
+        prepare(recipe(tmp_path / "run", tracks, data={"validation": str(path)}))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -257,6 +265,14 @@ def test_a_recipe_keeps_its_test_scene_wherever_the_data_lies(eth_ucy_folder, ca
     assert all("without scene zara1" in text for text in (caplog.text, card))
     everything = prepare(read_recipe([*arguments, "--test_scene", "none"]))
     assert test_file in everything.tracks.train.table.positions[:, 1]
+
+
+def test_chosen_tracks_validate_a_recipe_with_a_test_scene(eth_ucy_folder):
+    arguments = ["--recipe", "tracks_zara1", "--dataset", str(eth_ucy_folder)]
+    chosen = str(eth_ucy_folder / "biwi_hotel.txt")
+    task = prepare(read_recipe([*arguments, "--validation", chosen]))
+    assert set(task.validation.table.scene_names) == {"biwi_hotel"}
+    assert len(task.validation.table) == 50
 
 
 def test_other_tracks_with_such_a_recipe_are_told_how(tracks):
