@@ -158,7 +158,7 @@ class Rows:
     frame: np.ndarray
     agent: np.ndarray
     positions: np.ndarray
-    lines: Sequence[int] = range(1, sys.maxsize)
+    lines: Sequence[int] | np.ndarray = range(1, sys.maxsize)
     scene: np.ndarray | None = None
     step_seconds: float | None = None
     columns: dict[str, np.ndarray] = field(default_factory=dict)
