@@ -237,15 +237,22 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save the model; if its code is saved too, so is the translation pipeline."""
         forget_defaults(self.generation_config)
+        self.generation_config._from_model_config = None  # or loading would replace it
         if self._auto_class is not None:
             from .pipeline_vanilla import CUSTOM_PIPELINES
 
             self.config.custom_pipelines = copy.deepcopy(CUSTOM_PIPELINES)
         super().save_pretrained(save_directory, *args, **kwargs)
 
-    def adjust_generation_fn(self, *args: Any, **kwargs: Any) -> None:
-        """Load the generation config, which a `Seq2SeqTrainer` may have saved."""
-        super().adjust_generation_fn(*args, **kwargs)
+    def adjust_generation_fn(self, generation_config: Any, *args: Any, **kwargs: Any) -> None:
+        """Load the generation config, which a `Seq2SeqTrainer` may have saved.
+
+        A folder without one gets the paper's decoding, as a new model does.
+        """
+        own = self.generation_config
+        super().adjust_generation_fn(generation_config, *args, **kwargs)
+        if generation_config is None and self.generation_config._from_model_config:
+            self.generation_config = own
         forget_defaults(self.generation_config)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from reference import assert_same
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig
 
 from hf_vanilla import VanillaConfig, VanillaForConditionalGeneration
 
@@ -403,6 +403,21 @@ def test_a_folder_without_a_config_is_refused(saved):
     (saved / "config.json").unlink()
     with pytest.raises((OSError, ValueError), match=r"config\.json"):
         AutoModelForSeq2SeqLM.from_pretrained(saved)
+
+
+def test_a_folder_without_a_generation_config_gets_the_papers_decoding(saved, model):
+    file = saved / "generation_config.json"
+    file.unlink()
+    loaded = load(saved)
+    assert loaded.generation_config == model.generation_config
+    assert loaded.generation_config.length_penalty_form == "gnmt"
+    # a generation config that the user made of the model config is no missing one
+    plain = GenerationConfig.from_model_config(model.config)
+    assert load(saved, generation_config=plain).generation_config.num_beams is None
+    loaded.generation_config = plain
+    loaded.save_pretrained(saved)
+    assert file.exists()
+    assert load(saved).generation_config.num_beams is None
 
 
 def test_the_config_of_another_architecture_is_reported(saved, caplog):
