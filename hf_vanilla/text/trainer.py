@@ -97,6 +97,11 @@ def bleu_metrics(
     """A `compute_metrics` for `Seq2SeqTrainer` with `predict_with_generate`: BLEU and chrF."""
 
     def compute(prediction: EvalPrediction) -> dict[str, float]:
+        if isinstance(prediction.predictions, tuple):
+            raise ValueError(
+                "the predictions are logits, not translations: set predict_with_generate=True in "
+                "Seq2SeqTrainingArguments, or leave out compute_metrics=bleu_metrics(...)"
+            )
         # batches and processes are joined with -100, which no tokenizer can decode
         texts = [
             tokenizer.batch_decode(

@@ -155,6 +155,19 @@ def test_evaluation_translates_as_the_model_would_alone(trained, corpus_files, a
     assert trainer.evaluate()["eval_bleu"] == expected.bleu
 
 
+def test_scores_of_logits_are_refused_with_the_remedy(trained, encoded, arguments):
+    model, tokenizer = trained
+    trainer = Seq2SeqTrainer(
+        model,
+        arguments(),
+        eval_dataset=encoded.rows.select(range(3)),
+        data_collator=PairCollator(tokenizer.pad_token_id),
+        compute_metrics=bleu_metrics(tokenizer),
+    )
+    with pytest.raises(ValueError, match="set predict_with_generate=True"):
+        trainer.evaluate()
+
+
 def test_accumulated_passes_train_as_one_batch_does(trained_run, encoded, arguments):
     results = []
     for batch, accumulated in ((8, 1), (4, 2), (1, 8)):
