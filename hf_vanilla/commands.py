@@ -10,6 +10,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -272,7 +273,7 @@ def run(
     from huggingface_hub.errors import StrictDataclassError
     from transformers import dynamic_module_utils
 
-    from hf_vanilla.options import UsageError, parse_options
+    from hf_vanilla.options import UsageError, install_hint, parse_options
 
     _set_up_logging()
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # or it asks on stdin, which is often the input
@@ -292,6 +293,8 @@ def run(
             sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")
         except (ValueError, OSError, ImportError, StrictDataclassError) as error:
             logger.debug("traceback", exc_info=True)
+            if re.search("requires the PIL library|No module named 'PIL'", str(error)):
+                sys.exit(f"error: images need Pillow: {install_hint('vision')}")
             sys.exit(f"error: {_one_line(error)}")
 
 

@@ -1,5 +1,6 @@
 """Help and completion from the file of options, against the dataclasses that declare them."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -106,6 +107,17 @@ def test_fast_help_prints_the_text_of_the_parser(listed, monkeypatch):
         slow = help_parser(name, chosen)
         slow.prog = f"hf-vanilla {name}"
         assert fast == slow.format_help(), (name, chosen)
+
+
+def test_the_options_of_all_commands_are_listed_without_pillow(listed):
+    code = (
+        "import json, sys\n"
+        "sys.modules['PIL'] = None\n"
+        "from hf_vanilla.command_help import declared_options\n"
+        "print(json.dumps(declared_options()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
+    assert json.loads(done.stdout) == listed[0]
 
 
 @pytest.mark.parametrize("name", ["train", "translate", "evaluate"])

@@ -271,6 +271,17 @@ def test_a_failing_command_is_one_line_and_its_status(
     assert "\n" not in message_line
 
 
+@pytest.mark.parametrize(
+    "told", ["No module named 'PIL'", "AutoImageProcessor requires the PIL library but it was not"]
+)
+def test_missing_pillow_is_named_with_its_extra(told):
+    def action(_):
+        raise ImportError(told)
+
+    with pytest.raises(SystemExit, match=r"images need Pillow: pip install -e '\.\[vision\]'"):
+        commands.run(action, lambda _: None)
+
+
 def test_ctrl_c_during_imports_is_no_traceback(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt

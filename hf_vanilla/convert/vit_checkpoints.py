@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import ViTImageProcessorPil
-from transformers.image_utils import PILImageResampling
 
 from hf_vanilla.files import whole_folder
 from hf_vanilla.models.configuration_vanilla_vit import VanillaVitConfig
@@ -123,12 +122,14 @@ def from_timm(
 
 def timm_processor(config: VanillaVitConfig, settings: Mapping[str, Any]) -> ViTImageProcessorPil:
     """Resize, crop the middle and normalise, as `pretrained_cfg` of `config.json` says."""
+    from PIL.Image import Resampling
+
     pretrained = settings.get("pretrained_cfg") or {}
     if "mean" not in pretrained:
         return authors_processor(config)
     height, width = config.image_height_width
     share = pretrained.get("crop_pct") or 1.0
-    resample = PILImageResampling[pretrained.get("interpolation", "bicubic").upper()]
+    resample = Resampling[pretrained.get("interpolation", "bicubic").upper()]
     return ViTImageProcessorPil(
         size={"shortest_edge": int(min(height, width) / share)},
         do_center_crop=True,

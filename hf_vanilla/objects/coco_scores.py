@@ -135,8 +135,8 @@ def protocol_line(images: DetectionImages) -> str:
     )
 
 
-def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any:
-    """The evaluation of faster-coco-eval, accumulated and summarized; see `truth_content` for ids.
+def coco_classes() -> tuple[Any, Any]:
+    """`COCO` and `COCOeval_faster` of faster-coco-eval.
 
     Raises:
         ImportError: it is not installed.
@@ -145,6 +145,16 @@ def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any
         from faster_coco_eval import COCO, COCOeval_faster
     except ImportError:
         raise ImportError(f"AP needs faster-coco-eval: {install_hint('vision')}") from None
+    return COCO, COCOeval_faster
+
+
+def coco_evaluation(found: Sequence[Detections], images: DetectionImages) -> Any:
+    """The evaluation of faster-coco-eval, accumulated and summarized; see `truth_content` for ids.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    COCO, COCOeval_faster = coco_classes()  # noqa: N806
     quiet = {"print_function": lambda *_: None}
     truth = COCO(truth_content(images), **quiet)
     results = coco_results(found, range(len(images.label_names)), range(len(images)))

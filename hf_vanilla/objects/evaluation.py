@@ -10,7 +10,7 @@ from hf_vanilla.files import check_output_file, write_text
 from hf_vanilla.options import Options, option
 from hf_vanilla.plots.figures import check_output
 
-from .coco_scores import ObjectScores, score_detector, score_layers
+from .coco_scores import ObjectScores, coco_classes, score_detector, score_layers
 from .data import VALIDATION_SEED
 from .detector import load_detector
 from .digit_scenes import DIGIT_SCENES, digit_scenes
@@ -58,6 +58,7 @@ def evaluate_objects(options: EvaluateObjectsOptions) -> ObjectScores:
         OSError: nothing is found under a name, or a file exists and `overwrite` is off.
         ImportError: faster-coco-eval is not installed.
     """
+    coco_classes()  # before all images are read
     figures = None
     curve, layers = (
         None if file is None else check_output(file, overwrite=options.overwrite)

@@ -31,7 +31,7 @@ from hf_vanilla.training.recipe import Recipe
 from hf_vanilla.training.task import Batch, RunFacts, Validation, Work, micro_batch_size
 
 from .card import detection_card
-from .coco_scores import score_detections
+from .coco_scores import coco_classes, score_detections
 from .data import DetectionSets, EndlessOrder, prepare_detection
 from .detection import DetectionCollator, augmented, detection_processor, detection_row
 from .detector import Detections, Detector
@@ -49,8 +49,11 @@ def prepare(recipe: Recipe) -> "ObjectDetectionTask":
     Raises:
         ValueError: the data do not match the recipe.
         OSError: nothing is found under a name.
+        ImportError: there are validation images, and faster-coco-eval is not installed.
     """
     sets, options, start = prepare_detection(recipe), recipe.data, recipe.train.initial_model
+    if sets.validation is not None:
+        coco_classes()  # or the first validation ends the run
     edges = options.shortest_edge, options.longest_edge
     if start is None:
         return ObjectDetectionTask(recipe, sets, detection_processor(*edges))

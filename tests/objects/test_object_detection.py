@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from hf_vanilla.objects.coco_scores import score_detector
 from hf_vanilla.objects.detection import DetectionCollator, save_coco
 from hf_vanilla.objects.detector import Detector, load_detector
 from hf_vanilla.objects.digit_scenes import digit_scenes
+from hf_vanilla.objects.evaluation import EvaluateObjectsOptions, evaluate_objects
 from hf_vanilla.objects.options import DetectionData
 from hf_vanilla.objects.sources import read_coco
 from hf_vanilla.objects.task import prepare
@@ -245,6 +247,16 @@ def test_bad_recipes_end_before_training(tmp_path, model, data, told):
     path = scenes_on_disk(tmp_path / "coco")
     with pytest.raises(ValueError, match=told):
         prepare(recipe(tmp_path / "run", model=model, data={"dataset": str(path)} | data))
+
+
+def test_a_missing_library_of_scores_is_named_before_training_and_before_images_are_read(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    with pytest.raises(ImportError, match=r"needs faster-coco-eval: pip install -e '\.\[vision\]'"):
+        prepare(recipe(tmp_path / "run", data={"digits": "digits"}))
+    with pytest.raises(ImportError, match="needs faster-coco-eval"):
+        evaluate_objects(EvaluateObjectsOptions(model="not read", dataset="not read"))
 
 
 def test_a_file_of_crowds_alone_cannot_be_trained_on(tmp_path):
