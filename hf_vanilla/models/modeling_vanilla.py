@@ -237,7 +237,8 @@ class VanillaForConditionalGeneration(VanillaTextPreTrainedModel, GenerationMixi
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Save the model; if its code is saved too, so is the translation pipeline."""
         forget_defaults(self.generation_config)
-        self.generation_config._from_model_config = None  # or loading would replace it
+        if self.generation_config._from_model_config:  # else loading would replace it
+            self.generation_config._from_model_config = None
         if self._auto_class is not None:
             from .pipeline_vanilla import CUSTOM_PIPELINES
 
