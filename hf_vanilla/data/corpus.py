@@ -143,7 +143,8 @@ def _saved_splits(folder: Path) -> dict[str, Dataset] | None:
         raise ValueError(
             f"{folder} is damaged, or not written by save_to_disk ({error}): save it again"
         ) from None
-    return found
+    # datasets 4.3 writes files of splits without rows too
+    return {name: rows for name, rows in found.items() if len(rows)}
 
 
 def _check_train(name: str, splits: Collection[str]) -> None:
