@@ -25,7 +25,7 @@ from .checkpoint_files import (
     read_json,
     settings_of_type,
 )
-from .fairseq import SIDES, SIZES, Sharing, config_values, names_of
+from .fairseq_settings import SIDES, SIZES, Sharing, config_values, names_of
 from .fairseq_tokenizer import SPECIAL_TOKENS, Dictionaries, TextSettings, tokenizer_of_merges
 from .weight_names import is_sinusoidal, load_renamed, rename_to_ours
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hf_vanilla import VanillaConfig
-from hf_vanilla.convert.fairseq import (
+from hf_vanilla.convert.fairseq_settings import (
     ACTIVATIONS,
     REFUSED,
     Sharing,
