@@ -293,6 +293,7 @@ def run(
             sys.exit(f"error: {f'{error.filename}: no such file' if error.filename else error}")
         except (ValueError, OSError, ImportError, StrictDataclassError) as error:
             logger.debug("traceback", exc_info=True)
+            # the remedy of transformers' message is not that of this package
             if re.search("requires the PIL library|No module named 'PIL'", str(error)):
                 sys.exit(f"error: images need Pillow: {install_hint('vision')}")
             sys.exit(f"error: {_one_line(error)}")

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Generator, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
@@ -88,36 +88,38 @@ def training_steps(
     """
     processes = run.accelerator.num_processes
     first = first_step * run.per_step + run.accelerator.process_index
+    numbers, last = count(first, processes), run.per_step // processes - 1
+    with closing(_made_batches(run, first)) as batches:
+        for step in count(first_step + 1):
+            yield (
+                step,
+                [
+                    MicroBatch(next(numbers), next(batches), is_last=index == last)
+                    for index in range(last + 1)
+                ],
+            )
+
+
+def _made_batches(run: PreparedRun, first: int) -> Generator[Batch, None, None]:
+    """This process's batches from number `first` on, without end."""
+    numbers = count(first, run.accelerator.num_processes)
     data = _Batches(run.task, run.order, run.options.seed)
-    batches: Any = (data[number] for number in count(first, processes))
+    batches: Any = (data[number] for number in numbers)
     if run.options.dataloader_workers:
         loader = DataLoader(
             data,
-            sampler=count(first, processes),
+            sampler=numbers,
             batch_size=None,
             num_workers=run.options.dataloader_workers,
             pin_memory=run.accelerator.device.type == "cuda",
             worker_init_fn=_ignore_sigterm,
         )
         batches = iter(loader)
-    numbers = count(first, processes)
-    last = run.per_step // processes - 1
-
-    def next_batch() -> Batch:
-        batch = next(batches)
-        if isinstance(batch, Exception):
-            raise batch
-        return batch
-
     try:
-        for step in count(first_step + 1):
-            yield (
-                step,
-                [
-                    MicroBatch(next(numbers), next_batch(), is_last=index == last)
-                    for index in range(last + 1)
-                ],
-            )
+        for batch in batches:
+            if isinstance(batch, Exception):
+                raise batch
+            yield batch
     finally:  # not left to the iterator's end: the traceback of an error may keep it
         if run.options.dataloader_workers:
             batches._shutdown_workers()
