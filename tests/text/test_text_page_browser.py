@@ -1,6 +1,9 @@
 """The page of translation as the service answers it, in headless Chromium."""
 
 import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.request import urlopen
 
 import pytest
 from chromium import HOSTILE, PHONE, launched, needs_chromium, served, tab_of, violations
@@ -221,3 +224,31 @@ def test_every_view_is_accessible_and_nothing_moves_on_a_slow_phone(browser, add
             show(tab, view)
         assert violations(tab, part="body") == []
         assert tab.evaluate("window.shifts") == []
+
+
+def test_nothing_moves_while_the_page_arrives(browser, address):
+    whole = urlopen(address).read()
+    cut = whole.index(b'<div class="views"')
+
+    class InTwoParts(BaseHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+        def do_GET(self):
+            self.send_response(200)
+            kind = {"/": "text/html", "/page.css": "text/css"}.get(self.path, "text/javascript")
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            if self.path != "/":
+                self.wfile.write(urlopen(address + self.path[1:]).read())
+                return
+            self.wfile.write(whole[:cut])
+            time.sleep(1)  # the browser draws what it has
+            self.wfile.write(whole[cut:])
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), InTwoParts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with tab_of(browser, f"http://127.0.0.1:{server.server_port}/", **PHONE) as tab:
+            tab.locator(".views").wait_for()
+            assert tab.evaluate("window.shifts") == []
+        server.shutdown()
