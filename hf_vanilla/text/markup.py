@@ -34,6 +34,7 @@ ITEMS = re.compile(rf"(?<!\s)\s*+(?:(?:{ITEM.pattern})\s*+)+")
 NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 PART = re.compile(rf"(?<!\w){NUMBER.pattern}(?!\w)|\w+|[^\w\s]")
 TAG_NAME = re.compile(r"<(/?)([A-Za-z][\w:-]*)[^<>]*?(/?)>")
+REFERENCE = re.compile(r"&(?:[A-Za-z][A-Za-z\d]*|#\d+|#[xX][\dA-Fa-f]+);")
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,15 @@ def parts(text: str) -> Spans:
     return [match.span() for match in PART.finditer(text)]
 
 
-def take_out(text: str, *, is_html: bool = False) -> Markup:
+def take_out(text: str, *, is_html: bool | None = None) -> Markup:
     """Separate a text from its tags, URLs, addresses and variables.
 
     Args:
         text: with them.
-        is_html: it has character references, which become what they stand for.
+        is_html: character references become what they stand for; None: if there is one.
     """
+    if is_html is None:
+        is_html = REFERENCE.search(text) is not None
     read = html.unescape if is_html else str
     plain, found = "", []
     last = 0

@@ -42,6 +42,13 @@ def test_character_references_of_html_are_translated_as_what_they_stand_for():
     assert markup.plain == "Q&A <1> it's"
     text = put_back(markup, "F&A <1> ist", links_of(0, 1, 2, 3, 4, 5, 6))
     assert text == "F&amp;A &lt;1&gt; <a href='?x=1&amp;y=2'>ist</a>"
+    for source, written in [
+        ("R&amp;D < <b>x</b>", "R&amp;D &lt; <b>y</b>"),
+        ("R&D < <b>x</b>", "R&D < <b>y</b>"),
+    ]:
+        markup = take_out(source)
+        assert markup.plain == "R&D < x"
+        assert put_back(markup, "R&D < y", links_of(0, 1, 2, 3, 4)) == written
 
 
 @pytest.mark.parametrize(
