@@ -25,7 +25,7 @@ from transformers import (
 from hf_vanilla.commands import run
 from hf_vanilla.models.modeling_vanilla_detr import VanillaForObjectDetection
 from hf_vanilla.objects.coco_scores import score_detector
-from hf_vanilla.objects.detection import DetectionCollator, save_coco
+from hf_vanilla.objects.detection import DetectionCollator, detection_processor, save_coco
 from hf_vanilla.objects.detector import Detector, load_detector
 from hf_vanilla.objects.digit_scenes import digit_scenes
 from hf_vanilla.objects.evaluation import EvaluateObjectsOptions, evaluate_objects
@@ -294,6 +294,32 @@ def test_evaluation_by_trainer_equals_our_own_on_seven_images_in_batches_of_four
     ours = score_detector(Detector(model.eval(), detector.processor), images).figures
     assert theirs["eval_ap"] == pytest.approx(ours["AP"], abs=1e-9)
     assert theirs["eval_ap50"] == pytest.approx(ours["AP50"], abs=1e-9)
+
+
+def test_trainer_gathers_logits_and_boxes_where_metrics_for_transformers_detr_read_them(tmp_path):
+    model = tiny_detector(tmp_path / "model")
+    rows = DetectionRows(boxed_images([[(0, 3, 3, 20, 20)]] * 3), detection_processor(32, 64))
+    gathered = []
+
+    def keep(predictions):
+        gathered.extend(predictions.predictions)
+        return {}
+
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path / "out"),
+        per_device_eval_batch_size=2,
+        eval_do_concat_batches=False,
+        use_cpu=True,
+        report_to=[],
+    )
+    trainer = Trainer(model, arguments, data_collator=DetectionCollator(), compute_metrics=keep)
+    trainer.evaluate(rows)
+    queries, classes = model.config.num_queries, model.config.num_labels + 1
+    for batch, images in zip(gathered, (2, 1), strict=True):
+        assert batch[0].keys() >= {"loss_ce", "loss_bbox", "loss_giou"}
+        assert batch[1].shape == (images, queries, classes)
+        assert batch[2].shape == (images, queries, 4)
+        assert len(batch) == 3
 
 
 def test_images_without_objects_teach_trainer_as_much_as_others(tmp_path):
