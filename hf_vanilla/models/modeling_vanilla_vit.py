@@ -395,6 +395,14 @@ def _total(
     problem_type: str, logits: Tensor, labels: Tensor, smoothing: float
 ) -> "tuple[Tensor, Tensor | int]":
     """The sum over labels, and how many labels it counts."""
+    count, needed = logits.numel(), "one value for each"
+    if problem_type == SINGLE:
+        count, needed = len(logits), "one class for each row; give several labels as floats"
+    if labels.numel() != count:
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}: "
+            f"{problem_type} needs {needed}"
+        )
     if problem_type == SINGLE:
         classes = labels.flatten()
         try:
@@ -408,11 +416,6 @@ def _total(
                 "larger num_labels"
             ) from None
         return total, classes.ne(-100).sum()
-    if labels.numel() != logits.numel():
-        raise ValueError(
-            f"labels of shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}: "
-            f"{problem_type} needs one value for each"
-        )
     targets = labels.to(logits.dtype).reshape(logits.shape)
     if problem_type == MULTI:
         total = functional.binary_cross_entropy_with_logits(logits, targets, reduction="sum")

@@ -317,6 +317,9 @@ def test_labels_beyond_the_head_are_refused():
         vit()(torch.randn(2, 3, 15, 20), labels=torch.tensor([2, 7]))
     with pytest.raises(ValueError, match=r"labels of shape \(2, 6\)"):
         vit()(torch.randn(2, 3, 15, 20), labels=torch.rand(2, 6))
+    one_hot = torch.eye(7, dtype=torch.long)[:2]
+    with pytest.raises(ValueError, match=r"labels of shape \(2, 7\).*several labels as floats"):
+        vit()(torch.randn(2, 3, 15, 20), labels=one_hot)
 
 
 def test_a_config_that_cannot_be_built_is_refused():
