@@ -80,6 +80,11 @@ class VanillaDetrConfig(VanillaTwoSidedConfig):
     eos_coefficient: float | int = 0.1
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if name := kwargs.get("backbone"):  # a field of transformers' DETR
+            raise ValueError(
+                f"backbone={name!r}: give backbone_config, the config of a backbone of "
+                "transformers, such as ResNetConfig(depths=[3, 4, 23, 3], out_features=['stage4'])"
+            )
         if self.backbone_config is None:
             self.backbone_config = ResNetConfig(
                 num_channels=self.num_channels, out_features=["stage4"]

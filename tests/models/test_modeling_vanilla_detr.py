@@ -292,6 +292,7 @@ def test_initial_values_are_those_of_the_paper():
         ({"class_cost": 0, "bbox_cost": 0, "giou_cost": 0}, "nothing to match by"),
         ({"activation_function": "zzz"}, "zzz"),
         ({"backbone_config": {}}, "model_type"),
+        ({"backbone": "resnet101"}, "backbone='resnet101': give backbone_config"),
     ],
 )
 def test_a_config_that_cannot_be_built_is_refused(options, message):
