@@ -310,8 +310,9 @@ def _add_option(group: Any, declared: Field, hint: Any) -> None:
     facts: dict[str, Any] = {"help": text}
     if "read" not in declared.metadata:
         facts["default"] = None if declared.default is MISSING else declared.default
-        facts["nargs"] = "+" if list in types else None
         facts["choices"] = declared.metadata.get("choices")
+        if list in types:  # --input A --input B is --input A B
+            facts |= {"nargs": "+", "action": "extend"}
     if bool in types:
         facts["type"] = string_to_bool
         if NoneType not in types:

@@ -27,12 +27,18 @@ class OtherOptions:
     """More options of a test."""
 
     name: str | None = field(default=None, metadata={"help": "a name"})
+    files: list[str] = field(default_factory=list, metadata={"help": "files"})
 
 
 def test_options_of_one_class_come_as_one_and_of_several_as_values_by_name():
     assert parse_options(SomeOptions, ["--model", "a"]) == SomeOptions(model="a")
     both = parsed_values([SomeOptions, OtherOptions], ["--name=b", "--model", "a"])
     assert both == {"model": "a", "name": "b"}
+
+
+@pytest.mark.parametrize("typed", ["--files a b", "--files a --files b", "--files=a --files b"])
+def test_an_option_of_several_values_may_be_given_several_times(typed):
+    assert parse_options(OtherOptions, typed.split()).files == ["a", "b"]
 
 
 def test_a_missing_option_is_named():

@@ -6,6 +6,7 @@ Its folder stays, and the same command goes on where a stopped one was.
 
 import logging
 import shlex
+import shutil
 import statistics
 import time
 from collections import Counter, deque
@@ -95,9 +96,9 @@ def distill(options: DistillOptions) -> str:
             tokenizer.save_pretrained(folder)
     student = train(read_recipe(_training(options, recipe, output)))
     quantized = output / "student_int8"
-    if not quantized.exists():
-        line = ["--model", str(student), "--output", str(quantized)]
-        quantize_folder(_shown("quantize", line, QuantizeOptions))
+    shutil.rmtree(quantized, ignore_errors=True)  # of fewer steps, or with other decoding
+    line = ["--model", str(student), "--output", str(quantized)]
+    quantize_folder(_shown("quantize", line, QuantizeOptions))
     models = [*([options.teacher] if options.has_model else []), str(student), str(quantized)]
     table = _comparison(models, recipe)
     write_text(output / "report.md", table)

@@ -1,5 +1,6 @@
 """Translate a file or stdin into a file or stdout, line by line."""
 
+import gzip
 import io
 import json
 import logging
@@ -40,7 +41,7 @@ class TranslateOptions(DecodingOptions):
         "", "model folder or Hub id; default: the model of number words in the package"
     )
     input: str = option("-", "UTF-8 text, plain or .gz, one sentence per line; -: stdin")
-    output: str = option("-", "file for the translations; -: stdout")
+    output: str = option("-", "file for the translations, plain or .gz; -: stdout")
     overwrite: bool = option(False, "replace an existing output file")
     n_best: int | None = option(
         None, "write this many hypotheses per line, with scores", at_least=1
@@ -182,7 +183,11 @@ def _check_streams(options: TranslateOptions, processes: PartialState) -> None:
 def open_output(name: str) -> Iterator[TextIO]:
     """Open the output in UTF-8, whatever the locale is; a file appears when it is complete."""
     if name != STANDARD_STREAM:
-        with whole_file(Path(name)) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        write = gzip.open if name.endswith(".gz") else open
+        with (
+            whole_file(Path(name)) as unfinished,
+            write(unfinished, "wt", encoding="utf-8") as file,
+        ):
             yield file
         return
     buffer = getattr(sys.stdout, "buffer", None)

@@ -260,7 +260,7 @@ class MixtureOrder:
 
     def describe(self) -> str:
         """The corpora in words."""
-        return f"of one of {len(self._corpora)} corpora"
+        return f"one of {len(self._corpora)} corpora"
 
     def _chosen(self, block: int) -> np.ndarray:
         """The corpus of each micro-batch of a block."""

@@ -307,7 +307,7 @@ class DropoutOrder:
 
     def describe(self) -> str:
         """What they have in common, in words."""
-        return "of similar length after BPE-dropout"
+        return "similar length after BPE-dropout"
 
     def _batches(self, epoch: int, pool: int) -> list[list[dict[str, list[int]]]]:
         """All micro-batches of a pool."""

@@ -344,6 +344,8 @@ class TranslationTask:
         corpus = options.dataset or BUILT_IN_CORPUS
         if options.train_files is not None:
             corpus = " and ".join(Path(file).name for file in options.train_files)
+        if options.prepared is not None:
+            corpus = Path(options.prepared).resolve().name
         if options.corpora:
             corpus = ", ".join(Path(part.source).name for part in options.corpora)
         source, target = options.source_language, options.target_language

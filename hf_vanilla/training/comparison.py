@@ -139,6 +139,7 @@ def _table(
     head = ["run", "seeds", *(measures[name].label for name in columns)]
     tested = {} if sweep.test is None else counts_of_runs(rows, sweep.test)
     if tested:
+        differences = _differences(sweep, rows, baseline, tested, samples=options.samples)
         head += ["test BLEU", "difference (95 %)", "p"]
     if sweep.published:
         head += ["published", "difference"]
@@ -150,10 +151,10 @@ def _table(
             cells.append(spread(values, measures[measure].precision) if values else "")
         if tested:
             cells.append(spread([one.bleu() for one in tested[name]], 2))
-            if name == baseline:
+            one = differences[name].difference
+            if one is None:
                 cells += ["", ""]
             else:
-                one = paired_bootstrap(tested[name], tested[baseline], samples=options.samples)
                 interval = f"({one.low:+.2f} to {one.high:+.2f})"
                 cells += [f"{one.value:+.2f} {interval}", f"{one.p_value:.3f}"]
         if sweep.published:
@@ -257,10 +258,7 @@ def sweep_page(path: Path, sweep: Sweep, rows: FinishedRuns, baseline: str, *, s
     if sweep.test is None:
         raise ValueError(f"{path}: a page needs the scores of a test set: add test")
     counts = counts_of_runs(rows, sweep.test)
-    seeds = {name: [run.seed for run, _ in runs] for name, runs in rows.items()}
-    differences = {
-        name: _difference(sweep, name, baseline, seeds, counts, samples=samples) for name in rows
-    }
+    differences = _differences(sweep, rows, baseline, counts, samples=samples)
     parts = [f"# {sweep.title}", sweep.about, _what_was_run(sweep, rows)]
     parts += [_page_table(sweep, counts, differences, baseline), _reading(samples)]
     parts += [correlation_note(counts, sweep.published)]
@@ -268,27 +266,32 @@ def sweep_page(path: Path, sweep: Sweep, rows: FinishedRuns, baseline: str, *, s
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _difference(
+def _differences(
     sweep: Sweep,
-    name: str,
+    rows: FinishedRuns,
     baseline: str,
-    seeds: Mapping[str, Sequence[int]],
     counts: Mapping[str, Sequence[SentenceCounts]],
     *,
     samples: int,
-) -> RowDifference:
-    """Of the seeds that both have, so that a row is not compared with other seeds."""
-    common = [seed for seed in seeds[name] if seed in seeds[baseline]]
-    own, base = (
-        [counts[run][seeds[run].index(seed)] for seed in common] for run in (name, baseline)
-    )
-    return RowDifference(
-        of_seeds=tuple(a.bleu() - b.bleu() for a, b in zip(own, base, strict=True)),
-        difference=(
-            None if name == baseline or not common else paired_bootstrap(own, base, samples=samples)
-        ),
-        published=sweep.published_difference(name, baseline),
-    )
+) -> dict[str, RowDifference]:
+    """Of the seeds that a row and the baseline both have: not of a run with other seeds."""
+    of_seed = {
+        name: {run.seed: one for (run, _), one in zip(runs, counts[name], strict=True)}
+        for name, runs in rows.items()
+    }
+    differences, base = {}, of_seed[baseline]
+    for name, own in of_seed.items():
+        common = own.keys() & base.keys()
+        pairs = [(own[seed], base[seed]) for seed in sorted(common)]
+        difference = None
+        if pairs and name != baseline:
+            difference = paired_bootstrap(*zip(*pairs, strict=True), samples=samples)
+        differences[name] = RowDifference(
+            of_seeds=tuple(a.bleu() - b.bleu() for a, b in pairs),
+            difference=difference,
+            published=sweep.published_difference(name, baseline),
+        )
+    return differences
 
 
 def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:

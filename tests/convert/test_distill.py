@@ -43,7 +43,7 @@ def options_of(folder, teacher, corpus_files, recipe, **changes):
     return DistillOptions(**{**given, "output": str(folder / "out"), **changes})
 
 
-def test_a_student_is_trained_quantized_and_compared_and_a_second_call_does_nothing(
+def test_a_student_is_trained_quantized_and_compared_and_a_second_call_changes_nothing(
     corpus_files, trained_run, tmp_path, caplog, monkeypatch
 ):
     caplog.set_level("INFO")
@@ -71,13 +71,18 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_does_noth
     assert table in (out / "student" / "README.md").read_text()
     model, _ = load_translator(str(out / "student"))
     assert model.config.d_model == small_run.MODEL["d_model"]
-    written = [out / "start/model.safetensors", out / "student_int8/model.safetensors"]
-    before = [file.stat().st_mtime_ns for file in written], small_run.weights(out / "student")
+    start = out / "start/model.safetensors"
+    written = [out / f"{name}/model.safetensors" for name in ("student", "student_int8")]
+    before = start.stat().st_mtime_ns, [file.read_bytes() for file in written]
     monkeypatch.setattr(module, "_comparison", lambda *_: table)
     assert distill(options) == table
-    assert before[0] == [file.stat().st_mtime_ns for file in written]
-    assert all((before[1][k] == w).all() for k, w in small_run.weights(out / "student").items())
+    assert before == (start.stat().st_mtime_ns, [file.read_bytes() for file in written])
     assert (out / "student" / "README.md").read_text().count("Beside its teacher") == 1
+    student(tmp_path, corpus_files, decoding={"num_beams": 3})  # both students have it
+    distill(options)
+    settings = [(file.parent / "generation_config.json").read_text() for file in written]
+    assert settings[0] == settings[1]
+    assert '"num_beams": 3' in settings[0]
     other = tmp_path / "other"
     shutil.copytree(trained_run, other)
     with pytest.raises(ValueError, match="earlier run"):

@@ -53,6 +53,7 @@ def test_the_curves_are_those_of_the_log_without_the_mean(panels):
     assert drawn[0].get_legend() is not None
     assert drawn[1].get_ylim()[0] == 0
     assert drawn[0].figure.get_suptitle() == "Training: mine"
+    assert all(tick == round(tick) for tick in drawn[-1].get_xticks())  # half a step has no label
 
 
 def test_a_loss_below_zero_is_on_a_linear_scale(panels):

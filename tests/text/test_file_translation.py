@@ -62,6 +62,8 @@ def test_a_compressed_input_is_read(files, trained, tmp_path):
     compressed.write_bytes(gzip.compress(source.read_bytes()))
     translate_file(options(input=str(compressed)))
     assert lines_of(output) == [*translate(*trained, SOURCES), ""]
+    translate_file(options(output=str(tmp_path / "out.txt.gz")))
+    assert gzip.decompress((tmp_path / "out.txt.gz").read_bytes()) == output.read_bytes()
 
 
 def test_an_empty_input_gives_an_empty_output(files):

@@ -141,6 +141,7 @@ def test_training_on_shards_equals_training_on_the_text(corpus_files, trained_ru
     mapped = small_run.recipe(tmp_path / "mapped", files, prepared=str(tmp_path / "shards"))
     expected, found = (small_run.weights(train(recipe)) for recipe in (text, mapped))
     assert all(found[name].equal(expected[name]) for name in expected)
+    assert "trained with hf_vanilla on shards:" in (tmp_path / "mapped/README.md").read_text()
 
 
 def test_a_stream_gives_the_shards_of_its_text_and_resumes(

@@ -521,7 +521,12 @@ def test_a_resumed_run_tells_every_step_once(corpus_files, tmp_path, monkeypatch
 def test_what_a_step_consists_of_is_told(corpus_files, tmp_path, caplog):
     with caplog.at_level("INFO", logger="hf_vanilla"):
         prepare_run(small_run.recipe(tmp_path / "run", corpus_files, tokens_per_batch=80))
+        mixture = [{side: corpus_files[f"train_{side}"] for side in ("source", "target")}]
+        prepare_run(small_run.recipe(tmp_path / "mixture", {}, mixture=mixture))
+        prepare_run(small_run.recipe(tmp_path / "dropout", corpus_files, bpe_dropout=0.1))
     assert "1 process(es) x 3 micro-batch(es) of up to 80 tokens a side" in caplog.text
+    assert "micro-batch(es) of one of 1 corpora" in caplog.text
+    assert "micro-batch(es) of similar length after BPE-dropout" in caplog.text
 
 
 def test_a_run_that_goes_on_in_other_micro_batches_says_so(corpus_files, tmp_path, caplog):

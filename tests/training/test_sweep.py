@@ -400,6 +400,19 @@ def test_a_page_states_what_is_missing_and_what_holds(corpus_files, tmp_path, te
     assert "Rank correlation of our 4 rows with the published scores: " in page
 
 
+def test_a_row_of_the_table_is_compared_with_the_same_seeds_of_the_baseline(
+    corpus_files, tmp_path, tested
+):
+    path = write_sweep(
+        tmp_path, corpus_files, runs={"base": {}, "new": {}, "other": {}}, test=tested
+    )
+    finish(path, "base", 0, wrong=(3,))
+    finish(path, "base", 7, wrong=range(8))
+    finish(path, "new", 0, wrong=(3,))
+    table = compare_runs((path, CompareOptions(samples=5)))
+    assert table.splitlines()[3].endswith(" | +0.00 (+0.00 to +0.00) | 1.000 |")
+
+
 @pytest.mark.parametrize(
     ("low", "high", "published", "verdict"),
     [
