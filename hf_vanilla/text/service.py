@@ -235,7 +235,7 @@ class TextService:
             detected = [self._detected(text)[0] for text in texts]
             answer["detectedLanguage"] = _one_or_all(detected, is_list)
         if alternatives:
-            others = [list(dict.fromkeys(way[1:])) for way in ways]
+            others = [list(dict.fromkeys(way))[1:] for way in ways]
             answer["alternatives"] = _one_or_all(others, is_list)
         return answer
 

@@ -86,6 +86,8 @@ def test_texts_lists_forms_html_and_alternatives(ask):
     found = ask("translate", {"q": html, **PAIR, "format": "html", "alternatives": 2})
     assert found["translatedText"] == "<p>zweiundvierzig</p><br><b>eintausendneun</b>"
     assert len(found["alternatives"]) == 2
+    blank = ask("translate", {"q": ["two", " "], **PAIR, "alternatives": 2})
+    assert [len(one) for one in blank["alternatives"]] == [2, 0]
     assert all("<p>" in text for text in found["alternatives"])
 
 
