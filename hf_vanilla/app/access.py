@@ -115,7 +115,7 @@ class Guard:
             self._access.check_origin(origin, host)
             if int(headers.get("content-length") or 0) > self._access.most_bytes:
                 raise self._too_large()
-        except HTTPException as error:
+        except (HTTPException, ValueError) as error:  # urlsplit: a name such as "["
             await self._refused(error)(scope, receive, send)
             return
         if origin is not None and origin == self._access.origin:

@@ -254,6 +254,12 @@ def test_other_names_and_pages_of_other_sites_are_refused(address):
         assert "access-control-allow-origin" not in headers_of_answer
 
 
+def test_a_name_that_is_no_name_is_refused_without_a_line_in_the_log(address, caplog):
+    for headers in ({"Host": "["}, {"Origin": "http://["}):
+        assert asked(address, "health", **headers)[0] == 400
+    assert not caplog.records
+
+
 def test_a_name_of_the_service_may_have_capitals():
     access.Access(host="My-Machine").check_host("My-Machine:7860")
 
