@@ -41,6 +41,7 @@ FILE_HEADERS = {
     "cache-control": "no-cache",
 }
 MAX_SECONDS = 60.0  # until a request is answered
+END_SECONDS = 80  # after SIGTERM; a client that does not read its answer is then dropped
 RETRY_SECONDS = 2  # after which a refused client asks again
 MOST_CONNECTIONS = 2048
 MOST_FIELDS = 1000  # of a form
@@ -67,6 +68,7 @@ class Server:
             log_level="warning",
             server_header=False,
             limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=END_SECONDS,
         )
         self._server = uvicorn.Server(config)
 

@@ -15,8 +15,9 @@ from num2words import num2words
 
 from hf_vanilla import demo_model
 from hf_vanilla.app import access, server
+from hf_vanilla.app.page import Page, Served
 from hf_vanilla.app.worker import Worker
-from hf_vanilla.serve import ServeOptions, Settings, serve, served_by
+from hf_vanilla.serve import ServeOptions, Settings, bound, serve, served_by
 from hf_vanilla.text.decoding import generated_texts
 from hf_vanilla.text.loading import load_translator
 from hf_vanilla.text.service import BLOCK, check_html
@@ -337,3 +338,20 @@ def test_a_full_queue_a_slow_client_and_one_that_leaves(monkeypatch):
         slow.close()
         is_free.set()
         assert asked(address, "translate", {"q": "two", **PAIR})[0] == 200
+
+
+def test_a_client_that_does_not_read_its_answer_does_not_stop_the_end(monkeypatch):
+    monkeypatch.setattr(server, "END_SECONDS", 1)
+    listener, worker = bound("127.0.0.1", None), Worker()
+    large = Served(Page({}, {}), {}, {"/large": lambda: "x" * 2**25})
+    service = server.Server(large, listener, worker, access.Access())
+    thread = threading.Thread(target=service.run, daemon=True)
+    thread.start()
+    client = http.client.HTTPConnection(*listener.getsockname(), timeout=60)
+    client.request("GET", "/large")
+    assert client.getresponse().status == 200
+    service.stop()
+    thread.join(30)
+    assert not thread.is_alive()
+    client.close()
+    worker.close()
