@@ -113,16 +113,16 @@ class Guard:
         try:
             self._access.check_host(host)
             self._access.check_origin(origin, host)
+            if origin is not None and origin == self._access.origin:
+                send = _with_headers(send, {"access-control-allow-origin": origin, **ALLOWED})
+                if scope["method"] == "OPTIONS":
+                    await Response(status_code=204)(scope, receive, send)
+                    return
             if int(headers.get("content-length") or 0) > self._access.most_bytes:
                 raise self._too_large()
         except (HTTPException, ValueError) as error:  # urlsplit: a name such as "["
             await self._refused(error)(scope, receive, send)
             return
-        if origin is not None and origin == self._access.origin:
-            send = _with_headers(send, {"access-control-allow-origin": origin, **ALLOWED})
-            if scope["method"] == "OPTIONS":
-                await Response(status_code=204)(scope, receive, send)
-                return
         await self._app(scope, self._limited(receive), send)
 
     def _limited(self, receive: Receive) -> Receive:

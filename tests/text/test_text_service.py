@@ -295,6 +295,8 @@ def test_keys_and_another_origin(tmp_path):
         assert (status, answer["access-control-allow-origin"]) == (204, site)
         status, answer, _ = asked(address, "health", **own)
         assert (status, answer["access-control-allow-origin"]) == (200, site)
+        status, answer, _ = asked(address, "translate", b"x" * (2**20 + 1), **own)
+        assert (status, answer["access-control-allow-origin"]) == (413, site)
 
 
 # --- load --------------------------------------------------------------------------------------
