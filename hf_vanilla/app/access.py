@@ -79,7 +79,7 @@ class Access:
         given = [str(body["api_key"])] if isinstance(body, dict) and "api_key" in body else []
         scheme, _, value = (header or "").partition(" ")
         if scheme.lower() == "bearer":
-            given.append(value)
+            given += [value, value.encode("latin-1").decode("utf-8", "replace")]  # as curl sends it
         elif scheme.lower() == "basic":
             with suppress(ValueError):
                 given.append(base64.b64decode(value).decode().partition(":")[2])

@@ -270,7 +270,7 @@ def test_keys_and_another_origin(tmp_path):
     keys.write_text("\n")
     with pytest.raises(ValueError, match="the file has no key"):
         serve(ServeOptions(api_key=str(keys)))
-    keys.write_text("\ufefffirst\nsecond\n", encoding="utf-8")  # some editors write this mark
+    keys.write_text("\ufefffirst\nsecond\nschlüssel\n", encoding="utf-8")  # a mark of editors
     site = "https://translate.example.org"
     body = {"q": "two", **PAIR}
     options = {"api_key": str(keys), "origin": site.replace("example", "Example")}
@@ -280,6 +280,7 @@ def test_keys_and_another_origin(tmp_path):
             ("translate", {**body, "api_key": "third"}, {}, 401),
             ("translate", {**body, "api_key": "second"}, {}, 200),
             ("translate", body, {"Authorization": "Bearer first"}, 200),
+            ("translate", body, {"Authorization": "Bearer schlüssel".encode()}, 200),
             ("translate", body, {"Authorization": "Basic eDpmaXJzdA=="}, 200),  # x:first
             ("translate", body, {"Authorization": "Basic first"}, 401),
             ("", None, {}, 401),
