@@ -274,6 +274,8 @@ def _fault(name: str | Path, part: str, error: Exception) -> str:
             f"{name} cannot be loaded: it needs code of its own, which could do anything on this "
             "computer: convert it, or load it in Python by transformers"
         )
+    if part == "AutoTokenizer" and Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
+        return f"{name} has no tokenizer: save its own there, by tokenizer.save_pretrained"
     if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
         text = "its file of weights is damaged, or contains more than weights"
     elif not isinstance(error, ValueError | OSError):

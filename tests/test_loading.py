@@ -145,6 +145,13 @@ def test_a_model_of_another_family_is_no_translator(folders):
     )
 
 
+def test_a_translator_without_a_tokenizer_is_refused_with_the_remedy(folders, tmp_path):
+    folder = Path(shutil.copytree(folders / "text", tmp_path / "bare"))
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    assert "has no tokenizer: save its own there" in refusal("text", folder)
+
+
 # --- models of the package -----------------------------------------------------------------------
 
 

@@ -379,7 +379,8 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
                     )
             return lambda key: file.read(columns=[wanted[key]], use_threads=False).column(0)
         missing = pyarrow.csv.ConvertOptions(strings_can_be_null=True)  # as of numbers
-        table = pyarrow.csv.read_csv(path, convert_options=missing)
+        file = path if path.is_file() else path.open("rb")  # a pipe has no positions to seek
+        table = pyarrow.csv.read_csv(file, convert_options=missing)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path} is not a table with a header: {reason}") from None

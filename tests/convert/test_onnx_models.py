@@ -337,6 +337,7 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
         (table, ("often",), "ValueError: .* 'often'"),
         (table, ("0",), "ValueError: needed: 1 frame per step or more"),
         ("frame,agent,x,y\n1,a,inf,3\n", (), "line 2: .* finite"),
+        (f"{table}0,p0,1,2\n5,p0,1,2\n", (), "line .*: agent p0 is twice in frame .: one scene"),
     ):
         done = typed(folder, "forecast.py", *arguments, text=text)
         assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 1, 1)

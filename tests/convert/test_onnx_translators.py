@@ -16,7 +16,7 @@ from hf_vanilla import VanillaConfig, VanillaForSequenceClassification, train_to
 from hf_vanilla.convert.export import ExportOptions, export
 from hf_vanilla.convert.onnx import files
 from hf_vanilla.convert.onnx import transformers_js as js
-from hf_vanilla.convert.onnx.translators import RUNNER
+from hf_vanilla.convert.onnx.translators import RUNNER, load_for_export
 from hf_vanilla.text.engines import OnnxEngine, TorchEngine
 from hf_vanilla.text.n_best import n_best_of_rows
 from hf_vanilla.text.translator import Translator
@@ -235,6 +235,14 @@ def test_the_program_runs_without_torch(folder):
 
 def test_the_program_is_short():
     assert len(RUNNER.read_text().splitlines()) <= 200
+
+
+def test_the_generation_config_of_a_converted_model_may_be_exported(model, tokenizer, tmp_path):
+    model = copy.deepcopy(model)
+    model.generation_config._from_model_config = False  # as the converters of Marian and FSMT
+    model.save_pretrained(tmp_path / "ours")
+    tokenizer.save_pretrained(tmp_path / "ours")
+    load_for_export(str(tmp_path / "ours"))
 
 
 def test_what_the_export_cannot_express_is_named_in_one_line(model, tokenizer, tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -170,6 +172,16 @@ def test_csv_and_parquet_with_other_names_give_equal_tables(tmp_path):
     for scenes in found:
         assert scenes.agent_names.tolist() == ["b", "a"]
         assert_allclose(scenes.positions, [[0, 3], [1, 4], [2, 5]])
+
+
+def test_a_table_comes_through_a_pipe(tmp_path):
+    """As of `--input /dev/stdin` and `<(...)`."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(pipe.write_text, "frame,agent,x,y\n0,a,1,2\n1,a,2,3\n")
+        rows = read_tracks(pipe, TrackSource(format="table", frame_seconds=0.4))
+    assert rows.positions.tolist() == [[1, 2], [2, 3]]
 
 
 def test_trajnet_leaves_predictions_out_and_knows_its_rate(tmp_path):

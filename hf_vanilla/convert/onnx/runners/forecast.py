@@ -46,7 +46,11 @@ if __name__ == "__main__":
     rows, write = csv.DictReader(sys.stdin), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
         forecaster, stride = Forecaster(), int(sys.argv[1] if sys.argv[1:] else 1)
-        seen = {(r["agent"], int(r["frame"])): (float(r["x"]), float(r["y"])) for r in rows}
+        seen: dict[tuple[str, int], tuple[float, float]] = {}
+        for r in rows:
+            if (row := (r["agent"], int(r["frame"]))) in seen:
+                raise ValueError(f"agent {row[0]} is twice in frame {row[1]}: one scene at a time")
+            seen[row] = (float(r["x"]), float(r["y"]))
         if stride < 1 or not seen or not np.isfinite([*seen.values()]).all():
             raise ValueError("needed: 1 frame per step or more, and rows of finite positions")
     except (KeyError, TypeError, ValueError, csv.Error) as error:
