@@ -202,9 +202,12 @@ def table_of_rows(
     is_twice = (frame[1:] == frame[:-1]) & (agent[1:] == agent[:-1])
     if is_twice.any():
         row = int(np.flatnonzero(is_twice)[0])
+        several = (
+            ", or name the column of scenes: --columns scene=NAME" if rows.scene is None else ""
+        )
         raise ValueError(
             f"{rows.line(_row_of_file(order, row + 1))}: agent {agent_names[agent[row]]} is twice "
-            f"in frame {frame[row]}: keep one row"
+            f"in frame {frame[row]}: keep one row{several}"
         )
     del is_twice
     per_step = _frames_per_step(rows, order, frame, agent, scene)
