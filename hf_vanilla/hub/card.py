@@ -180,10 +180,24 @@ def languages_of(name: str) -> tuple[str, ...]:
     Args:
         name: model folder or Hub id.
     """
+    return _stated(name, r"^- Translates: (\S+) to (\S+)$")
+
+
+def license_of(name: str) -> str | None:
+    """The licence that the card of a model states, if any.
+
+    Args:
+        name: model folder or Hub id.
+    """
+    return next(iter(_stated(name, r"^license: (\S+)$")), None)
+
+
+def _stated(name: str, pattern: str) -> tuple[str, ...]:
+    """The groups of the first line of a model's card that fits; empty: none does."""
     if (card := _file_of(name, CARD_FILE)) is None:
         return ()
     text = card.read_text(encoding="utf-8", errors="replace")
-    stated = re.search(r"^- Translates: (\S+) to (\S+)$", text, re.MULTILINE)
+    stated = re.search(pattern, text, re.MULTILINE)
     return stated.groups() if stated else ()
 
 

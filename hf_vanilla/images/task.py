@@ -212,7 +212,6 @@ class ImageClassificationTask:
         run["training"] += unreadable_images((self.images.train, self.images.validation))
         return image_card(
             **run,
-            license=self.recipe.train.model_license,
             dataset=Path(train.origin).name,
             classes=train.label_names,
             scores=None if validation is None else validation.values,

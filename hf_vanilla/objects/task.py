@@ -197,7 +197,6 @@ class ObjectDetectionTask:
         """The model card with data, classes and AP."""
         return detection_card(
             **facts.of_card("images"),
-            license=self.recipe.train.model_license,
             dataset=Path(self.sets.train.origin).name,
             classes=self.sets.train.label_names,
             scores=None if validation is None else validation.details,

@@ -357,7 +357,6 @@ class TranslationTask:
             languages = languages_of(start)
         return translation_card(
             **facts.of_card("target_tokens"),
-            license=self.recipe.train.model_license,
             dataset=corpus,
             languages=languages,
             scores=None if validation is None else validation.details,

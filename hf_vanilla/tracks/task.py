@@ -171,7 +171,6 @@ class TrackTask:
         run["training"] = f"{tracks}; {self.describe_training()}\n\n{run['training']}"
         return track_card(
             **run,
-            license=self.recipe.train.model_license,
             dataset=Path(options.dataset).name,
             scores=None if validation is None else validation.details,
         )

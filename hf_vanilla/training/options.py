@@ -50,7 +50,10 @@ class TrainRecipe(Options):
         "runs/train", "folder of the run: checkpoints, then the model", may_change=True
     )
     model_license: str | None = option(
-        None, "licence of the weights, for the model card", may_change=True, of_data=True
+        None,
+        "licence of the weights, for the model card; default: that of initial_model",
+        may_change=True,
+        of_data=True,
     )
 
     initial_model: str | None = option(

@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hf_vanilla.families import Measure
-from hf_vanilla.hub.card import hub_id, public_name
+from hf_vanilla.hub.card import hub_id, license_of, public_name
 
 Batch = dict[str, Tensor]
 
@@ -86,6 +86,7 @@ class RunFacts:
         processes: number of processes.
         device: kind of device, such as `"cpu"`.
         initial_model: from which the run started; None for random weights.
+        license: of the weights; None: that of the initial model.
         summary: names and values for a table: last loss, throughput, best validation.
     """
 
@@ -98,6 +99,7 @@ class RunFacts:
     processes: int
     device: str
     initial_model: str | None = None
+    license: str | None = None
     summary: dict[str, str] = field(default_factory=dict)
 
     def of_card(self, counted: str | None = None) -> dict[str, Any]:
@@ -114,6 +116,7 @@ class RunFacts:
             "recipe": self.recipe,
             "summary": self.summary,
             "base_model": None if start is None else hub_id(start),
+            "license": self.license or (None if start is None else license_of(start)),
             "training": (
                 f"{'' if start is None else f'From {public_name(start)}: '}{self.steps:,} steps, "
                 f"{total}{self.seconds / 60:.1f} minutes, {self.processes} "

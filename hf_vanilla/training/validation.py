@@ -165,6 +165,7 @@ def _write_model(
         processes=run.accelerator.num_processes,
         device=run.accelerator.device.type,
         initial_model=run.options.initial_model,
+        license=run.options.model_license,
         summary={
             "finished model": name,
             "computed in": precision_in_words(run.accelerator),

@@ -119,6 +119,7 @@ def test_a_run_from_a_saved_model_learns_the_classes_of_a_folder_at_a_new_size(i
     processor = AutoImageProcessor.from_pretrained(start)
     processor.resample = 3
     processor.save_pretrained(start)
+    (start / "README.md").write_text("---\nlicense: mpl-2.0\n---\n", encoding="utf-8")
     size = ["--model.image_size", "[20, 10]", "--flip", "0.5", "--rotation", "10"]
     folder = tuned(start, images, tmp_path / "tuned", *size, "--max_steps", "16")
     model = AutoModelForImageClassification.from_pretrained(folder)
@@ -136,6 +137,7 @@ def test_a_run_from_a_saved_model_learns_the_classes_of_a_folder_at_a_new_size(i
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "accuracy 100.00 %" in card
     assert "From start: 16 steps, 128 images" in card
+    assert "\nlicense: mpl-2.0\n" in card  # of the weights that it started from
     assert str(tmp_path) not in card
 
 
