@@ -288,6 +288,7 @@ def test_shipped_sweeps_can_be_read(monkeypatch, tmp_path):
         values = yaml.safe_load(path.read_text())
         monkeypatch.chdir(tmp_path)
         for file in values.get("test", {}).values():
+            Path(file).parent.mkdir(exist_ok=True)
             Path(file).write_bytes(gzip.compress(b"a\n"))
         assert len(read_sweep(path).runs) == len(values["seeds"]) * len(values["runs"])
 
