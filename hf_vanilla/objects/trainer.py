@@ -87,6 +87,7 @@ def ap_metrics(images: DetectionImages) -> Callable[[Any], dict[str, float]]:
     """COCO's figures for Trainer's `compute_metrics`, over the images in their order."""
 
     def compute(predictions: Any) -> dict[str, float]:
+        # with labels, the losses come before them
         logits, boxes = (torch.as_tensor(part) for part in predictions.predictions[-2:])
         scores = score_detections(detected_objects(logits, boxes, images.sizes), images)
         return {"ap": scores.figures["AP"], "ap50": scores.figures["AP50"]}

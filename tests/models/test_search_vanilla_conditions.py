@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 from lively import EOS, PAD, V, lively_model, sources
 from torch import nn
 from torch.testing import assert_close
@@ -451,7 +452,9 @@ def test_a_repetition_penalty_with_a_prompt_length_per_row_keeps_every_row(model
         ignored = torch.arange(rows) % 3
         try:
             processor = RepetitionPenaltyLogitsProcessor(1.5, prompt_ignore_length=ignored)
-        except ValueError as error:  # of transformers 5.20, which takes one length
+        except ValueError as error:  # 5.20 takes one length for all rows
+            if not transformers.__version__.startswith("5.20."):
+                raise
             pytest.skip(str(error))
         settings = {"num_beams": num_beams, "logits_processor": [processor]}
         return model.generate(**batch, **settings)
