@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from hf_vanilla.data.bleu import Scores
 from hf_vanilla.data.lines import check_text_file, read_lines, read_pairs
 from hf_vanilla.files import whole_folder, write_text
+from hf_vanilla.hub.card import languages_of, license_of
 from hf_vanilla.loading import check_section, model_folder, read_settings
 from hf_vanilla.options import Options, option, parse_options
 from hf_vanilla.text.corpus_translation import CorpusOptions, translate_corpus
@@ -254,9 +255,17 @@ def _training(options: DistillOptions, recipe: Recipe, output: Path) -> list[str
         "mixture": yaml.safe_dump(mixture, default_flow_style=True, width=10_000).strip(),
         **({"initial_model": str(output / "start")} if options.has_model else {}),
     }
-    for name in ("validation_source", "validation_target", "source_language", "target_language"):
-        if (value := getattr(recipe.data, name)) is not None:
-            given[name] = value
+    languages = ("source_language", "target_language")
+    facts = {"model_license": recipe.train.model_license}
+    facts |= {
+        name: getattr(recipe.data, name)
+        for name in ("validation_source", "validation_target", *languages)
+    }
+    if options.has_model:  # the start has no card that could state them
+        facts["model_license"] = facts["model_license"] or license_of(options.teacher)
+        if None in (facts[name] for name in languages):
+            facts |= dict(zip(languages, languages_of(options.teacher), strict=False))
+    given |= {name: value for name, value in facts.items() if value is not None}
     line = [part for name, value in given.items() for part in (f"--{name}", value)]
     logger.info("hf-vanilla train %s", shlex.join(line))
     return line

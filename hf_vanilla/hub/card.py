@@ -194,7 +194,7 @@ def license_of(name: str) -> str | None:
 
 def _stated(name: str, pattern: str) -> tuple[str, ...]:
     """The groups of the first line of a model's card that fits; empty: none does."""
-    if (card := _file_of(name, CARD_FILE)) is None:
+    if (card := file_of(name, CARD_FILE)) is None:
         return ()
     text = card.read_text(encoding="utf-8", errors="replace")
     stated = re.search(pattern, text, re.MULTILINE)
@@ -211,9 +211,9 @@ def carry_over(source: str, folder: Path, *, change: str | None = None) -> None:
             then those of `source`: the card says so, and loses those that the Hub shows as this
             model's. None: the model was converted, with the same outputs.
     """
-    if (head := _file_of(source, ALIGNMENT_FILE)) is not None:
+    if (head := file_of(source, ALIGNMENT_FILE)) is not None:
         shutil.copyfile(head, folder / ALIGNMENT_FILE)
-    if (card := _file_of(source, CARD_FILE)) is None:
+    if (card := file_of(source, CARD_FILE)) is None:
         return
     text = card.read_text(encoding="utf-8", errors="replace")
     metadata = found[0] if (found := re.match(r"---\n.*?\n---\n", text, re.DOTALL)) else ""
@@ -228,7 +228,7 @@ def carry_over(source: str, folder: Path, *, change: str | None = None) -> None:
     write_text(folder / CARD_FILE, f"{metadata}{title}\n{change}\n\n{rest}")
 
 
-def _file_of(name: str, file: str) -> Path | None:
+def file_of(name: str, file: str) -> Path | None:
     """A file of a model folder or Hub id; None where there is none, or no network."""
     name = model_folder(name)
     if Path(name).exists():

@@ -4,6 +4,7 @@ Or push its page, as a Space.
 """
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from hf_vanilla.loading import load_folder, model_folder, task_of_model
 from hf_vanilla.models.saving_vanilla import save_with_code
 from hf_vanilla.options import Options, option
 
-from .card import CARD_FILE, bare_card, pushed_card
+from .card import ALIGNMENT_FILE, CARD_FILE, bare_card, file_of, pushed_card
 
 SPACE_CARD = """\
 ---
@@ -75,7 +76,10 @@ class Repository:
 
 
 def push_folder(options: PushOptions) -> str:
-    """Push model, tokenizer, generation config and card of a folder; returns the address.
+    """Push model, tokenizer, generation config, card and alignment head of a folder.
+
+    Returns:
+        The address of the repository.
 
     Raises:
         ValueError: the folder holds no model, or its card is damaged.
@@ -99,7 +103,8 @@ def push_folder(options: PushOptions) -> str:
         )
     except yaml.YAMLError as error:
         raise ValueError(f"{file}: its metadata is not YAML: {error}: correct it") from None
-    return push_model(model, tokenizer, card, to, with_code=options.with_code)
+    head = file_of(str(folder), ALIGNMENT_FILE)
+    return push_model(model, tokenizer, card, to, with_code=options.with_code, head=head)
 
 
 def _push_space(model: Path, to: Repository) -> str:
@@ -130,6 +135,7 @@ def push_model(
     repository: Repository,
     *,
     with_code: bool,
+    head: Path | None = None,
 ) -> str:
     """Push everything in one commit, so that the repository is never half a model.
 
@@ -139,6 +145,7 @@ def push_model(
         card: its example is changed to load the model from the repository.
         repository: made if it is new.
         with_code: whether to push the model's code too.
+        head: file that `hf-vanilla align` wrote beside the model, if any.
 
     Returns:
         The address of the repository.
@@ -154,6 +161,8 @@ def push_model(
             model.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
+        if head is not None:
+            shutil.copyfile(head, folder / ALIGNMENT_FILE)
         with _made(repository) as made:
             pushed_card(card, made.repo_id, with_code=with_code).save(folder / CARD_FILE)
             return _commit(folder, made, repository, "Push model, tokenizer and card")

@@ -17,8 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_vanilla.file_values import checked
 from hf_vanilla.files import write_text
-from hf_vanilla.hub.card import ALIGNMENT_FILE
-from hf_vanilla.loading import model_folder
+from hf_vanilla.hub.card import ALIGNMENT_FILE, file_of
 from hf_vanilla.models.search_vanilla import NAN_CAUSE
 
 from .attentions import Attentions, eager_copy, forced_outputs
@@ -74,8 +73,8 @@ def saved_head(folder: str | Path) -> AlignmentHead | None:
     Raises:
         ValueError: the file is damaged.
     """
-    path = Path(model_folder(folder)) / ALIGNMENT_FILE
-    if not path.is_file():
+    path = file_of(str(folder), ALIGNMENT_FILE)
+    if path is None:
         return None
     try:
         best = AlignmentHead(**json.loads(path.read_text(encoding="utf-8"))["best"])

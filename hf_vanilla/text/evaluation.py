@@ -151,6 +151,12 @@ class EvaluateOptions(DecodingOptions):
         super().__post_init__()
         if bool(self.model) == bool(self.translations):
             raise UsageError("give --model MODEL --source FILE, or --translations FILE")
+        plain = DecodingOptions(model="")
+        given = [name for name in vars(plain) if getattr(self, name) != getattr(plain, name)]
+        if self.translations and (names := given + ["source"] * bool(self.source)):
+            raise UsageError(
+                f"{', '.join(names)}: of a model, and --translations has none: leave it out"
+            )
         if self.model and not self.source:
             raise UsageError("missing: --source, for the model")
 

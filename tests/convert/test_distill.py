@@ -14,6 +14,7 @@ import yaml
 from hf_vanilla.convert import distill as module
 from hf_vanilla.convert.distill import DistillOptions, distill
 from hf_vanilla.data.lines import read_lines
+from hf_vanilla.hub.card import languages_of, license_of
 from hf_vanilla.models.configuration_vanilla import VanillaConfig
 from hf_vanilla.models.modeling_vanilla import VanillaForConditionalGeneration
 from hf_vanilla.text.loading import demo_model, load_translator
@@ -53,8 +54,11 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_changes_n
         files[side] = str(tmp_path / side)
         text = "\n".join([first, "", "\t", second, *rest, ""])
         Path(files[side]).write_text(text, encoding="utf-8")
-    recipe = student(tmp_path, corpus_files)
-    options = options_of(tmp_path, trained_run, corpus_files, recipe, **files)
+    recipe = student(tmp_path, corpus_files, source_language=None, target_language=None)
+    teacher = Path(shutil.copytree(trained_run, tmp_path / "teacher"))
+    card = (teacher / "README.md").read_text()
+    (teacher / "README.md").write_text(card.replace("---\n", "---\nlicense: mit\n", 1))
+    options = options_of(tmp_path, teacher, corpus_files, recipe, **files)
     table, out = distill(options), Path(options.output)
     shown = [line for line in caplog.messages if line.startswith("hf-vanilla ")]
     commands = [line.split()[1] for line in shown]
@@ -65,10 +69,12 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_changes_n
     assert len(pairs[0]) > 0.9 * small_run.TRAIN
     assert [known[source] for source in pairs[0]] == pairs[1]
     assert [row.split(" | ")[0] for row in table.splitlines()[2:5]] == [
-        f"| {name}" for name in (trained_run, out / "student", out / "student_int8")
+        f"| {name}" for name in (teacher, out / "student", out / "student_int8")
     ]
     assert (out / "report.md").read_text() == table
     assert table in (out / "student" / "README.md").read_text()
+    for name in ("student", "student_int8"):  # as the teacher's card states them
+        assert (license_of(str(out / name)), *languages_of(str(out / name))) == ("mit", "en", "de")
     model, _ = load_translator(str(out / "student"))
     assert model.config.d_model == small_run.MODEL["d_model"]
     start = out / "start/model.safetensors"
@@ -78,7 +84,8 @@ def test_a_student_is_trained_quantized_and_compared_and_a_second_call_changes_n
     assert distill(options) == table
     assert before == (start.stat().st_mtime_ns, [file.read_bytes() for file in written])
     assert (out / "student" / "README.md").read_text().count("Beside its teacher") == 1
-    student(tmp_path, corpus_files, decoding={"num_beams": 3})  # both students have it
+    languages = {"source_language": None, "target_language": None}
+    student(tmp_path, corpus_files, decoding={"num_beams": 3}, **languages)  # both students have it
     distill(options)
     settings = [(file.parent / "generation_config.json").read_text() for file in written]
     assert settings[0] == settings[1]

@@ -14,6 +14,8 @@ from hf_vanilla.data.bleu import score_translations
 from hf_vanilla.families import TASKS, load_part
 from hf_vanilla.hub.card import bare_card, pushed_card, without_folders
 from hf_vanilla.hub.push import PushOptions, push_folder
+from hf_vanilla.loading import DEMO_MODELS
+from hf_vanilla.text.alignments import saved_head
 from hf_vanilla.text.card import translation_card
 
 SCORES = score_translations(["ein altes Haus steht am See"], ["ein altes Haus stand am See"])
@@ -180,6 +182,12 @@ def test_a_push_brings_card_tokenizer_model_and_decoding(hub, trained_run):
     assert json.loads(pushed["generation_config.json"])["length_penalty_form"] == "gnmt"
     assert json.loads(pushed["config.json"])["d_model"] == 16
     assert not [name for name in pushed if name.startswith("checkpoint") or name == "log.jsonl"]
+
+
+def test_a_push_brings_the_head_that_aligns_words(hub, monkeypatch):
+    push_folder(PushOptions(model=DEMO_MODELS["numbers"], repo_id="me/tiny"))
+    monkeypatch.setattr("hf_vanilla.hub.card.hf_hub_download", hub.download)
+    assert saved_head("me/tiny") == saved_head("numbers") is not None
 
 
 def test_the_pushed_card_is_ours_to_the_end(hub, trained_run):

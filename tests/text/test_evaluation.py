@@ -159,6 +159,13 @@ def test_an_unknown_tokenizer_is_refused_before_translating(options, monkeypatch
         evaluate_files(EvaluateOptions(**options, tokenize="moses"))
 
 
+def test_an_option_of_a_model_beside_translations_is_refused():
+    with pytest.raises(ValueError, match="num_beams, generation, source: of a model"):
+        EvaluateOptions(
+            translations="a", reference="b", source="c", num_beams=4, generation={"top_k": 1}
+        )
+
+
 def test_tags_are_scored_against_those_of_the_reference():
     reference = "Klicken Sie auf <b>OK</b> und <a>dann <b>hier</b></a>."
     cases = {  # well-formed, complete, spans of 3 + those found that are the same, words off
