@@ -89,7 +89,7 @@ def their_decoding(decoding: GenerationConfig) -> tuple[GenerationConfig, list[s
         )
     if (theirs.num_beams or 1) > 1 and theirs.early_stopping is not True:
         differences.append(
-            f"a search ends with its {theirs.num_beams}th finished hypothesis "
+            f"a search ends with finished hypothesis {theirs.num_beams} "
             f"(early_stopping=True, not {theirs.early_stopping!r})"
         )
         theirs.early_stopping = True

@@ -52,7 +52,10 @@ def load_translator(
             "give the folder that training or save_pretrained wrote"
         )
     if (Path(name) / "model.bin").is_file() and (Path(name) / "config.json").is_file():
-        raise ValueError(f"{name} is a model for CTranslate2: translate with --engine ctranslate2")
+        raise ValueError(
+            f"{name} is a model for CTranslate2: translate with --engine ctranslate2, or give the "
+            "model that it was exported from"
+        )
     place = None if device is None else torch.device(device)
     return load_in(name, dtype, place), load_saved(AutoTokenizer, name)
 

@@ -166,7 +166,7 @@ def test_both_engines_give_the_same_text(trained_run, trained, tmp_path, num_bea
 def test_differences_in_decoding_are_a_warning(trained_run, tmp_path, caplog):
     export(trained_run, tmp_path / "there")
     assert "the penalty is length ** 0.6, not ((5 + length) / 6) ** 0.6" in caplog.text
-    assert "its 4th finished hypothesis (early_stopping=True, not 'never')" in caplog.text
+    assert "finished hypothesis 4 (early_stopping=True, not 'never')" in caplog.text
 
 
 def test_ignored_settings_are_named_and_the_others_kept():
