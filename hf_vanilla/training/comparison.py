@@ -30,6 +30,9 @@ LATEX = str.maketrans(
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
+        "|": r"\textbar{}",  # these three print as other signs in LaTeX's default encoding
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
         "±": r"$\pm$",
     }
 )
@@ -206,7 +209,7 @@ def table_text(table: Table, suffix: str) -> str:
         return "\n".join(
             [*begin, r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""]
         )
-    head, *rows = ["| " + " | ".join(row) + " |" for row in lines]
+    head, *rows = ["| " + " | ".join(c.replace("|", r"\|") for c in row) + " |" for row in lines]
     return "\n".join([head, "|" + "---|" * len(table.head), *rows, "", *table.notes, ""])
 
 
