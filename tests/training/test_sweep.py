@@ -413,6 +413,7 @@ def test_a_row_of_the_table_is_compared_with_the_same_seeds_of_the_baseline(
     finish(path, "new", 0, wrong=(3,))
     table = compare_runs((path, CompareOptions(samples=5)))
     assert table.splitlines()[3].endswith(" | +0.00 (+0.00 to +0.00) | 1.000 |")
+    assert "Missing with seed 0: other. Missing with seed 7: new, other." in table
 
 
 @pytest.mark.parametrize(
