@@ -365,6 +365,9 @@ def _whole(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.int64) if is_whole else numbers
 
 
+CSV_SIGNS = "in CSV, commas separate columns, and decimals have a point"
+
+
 def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.ChunkedArray]:
     """A function that reads one column; of Parquet only that one is then in memory."""
     try:
@@ -383,7 +386,7 @@ def _columns(path: Path, wanted: dict[str, str]) -> Callable[[str], pyarrow.Chun
         table = pyarrow.csv.read_csv(file, convert_options=missing)
     except pyarrow.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} is not a table with a header: {reason}") from None
+        raise ValueError(f"{path} is not a table with a header: {reason}; {CSV_SIGNS}") from None
     _check_columns(path, table.column_names, wanted)
     if any(pyarrow.types.is_binary(table.column(name).type) for name in wanted.values()):
         raise ValueError(f"{path} has names that are not UTF-8: save the file in UTF-8")
@@ -395,5 +398,5 @@ def _check_columns(path: Path, names: Sequence[str], wanted: dict[str, str]) -> 
         if name not in names:
             raise ValueError(
                 f"{path} has no column {name!r}, only {', '.join(names)}: name it by "
-                f"--columns {key}=NAME"
+                f"--columns {key}=NAME; {CSV_SIGNS}"
             )

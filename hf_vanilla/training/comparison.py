@@ -30,6 +30,9 @@ LATEX = str.maketrans(
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
+        "|": r"\textbar{}",  # these three print as other signs in LaTeX's default encoding
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
         "±": r"$\pm$",
     }
 )
@@ -163,7 +166,7 @@ def _table(
             cells.append("" if value is None else f"{value:g}")
             cells.append("" if difference is None else f"{difference:+.2f}")
         lines.append(cells)
-    return Table(head, lines, _notes(sweep, baseline, tested, options))
+    return Table(head, lines, [*_notes(sweep, baseline, tested, options), _finished(sweep, rows)])
 
 
 def _notes(
@@ -206,7 +209,7 @@ def table_text(table: Table, suffix: str) -> str:
         return "\n".join(
             [*begin, r"\hline", head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""]
         )
-    head, *rows = ["| " + " | ".join(row) + " |" for row in lines]
+    head, *rows = ["| " + " | ".join(c.replace("|", r"\|") for c in row) + " |" for row in lines]
     return "\n".join([head, "|" + "---|" * len(table.head), *rows, "", *table.notes, ""])
 
 
@@ -294,8 +297,8 @@ def _differences(
     return differences
 
 
-def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:
-    """Rows and seeds that are finished, those that are missing, and the length of a run."""
+def _finished(sweep: Sweep, rows: FinishedRuns) -> str:
+    """Rows and seeds that are finished, and those that are missing."""
     finished = sum(len(runs) for runs in rows.values())
     text = [f"Finished: {finished} of {len(sweep.runs)} runs ({len(rows)} of "]
     text += [f"{len(sweep.names)} rows)."]
@@ -309,12 +312,18 @@ def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:
     for seed, names in sorted(by_seed.items()):
         missing = "all rows" if len(names) == len(sweep.names) else ", ".join(names)
         text += [f" Missing with seed {seed}: {missing}."]
+    return "".join(text)
+
+
+def _what_was_run(sweep: Sweep, rows: FinishedRuns) -> str:
+    """Rows and seeds that are finished, those that are missing, and the length of a run."""
+    text = _finished(sweep, rows)
     recipes = [run.recipe() for run in sweep.runs]
     lengths = {(r.train.max_steps, r.data.tokens_per_step) for r in recipes}
     if len(lengths) == 1:
         ((steps, tokens),) = lengths
-        text += [f" A run is {steps:,} steps of {tokens:,} tokens a side."]
-    return "".join(text)
+        text += f" A run is {steps:,} steps of {tokens:,} tokens a side."
+    return text
 
 
 def _page_table(

@@ -317,7 +317,7 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
     """Type the program with a table of tracks, then with bad ones."""
     rows = [f"{5 * t},p{a},{past[a, t, 0]},{past[a, t, 1]}" for a, t in np.argwhere(seen)]
     table = "\n".join(["frame,agent,x,y", *rows, ""])
-    done = typed(folder, "forecast.py", "5", text=table)
+    done = typed(folder, "forecast.py", "5", text=f"\ufeff{table}")  # as spreadsheets write it
     assert (done.returncode, done.stderr) == (0, "")
     tracks, probabilities = theirs.predict(past, seen)
     modes = tracks.shape[1]

@@ -295,6 +295,8 @@ def test_pixels_become_metres_by_a_homography(tmp_path):
         ),
         ("frame,agent,x,y\n0.5,1,2,3\n", r"line 2: frame 0.5 is not a whole number"),
         ("frame,agent,x,y\n0,1,0,0\n2,1,0,0\n4,1,0,0\n5,1,0,0\n", r"line 5: .* but mostly by 2"),
+        ("frame;agent;x;y\n0;1;2.0;3.0\n", "commas separate columns, and decimals have a point"),
+        ("frame;agent;x;y\n0;1;2,0;3,0\n", "commas separate columns, and decimals have a point"),
         ("frame,agent,x,y\n", "has no rows"),
         ("", "is not a table with a header"),
     ],

@@ -105,15 +105,16 @@ def test_a_sweep_trains_each_seed_once_and_is_compared(corpus_files, tmp_path, c
         run_sweep((path, SweepOptions()))
 
 
-def test_a_table_in_latex_has_no_bare_signs():
-    table = comparison.Table(["a_b", "95 %"], [["x & y", "1 ± 2"]], ["tok:13a"])
+def test_signs_of_a_table_are_escaped_in_latex_and_markdown():
+    table = comparison.Table(["a_b", "95 %"], [["x & y|z", "1 ± 2"]], ["tok:13a"])
+    assert comparison.table_text(table, ".md").splitlines()[2] == r"| x & y\|z | 1 ± 2 |"
     assert comparison.table_text(table, ".tex").splitlines() == [
         "% tok:13a",
         r"\begin{tabular}{lr}",
         r"\hline",
         r"a\_b & 95 \% \\",
         r"\hline",
-        r"x \& y & 1 $\pm$ 2 \\",
+        r"x \& y\textbar{}z & 1 $\pm$ 2 \\",
         r"\hline",
         r"\end{tabular}",
     ]
@@ -412,6 +413,7 @@ def test_a_row_of_the_table_is_compared_with_the_same_seeds_of_the_baseline(
     finish(path, "new", 0, wrong=(3,))
     table = compare_runs((path, CompareOptions(samples=5)))
     assert table.splitlines()[3].endswith(" | +0.00 (+0.00 to +0.00) | 1.000 |")
+    assert "Missing with seed 0: other. Missing with seed 7: new, other." in table
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ A agents, M modes.
 """
 
 import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -43,7 +44,8 @@ class Forecaster:
 
 
 if __name__ == "__main__":
-    rows, write = csv.DictReader(sys.stdin), csv.writer(sys.stdout, lineterminator="\n").writerow
+    table = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig")  # of spreadsheets: with a BOM
+    rows, write = csv.DictReader(table), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
         forecaster, stride = Forecaster(), int(sys.argv[1] if sys.argv[1:] else 1)
         seen: dict[tuple[str, int], tuple[float, float]] = {}
