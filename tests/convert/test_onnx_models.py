@@ -330,11 +330,11 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
         [float(row[5]) for row in written[::3]], probabilities.ravel(), atol=1e-6
     )
     for text, arguments, message in (
-        ("", (), "line 0: ValueError"),
-        ("frame,agent,x\n1,a,2\n", (), "line 2: KeyError: 'y'"),
+        ("", (), "line 0: ValueError: no column agent, frame, x, y"),
+        ("frame,agent,x\n1,a,2\n", (), "line 1: ValueError: no column y"),
+        ("frame;agent;x;y\n1;a;2;3\n", (), ".*; commas separate columns"),
         ("frame,agent,x,y\n1,a,2,3\n2,a,much,3\n", (), "line 3: ValueError: .* 'much'"),
         ("frame,agent,x,y\n1,a,2\n", (), "line 2: TypeError"),
-        (table, ("often",), "ValueError: .* 'often'"),
         (table, ("0",), "ValueError: needed: 1 frame per step or more"),
         ("frame,agent,x,y\n1,a,inf,3\n", (), "line 2: .* finite"),
         (f"{table}0,p0,1,2\n5,p0,1,2\n", (), "line .*: agent p0 is twice in frame .: one scene"),
@@ -342,3 +342,6 @@ def check_forecasts_of_a_table(folder, past, seen, theirs):
         done = typed(folder, "forecast.py", *arguments, text=text)
         assert (done.stdout, done.returncode, done.stderr.count("\n")) == ("", 1, 1)
         assert re.match(f"error: .*{message}", done.stderr)
+    done = typed(folder, "forecast.py", "tracks.csv", text=table)  # not a number of frames
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert re.search("usage: .*\n.*FRAMES_PER_STEP: invalid int value: 'tracks.csv'", done.stderr)

@@ -6,6 +6,7 @@ tracks.csv: columns frame, agent, x, y; each future starts at the agent's last f
 A agents, M modes.
 """
 
+import argparse
 import csv
 import io
 import json
@@ -44,10 +45,15 @@ class Forecaster:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Read a table of tracks, write their futures.")
+    parser.add_argument("stride", nargs="?", type=int, default=1, metavar="FRAMES_PER_STEP")
+    stride = parser.parse_args().stride
     table = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig")  # of spreadsheets: with a BOM
     rows, write = csv.DictReader(table), csv.writer(sys.stdout, lineterminator="\n").writerow
     try:
-        forecaster, stride = Forecaster(), int(sys.argv[1] if sys.argv[1:] else 1)
+        forecaster = Forecaster()
+        if missing := {"frame", "agent", "x", "y"}.difference(rows.fieldnames or ()):
+            raise ValueError(f"no column {', '.join(sorted(missing))}; commas separate columns")
         seen: dict[tuple[str, int], tuple[float, float]] = {}
         for r in rows:
             if (row := (r["agent"], int(r["frame"]))) in seen:
@@ -55,7 +61,7 @@ if __name__ == "__main__":
             seen[row] = (float(r["x"]), float(r["y"]))
         if stride < 1 or not seen or not np.isfinite([*seen.values()]).all():
             raise ValueError("needed: 1 frame per step or more, and rows of finite positions")
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+    except (TypeError, ValueError, csv.Error) as error:
         sys.exit(f"error: line {rows.line_num}: {type(error).__name__}: {error}")
     last: dict[str, int] = {}  # frame of each agent
     for agent, frame in seen:
