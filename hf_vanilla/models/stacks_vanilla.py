@@ -371,7 +371,13 @@ def require_one(name: str, input_ids: Tensor | None, inputs_embeds: Tensor | Non
     if (input_ids is None) == (inputs_embeds is None):
         given = "neither" if input_ids is None else "both"
         vectors = name.replace("input_ids", "inputs_embeds")
-        raise ValueError(f"give exactly one of {name} and {vectors}: {given} given")
+        message = f"give exactly one of {name} and {vectors}: {given} given"
+        if (name, given) == ("decoder_input_ids", "neither"):
+            message += (
+                ", and no labels; with label_smoothing_factor, a Trainer needs "
+                "DataCollatorForSeq2Seq(tokenizer, model=model)"
+            )
+        raise ValueError(message)
 
 
 def check_mask(name: str, mask: object, rows: int, length: "int | Tensor") -> None:
